@@ -1,0 +1,36 @@
+# Every target sets up what it needs: a clean clone and Python 3.11+ are enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check bench lock clean
+
+demo: $(STAMP)  ## set up and run the main job: real flights through the log and Spark into SQL
+	$(BIN)/tidegate demo flights $(ARGS)
+
+test: $(STAMP)  ## set up and run every test; prints loudly what it had to skip
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP)  ## lint, format, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)  ## throughput as ratios to baselines measured in the same run
+	$(BIN)/python -m bench $(ARGS)
+
+$(STAMP): requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tidegate needs Python 3.11 or newer; this is %s. Set PYTHON=/path/to/python3.11." % sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $(STAMP)
+
+lock:  ## renew requirements.lock from pyproject.toml
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --generate-hashes --no-emit-index-url --python-version 3.11 --upgrade --quiet --output-file requirements.lock
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,1 @@
+"""Throughput of each stage of the data path, as ratios to baselines measured in the same run."""

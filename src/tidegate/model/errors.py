@@ -1,0 +1,156 @@
+"""The one error tree. Each error says whose fault it is, whether a retry helps, and what to do next.
+
+Protocol faces translate these to AMQP conditions and HTTP statuses (``tidegate.wire.conditions``);
+nothing else in the product invents an error root of its own.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import ClassVar
+
+
+class Fault(Enum):
+    """Whose doing an error is."""
+
+    CALLER = "caller"
+    """The request was wrong: sending it again unchanged fails again."""
+    PEER = "peer"
+    """The other side broke the protocol or its promise."""
+    WORLD = "world"
+    """Disk, network or capacity: nobody's code is wrong."""
+    STATE = "state"
+    """Someone else was there first: a stolen receiver, a moved checkpoint."""
+
+
+class TidegateError(Exception):
+    """Root of every error that Tidegate raises on purpose.
+
+    ``str(error)`` is one sentence with the values in it, followed by what to do next.
+    """
+
+    fault: ClassVar[Fault] = Fault.WORLD
+    is_transient: ClassVar[bool] = False
+    """True where the same call may succeed later without anybody changing anything."""
+
+    def __init__(self, message: str, *, next_step: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.next_step = next_step
+        self.retry_after_s = retry_after_s
+        """Seconds to wait before a retry; None where no particular wait is known."""
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.next_step}".rstrip()
+
+
+class InvalidArgumentError(TidegateError):
+    """A value, option or address that cannot be meant."""
+
+    fault = Fault.CALLER
+
+
+class ConnectionStringError(InvalidArgumentError):
+    """A connection string that does not parse; the message never holds the key."""
+
+
+class NotFoundError(TidegateError):
+    """A hub, partition, consumer group or dead letter that does not exist."""
+
+    fault = Fault.CALLER
+
+
+class AlreadyExistsError(TidegateError):
+    """An entity of that name exists already."""
+
+    fault = Fault.CALLER
+
+
+class UnauthorizedError(TidegateError):
+    """A missing, wrong or expired token, or a policy without the needed claim."""
+
+    fault = Fault.CALLER
+
+
+class EventTooLargeError(TidegateError):
+    """An event or batch over the hub's limit."""
+
+    fault = Fault.CALLER
+
+
+class QuotaExceededError(TidegateError):
+    """A documented limit (receivers, consumer groups, hubs) is reached."""
+
+    fault = Fault.CALLER
+
+
+class ServerBusyError(TidegateError):
+    """The service asks the caller to slow down; ``retry_after_s`` says for how long."""
+
+    is_transient = True
+
+
+class ReceiverStolenError(TidegateError):
+    """Another receiver took this partition with an equal or higher owner level (epoch)."""
+
+    fault = Fault.STATE
+
+
+class PositionOutOfRangeError(TidegateError):
+    """A position that the log does not hold: beyond its end, or older than what retention kept."""
+
+    fault = Fault.STATE
+
+
+class FencedError(TidegateError):
+    """A checkpoint or lease moved under this owner: its transaction was rolled back whole."""
+
+    fault = Fault.STATE
+
+
+class LogCorruptError(TidegateError):
+    """Stored bytes fail their checksum or structure in a place that recovery must not guess about."""
+
+
+class LogFullError(TidegateError):
+    """The disk has no room: the append was refused and nothing of it is in the log."""
+
+    is_transient = True
+
+
+class DatabaseError(TidegateError):
+    """The SQL database refused or lost a transaction."""
+
+
+class ProtocolError(TidegateError):
+    """Root of violations of AMQP or of the Event Hubs dialect."""
+
+
+class LocalProtocolError(ProtocolError):
+    """Our own side asked for something that the protocol's state does not allow."""
+
+    fault = Fault.CALLER
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent something that the protocol does not allow."""
+
+    fault = Fault.PEER
+
+
+class ClosedError(TidegateError):
+    """You closed it, or its owner did."""
+
+    fault = Fault.CALLER
+
+
+class BrokenError(TidegateError):
+    """The world closed it: connection lost, service gone. Reconnect."""
+
+    is_transient = True
+
+
+class OperationTimeoutError(TidegateError):
+    """The peer did not answer in time; whether it acted is unknown."""
+
+    is_transient = True

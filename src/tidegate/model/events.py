@@ -1,0 +1,115 @@
+"""Events as values: what a producer sends and what a consumer is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+PropertyValue = None | bool | int | float | str | bytes | datetime | UUID
+"""What an application property may hold (AMQP 1.0 part 3 section 3.2.5: simple types only)."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class EventData:
+    """An event to send. The partition key is given to the producer, not to the event."""
+
+    body: bytes
+    properties: Mapping[str, PropertyValue] = field(default_factory=dict)
+    content_type: str | None = None
+    message_id: str | None = None
+    correlation_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EventContents:
+    """Everything inside an encoded event, decoded."""
+
+    body: bytes
+    """The concatenated data sections; a body of another kind (value, sequence) is in ``body_value``."""
+    properties: Mapping[str, PropertyValue] = field(default_factory=dict)
+    partition_key: str | None = None
+    content_type: str | None = None
+    message_id: str | None = None
+    correlation_id: str | None = None
+    body_value: object = None
+
+
+class ReceivedEvent:
+    """An event as read from a partition; its contents are decoded when first asked for.
+
+    Reading a consumer's position (sequence number, offset, enqueued time) costs nothing; the first use of
+    ``body``, ``properties`` or ``partition_key`` decodes the event once.
+    """
+
+    __slots__ = (
+        "_contents",
+        "_decode",
+        "_encoded",
+        "enqueued_time_ms",
+        "offset",
+        "partition_id",
+        "sequence_number",
+    )
+
+    def __init__(
+        self,
+        *,
+        partition_id: str,
+        sequence_number: int,
+        offset: str,
+        enqueued_time_ms: int,
+        encoded: bytes | memoryview | None = None,
+        decode: Callable[[bytes | memoryview], EventContents] | None = None,
+        contents: EventContents | None = None,
+    ) -> None:
+        """Give either ``contents``, or ``encoded`` with the function that decodes it."""
+        assert (contents is None) == (encoded is not None and decode is not None)
+        self.partition_id = partition_id
+        self.sequence_number = sequence_number
+        self.offset = offset
+        """Opaque; store it and give it back as it is."""
+        self.enqueued_time_ms = enqueued_time_ms
+        """When the service accepted it: milliseconds since 1970-01-01 UTC."""
+        self._encoded = encoded
+        self._decode = decode
+        self._contents = contents
+
+    @property
+    def enqueued_time(self) -> datetime:
+        """When the service accepted it, aware, in UTC."""
+        return _EPOCH + timedelta(milliseconds=self.enqueued_time_ms)
+
+    @property
+    def contents(self) -> EventContents:
+        """All contents, decoded on first use."""
+        if self._contents is None:
+            assert self._decode is not None
+            assert self._encoded is not None
+            self._contents = self._decode(self._encoded)
+            self._encoded = None
+        return self._contents
+
+    @property
+    def body(self) -> bytes:
+        """The body as bytes."""
+        return self.contents.body
+
+    @property
+    def properties(self) -> Mapping[str, PropertyValue]:
+        """The application properties."""
+        return self.contents.properties
+
+    @property
+    def partition_key(self) -> str | None:
+        """The key that chose the partition; None where there was none."""
+        return self.contents.partition_key
+
+    def __repr__(self) -> str:
+        return (
+            f"<ReceivedEvent partition={self.partition_id} sequence_number={self.sequence_number} "
+            f"offset={self.offset} enqueued={self.enqueued_time.isoformat()}>"
+        )
