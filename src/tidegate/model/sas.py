@@ -11,7 +11,7 @@ import base64
 import hashlib
 import hmac
 from dataclasses import dataclass, field
-from urllib.parse import quote_plus, unquote
+from urllib.parse import quote, unquote
 
 from tidegate.model.errors import UnauthorizedError
 
@@ -66,9 +66,9 @@ class SharedAccessSignature:
 
 def make_sas_token(*, audience: str, key_name: str, key: str, expiry: int) -> str:
     """A token for ``audience`` (``sb://host/hub``), valid until ``expiry`` (Unix time in seconds)."""
-    resource = quote_plus(audience)
-    signature = quote_plus(_sign(key, resource, str(expiry)))
-    return f"{_PREFIX}sr={resource}&sig={signature}&se={expiry}&skn={quote_plus(key_name)}"
+    resource = quote(audience, safe="")
+    signature = quote(_sign(key, resource, str(expiry)), safe="")
+    return f"{_PREFIX}sr={resource}&sig={signature}&se={expiry}&skn={quote(key_name, safe='')}"
 
 
 def _sign(key: str, encoded_resource: str, encoded_expiry: str) -> str:
