@@ -1,0 +1,56 @@
+"""When to try again, and after how long.
+
+Pure: the jitter is an argument, nothing here sleeps, reads a clock or draws a random number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.model.errors import InvalidArgumentError, TidegateError
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Exponential back-off with jitter.
+
+    The defaults ride out about 30 s without the service (a restart, a moved address): our choice, so that
+    a producer needs no care when ``tidegate serve`` is upgraded under it.
+    """
+
+    retries_max: int = 10
+    """Tries after the first; 0 gives every error to the caller at once."""
+    delay_s: float = 0.1
+    """Wait before the first retry."""
+    delay_s_max: float = 5.0
+    """The longest wait, before jitter, that back-off comes to."""
+    multiplier: float = 2.0
+    """Each wait is this many times the one before."""
+    jitter: float = 0.2
+    """Part of a wait that chance may take away, 0 <= jitter <= 1: clients do not return all at once."""
+
+    def __post_init__(self) -> None:
+        if self.retries_max < 0 or self.delay_s < 0 or self.delay_s_max < self.delay_s:
+            raise InvalidArgumentError(f"A retry policy cannot be {self!r}.")
+        if self.multiplier < 1 or not 0 <= self.jitter <= 1:
+            raise InvalidArgumentError(f"A retry policy cannot be {self!r}.")
+
+    def delay_before(
+        self, retry: int, *, jitter_fraction: float, error: TidegateError | None = None
+    ) -> float:
+        """Seconds to wait before retry number ``retry`` (1 is the first).
+
+        jitter_fraction: 0 <= fraction < 1, drawn by the caller; 0 gives the longest wait.
+        error: what made the retry necessary; its ``retry_after_s``, where it has one, is never undercut.
+        """
+        assert retry >= 1
+        # The exponent is bounded so that a very long row of retries does not overflow a float.
+        back_off_s = min(self.delay_s_max, self.delay_s * self.multiplier ** min(retry - 1, 64))
+        delay_s = back_off_s * (1.0 - self.jitter * jitter_fraction)
+        if error is not None and error.retry_after_s is not None:
+            return max(delay_s, error.retry_after_s)
+        return delay_s
+
+    def decide_retry(self, error: TidegateError, *, retries_done: int) -> bool:
+        """Whether an operation that failed with ``error`` after ``retries_done`` retries is tried again."""
+        return error.is_transient and retries_done < self.retries_max

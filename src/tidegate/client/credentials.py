@@ -1,0 +1,131 @@
+"""Who a client is: shared keys, ready-made signatures and Entra ID, each giving tokens for an audience.
+
+A credential is asked for a token per audience; the connection puts it on ``$cbs`` and asks again when
+``refresh_delay_s`` says so. Secrets never show in a repr.
+
+Source: Azure "Authenticate access to Event Hubs resources using shared access signatures" (2026-09); the
+Entra ID scope and the token types are those of azure-eventhub 5.15.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from tidegate.model.connection_string import ConnectionString
+from tidegate.model.errors import ConnectionStringError
+from tidegate.model.sas import SharedAccessSignature, make_sas_token
+
+SAS_TOKEN_TYPE: Final = "servicebus.windows.net:sastoken"
+JWT_TOKEN_TYPE: Final = "jwt"
+ENTRA_ID_SCOPE: Final = "https://eventhubs.azure.net//.default"
+
+_REFRESH_PART: Final = 0.8
+_REFRESH_DELAY_S_MIN: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What is put on ``$cbs`` for one audience."""
+
+    value: str = field(repr=False)
+    token_type: str
+    expiry: int
+    """Unix time in seconds."""
+
+
+class Credential(Protocol):
+    """Gives a token for an audience; the seam that all kinds of credentials meet."""
+
+    async def token_for(self, audience: str, *, now: float) -> Token:
+        """A token for ``audience`` (``sb://host/hub…``), valid at ``now`` (Unix time in seconds)."""
+        ...
+
+
+class AccessToken(Protocol):
+    """What azure-identity's credentials return."""
+
+    @property
+    def token(self) -> str:
+        """The token itself."""
+        ...
+
+    @property
+    def expires_on(self) -> int:
+        """Unix time in seconds."""
+        ...
+
+
+class TokenCredential(Protocol):
+    """An Entra ID credential, as azure-identity's ``aio`` classes are."""
+
+    async def get_token(self, *scopes: str) -> AccessToken:
+        """A token for the scopes, from a cache or from the identity service."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SharedKeyCredential:
+    """A policy's name and key: signs a fresh token for each audience."""
+
+    key_name: str
+    key: str = field(repr=False)
+    token_lifetime_s: int = 3600
+    """How long each token is valid; refreshed well before (see ``refresh_delay_s``)."""
+
+    async def token_for(self, audience: str, *, now: float) -> Token:
+        """Sign a token for ``audience``, valid for ``token_lifetime_s`` from ``now``."""
+        expiry = int(now) + self.token_lifetime_s
+        value = make_sas_token(audience=audience, key_name=self.key_name, key=self.key, expiry=expiry)
+        return Token(value, SAS_TOKEN_TYPE, expiry)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSignatureCredential:
+    """A ready-made signature (``SharedAccessSignature sr=…``): used as it is until it expires."""
+
+    signature: str = field(repr=False)
+
+    async def token_for(self, audience: str, *, now: float) -> Token:
+        """The signature itself, whatever the audience: the service checks whether it covers it.
+
+        Raises UnauthorizedError where the signature does not parse.
+        """
+        return Token(self.signature, SAS_TOKEN_TYPE, SharedAccessSignature.parse(self.signature).expiry)
+
+
+@dataclass(frozen=True, slots=True)
+class EntraCredential:
+    """Adapts any object with azure-identity's async ``get_token`` to ``Credential``."""
+
+    credential: TokenCredential = field(repr=False)
+
+    async def token_for(self, audience: str, *, now: float) -> Token:
+        """A JSON web token for Event Hubs; the audience and the time are the identity service's matter."""
+        token = await self.credential.get_token(ENTRA_ID_SCOPE)
+        return Token(token.token, JWT_TOKEN_TYPE, int(token.expires_on))
+
+
+def credential_from_connection_string(connection_string: ConnectionString) -> Credential:
+    """The credential inside a connection string.
+
+    Raises ConnectionStringError where it holds neither a key nor a signature.
+    """
+    if connection_string.shared_access_signature is not None:
+        return SharedSignatureCredential(connection_string.shared_access_signature)
+    if connection_string.shared_access_key_name is None or connection_string.shared_access_key is None:
+        raise ConnectionStringError(
+            "The connection string holds neither SharedAccessKeyName and SharedAccessKey nor a"
+            " SharedAccessSignature.",
+            next_step="Copy the whole string, or use Namespace.from_credential.",
+        )
+    return SharedKeyCredential(connection_string.shared_access_key_name, connection_string.shared_access_key)
+
+
+def refresh_delay_s(expiry: float, *, now: float) -> float:
+    """Seconds from ``now`` (Unix time) until a token that ends at ``expiry`` should be replaced.
+
+    After four fifths of what is left of its life: an hour's token leaves 12 minutes for a slow identity
+    service or a reconnection. At least a second, so that a token with no life left is no busy loop.
+    """
+    return max(_REFRESH_DELAY_S_MIN, (expiry - now) * _REFRESH_PART)
