@@ -108,12 +108,40 @@ class FencedError(TidegateError):
     fault = Fault.STATE
 
 
+class OutOfOrderSequenceError(TidegateError):
+    """An idempotent producer's batch does not follow its last stored one: something between them is missing."""
+
+    fault = Fault.CALLER
+
+
+class ProducerEpochStolenError(TidegateError):
+    """A newer instance of the same idempotent producer (a higher epoch) writes to this partition."""
+
+    fault = Fault.STATE
+
+
+class DirectoryInUseError(TidegateError):
+    """Another running service owns this data directory."""
+
+    fault = Fault.STATE
+
+
+class LogFailedError(TidegateError):
+    """The disk refused a write or a sync of this partition's log: it takes no more until a restart verifies it."""
+
+
 class LogCorruptError(TidegateError):
     """Stored bytes fail their checksum or structure in a place that recovery must not guess about."""
 
 
 class LogFullError(TidegateError):
     """The disk has no room: the append was refused and nothing of it is in the log."""
+
+    is_transient = True
+
+
+class WouldBlockError(TidegateError):
+    """A ``…_nowait`` call would have had to wait: nothing happened; use the waiting call or try later."""
 
     is_transient = True
 

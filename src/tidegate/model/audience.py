@@ -1,0 +1,48 @@
+"""Audiences: what a token is for, in one comparable form whatever client wrote it.
+
+Official clients name the same entity as ``sb://host/hub``, ``amqps://host:5671/hub``, ``http://host/hub/`` in
+lower case, or with ``ConsumerGroups/…`` and ``Partitions/…`` behind it (measured: shared/wire.md). Compared
+are host and path; scheme, port, letter case and slashes at the ends are not part of the identity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Audience:
+    """A normalised audience; build it with ``parse``."""
+
+    host: str
+    """Lower case, without port; empty where the text named only a path."""
+    path: str
+    """Lower case, without slashes at the ends; empty for the whole namespace."""
+
+    @classmethod
+    def parse(cls, text: str) -> Audience:
+        """The audience that ``text`` (percent-decoded) names: a URI, or a path alone. Never raises."""
+        _, separator, rest = text.strip().partition("://")
+        if not separator:
+            return cls("", _normalise_path(text))
+        authority, _, path = rest.partition("/")
+        authority = authority.rpartition("@")[2]
+        if authority.startswith("["):
+            host = authority[1:].partition("]")[0]
+        else:
+            host = authority.partition(":")[0]
+        return cls(host.lower(), _normalise_path(path))
+
+    def covers(self, other: Audience) -> bool:
+        """Whether a token for this audience is good for ``other``: the same entity or one beneath it.
+
+        Where one of the two names no host, only the paths count.
+        """
+        if self.host and other.host and self.host != other.host:
+            return False
+        return not self.path or other.path == self.path or other.path.startswith(f"{self.path}/")
+
+
+def _normalise_path(path: str) -> str:
+    path = path.strip().partition("?")[0]
+    return "/".join(part for part in path.lower().split("/") if part)
