@@ -1,1 +1,1 @@
-"""(being written)"""
+"""The composition root: typed settings, certificates, and the app that builds and stops the service."""

@@ -1,0 +1,245 @@
+"""The service's own certificate authority and server certificate, kept in the data directory.
+
+For development and private networks: clients are given ``ca.pem`` and verify as usual. The authority stays
+the same as long as it is valid, so that a renewed server certificate needs nothing from the clients. Keys are
+readable by the owner only.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from tidegate.model.clock import Clock
+from tidegate.model.errors import InvalidArgumentError
+
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+_AUTHORITY_LIFETIME = timedelta(days=3650)
+_SERVER_LIFETIME = timedelta(days=397)
+"""Longest lifetime that browsers accept (CA/Browser Forum Baseline Requirements 6.3.2, 2020-09)."""
+_RENEW_BEFORE = timedelta(days=30)
+_CLOCK_SKEW = timedelta(days=1)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCertificate:
+    """Where the files are."""
+
+    ca_file: Path
+    """What clients need to trust, PEM."""
+    certificate_file: Path
+    """The server's certificate followed by the authority's, PEM."""
+    key_file: Path
+    """The server's private key, PEM, mode 0600."""
+
+    def ssl_context(self) -> ssl.SSLContext:
+        """A server-side TLS context (1.2 or newer) with this certificate."""
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(self.certificate_file, self.key_file)
+        return context
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+
+def ensure_server_certificate(directory: Path, names: Sequence[str], *, clock: Clock) -> ServerCertificate:
+    """The certificate in ``directory`` for loopback and ``names``, made or renewed where that is needed.
+
+    Renewed when it runs out within 30 days, or when one of ``names`` is not in it (the names that it has are
+    kept). A new authority is made only when there is none or it runs out itself.
+
+    Raises InvalidArgumentError when files in ``directory`` are there and are not what this function wrote.
+    """
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    now = clock.now_utc()
+    paths = ServerCertificate(directory / "ca.pem", directory / "server.pem", directory / "server.key")
+    authority_key_file = directory / "ca.key"
+    authority = _load(paths.ca_file, authority_key_file)
+    if authority is None or _is_ending(authority.certificate, now):
+        authority = _make_authority(now)
+        _write(authority_key_file, _key_pem(authority.key))
+        _write(paths.ca_file, _certificate_pem(authority.certificate), mode=0o644)
+        _log.info("made a certificate authority: %s", paths.ca_file)
+    current = _load(paths.certificate_file, paths.key_file)
+    wanted = [*_LOOPBACK_NAMES, *names]
+    if current is not None:
+        held = _names(current.certificate)
+        if (
+            not _is_ending(current.certificate, now)
+            and current.certificate.issuer == authority.certificate.subject
+            and set(map(_normalise, wanted)) <= set(held)
+            and _is_issued_by(current.certificate, authority)
+        ):
+            return paths
+        wanted.extend(held)
+    server = _make_server(authority, list(dict.fromkeys(map(_normalise, wanted))), now)
+    _write(paths.key_file, _key_pem(server.key))
+    chain = _certificate_pem(server.certificate) + _certificate_pem(authority.certificate)
+    _write(paths.certificate_file, chain, mode=0o644)
+    _log.info(
+        "made a server certificate for %s: %s", ", ".join(_names(server.certificate)), paths.certificate_file
+    )
+    return paths
+
+
+def _make_authority(now: datetime) -> _Pair:
+    key = ec.generate_private_key(ec.SECP256R1())
+    serial = x509.random_serial_number()
+    name = x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, "Tidegate"),
+            x509.NameAttribute(NameOID.COMMON_NAME, f"Tidegate local authority {serial % 0x10000:04x}"),
+        ]
+    )
+    key_identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(serial)
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + _AUTHORITY_LIFETIME)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(is_authority=True), critical=True)
+        .add_extension(key_identifier, critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(key_identifier), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    return _Pair(certificate, key)
+
+
+def _make_server(authority: _Pair, names: Sequence[str], now: datetime) -> _Pair:
+    key = ec.generate_private_key(ec.SECP256R1())
+    not_after = min(now + _SERVER_LIFETIME, authority.certificate.not_valid_after_utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])]))
+        .issuer_name(authority.certificate.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(not_after)
+        .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(is_authority=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()), critical=False
+        )
+        .sign(authority.key, hashes.SHA256())
+    )
+    return _Pair(certificate, key)
+
+
+def _key_usage(*, is_authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _normalise(name: str) -> str:
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        return name.lower()
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(name.encode("idna").decode())
+    except ValueError as error:
+        raise InvalidArgumentError(f"The TLS name {name!r} is neither an address nor a host name.") from error
+
+
+def _names(certificate: x509.Certificate) -> list[str]:
+    try:
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return []
+    addresses = extension.value.get_values_for_type(x509.IPAddress)
+    return [*extension.value.get_values_for_type(x509.DNSName), *map(str, addresses)]
+
+
+def _is_ending(certificate: x509.Certificate, now: datetime) -> bool:
+    return now + _RENEW_BEFORE >= certificate.not_valid_after_utc or now < certificate.not_valid_before_utc
+
+
+def _is_issued_by(certificate: x509.Certificate, authority: _Pair) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority.certificate)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _load(certificate_file: Path, key_file: Path) -> _Pair | None:
+    """The pair in two files; None when either is absent."""
+    try:
+        certificate_pem, key_pem = certificate_file.read_bytes(), key_file.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        certificate = x509.load_pem_x509_certificates(certificate_pem)[0]
+        key = serialization.load_pem_private_key(key_pem, password=None)
+    except (ValueError, TypeError) as error:
+        raise InvalidArgumentError(
+            f"{certificate_file} or {key_file} is not a usable PEM file.",
+            next_step="Delete both files: the service then makes new ones.",
+        ) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        return None
+    return _Pair(certificate, key)
+
+
+def _certificate_pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _write(path: Path, content: bytes, *, mode: int = 0o600) -> None:
+    """Replace ``path`` in one step; a reader sees the old content or the new."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    os.replace(temporary, path)

@@ -1,0 +1,170 @@
+"""What the service can be told, as one frozen, validated value.
+
+Every setting has its default here and nowhere else. A value that cannot be meant is an
+InvalidArgumentError that names the setting, wherever it came from (arguments or a configuration file).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Final
+
+from tidegate.model.errors import InvalidArgumentError
+
+AMQP_PORT_DEFAULT: Final = 5672
+"""The port that official SDKs use with ``UseDevelopmentEmulator=true`` when the string names none."""
+
+HTTP_PORT_DEFAULT: Final = 5300
+"""The port of the official emulator's ``/health``."""
+
+_PATH_FIELDS = ("data_dir", "ready_file")
+_PORT_FIELDS = ("amqp_port", "amqps_port", "http_port", "https_port")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Settings of one service. Ports: 0 is any free one, None switches that face off."""
+
+    data_dir: Path
+    """Where the log, the catalog and the certificates live; made when it does not exist."""
+    host: str = "127.0.0.1"
+    """The address to listen on. Beyond loopback use the TLS faces: plain AMQP shows events to anyone."""
+    amqp_port: int | None = AMQP_PORT_DEFAULT
+    amqps_port: int | None = None
+    http_port: int | None = HTTP_PORT_DEFAULT
+    https_port: int | None = None
+    tls_names: tuple[str, ...] = ()
+    """Names or addresses that the certificate holds besides those of loopback."""
+    ready_file: Path | None = None
+    """Written once the service serves: one JSON object, see ``ready.ReadyInformation``."""
+    is_profile_written: bool = False
+    """True: leave the connection string for this user's other commands (``ready.write_profile``)."""
+    retention_interval_s: float = 60.0
+    """Seconds between two looks for segments that are past their hub's retention."""
+    drain_timeout_s: float = 5.0
+    """Seconds that open connections get to finish when the service stops."""
+    connection_unacknowledged_bytes_max: int = 16 * 1024 * 1024
+    """Bytes taken in from one connection and not yet durable, beyond which its socket is not read.
+    Our choice: 16 batches of the largest size keep the disk busy; more would only be memory."""
+
+    def __post_init__(self) -> None:
+        for name in _PORT_FIELDS:
+            _check_port(name, getattr(self, name))
+        if not self.host:
+            raise InvalidArgumentError("The setting host is empty.", next_step="Use 127.0.0.1 for loopback.")
+        if self.amqp_port is None and self.amqps_port is None:
+            raise InvalidArgumentError(
+                "Both AMQP faces are off, so no client could connect.",
+                next_step="Give amqp_port or amqps_port (0 is any free port).",
+            )
+        for name in ("retention_interval_s", "drain_timeout_s", "connection_unacknowledged_bytes_max"):
+            if getattr(self, name) <= 0:
+                raise InvalidArgumentError(f"The setting {name} must be above 0, not {getattr(self, name)}.")
+        if any(not name.strip() or "/" in name for name in self.tls_names):
+            raise InvalidArgumentError("The setting tls_names holds something that is not a host name.")
+
+    @property
+    def is_tls_used(self) -> bool:
+        """Whether any face needs a certificate."""
+        return self.amqps_port is not None or self.https_port is not None
+
+    def with_ports(
+        self,
+        *,
+        amqp_port: int | None = None,
+        amqps_port: int | None = None,
+        http_port: int | None = None,
+        https_port: int | None = None,
+    ) -> ServerSettings:
+        """The command line's rule: once any port is given, a face without one is off."""
+        given = (amqp_port, amqps_port, http_port, https_port)
+        if all(port is None for port in given):
+            return self
+        return replace(
+            self, amqp_port=amqp_port, amqps_port=amqps_port, http_port=http_port, https_port=https_port
+        )
+
+
+def settings_from_mapping(values: Mapping[str, object], *, data_dir: Path | None = None) -> ServerSettings:
+    """Settings from names and plain values (a TOML table, a JSON object).
+
+    data_dir: used where ``values`` has none. Where ``values`` names any port, the ports that it does not name
+    are off, as on the command line.
+
+    Raises InvalidArgumentError for an unknown name, a value of the wrong type or a missing ``data_dir``.
+    """
+    known = {field.name for field in fields(ServerSettings)}
+    converted: dict[str, object] = {}
+    for name, value in values.items():
+        if name not in known:
+            raise InvalidArgumentError(
+                f"Unknown setting {name!r}.", next_step=f"Known: {', '.join(sorted(known))}."
+            )
+        converted[name] = _convert(name, value)
+    if data_dir is not None:
+        converted.setdefault("data_dir", data_dir)
+    if "data_dir" not in converted:
+        raise InvalidArgumentError("The setting data_dir is missing.")
+    if any(name in converted for name in _PORT_FIELDS):
+        for name in _PORT_FIELDS:
+            converted.setdefault(name, None)
+    return ServerSettings(**converted)  # type: ignore[arg-type]  # _convert checked each one
+
+
+def load_settings(path: Path, *, data_dir: Path | None = None) -> ServerSettings:
+    """Settings from a TOML file whose keys are the field names of ``ServerSettings``.
+
+    data_dir: used where the file has none; relative paths in the file start at the file's own directory.
+
+    Raises InvalidArgumentError naming the file when it cannot be read, parsed or meant.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidArgumentError(f"Cannot read the configuration {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise InvalidArgumentError(f"The configuration {path} is not TOML: {error}.") from error
+    for name in _PATH_FIELDS:
+        if isinstance(values.get(name), str):
+            values[name] = str(path.parent / values[name])
+    try:
+        return settings_from_mapping(values, data_dir=data_dir)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(
+            f"In the configuration {path}: {error.message}", next_step=error.next_step
+        ) from error
+
+
+def _check_port(name: str, port: object) -> None:
+    if port is None:
+        return
+    if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
+        raise InvalidArgumentError(
+            f"The setting {name} is {port!r}, which is not a port.",
+            next_step="Use 0..65535; 0 is any free port.",
+        )
+
+
+def _convert(name: str, value: object) -> object:
+    if name in _PATH_FIELDS:
+        if isinstance(value, str):
+            return Path(value)
+        raise InvalidArgumentError(f"The setting {name} takes a path as text, not {value!r}.")
+    if name == "tls_names":
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        raise InvalidArgumentError(f"The setting {name} takes a list of names, not {value!r}.")
+    if name in _PORT_FIELDS:
+        return value
+    expected: dict[str, tuple[type, ...]] = {
+        "host": (str,),
+        "is_profile_written": (bool,),
+        "connection_unacknowledged_bytes_max": (int,),
+    }
+    wanted = expected.get(name, (int, float))
+    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+        raise InvalidArgumentError(f"The setting {name} takes {wanted[-1].__name__}, not {value!r}.")
+    return value

@@ -1,0 +1,72 @@
+"""Settings: what is accepted, what is refused with the setting's name, and the rule about ports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.server.settings import ServerSettings, load_settings, settings_from_mapping
+
+
+def test_defaults_serve_plain_amqp_and_http_on_loopback(tmp_path: Path) -> None:
+    """A first start without options is reachable from this machine only, and by the SDKs' default port."""
+    settings = ServerSettings(tmp_path)
+    assert (settings.host, settings.amqp_port, settings.amqps_port) == ("127.0.0.1", 5672, None)
+    assert not settings.is_tls_used
+
+
+@pytest.mark.parametrize("port", [-1, 65536, True, "5672"])
+def test_port_that_is_none_is_refused_by_name(tmp_path: Path, port: object) -> None:
+    """A wrong port names its setting instead of failing later in the socket layer."""
+    with pytest.raises(InvalidArgumentError, match="amqps_port"):
+        ServerSettings(tmp_path, amqps_port=port)  # type: ignore[arg-type]
+
+
+def test_no_amqp_face_is_refused(tmp_path: Path) -> None:
+    """A service that no client can reach is a mistake, not a configuration."""
+    with pytest.raises(InvalidArgumentError, match="AMQP faces are off"):
+        ServerSettings(tmp_path, amqp_port=None)
+
+
+def test_given_ports_switch_the_others_off(tmp_path: Path) -> None:
+    """Scripts that ask for one face do not get another one on a fixed port."""
+    settings = ServerSettings(tmp_path).with_ports(amqps_port=0)
+    assert (settings.amqp_port, settings.amqps_port, settings.http_port) == (None, 0, None)
+    assert ServerSettings(tmp_path).with_ports() == ServerSettings(tmp_path)
+
+
+def test_configuration_file(tmp_path: Path) -> None:
+    """A TOML file sets fields by name; relative paths start at the file, not at the working directory."""
+    path = tmp_path / "tidegate.toml"
+    path.write_text('data_dir = "log"\namqps_port = 0\ntls_names = ["hub.example"]\ndrain_timeout_s = 2\n')
+    settings = load_settings(path)
+    assert settings.data_dir == tmp_path / "log"
+    assert (settings.amqp_port, settings.amqps_port, settings.tls_names) == (None, 0, ("hub.example",))
+    assert settings.drain_timeout_s == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hots = 1", "Unknown setting 'hots'"),
+        ("host = 1", "host takes str"),
+        ("tls_names = 'a'", "tls_names takes a list"),
+        ("drain_timeout_s = true", "drain_timeout_s takes"),
+        ("host = ", "not TOML"),
+    ],
+)
+def test_mistake_in_the_file_names_file_and_setting(tmp_path: Path, text: str, message: str) -> None:
+    """A typing mistake is found at start and says where it is."""
+    path = tmp_path / "tidegate.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidArgumentError, match=message) as caught:
+        load_settings(path, data_dir=tmp_path)
+    assert str(path) in str(caught.value)
+
+
+def test_data_dir_is_needed() -> None:
+    """The service never guesses where the log lives."""
+    with pytest.raises(InvalidArgumentError, match="data_dir"):
+        settings_from_mapping({"amqp_port": 0})
