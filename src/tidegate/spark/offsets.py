@@ -1,0 +1,177 @@
+"""How far a stream has read: the offset that Spark journals, and the arithmetic of what to read next.
+
+Pure values and functions; ``reader`` asks the service and calls these. The JSON form is a contract with every
+checkpoint directory that exists: a change of meaning takes a new version number.
+
+    {"version": 1, "eventHubCreatedAtMs": 1767225600000, "partitions": {"0": 4711, "1": 0}}
+
+A number is the sequence number of the first event that was **not** read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
+
+OFFSET_VERSION = 1
+
+JsonObject = dict[str, object]
+"""A decoded JSON object, as Spark hands it over."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """A place in every partition of one event hub."""
+
+    partitions: Mapping[str, int]
+    """Partition id → sequence number of the first event that was not read."""
+    event_hub_created_at_ms: int
+    """Which incarnation of the hub it counts in: milliseconds since 1970-01-01 UTC."""
+
+    def to_json(self) -> JsonObject:
+        """The form that Spark journals."""
+        return {
+            "version": OFFSET_VERSION,
+            "eventHubCreatedAtMs": self.event_hub_created_at_ms,
+            "partitions": dict(self.partitions),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, object]) -> StreamOffset:
+        """Read the journalled form back.
+
+        Raises InvalidArgumentError for another source's offset, a damaged one or one of a newer version.
+        """
+        version = value.get("version")
+        if isinstance(version, int) and version > OFFSET_VERSION:
+            raise InvalidArgumentError(
+                f"The checkpoint directory holds an offset of version {version}; this Tidegate reads up to "
+                f"version {OFFSET_VERSION}.",
+                next_step="Run the version of Tidegate that wrote it, or a newer one.",
+            )
+        created_at_ms = value.get("eventHubCreatedAtMs")
+        partitions = value.get("partitions")
+        if (
+            version != OFFSET_VERSION
+            or not isinstance(created_at_ms, int)
+            or not isinstance(partitions, dict)
+        ):
+            raise _not_ours(value)
+        for partition_id, sequence_number in partitions.items():
+            if not isinstance(partition_id, str) or not isinstance(sequence_number, int):
+                raise _not_ours(value)
+        return cls(partitions, created_at_ms)
+
+
+def _not_ours(value: Mapping[str, object]) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"The checkpoint directory holds an offset that is not of the format `eventhubs`: {value!r}.",
+        next_step="Give each query a checkpoint directory of its own.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionBounds:
+    """What the service holds of one partition."""
+
+    begin_sequence_number: int
+    """The first event that is still there (of an empty partition: the number its next event will have)."""
+    until_sequence_number: int
+    """One past the last event."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRange:
+    """A half-open range of one partition's events, at least one event long."""
+
+    partition_id: str
+    start_sequence_number: int
+    until_sequence_number: int
+
+    @property
+    def event_count(self) -> int:
+        """How many events lie in the range."""
+        return self.until_sequence_number - self.start_sequence_number
+
+
+def spread_limit(backlogs: Mapping[str, int], events_max: int) -> dict[str, int]:
+    """Share ``events_max`` between partitions in proportion to their backlogs.
+
+    Returns a share for each key, never more than its backlog; the shares' sum is ``events_max``, or the whole
+    backlog where that is less. Each partition with a backlog gets at least one event, so that a small backlog
+    cannot starve behind large ones; where ``events_max`` does not go round, the largest come first.
+    """
+    total = sum(backlogs.values())
+    if total <= events_max:
+        return dict(backlogs)
+    shares = dict.fromkeys(backlogs, 0)
+    by_size = sorted((key for key, backlog in backlogs.items() if backlog), key=lambda key: -backlogs[key])
+    for key in by_size[:events_max]:
+        shares[key] = 1
+    rest = events_max - sum(shares.values())
+    open_total = sum(backlogs[key] - shares[key] for key in by_size)
+    for key in by_size:
+        shares[key] += rest * (backlogs[key] - 1) // open_total if rest else 0
+    # What rounding down left over: fewer than there are partitions, one each to the largest.
+    left = events_max - sum(shares.values())
+    for key in by_size:
+        if left and shares[key] < backlogs[key]:
+            shares[key] += 1
+            left -= 1
+    return shares
+
+
+def pack_ranges(ranges: Iterable[PartitionRange], tasks_max: int) -> list[tuple[PartitionRange, ...]]:
+    """Deal ranges into at most ``tasks_max`` tasks of about equal numbers of events.
+
+    A range stays whole: the exactly-once sink needs all of a partition in one task. A task costs some
+    milliseconds whatever it reads, so there are about as many as cores, not as many as partitions.
+    """
+    tasks: list[list[PartitionRange]] = [[] for _ in range(max(1, tasks_max))]
+    loads = [0] * len(tasks)
+    for partition_range in sorted(ranges, key=lambda item: (-item.event_count, item.partition_id)):
+        lightest = loads.index(min(loads))
+        tasks[lightest].append(partition_range)
+        loads[lightest] += partition_range.event_count
+    return [tuple(sorted(task, key=lambda item: item.partition_id)) for task in tasks if task]
+
+
+def ranges_between(start: Mapping[str, int], until: Mapping[str, int]) -> list[PartitionRange]:
+    """The non-empty ranges from one offset to the next; a partition missing in ``start`` starts at its 0."""
+    return [
+        PartitionRange(partition_id, start.get(partition_id, 0), until_sequence_number)
+        for partition_id, until_sequence_number in until.items()
+        if until_sequence_number > start.get(partition_id, 0)
+    ]
+
+
+def clip_lost_events(
+    ranges: Sequence[PartitionRange], bounds: Mapping[str, PartitionBounds], *, fail_on_data_loss: bool
+) -> tuple[list[PartitionRange], list[str]]:
+    """Cut off what retention has already deleted from the front of ranges.
+
+    Returns the ranges that can be read and a sentence for each cut. Raises PositionOutOfRangeError instead of
+    cutting where ``fail_on_data_loss``.
+    """
+    readable: list[PartitionRange] = []
+    losses: list[str] = []
+    for item in ranges:
+        begin = bounds[item.partition_id].begin_sequence_number
+        if item.start_sequence_number >= begin:
+            readable.append(item)
+            continue
+        sentence = (
+            f"Partition {item.partition_id}: sequence number {item.start_sequence_number} was wanted, and "
+            f"the first available one is {begin}: retention has deleted the events between."
+        )
+        if fail_on_data_loss:
+            raise PositionOutOfRangeError(
+                sentence,
+                next_step="Set failOnDataLoss to false to go on from the first available event.",
+            )
+        losses.append(sentence)
+        if item.until_sequence_number > begin:
+            readable.append(PartitionRange(item.partition_id, begin, item.until_sequence_number))
+    return readable, losses

@@ -1,0 +1,115 @@
+"""The journalled offset and the arithmetic of what a micro-batch reads."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
+from tidegate.spark.offsets import (
+    PartitionBounds,
+    PartitionRange,
+    StreamOffset,
+    clip_lost_events,
+    pack_ranges,
+    ranges_between,
+    spread_limit,
+)
+
+
+def test_the_json_form_is_fixed() -> None:
+    """Checkpoint directories outlive releases: this text must go on being written and read."""
+    text = '{"version": 1, "eventHubCreatedAtMs": 1767225600000, "partitions": {"0": 5, "1": 0}}'
+    offset = StreamOffset({"0": 5, "1": 0}, 1767225600000)
+    assert json.dumps(offset.to_json()) == text
+    assert StreamOffset.from_json(json.loads(text)) == offset
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"version": 1},
+        {"version": 1, "partitions": {"0": 1}},
+        {"version": 1, "eventHubCreatedAtMs": 1, "partitions": {"0": "1"}},
+        {"version": "1", "eventHubCreatedAtMs": 1, "partitions": {}},
+        {"topic": {"0": 3}},
+    ],
+)
+def test_an_offset_of_something_else_is_refused(value: dict[str, object]) -> None:
+    """A checkpoint directory of another source gives one clear error, not a KeyError."""
+    with pytest.raises(InvalidArgumentError, match="not of the format"):
+        StreamOffset.from_json(value)
+
+
+def test_an_offset_of_a_newer_version_says_so() -> None:
+    """Going back to an older Tidegate is told from damage."""
+    with pytest.raises(InvalidArgumentError, match="version 2"):
+        StreamOffset.from_json({"version": 2, "ranges": []})
+
+
+def test_a_limit_is_shared_by_backlog() -> None:
+    """A partition with three times the backlog gets three times the events."""
+    assert spread_limit({"0": 3000, "1": 1000, "2": 0}, 400) == {"0": 300, "1": 100, "2": 0}
+
+
+def test_a_small_backlog_does_not_starve() -> None:
+    """One event behind a million is read in the next micro-batch."""
+    shares = spread_limit({"0": 1_000_000, "1": 1, "2": 1}, 10)
+    assert shares == {"0": 8, "1": 1, "2": 1}
+
+
+def test_shares_use_the_limit_and_never_exceed_it() -> None:
+    """For any backlogs: the sum is the limit or the whole backlog, and no share exceeds its backlog."""
+    for seed in range(500):
+        rng = random.Random(seed)
+        backlogs = {str(key): rng.choice([0, 1, 7, 1000, 10**9]) for key in range(rng.randint(1, 40))}
+        limit = rng.randint(1, 5000)
+        shares = spread_limit(backlogs, limit)
+        assert sum(shares.values()) == min(limit, sum(backlogs.values())), f"seed {seed}"
+        assert all(0 <= shares[key] <= backlogs[key] for key in backlogs), f"seed {seed}"
+
+
+def test_ranges_are_half_open_and_never_empty() -> None:
+    """What one micro-batch ends with, the next begins with; idle partitions make no range."""
+    assert ranges_between({"0": 5, "1": 7}, {"0": 9, "1": 7, "2": 3}) == [
+        PartitionRange("0", 5, 9),
+        PartitionRange("2", 0, 3),
+    ]
+
+
+def test_packing_keeps_partitions_whole_and_tasks_even() -> None:
+    """The exactly-once sink needs a partition in one task; a slow task holds up the whole micro-batch."""
+    ranges = [PartitionRange(str(index), 0, 100 + index) for index in range(16)]
+    tasks = pack_ranges(ranges, 2)
+    assert len(tasks) == 2
+    assert (
+        sorted((item for task in tasks for item in task), key=lambda item: int(item.partition_id)) == ranges
+    )
+    loads = [sum(item.event_count for item in task) for task in tasks]
+    assert max(loads) - min(loads) <= 116
+    assert pack_ranges([], 4) == []
+    assert len(pack_ranges(ranges[:3], 8)) == 3
+
+
+def test_lost_events_are_an_error_that_names_them() -> None:
+    """By default a query stops rather than to skip events that retention deleted."""
+    ranges = [PartitionRange("0", 5, 50), PartitionRange("1", 5, 50)]
+    bounds = {"0": PartitionBounds(5, 50), "1": PartitionBounds(20, 50)}
+    with pytest.raises(
+        PositionOutOfRangeError, match=r"Partition 1: sequence number 5 .* available one is 20"
+    ):
+        clip_lost_events(ranges, bounds, fail_on_data_loss=True)
+    readable, losses = clip_lost_events(ranges, bounds, fail_on_data_loss=False)
+    assert readable == [PartitionRange("0", 5, 50), PartitionRange("1", 20, 50)]
+    assert len(losses) == 1
+
+
+def test_a_range_that_is_lost_whole_is_left_out() -> None:
+    """Nothing is left to read of it, and an empty range would be an error of its own."""
+    readable, losses = clip_lost_events(
+        [PartitionRange("0", 5, 10)], {"0": PartitionBounds(20, 50)}, fail_on_data_loss=False
+    )
+    assert (readable, len(losses)) == ([], 1)

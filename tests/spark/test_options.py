@@ -1,0 +1,118 @@
+"""Options are typed, checked, and refused by name."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from tidegate.model.errors import ConnectionStringError, InvalidArgumentError
+from tidegate.model.position import EventPosition
+from tidegate.spark.options import SourceOptions
+
+_KEY = "c2VjcmV0"
+_NAMESPACE = (
+    f"Endpoint=sb://localhost;SharedAccessKeyName=k;SharedAccessKey={_KEY};UseDevelopmentEmulator=true"
+)
+_BASE = {"eventhubs.connectionstring": f"{_NAMESPACE};EntityPath=flights"}
+
+
+def test_defaults() -> None:
+    """What a query without further options does: all events, all at once, stop on data loss."""
+    options = SourceOptions.parse(_BASE)
+    assert options.event_hub == "flights"
+    assert options.consumer_group == "$Default"
+    assert options.starting.default == EventPosition.earliest()
+    assert options.max_events_per_trigger is None
+    assert options.fail_on_data_loss
+    assert not options.encoded_events
+
+
+def test_names_are_matched_without_case_and_prefix() -> None:
+    """Spark lower-cases names; the JVM connector's `maxEventsPerTrigger` has no prefix, `eventhubs.…` has."""
+    for name in ("maxEventsPerTrigger", "maxeventspertrigger", "eventhubs.maxEventsPerTrigger"):
+        assert SourceOptions.parse({**_BASE, name: "500"}).max_events_per_trigger == 500
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"maxEventsPerTriger": "5"}, "no option 'maxEventsPerTriger'"),
+        ({"maxEventsPerTrigger": "0"}, "maxEventsPerTrigger takes a whole number"),
+        ({"maxEventsPerTrigger": "many"}, "maxEventsPerTrigger takes a whole number"),
+        ({"maxEventsPerTrigger": "5", "eventhubs.maxEventsPerTrigger": "6"}, "given twice"),
+        ({"failOnDataLoss": "no"}, "failOnDataLoss takes true or false"),
+        ({"eventhubs.useExclusiveReceiver": "true"}, "useExclusiveReceiver has no meaning here"),
+        ({"eventhubs.eventHubName": "other"}, "EntityPath says 'flights'"),
+        ({"eventhubs.startingPosition": "sometime"}, "startingPosition says 'sometime'"),
+        ({"eventhubs.startingPosition": '{"offset": "5", "seqNo": 5}'}, "startingPosition"),
+        ({"eventhubs.startingPosition": "checkpoint:"}, "without a database"),
+        ({"eventhubs.startingPosition": '{"enqueuedTime": "2026-01-01T00:00:00"}'}, "without a time zone"),
+        ({"eventhubs.startingPositions": '{"x": "earliest"}'}, "names no partition"),
+        ({"eventhubs.caFile": "/nowhere/ca.pem"}, "no such file"),
+    ],
+)
+def test_a_bad_option_is_refused_by_name(options: dict[str, str], message: str) -> None:
+    """One sentence that names the option; the key of the connection string is never in it."""
+    with pytest.raises(InvalidArgumentError, match=message) as caught:
+        SourceOptions.parse({**_BASE, **options})
+    assert _KEY not in str(caught.value)
+
+
+def test_a_hub_must_be_named_somewhere() -> None:
+    """A namespace string alone does not say what to read; the option or EntityPath does."""
+    with pytest.raises(InvalidArgumentError, match="No event hub is named"):
+        SourceOptions.parse({"eventhubs.connectionString": _NAMESPACE})
+    named = SourceOptions.parse(
+        {"eventhubs.connectionString": _NAMESPACE, "eventhubs.eventHubName": "flights"}
+    )
+    assert named.connection_string.entity_path == "flights"
+    with pytest.raises(InvalidArgumentError, match="connectionString is missing"):
+        SourceOptions.parse({"eventhubs.eventHubName": "flights"})
+    with pytest.raises(ConnectionStringError):
+        SourceOptions.parse({"eventhubs.connectionString": "nonsense"})
+
+
+@pytest.mark.parametrize(
+    ("text", "position"),
+    [
+        ("earliest", EventPosition.earliest()),
+        ("Latest", EventPosition.latest()),
+        (
+            '{"offset":"-1","seqNo":-1,"enqueuedTime":null,"isInclusive":true}',
+            EventPosition.earliest(),
+        ),
+        ('{"offset":"@latest","seqNo":-1,"enqueuedTime":null,"isInclusive":true}', EventPosition.latest()),
+        (
+            '{"offset":null,"seqNo":42,"enqueuedTime":null,"isInclusive":true}',
+            EventPosition.from_sequence_number(42, is_inclusive=True),
+        ),
+        (
+            '{"offset":"8448","seqNo":-1,"enqueuedTime":null,"isInclusive":false}',
+            EventPosition.from_offset("8448", is_inclusive=False),
+        ),
+        (
+            '{"offset":null,"seqNo":-1,"enqueuedTime":"2026-01-01T00:00:00.000Z","isInclusive":true}',
+            EventPosition.from_enqueued_time(datetime(2026, 1, 1, tzinfo=UTC)),
+        ),
+    ],
+)
+def test_positions_in_words_and_in_the_jvm_connectors_json(text: str, position: EventPosition) -> None:
+    """A configuration written for the JVM connector goes on working."""
+    assert SourceOptions.parse({**_BASE, "eventhubs.startingPosition": text}).starting.default == position
+
+
+def test_positions_by_partition() -> None:
+    """Some partitions start elsewhere, keyed plainly or as the JVM connector keys them."""
+    text = '{"1": "latest", "{\\"ehName\\":\\"flights\\",\\"partitionId\\":2}": {"seqNo": 7}}'
+    starting = SourceOptions.parse({**_BASE, "eventhubs.startingPositions": text}).starting
+    assert starting.for_partition("0") == EventPosition.earliest()
+    assert starting.for_partition("1") == EventPosition.latest()
+    assert starting.for_partition("2") == EventPosition.from_sequence_number(7)
+
+
+def test_a_sql_checkpoint_as_start() -> None:
+    """`checkpoint:<database URL>` keeps the URL as it is."""
+    url = "postgresql+psycopg://me:pw@db/flights?sslmode=require"
+    starting = SourceOptions.parse({**_BASE, "eventhubs.startingPosition": f"checkpoint:{url}"}).starting
+    assert starting.checkpoint_database_url == url
