@@ -1,0 +1,239 @@
+"""One partition of an event hub: the log behind it, its receivers, and the places in it.
+
+Everything is called on the event loop; what may wait is an awaitable, what ends in ``_nowait`` never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from tidegate.broker.receivers import OnStolen, ReceiverHandle, ReceiverRegistry
+from tidegate.model.clock import Clock
+from tidegate.model.errors import EventTooLargeError, InvalidArgumentError, PositionOutOfRangeError
+from tidegate.model.limits import EVENT_BYTES_MAX
+from tidegate.model.position import EventPosition, PositionKind
+from tidegate.storage.partition_log import PartitionLog
+from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch
+
+_START_OFFSET = "-1"
+_END_OFFSET = "@latest"
+_ENVELOPE_BYTES_PER_EVENT = 8
+"""What the stored form (an AMQP data section) adds to an event: 5 to 8 bytes."""
+
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRuntimeInformation:
+    """Where a partition's log begins and ends, at one moment."""
+
+    event_hub: str
+    partition_id: str
+    begin_sequence_number: int
+    """The first event still held; where none is, the number that the next one gets."""
+    last_enqueued_sequence_number: int
+    """-1 where no event was ever enqueued."""
+    last_enqueued_offset: str
+    """"-1" where no event was ever enqueued."""
+    last_enqueued_time_ms: int | None
+    """Milliseconds since 1970-01-01 UTC; None where no event was ever enqueued."""
+    is_empty: bool
+    """True where no event is held (none came, or retention removed all)."""
+
+
+class Partition:
+    """A partition as the protocol faces see it. Get one from ``EventHub.partition``."""
+
+    def __init__(
+        self,
+        event_hub: str,
+        partition_id: str,
+        log: PartitionLog,
+        clock: Clock,
+        find_consumer_group: Callable[[str], str],
+    ) -> None:
+        self.event_hub = event_hub
+        self.partition_id = partition_id
+        self._log = log
+        self._clock = clock
+        self._find_consumer_group = find_consumer_group
+        self._registries: dict[str, ReceiverRegistry] = {}
+        self._delivered_events = 0
+        self._delivered_bytes = 0
+
+    async def append(
+        self, payload: bytes | memoryview, lengths: Sequence[int], *, producer: ProducerBatch | None = None
+    ) -> AppendResult:
+        """Append events in order and return once they are durable.
+
+        payload: the encoded events end to end; lengths: the bytes of each. Must not change until this returns.
+        producer: given by an idempotent producer; a repeat of a stored batch returns the stored range
+        (``is_duplicate``) and stores nothing.
+        Raises EventTooLargeError, InvalidArgumentError, LogFullError or ServerBusyError (transient),
+        OutOfOrderSequenceError, ProducerEpochStolenError, LogFailedError, ClosedError.
+        Cancellation: the batch is either wholly in the log or wholly absent; later appends are unaffected.
+        """
+        return await self.append_nowait(payload, lengths, producer=producer)
+
+    def append_nowait(
+        self, payload: bytes | memoryview, lengths: Sequence[int], *, producer: ProducerBatch | None = None
+    ) -> asyncio.Future[AppendResult]:
+        """As ``append``, without a task: queue the batch and return the future of its result.
+
+        Batches are stored in the order of the calls. EventTooLargeError, InvalidArgumentError, ServerBusyError and
+        ClosedError are raised here, the others come through the future.
+        """
+        if len(payload) - _ENVELOPE_BYTES_PER_EVENT * len(lengths) > EVENT_BYTES_MAX:
+            raise EventTooLargeError(
+                f"The received message (size {len(payload)} bytes) exceeds the limit ({EVENT_BYTES_MAX} bytes) "
+                "currently allowed on the link.",
+                next_step="Send fewer events per batch, or smaller ones.",
+            )
+        now_ms = _to_ms(self._clock.now_utc())
+        return self._log.append_nowait(payload, lengths, enqueued_time_ms=now_ms, producer=producer)
+
+    def read_nowait(self, start_sequence_number: int, *, bytes_max: int) -> list[RecordBatch]:
+        """The stored batches from ``start_sequence_number`` on, about ``bytes_max`` bytes of them.
+
+        At least one batch where there is one, so that a large one is never stuck; empty at the end of the log. The
+        first batch may begin before ``start_sequence_number``: skip what comes before it. Where retention removed
+        the start, what it kept comes instead: the sequence numbers show the jump.
+        Raises LogCorruptError where the stored bytes fail their checksum: altered events are never served.
+        """
+        return self._log.read_nowait(start_sequence_number, bytes_max=bytes_max)
+
+    async def wait_appended(self, sequence_number: int) -> None:
+        """Return once the event ``sequence_number`` can be read (at once where it can already).
+
+        Raises ClosedError when the log closes or the hub is deleted. Cancellation: leaves no trace.
+        """
+        await self._log.wait_appended(sequence_number)
+
+    def add_append_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` on the event loop each time new events can be read; returns what removes it.
+
+        One call may stand for many appends. The listener must neither block nor raise. It is also called once when
+        the log closes (``is_closed``).
+        """
+        return self._log.add_append_listener(listener)
+
+    @property
+    def is_closed(self) -> bool:
+        """True once the hub was deleted or the service is stopping: nothing more will come."""
+        return self._log.is_closed
+
+    @property
+    def begin_sequence_number(self) -> int:
+        """The first sequence number still held (or the next one to be given, where the log is empty)."""
+        return self._log.begin_sequence_number
+
+    @property
+    def next_sequence_number(self) -> int:
+        """One past the last event that can be read."""
+        return self._log.next_sequence_number
+
+    def runtime_information(self) -> PartitionRuntimeInformation:
+        """Where the log begins and ends now."""
+        begin, until = self._log.begin_sequence_number, self._log.next_sequence_number
+        return PartitionRuntimeInformation(
+            event_hub=self.event_hub,
+            partition_id=self.partition_id,
+            begin_sequence_number=begin,
+            last_enqueued_sequence_number=until - 1,
+            last_enqueued_offset=str(until - 1),
+            last_enqueued_time_ms=self._log.last_enqueued_time_ms,
+            is_empty=begin >= until,
+        )
+
+    def resolve(self, position: EventPosition) -> int:
+        """The sequence number of the first event that a reader at ``position`` gets.
+
+        That is ``next_sequence_number`` at the end of the log. A position older than what retention kept
+        resolves to the first event held. Raises PositionOutOfRangeError for a sequence number or an offset beyond
+        the end, InvalidArgumentError for an offset that this service never gave.
+        """
+        begin, until = self._log.begin_sequence_number, self._log.next_sequence_number
+        value = position.value
+        match position.kind:
+            case PositionKind.EARLIEST:
+                return begin
+            case PositionKind.LATEST:
+                return until
+            case PositionKind.ENQUEUED_TIME:
+                assert isinstance(value, datetime)
+                time_ms = _to_ms(value, round_up=position.is_inclusive)
+                return self._log.sequence_number_at_time(time_ms if position.is_inclusive else time_ms + 1)
+            case PositionKind.SEQUENCE_NUMBER:
+                assert isinstance(value, int)
+                sequence_number, noun = value, "sequence number"
+            case PositionKind.OFFSET:
+                assert isinstance(value, str)
+                if value == _END_OFFSET:
+                    return until
+                if value == _START_OFFSET:
+                    return begin
+                sequence_number, noun = _parse_offset(value), "offset"
+        start = sequence_number if position.is_inclusive else sequence_number + 1
+        if start > until:
+            raise PositionOutOfRangeError(
+                f"The supplied {noun} '{sequence_number}' is invalid. "
+                f"The last {noun} in the system is '{until - 1}'"
+            )
+        return max(start, begin)
+
+    def open_receiver(
+        self, consumer_group: str, *, name: str | None, owner_level: int | None, on_stolen: OnStolen
+    ) -> ReceiverHandle:
+        """Admit a receiver; close the handle when its link ends.
+
+        owner_level: the epoch; None for a receiver that shares the partition. ``on_stolen`` is called at most once,
+        from within the call that steals, and must not raise.
+        Raises NotFoundError (no such consumer group), ReceiverStolenError (refused by the epoch rules),
+        QuotaExceededError (a 6th receiver without owner level).
+        """
+        group = self._find_consumer_group(consumer_group)
+        registry = self._registries.get(group)
+        if registry is None:
+            registry = self._registries[group] = ReceiverRegistry(group)
+        return registry.open(name=name, owner_level=owner_level, on_stolen=on_stolen)
+
+    def receivers(self) -> list[ReceiverHandle]:
+        """The receivers open now, of all consumer groups."""
+        return [handle for registry in self._registries.values() for handle in registry.receivers]
+
+    def count_delivered(self, events: int, payload_bytes: int) -> None:
+        """Add to the statistics of what was handed to receivers; call once per batch, not per event."""
+        self._delivered_events += events
+        self._delivered_bytes += payload_bytes
+
+    @property
+    def delivered(self) -> tuple[int, int]:
+        """Events and bytes handed to receivers since the start."""
+        return self._delivered_events, self._delivered_bytes
+
+    @property
+    def appended(self) -> tuple[int, int]:
+        """Events and bytes stored since the start."""
+        return self._log.appended
+
+    def __repr__(self) -> str:
+        return f"<Partition {self.event_hub}/{self.partition_id} next={self.next_sequence_number}>"
+
+
+def _to_ms(time_utc: datetime, *, round_up: bool = False) -> int:
+    # Whole microseconds first: a float of seconds would lose the last digits.
+    delta = time_utc - _UNIX_EPOCH
+    microseconds = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+    return -(-microseconds // 1000) if round_up else microseconds // 1000
+
+
+def _parse_offset(offset: str) -> int:
+    if not offset.isascii() or not offset.isdigit() or len(offset) > 19:
+        raise InvalidArgumentError(
+            f"The supplied offset '{offset[:40]}' is invalid: this service never gave it.",
+            next_step="Offsets are opaque: give back one that was received, '-1' or '@latest'.",
+        )
+    return int(offset)

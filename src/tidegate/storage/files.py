@@ -1,0 +1,285 @@
+"""The files that the log is kept in, behind a seam that fault simulation replaces.
+
+The rule: nothing else in ``storage`` and ``broker`` touches the file system, so a test that passes its own
+``Files`` sees every write, sync and rename in order, and can make any of them fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from tidegate.model.errors import DirectoryInUseError
+
+PRIVATE_MODE: Final = 0o600
+"""Readable by the owner alone: the log holds users' data, the catalog holds keys."""
+_PRIVATE_DIRECTORY_MODE = 0o700
+
+
+class WritableFile(Protocol):
+    """A file open for writing at positions; used by one thread at a time."""
+
+    def write_at(self, buffers: Sequence[bytes], position: int) -> int:
+        """Write the buffers end to end at ``position``; returns the bytes written, perhaps fewer. Raises OSError."""
+        ...
+
+    def sync(self) -> None:
+        """Return once the contents and the size are on the disk. Raises OSError."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to ``size`` bytes. Raises OSError."""
+        ...
+
+    def close(self) -> None:
+        """Release the descriptor; syncs nothing."""
+        ...
+
+
+class ReadableFile(Protocol):
+    """A file open for reading at positions."""
+
+    def read_at(self, count: int, position: int) -> bytes:
+        """Up to ``count`` bytes from ``position``; fewer only at the end of the file. Raises OSError."""
+        ...
+
+    def size(self) -> int:
+        """The file's size in bytes now."""
+        ...
+
+    def close(self) -> None:
+        """Release the descriptor."""
+        ...
+
+
+class DirectoryLock(Protocol):
+    """Ownership of a data directory."""
+
+    def release(self) -> None:
+        """Let another service have it."""
+        ...
+
+
+class Files(Protocol):
+    """A file system. Every method may raise OSError."""
+
+    def list_names(self, directory: Path) -> list[str]:
+        """Names in a directory, sorted. Raises FileNotFoundError."""
+        ...
+
+    def exists(self, path: Path) -> bool:
+        """Whether there is a file or directory."""
+        ...
+
+    def make_directory(self, directory: Path) -> None:
+        """Make it and its parents where they are missing; not durable until the parent is synced."""
+        ...
+
+    def create(self, path: Path) -> WritableFile:
+        """Make a new, empty file, private to the owner (one that exists is emptied)."""
+        ...
+
+    def open_writable(self, path: Path) -> WritableFile:
+        """Open an existing file for writing. Raises FileNotFoundError."""
+        ...
+
+    def open_readable(self, path: Path) -> ReadableFile:
+        """Open an existing file for reading. Raises FileNotFoundError."""
+        ...
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file its final name, replacing another; not durable until the directory is synced."""
+        ...
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; one that is not there is fine."""
+        ...
+
+    def remove_tree(self, directory: Path) -> None:
+        """Remove a directory and all in it; one that is not there is fine."""
+        ...
+
+    def sync_directory(self, directory: Path) -> None:
+        """Make creations, renames and removals in a directory durable."""
+        ...
+
+    def lock(self, path: Path) -> DirectoryLock:
+        """Take the lock file at ``path``, making it where it is missing. Raises DirectoryInUseError."""
+        ...
+
+
+def read_whole(files: Files, path: Path) -> bytes:
+    """The contents of a small file. Raises FileNotFoundError, OSError."""
+    file = files.open_readable(path)
+    try:
+        return file.read_at(file.size(), 0)
+    finally:
+        file.close()
+
+
+def write_all(file: WritableFile, buffers: Sequence[bytes], position: int) -> int:
+    """Write every byte of ``buffers`` at ``position``; returns the position behind them.
+
+    Raises OSError; how much was written before is then unknown.
+    """
+    for start in range(0, len(buffers), _BUFFERS_PER_WRITE_MAX):
+        group = buffers[start : start + _BUFFERS_PER_WRITE_MAX]
+        length = sum(map(len, group))
+        written = file.write_at(group, position)
+        if written < length:
+            # A short write is rare (a signal, a nearly full disk): go on with the rest as one piece.
+            rest = memoryview(b"".join(group))[written:]
+            position += written
+            while rest:
+                written = file.write_at([bytes(rest)], position)
+                position += written
+                rest = rest[written:]
+        else:
+            position += length
+    return position
+
+
+def replace_whole(files: Files, path: Path, data: bytes, *, is_durable: bool) -> None:
+    """Replace a file's contents: readers see the old or the new, never a mixture, also after a power loss.
+
+    is_durable: True returns only once the new contents survive a power loss. Raises OSError; the old contents then
+    still stand.
+    """
+    temporary = path.with_name(path.name + ".new")
+    file = files.create(temporary)
+    try:
+        try:
+            write_all(file, [data], 0)
+            if is_durable:
+                file.sync()
+        finally:
+            file.close()
+        files.rename(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            files.remove(temporary)
+        raise
+    if is_durable:
+        files.sync_directory(path.parent)
+
+
+_BUFFERS_PER_WRITE_MAX = 1024
+"""IOV_MAX on Linux and macOS."""
+
+
+class _OsWritableFile:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write_at(self, buffers: Sequence[bytes], position: int) -> int:
+        return os.pwritev(self._descriptor, buffers, position)
+
+    def sync(self) -> None:
+        if sys.platform == "darwin":
+            # fsync on macOS leaves the data in the drive's cache (its manual page says so).
+            fcntl.fcntl(self._descriptor, fcntl.F_FULLFSYNC)
+        else:
+            os.fdatasync(self._descriptor)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class _OsReadableFile:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read_at(self, count: int, position: int) -> bytes:
+        return os.pread(self._descriptor, count, position)
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class _OsDirectoryLock:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class OsFiles:
+    """The real file system."""
+
+    def list_names(self, directory: Path) -> list[str]:
+        """See ``Files``."""
+        return sorted(os.listdir(directory))
+
+    def exists(self, path: Path) -> bool:
+        """See ``Files``."""
+        return path.exists()
+
+    def make_directory(self, directory: Path) -> None:
+        """See ``Files``."""
+        directory.mkdir(mode=_PRIVATE_DIRECTORY_MODE, parents=True, exist_ok=True)
+
+    def create(self, path: Path) -> WritableFile:
+        """See ``Files``."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        return _OsWritableFile(os.open(path, flags, PRIVATE_MODE))
+
+    def open_writable(self, path: Path) -> WritableFile:
+        """See ``Files``."""
+        return _OsWritableFile(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+
+    def open_readable(self, path: Path) -> ReadableFile:
+        """See ``Files``."""
+        return _OsReadableFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def rename(self, source: Path, target: Path) -> None:
+        """See ``Files``."""
+        os.replace(source, target)
+
+    def remove(self, path: Path) -> None:
+        """See ``Files``."""
+        path.unlink(missing_ok=True)
+
+    def remove_tree(self, directory: Path) -> None:
+        """See ``Files``."""
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(directory)
+
+    def sync_directory(self, directory: Path) -> None:
+        """See ``Files``."""
+        descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def lock(self, path: Path) -> DirectoryLock:
+        """See ``Files``. The system frees the lock when the process ends, however it ends."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_MODE)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            who = f" (process {owner})" if owner.isdigit() else ""
+            raise DirectoryInUseError(
+                f"The data directory {path.parent} is in use by another service{who}.",
+                next_step="Stop that service, or give this one another --data-dir.",
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        return _OsDirectoryLock(descriptor)

@@ -1,0 +1,212 @@
+"""Record batches: the unit that is appended, checksummed, read and served.
+
+A batch on disk is one header of fixed size, a table of event lengths, and the events end to end. Storage never
+looks into an event. Everything is little endian:
+
+    offset size field
+    0      4    magic b"TGRB"
+    4      2    format version
+    6      2    flags (0)
+    8      4    body length: lengths table + payload, in bytes
+    12     4    event count
+    16     4    CRC32C of the body
+    20     8    base sequence number: of the first event
+    28     8    enqueued time, milliseconds since 1970-01-01 UTC
+    36     8    durable position: how much of this file was synced when the batch was written
+    44     8    producer id; -1 = not an idempotent producer's
+    52     4    producer sequence of the first event
+    56     2    producer epoch
+    58     2    reserved (0)
+    60     4    CRC32C of bytes 0..60, seeded with the segment's salt
+    64     4×n  length of each event in bytes
+    …           payload
+
+The salt keeps bytes that only look like a header (a copy of another segment sent as an event, an old block of a
+reused disk sector) from being taken for one. The durable position lets recovery tell a torn write, which nobody
+was promised, from damage to acknowledged data (see ``recovery``).
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import google_crc32c
+
+from tidegate.model.errors import InvalidArgumentError
+
+MAGIC: Final = b"TGRB"
+FORMAT_VERSION: Final = 1
+BODY_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Our choice: no batch is larger, so a garbled length never asks for more memory than this."""
+
+_FIELDS = struct.Struct("<4sHHIIIqqqqihH")
+_CRC = struct.Struct("<I")
+HEADER_BYTES: Final = _FIELDS.size + _CRC.size
+assert HEADER_BYTES == 64
+NO_PRODUCER_ID: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerBatch:
+    """Who sent a batch, and which of its sends it is; what makes a repeat recognisable."""
+
+    producer_id: int
+    """0 or more; chosen by the producer at random, or given by the service."""
+    epoch: int
+    """0..32767; a higher epoch of the same producer shuts out the lower ones."""
+    sequence: int
+    """Number of the batch's first event in this producer's count for this partition; wraps at 2**31."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """Where a batch lies: the half-open range of its sequence numbers, and its time."""
+
+    start_sequence_number: int
+    until_sequence_number: int
+    enqueued_time_ms: int
+    """Milliseconds since 1970-01-01 UTC; never less than that of an earlier batch of the partition."""
+    is_duplicate: bool = False
+    """True: an idempotent producer repeated a batch, and this is where the first copy lies."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBatch:
+    """A batch as read from the log, its checksum verified."""
+
+    base_sequence_number: int
+    enqueued_time_ms: int
+    """Milliseconds since 1970-01-01 UTC, the same for all events of the batch."""
+    lengths: array[int]
+    """Bytes of each event, in order (typecode 'I')."""
+    payload: memoryview
+    """The events end to end, exactly as they were appended."""
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = 0
+    producer_sequence: int = 0
+
+    @property
+    def until_sequence_number(self) -> int:
+        """One past the last event's sequence number."""
+        return self.base_sequence_number + len(self.lengths)
+
+    def __repr__(self) -> str:
+        return (
+            f"<RecordBatch {self.base_sequence_number}..{self.until_sequence_number} "
+            f"bytes={len(self.payload)} enqueued_time_ms={self.enqueued_time_ms}>"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """A decoded header; ``decode_header`` has verified its checksum."""
+
+    body_length: int
+    event_count: int
+    body_crc: int
+    base_sequence_number: int
+    enqueued_time_ms: int
+    durable_position: int
+    producer_id: int
+    producer_sequence: int
+    producer_epoch: int
+
+    @property
+    def total_length(self) -> int:
+        """Bytes of the whole batch in the file."""
+        return HEADER_BYTES + self.body_length
+
+    @property
+    def until_sequence_number(self) -> int:
+        """One past the last event's sequence number."""
+        return self.base_sequence_number + self.event_count
+
+
+def encode_batch(
+    payload: bytes,
+    lengths: bytes,
+    event_count: int,
+    *,
+    salt: int,
+    base_sequence_number: int,
+    enqueued_time_ms: int,
+    durable_position: int,
+    producer: ProducerBatch | None,
+) -> bytes:
+    """The header and the lengths table of a batch; the payload follows them in the file as it is."""
+    body_crc = google_crc32c.extend(google_crc32c.value(lengths), payload)
+    fields = _FIELDS.pack(
+        MAGIC,
+        FORMAT_VERSION,
+        0,
+        len(lengths) + len(payload),
+        event_count,
+        body_crc,
+        base_sequence_number,
+        enqueued_time_ms,
+        durable_position,
+        NO_PRODUCER_ID if producer is None else producer.producer_id,
+        0 if producer is None else producer.sequence,
+        0 if producer is None else producer.epoch,
+        0,
+    )
+    return fields + _CRC.pack(google_crc32c.extend(salt, fields)) + lengths
+
+
+def decode_header(data: bytes | memoryview, offset: int = 0, *, salt: int) -> BatchHeader | None:
+    """The header at ``offset``; None where the bytes there are no intact header of this segment."""
+    fields = bytes(data[offset : offset + _FIELDS.size])
+    end = offset + HEADER_BYTES
+    if len(data) < end or fields[:4] != MAGIC:
+        return None
+    (crc,) = _CRC.unpack_from(data, end - _CRC.size)
+    if google_crc32c.extend(salt, fields) != crc:
+        return None
+    _, version, _, body_length, count, body_crc, base, time_ms, durable, producer_id, sequence, epoch, _ = (
+        _FIELDS.unpack(fields)
+    )
+    if version != FORMAT_VERSION or not 0 < count <= body_length // 4 or body_length > BODY_BYTES_MAX:
+        return None
+    return BatchHeader(body_length, count, body_crc, base, time_ms, durable, producer_id, sequence, epoch)
+
+
+def decode_body(header: BatchHeader, body: bytes) -> RecordBatch | None:
+    """The batch whose body ``body`` is; None where its checksum or its lengths do not fit the header."""
+    if len(body) != header.body_length or google_crc32c.value(body) != header.body_crc:
+        return None
+    lengths = array("I")
+    table_bytes = 4 * header.event_count
+    lengths.frombytes(body[:table_bytes])
+    payload = memoryview(body)[table_bytes:]
+    if sum(lengths) != len(payload):
+        return None
+    return RecordBatch(
+        header.base_sequence_number,
+        header.enqueued_time_ms,
+        lengths,
+        payload,
+        header.producer_id,
+        header.producer_epoch,
+        header.producer_sequence,
+    )
+
+
+def encode_lengths(payload_length: int, lengths: Sequence[int]) -> bytes:
+    """The lengths table of a batch about to be appended.
+
+    Raises InvalidArgumentError where there is no event, or the lengths do not add up to the payload.
+    """
+    if not lengths or sum(lengths) != payload_length or 4 * len(lengths) + payload_length > BODY_BYTES_MAX:
+        raise InvalidArgumentError(
+            f"A batch of {len(lengths)} lengths that sum to {sum(lengths)} does not describe "
+            f"{payload_length} bytes of events (1 event or more, {BODY_BYTES_MAX} bytes or less)."
+        )
+    try:
+        table = lengths if isinstance(lengths, array) and lengths.typecode == "I" else array("I", lengths)
+    except OverflowError as error:
+        raise InvalidArgumentError("An event's length is negative.") from error
+    return table.tobytes()
