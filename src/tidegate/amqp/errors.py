@@ -1,0 +1,61 @@
+"""What goes wrong inside AMQP itself, and the conditions that AMQP gives names to.
+
+Errors about the peer's bytes carry the condition to close the connection with. The product's own errors
+and their conditions are in ``tidegate.wire.conditions``.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+from tidegate.amqp.types import Symbol
+from tidegate.model.errors import LocalProtocolError, RemoteProtocolError
+
+INTERNAL_ERROR: Final = Symbol("amqp:internal-error")
+NOT_FOUND: Final = Symbol("amqp:not-found")
+UNAUTHORIZED_ACCESS: Final = Symbol("amqp:unauthorized-access")
+DECODE_ERROR: Final = Symbol("amqp:decode-error")
+RESOURCE_LIMIT_EXCEEDED: Final = Symbol("amqp:resource-limit-exceeded")
+NOT_ALLOWED: Final = Symbol("amqp:not-allowed")
+INVALID_FIELD: Final = Symbol("amqp:invalid-field")
+NOT_IMPLEMENTED: Final = Symbol("amqp:not-implemented")
+RESOURCE_LOCKED: Final = Symbol("amqp:resource-locked")
+PRECONDITION_FAILED: Final = Symbol("amqp:precondition-failed")
+RESOURCE_DELETED: Final = Symbol("amqp:resource-deleted")
+ILLEGAL_STATE: Final = Symbol("amqp:illegal-state")
+FRAME_SIZE_TOO_SMALL: Final = Symbol("amqp:frame-size-too-small")
+"""AMQP 1.0 part 2 section 2.8.15 (amqp-error)."""
+
+CONNECTION_FORCED: Final = Symbol("amqp:connection:forced")
+FRAMING_ERROR: Final = Symbol("amqp:connection:framing-error")
+CONNECTION_REDIRECT: Final = Symbol("amqp:connection:redirect")
+"""AMQP 1.0 part 2 section 2.8.16 (connection-error)."""
+
+WINDOW_VIOLATION: Final = Symbol("amqp:session:window-violation")
+ERRANT_LINK: Final = Symbol("amqp:session:errant-link")
+HANDLE_IN_USE: Final = Symbol("amqp:session:handle-in-use")
+UNATTACHED_HANDLE: Final = Symbol("amqp:session:unattached-handle")
+"""AMQP 1.0 part 2 section 2.8.17 (session-error)."""
+
+DETACH_FORCED: Final = Symbol("amqp:link:detach-forced")
+TRANSFER_LIMIT_EXCEEDED: Final = Symbol("amqp:link:transfer-limit-exceeded")
+MESSAGE_SIZE_EXCEEDED: Final = Symbol("amqp:link:message-size-exceeded")
+LINK_REDIRECT: Final = Symbol("amqp:link:redirect")
+STOLEN: Final = Symbol("amqp:link:stolen")
+"""AMQP 1.0 part 2 section 2.8.18 (link-error)."""
+
+
+class DecodeError(RemoteProtocolError):
+    """Bytes that are no AMQP value, or not the value that belongs there."""
+
+    condition: ClassVar[Symbol] = DECODE_ERROR
+
+
+class FramingError(RemoteProtocolError):
+    """Bytes that are no frame: wrong header, impossible size, larger than agreed."""
+
+    condition: ClassVar[Symbol] = FRAMING_ERROR
+
+
+class EncodeError(LocalProtocolError):
+    """A value of ours that AMQP has no encoding for: a wrong type, or out of its type's range."""

@@ -1,0 +1,186 @@
+"""Bytes to frames and back, and the protocol headers before them.
+
+A splitter copies only what a frame leaves over between two reads; frames that lie whole in one read are
+views of it. Source: AMQP 1.0 part 2 sections 2.2 and 2.3.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from tidegate.amqp.decode import Buffer
+from tidegate.amqp.errors import FramingError
+
+AMQP_FRAME: Final = 0
+SASL_FRAME: Final = 1
+"""Values of a frame's type."""
+
+FRAME_BYTES_MIN: Final = 512
+"""Every peer must accept frames of this size (``MIN-MAX-FRAME-SIZE``, part 2 section 2.8.19)."""
+
+FRAME_HEADER_BYTES: Final = 8
+
+EMPTY_FRAME: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
+"""Keeps a connection from timing out (part 2 section 2.4.5)."""
+
+
+class ProtocolHeader(NamedTuple):
+    """The eight bytes that open each layer: ``AMQP``, protocol id, version."""
+
+    protocol_id: int
+    """0 AMQP, 2 TLS, 3 SASL."""
+    major: int
+    minor: int
+    revision: int
+
+    def encode(self) -> bytes:
+        """The eight bytes."""
+        return b"AMQP" + bytes(self)
+
+
+AMQP_HEADER: Final = ProtocolHeader(0, 1, 0, 0)
+TLS_HEADER: Final = ProtocolHeader(2, 1, 0, 0)
+SASL_HEADER: Final = ProtocolHeader(3, 1, 0, 0)
+
+
+class Frame(NamedTuple):
+    """One frame. ``body`` is a view that holds until the next ``feed``."""
+
+    frame_type: int
+    channel: int
+    body: memoryview
+    """The performative and a transfer's payload; empty in a frame that only keeps the line alive."""
+
+
+class FrameBounds(NamedTuple):
+    """Where one frame's body lies in the buffer that ``take_frames`` gave."""
+
+    frame_type: int
+    channel: int
+    start: int
+    until: int
+
+
+_frame_header = struct.Struct(">IBBH").unpack_from
+_pack_frame_header = struct.Struct(">IBBH").pack
+
+
+def encode_frame(channel: int, body: bytes | bytearray, frame_type: int = AMQP_FRAME) -> bytes:
+    """A whole frame around an encoded body."""
+    return _pack_frame_header(len(body) + FRAME_HEADER_BYTES, 2, frame_type, channel) + body
+
+
+class FrameSplitter:
+    """Cuts a byte stream into protocol headers and frames; the caller asks for what is due next.
+
+    ``feed`` the bytes of a read, then call ``next_header``, ``next_frame`` or ``take_frames`` until there is
+    nothing. The buffer given to ``feed`` may be reused once ``is_drained`` was reached or ``release`` called.
+    """
+
+    def __init__(self, *, frame_bytes_max: int) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        """The largest frame that the peer may send, header included; may be changed between frames."""
+        self._buffer: memoryview = memoryview(b"")
+        self._position = 0
+        self._kept: list[bytes] = []  # pieces of a frame that is not whole yet
+        self._kept_bytes = 0
+        self._needed_bytes = FRAME_HEADER_BYTES  # of the frame that _kept starts with
+
+    def feed(self, data: Buffer) -> None:
+        """Take the bytes of one read; bytes of the read before that were not taken are kept (copied)."""
+        self.release()
+        if not self._kept:
+            self._buffer = memoryview(data)
+        elif self._kept_bytes + len(data) < self._needed_bytes:
+            self._keep(bytes(data))
+        else:
+            self._kept.append(bytes(data))
+            self._buffer = memoryview(b"".join(self._kept))
+            self._kept.clear()
+            self._kept_bytes = 0
+
+    def release(self) -> None:
+        """Copy what was not taken yet, and let go of the fed buffer."""
+        rest = bytes(self._buffer[self._position :])
+        self._buffer = memoryview(b"")
+        self._position = 0
+        if rest:
+            self._needed_bytes = FRAME_HEADER_BYTES
+            if len(rest) >= 4 and rest[:4] != b"AMQP":
+                # The size is checked when the frame is taken; until then nothing is reserved for it.
+                self._needed_bytes = max(FRAME_HEADER_BYTES, int.from_bytes(rest[:4], "big"))
+                self._needed_bytes = min(self._needed_bytes, self.frame_bytes_max)
+            self._keep(rest)
+
+    def _keep(self, piece: bytes) -> None:
+        self._kept.append(piece)
+        self._kept_bytes += len(piece)
+
+    def next_header(self) -> ProtocolHeader | None:
+        """The protocol header that is due; None until its eight bytes are there.
+
+        Raises FramingError as soon as the bytes cannot become one.
+        """
+        start = self._position
+        piece = bytes(self._buffer[start : start + 8])
+        if piece[:4] != b"AMQP"[: len(piece)]:
+            raise FramingError(f"The peer does not speak AMQP: it sent {piece.hex(' ')}.")
+        if len(piece) < 8:
+            return None
+        self._position = start + 8
+        return ProtocolHeader(*piece[4:])
+
+    def next_frame(self) -> Frame | None:
+        """The next whole frame; None until there is one.
+
+        Raises FramingError when the peer's bytes are no frame, or one larger than ``frame_bytes_max``.
+        """
+        buffer, start = self._buffer, self._position
+        available = len(buffer) - start
+        if available < FRAME_HEADER_BYTES:
+            return None
+        size, data_offset, frame_type, channel = _frame_header(buffer, start)
+        body_offset = data_offset * 4
+        if size > self.frame_bytes_max or body_offset < FRAME_HEADER_BYTES or body_offset > size:
+            raise self._garbled(size, data_offset)
+        if available < size:
+            return None
+        self._position = start + size
+        return Frame(frame_type, channel, buffer[start + body_offset : start + size])
+
+    def take_frames(self) -> tuple[memoryview, list[FrameBounds]]:
+        """All whole frames at once, for the hot path: the buffer, and where each frame's body lies in it.
+
+        The buffer is valid until the next ``feed`` or ``release``.
+        Raises FramingError as ``next_frame`` does, once the whole frames before the damage were taken.
+        """
+        buffer, position, limit = self._buffer, self._position, len(self._buffer)
+        bytes_max = self.frame_bytes_max
+        frames: list[FrameBounds] = []
+        append, make = frames.append, FrameBounds._make
+        while limit - position >= FRAME_HEADER_BYTES:
+            size, data_offset, frame_type, channel = _frame_header(buffer, position)
+            body_offset = data_offset * 4
+            if size > bytes_max or body_offset < FRAME_HEADER_BYTES or body_offset > size:
+                if frames:
+                    break  # what came before is good; the next call raises
+                raise self._garbled(size, data_offset)
+            if limit - position < size:
+                break
+            append(make((frame_type, channel, position + body_offset, position + size)))
+            position += size
+        self._position = position
+        return buffer, frames
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes that were fed and not taken."""
+        return self._kept_bytes + len(self._buffer) - self._position
+
+    def _garbled(self, size: int, data_offset: int) -> FramingError:
+        if size > self.frame_bytes_max and data_offset == 2:
+            return FramingError(
+                f"A frame of {size} bytes is larger than the {self.frame_bytes_max} that were agreed."
+            )
+        return FramingError(f"A frame of {size} bytes with its data at byte {data_offset * 4} is none.")
