@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NoReturn
 from uuid import UUID
 
 from tidegate.amqp.errors import DecodeError
@@ -75,7 +75,9 @@ def skip_value(data: Buffer, offset: int = 0) -> int:
             descriptors += 1
             if descriptors > DEPTH_MAX:
                 raise DecodeError(f"Descriptors are nested more than {DEPTH_MAX} deep.")
-            offset = skip_value(data, offset + 1) if data[offset + 1] else _refuse_described_descriptor()
+            if data[offset + 1] == 0:
+                _refuse_described_descriptor()
+            offset = skip_value(data, offset + 1)
         code = data[offset]
         width = _WIDTHS[code]
         if width >= 0:
@@ -93,7 +95,7 @@ def skip_value(data: Buffer, offset: int = 0) -> int:
     return end
 
 
-def _refuse_described_descriptor() -> int:
+def _refuse_described_descriptor() -> NoReturn:
     raise DecodeError("A descriptor is itself described; nothing sends that.")
 
 
@@ -123,6 +125,8 @@ def _end_of(data: Buffer, start: int, size: int) -> int:
 def _decode_described(data: Buffer, offset: int, depth: int) -> tuple[object, int]:
     if depth >= DEPTH_MAX:
         raise DecodeError(f"Values are nested more than {DEPTH_MAX} deep.")
+    if data[offset] == 0:
+        _refuse_described_descriptor()
     descriptor, offset = _DECODERS[data[offset]](data, offset + 1, depth + 1)
     value, offset = _DECODERS[data[offset]](data, offset + 1, depth + 1)
     return Described(descriptor, value), offset
@@ -273,6 +277,8 @@ def _array_items(data: Buffer, offset: int, depth: int, width: int) -> tuple[Arr
         return Array((), type(None)), end  # without even a constructor: the official Python client sends that
     descriptors: list[object] = []
     while data[offset] == 0:
+        if data[offset + 1] == 0:
+            _refuse_described_descriptor()
         descriptor, offset = _DECODERS[data[offset + 1]](data, offset + 2, depth + 1)
         descriptors.append(descriptor)
         if len(descriptors) > DEPTH_MAX:

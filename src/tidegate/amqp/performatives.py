@@ -11,7 +11,7 @@ symbol where an array is meant. Field names are the specification's; a null take
     a class here    that class, or None       described list
 """
 
-# ruff: noqa: RUF009  (``_field`` makes dataclass fields, which ruff cannot see)
+# ruff: noqa: RUF009  (``composite_field`` makes dataclass fields, which ruff cannot see)
 
 from __future__ import annotations
 
@@ -98,10 +98,6 @@ def _fields_to_wire(value: Mapping[object, object]) -> object:
     return {Symbol(key) if type(key) is str else key: item for key, item in value.items()}
 
 
-def _any_to_wire(value: object) -> object:
-    return value
-
-
 def _composite_to_wire(value: object) -> object:
     return value if isinstance(value, Described) else to_described(value)
 
@@ -131,10 +127,9 @@ SYMBOLS: Final = Kind("symbols", _symbols_to_wire, _symbols_from_wire)
 BINARY: Final = _exactly("binary", bytes)
 MAP: Final = _exactly("map", dict)
 FIELDS: Final = Kind("fields", _fields_to_wire, MAP.from_wire)
-ANY: Final = Kind("any", _any_to_wire, lambda value: value)
 
 
-def _field(kind: Kind, default: Any = MISSING) -> Any:
+def composite_field(kind: Kind, default: Any = MISSING) -> Any:
     """A dataclass field of that kind; without a default it must be on the wire."""
     if default is MISSING:
         return field(metadata={"kind": kind})
@@ -266,9 +261,9 @@ def _from_list(layout: _Layout, wire: list[object]) -> object:
 class Error:
     """Why a link, session or connection ended, or a delivery was rejected (part 2 section 2.8.14)."""
 
-    condition: Symbol = _field(SYMBOL)
-    description: str | None = _field(STRING, None)
-    info: dict[object, object] = _field(FIELDS, {})
+    condition: Symbol = composite_field(SYMBOL)
+    description: str | None = composite_field(STRING, None)
+    info: dict[object, object] = composite_field(FIELDS, {})
 
 
 _ERROR = _one_of("error", Error)
@@ -279,8 +274,8 @@ _ERROR = _one_of("error", Error)
 class Received:
     """How far a delivery got (part 3 section 3.4.1)."""
 
-    section_number: int = _field(UINT)
-    section_offset: int = _field(ULONG)
+    section_number: int = composite_field(UINT)
+    section_offset: int = composite_field(ULONG)
 
 
 @composite(0x24, "accepted")
@@ -294,7 +289,7 @@ class Accepted:
 class Rejected:
     """The delivery was invalid (part 3 section 3.4.3)."""
 
-    error: Error | None = _field(_ERROR, None)
+    error: Error | None = composite_field(_ERROR, None)
 
 
 @composite(0x26, "released")
@@ -308,9 +303,9 @@ class Released:
 class Modified:
     """The delivery goes back, changed (part 3 section 3.4.5)."""
 
-    delivery_failed: bool = _field(BOOLEAN, False)
-    undeliverable_here: bool = _field(BOOLEAN, False)
-    message_annotations: dict[object, object] = _field(FIELDS, {})
+    delivery_failed: bool = composite_field(BOOLEAN, False)
+    undeliverable_here: bool = composite_field(BOOLEAN, False)
+    message_annotations: dict[object, object] = composite_field(FIELDS, {})
 
 
 DeliveryState = Accepted | Rejected | Released | Modified | Received | Described
@@ -327,19 +322,19 @@ _STATE = _one_of("delivery state", Accepted, Rejected, Released, Modified, Recei
 class Source:
     """Where a link's messages come from (part 3 section 3.5.3)."""
 
-    address: str | None = _field(STRING, None)
-    durable: int = _field(UINT, 0)
-    expiry_policy: Symbol = _field(SYMBOL, Symbol("session-end"))
-    timeout: int = _field(UINT, 0)
+    address: str | None = composite_field(STRING, None)
+    durable: int = composite_field(UINT, 0)
+    expiry_policy: Symbol = composite_field(SYMBOL, Symbol("session-end"))
+    timeout: int = composite_field(UINT, 0)
     """Seconds."""
-    dynamic: bool = _field(BOOLEAN, False)
-    dynamic_node_properties: dict[object, object] = _field(FIELDS, {})
-    distribution_mode: Symbol | None = _field(SYMBOL, None)
-    filter: dict[object, object] = _field(FIELDS, {})
+    dynamic: bool = composite_field(BOOLEAN, False)
+    dynamic_node_properties: dict[object, object] = composite_field(FIELDS, {})
+    distribution_mode: Symbol | None = composite_field(SYMBOL, None)
+    filter: dict[object, object] = composite_field(FIELDS, {})
     """Name (Symbol) to ``Described`` filter."""
-    default_outcome: DeliveryState | None = _field(_STATE, None)
-    outcomes: tuple[Symbol, ...] = _field(SYMBOLS, ())
-    capabilities: tuple[Symbol, ...] = _field(SYMBOLS, ())
+    default_outcome: DeliveryState | None = composite_field(_STATE, None)
+    outcomes: tuple[Symbol, ...] = composite_field(SYMBOLS, ())
+    capabilities: tuple[Symbol, ...] = composite_field(SYMBOLS, ())
 
 
 @composite(0x29, "target")
@@ -347,14 +342,14 @@ class Source:
 class Target:
     """Where a link's messages go to (part 3 section 3.5.4)."""
 
-    address: str | None = _field(STRING, None)
-    durable: int = _field(UINT, 0)
-    expiry_policy: Symbol = _field(SYMBOL, Symbol("session-end"))
-    timeout: int = _field(UINT, 0)
+    address: str | None = composite_field(STRING, None)
+    durable: int = composite_field(UINT, 0)
+    expiry_policy: Symbol = composite_field(SYMBOL, Symbol("session-end"))
+    timeout: int = composite_field(UINT, 0)
     """Seconds."""
-    dynamic: bool = _field(BOOLEAN, False)
-    dynamic_node_properties: dict[object, object] = _field(FIELDS, {})
-    capabilities: tuple[Symbol, ...] = _field(SYMBOLS, ())
+    dynamic: bool = composite_field(BOOLEAN, False)
+    dynamic_node_properties: dict[object, object] = composite_field(FIELDS, {})
+    capabilities: tuple[Symbol, ...] = composite_field(SYMBOLS, ())
 
 
 @composite(0x30, "coordinator")
@@ -362,7 +357,7 @@ class Target:
 class Coordinator:
     """The target of a link that controls transactions (part 4 section 4.5.1); no node of ours takes one."""
 
-    capabilities: tuple[Symbol, ...] = _field(SYMBOLS, ())
+    capabilities: tuple[Symbol, ...] = composite_field(SYMBOLS, ())
 
 
 _SOURCE = _one_of("source", Source)
@@ -377,18 +372,18 @@ _TARGET = _one_of("target", Target, Coordinator)
 class Open:
     """The first frame of a connection (part 2 section 2.7.1)."""
 
-    container_id: str = _field(STRING)
-    hostname: str | None = _field(STRING, None)
-    max_frame_size: int = _field(UINT, 4294967295)
+    container_id: str = composite_field(STRING)
+    hostname: str | None = composite_field(STRING, None)
+    max_frame_size: int = composite_field(UINT, 4294967295)
     """Bytes; the largest frame that the sender of this accepts."""
-    channel_max: int = _field(USHORT, 65535)
-    idle_time_out: int | None = _field(UINT, None)
+    channel_max: int = composite_field(USHORT, 65535)
+    idle_time_out: int | None = composite_field(UINT, None)
     """Milliseconds; None: the sender of this never times out."""
-    outgoing_locales: tuple[Symbol, ...] = _field(SYMBOLS, ())
-    incoming_locales: tuple[Symbol, ...] = _field(SYMBOLS, ())
-    offered_capabilities: tuple[Symbol, ...] = _field(SYMBOLS, ())
-    desired_capabilities: tuple[Symbol, ...] = _field(SYMBOLS, ())
-    properties: dict[object, object] = _field(FIELDS, {})
+    outgoing_locales: tuple[Symbol, ...] = composite_field(SYMBOLS, ())
+    incoming_locales: tuple[Symbol, ...] = composite_field(SYMBOLS, ())
+    offered_capabilities: tuple[Symbol, ...] = composite_field(SYMBOLS, ())
+    desired_capabilities: tuple[Symbol, ...] = composite_field(SYMBOLS, ())
+    properties: dict[object, object] = composite_field(FIELDS, {})
 
 
 @composite(0x11, "begin")
@@ -396,17 +391,17 @@ class Open:
 class Begin:
     """Starts a session on a channel (part 2 section 2.7.2)."""
 
-    remote_channel: int | None = _field(USHORT, None)
+    remote_channel: int | None = composite_field(USHORT, None)
     """None: this side begins; otherwise the channel on which the peer began."""
-    next_outgoing_id: int = _field(UINT)
-    incoming_window: int = _field(UINT)
+    next_outgoing_id: int = composite_field(UINT)
+    incoming_window: int = composite_field(UINT)
     """Transfer frames."""
-    outgoing_window: int = _field(UINT)
+    outgoing_window: int = composite_field(UINT)
     """Transfer frames."""
-    handle_max: int = _field(UINT, 4294967295)
-    offered_capabilities: tuple[Symbol, ...] = _field(SYMBOLS, ())
-    desired_capabilities: tuple[Symbol, ...] = _field(SYMBOLS, ())
-    properties: dict[object, object] = _field(FIELDS, {})
+    handle_max: int = composite_field(UINT, 4294967295)
+    offered_capabilities: tuple[Symbol, ...] = composite_field(SYMBOLS, ())
+    desired_capabilities: tuple[Symbol, ...] = composite_field(SYMBOLS, ())
+    properties: dict[object, object] = composite_field(FIELDS, {})
 
 
 @composite(0x12, "attach")
@@ -414,25 +409,25 @@ class Begin:
 class Attach:
     """Attaches a link to a session (part 2 section 2.7.3)."""
 
-    name: str = _field(STRING)
-    handle: int = _field(UINT)
-    role: bool = _field(BOOLEAN)
+    name: str = composite_field(STRING)
+    handle: int = composite_field(UINT)
+    role: bool = composite_field(BOOLEAN)
     """Of the side that sends this: ROLE_SENDER or ROLE_RECEIVER."""
-    snd_settle_mode: int = _field(UBYTE, 2)
+    snd_settle_mode: int = composite_field(UBYTE, 2)
     """0 unsettled, 1 settled, 2 mixed."""
-    rcv_settle_mode: int = _field(UBYTE, 0)
+    rcv_settle_mode: int = composite_field(UBYTE, 0)
     """0 first, 1 second."""
-    source: Source | None = _field(_SOURCE, None)
-    target: Target | Coordinator | None = _field(_TARGET, None)
-    unsettled: dict[object, object] | None = _field(MAP, None)
-    incomplete_unsettled: bool = _field(BOOLEAN, False)
-    initial_delivery_count: int | None = _field(UINT, None)
+    source: Source | None = composite_field(_SOURCE, None)
+    target: Target | Coordinator | None = composite_field(_TARGET, None)
+    unsettled: dict[object, object] | None = composite_field(MAP, None)
+    incomplete_unsettled: bool = composite_field(BOOLEAN, False)
+    initial_delivery_count: int | None = composite_field(UINT, None)
     """Must not be None from a sender, except when it refuses the link."""
-    max_message_size: int | None = _field(ULONG, None)
+    max_message_size: int | None = composite_field(ULONG, None)
     """Bytes; None and 0: no limit."""
-    offered_capabilities: tuple[Symbol, ...] = _field(SYMBOLS, ())
-    desired_capabilities: tuple[Symbol, ...] = _field(SYMBOLS, ())
-    properties: dict[object, object] = _field(FIELDS, {})
+    offered_capabilities: tuple[Symbol, ...] = composite_field(SYMBOLS, ())
+    desired_capabilities: tuple[Symbol, ...] = composite_field(SYMBOLS, ())
+    properties: dict[object, object] = composite_field(FIELDS, {})
 
 
 @composite(0x13, "flow")
@@ -440,17 +435,17 @@ class Attach:
 class Flow:
     """Updates the windows of a session, and the credit of a link when ``handle`` is set (2.7.4)."""
 
-    next_incoming_id: int | None = _field(UINT, None)
-    incoming_window: int = _field(UINT)
-    next_outgoing_id: int = _field(UINT)
-    outgoing_window: int = _field(UINT)
-    handle: int | None = _field(UINT, None)
-    delivery_count: int | None = _field(UINT, None)
-    link_credit: int | None = _field(UINT, None)
-    available: int | None = _field(UINT, None)
-    drain: bool = _field(BOOLEAN, False)
-    echo: bool = _field(BOOLEAN, False)
-    properties: dict[object, object] = _field(FIELDS, {})
+    next_incoming_id: int | None = composite_field(UINT, None)
+    incoming_window: int = composite_field(UINT)
+    next_outgoing_id: int = composite_field(UINT)
+    outgoing_window: int = composite_field(UINT)
+    handle: int | None = composite_field(UINT, None)
+    delivery_count: int | None = composite_field(UINT, None)
+    link_credit: int | None = composite_field(UINT, None)
+    available: int | None = composite_field(UINT, None)
+    drain: bool = composite_field(BOOLEAN, False)
+    echo: bool = composite_field(BOOLEAN, False)
+    properties: dict[object, object] = composite_field(FIELDS, {})
 
 
 @composite(0x14, "transfer")
@@ -458,18 +453,18 @@ class Flow:
 class Transfer:
     """Carries a delivery, or one part of it; the payload follows the performative (part 2 section 2.7.5)."""
 
-    handle: int = _field(UINT)
-    delivery_id: int | None = _field(UINT, None)
+    handle: int = composite_field(UINT)
+    delivery_id: int | None = composite_field(UINT, None)
     """Mandatory in the first transfer of a delivery."""
-    delivery_tag: bytes | None = _field(BINARY, None)
-    message_format: int | None = _field(UINT, None)
-    settled: bool | None = _field(BOOLEAN, None)
-    more: bool = _field(BOOLEAN, False)
-    rcv_settle_mode: int | None = _field(UBYTE, None)
-    state: DeliveryState | None = _field(_STATE, None)
-    resume: bool = _field(BOOLEAN, False)
-    aborted: bool = _field(BOOLEAN, False)
-    batchable: bool = _field(BOOLEAN, False)
+    delivery_tag: bytes | None = composite_field(BINARY, None)
+    message_format: int | None = composite_field(UINT, None)
+    settled: bool | None = composite_field(BOOLEAN, None)
+    more: bool = composite_field(BOOLEAN, False)
+    rcv_settle_mode: int | None = composite_field(UBYTE, None)
+    state: DeliveryState | None = composite_field(_STATE, None)
+    resume: bool = composite_field(BOOLEAN, False)
+    aborted: bool = composite_field(BOOLEAN, False)
+    batchable: bool = composite_field(BOOLEAN, False)
 
 
 @composite(0x15, "disposition")
@@ -477,13 +472,13 @@ class Transfer:
 class Disposition:
     """What became of the deliveries ``first`` to ``last``, both included (part 2 section 2.7.6)."""
 
-    role: bool = _field(BOOLEAN)
-    first: int = _field(UINT)
-    last: int | None = _field(UINT, None)
+    role: bool = composite_field(BOOLEAN)
+    first: int = composite_field(UINT)
+    last: int | None = composite_field(UINT, None)
     """None: the same as ``first``."""
-    settled: bool = _field(BOOLEAN, False)
-    state: DeliveryState | None = _field(_STATE, None)
-    batchable: bool = _field(BOOLEAN, False)
+    settled: bool = composite_field(BOOLEAN, False)
+    state: DeliveryState | None = composite_field(_STATE, None)
+    batchable: bool = composite_field(BOOLEAN, False)
 
 
 @composite(0x16, "detach")
@@ -491,9 +486,9 @@ class Disposition:
 class Detach:
     """Detaches a link; ``closed`` ends it for good (part 2 section 2.7.7)."""
 
-    handle: int = _field(UINT)
-    closed: bool = _field(BOOLEAN, False)
-    error: Error | None = _field(_ERROR, None)
+    handle: int = composite_field(UINT)
+    closed: bool = composite_field(BOOLEAN, False)
+    error: Error | None = composite_field(_ERROR, None)
 
 
 @composite(0x17, "end")
@@ -501,7 +496,7 @@ class Detach:
 class End:
     """Ends a session (part 2 section 2.7.8)."""
 
-    error: Error | None = _field(_ERROR, None)
+    error: Error | None = composite_field(_ERROR, None)
 
 
 @composite(0x18, "close")
@@ -509,7 +504,7 @@ class End:
 class Close:
     """Closes a connection (part 2 section 2.7.9)."""
 
-    error: Error | None = _field(_ERROR, None)
+    error: Error | None = composite_field(_ERROR, None)
 
 
 Performative = Open | Begin | Attach | Flow | Transfer | Disposition | Detach | End | Close
