@@ -1,0 +1,121 @@
+"""Addresses of nodes, in all the forms that clients write them.
+
+    hub                                      send, the service picks the partition
+    hub/Partitions/0                         send to one partition
+    hub/Publishers/p                         send as a named publisher
+    hub/ConsumerGroups/g/Partitions/0        receive
+    $cbs, $management, hub/$management       requests
+
+Python's client sends full URIs (``amqps://host[:port]/hub/…``), .NET a leading slash, JavaScript neither.
+Keywords compare without regard to case; names keep the case they came in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from urllib.parse import quote, unquote
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.wire.names import CBS_NODE, MANAGEMENT_NODE
+
+
+class NodeKind(Enum):
+    """What a link can be attached to."""
+
+    EVENT_HUB = "event hub"
+    PARTITION = "partition"
+    PUBLISHER = "publisher"
+    CONSUMER = "consumer"
+    CBS = "cbs"
+    MANAGEMENT = "management"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAddress:
+    """A parsed address; build it with ``parse`` or with one of the class methods named after the kinds."""
+
+    kind: NodeKind
+    event_hub: str = ""
+    """Empty for ``$cbs`` and for a ``$management`` that names no hub."""
+    partition_id: str | None = None
+    consumer_group: str | None = None
+    publisher: str | None = None
+
+    @classmethod
+    def for_sending(cls, event_hub: str, *, partition_id: str | None = None) -> NodeAddress:
+        """Where a producer sends to: the hub, or one partition of it."""
+        if partition_id is None:
+            return cls(NodeKind.EVENT_HUB, event_hub)
+        return cls(NodeKind.PARTITION, event_hub, partition_id=partition_id)
+
+    @classmethod
+    def for_receiving(cls, event_hub: str, *, consumer_group: str, partition_id: str) -> NodeAddress:
+        """Where a consumer receives from."""
+        return cls(NodeKind.CONSUMER, event_hub, partition_id=partition_id, consumer_group=consumer_group)
+
+    @classmethod
+    def parse(cls, text: str) -> NodeAddress:
+        """The node that ``text`` names.
+
+        Raises InvalidArgumentError when it has none of the known forms.
+        """
+        parts = [unquote(part) for part in _path(text).split("/") if part]
+        match [
+            part.lower() if index % 2 or part.startswith("$") else part for index, part in enumerate(parts)
+        ]:
+            case [node] if node == CBS_NODE:
+                return cls(NodeKind.CBS)
+            case [node] if node == MANAGEMENT_NODE:
+                return cls(NodeKind.MANAGEMENT)
+            case [_]:
+                return cls(NodeKind.EVENT_HUB, parts[0])
+            case [_, node] if node == MANAGEMENT_NODE:
+                return cls(NodeKind.MANAGEMENT, parts[0])
+            case [_, node] if node == CBS_NODE:
+                return cls(NodeKind.CBS, parts[0])
+            case [_, "partitions", _]:
+                return cls(NodeKind.PARTITION, parts[0], partition_id=parts[2])
+            case [_, "publishers", _]:
+                return cls(NodeKind.PUBLISHER, parts[0], publisher=parts[2])
+            case [_, "consumergroups", _, "partitions", _]:
+                return cls(NodeKind.CONSUMER, parts[0], partition_id=parts[4], consumer_group=parts[2])
+        raise InvalidArgumentError(
+            f"The address {text!r} names no node of Event Hubs.",
+            next_step="Send to HUB or HUB/Partitions/ID; receive from HUB/ConsumerGroups/GROUP/Partitions/ID.",
+        )
+
+    def format(self) -> str:
+        """The relative form, which every peer accepts; parses back to an equal address."""
+        hub = quote(self.event_hub, safe="$")
+        match self.kind:
+            case NodeKind.CBS:
+                return f"{hub}/{CBS_NODE}" if hub else CBS_NODE
+            case NodeKind.MANAGEMENT:
+                return f"{hub}/{MANAGEMENT_NODE}" if hub else MANAGEMENT_NODE
+            case NodeKind.PARTITION:
+                return f"{hub}/Partitions/{_quote(self.partition_id)}"
+            case NodeKind.PUBLISHER:
+                return f"{hub}/Publishers/{_quote(self.publisher)}"
+            case NodeKind.CONSUMER:
+                group = _quote(self.consumer_group)
+                return f"{hub}/ConsumerGroups/{group}/Partitions/{_quote(self.partition_id)}"
+        return hub
+
+    def __str__(self) -> str:
+        return self.format()
+
+
+def entity_audience(host: str, event_hub: str = "") -> str:
+    """The audience that a token for a hub (or, without one, for the whole namespace) is made for."""
+    return f"sb://{host}/{event_hub}" if event_hub else f"sb://{host}"
+
+
+def _quote(name: str | None) -> str:
+    assert name is not None
+    return quote(name, safe="$")
+
+
+def _path(text: str) -> str:
+    _, separator, rest = text.partition("://")
+    return rest.partition("/")[2] if separator else text

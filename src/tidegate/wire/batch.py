@@ -1,0 +1,243 @@
+"""Batches of events as they travel, and as they are stored: the same bytes.
+
+A batch is an AMQP message whose body is one data section per event, each holding that event's whole encoded
+message. **Stored is exactly the run of those data sections** (``00 53 75 a0|b0 length …``, end to end): to
+take a batch in is to find boundaries and drop the envelope, to deliver one to our own client is to send the
+bytes as they lie. A message sent by itself is stored as one such section.
+
+The envelope, what is around the data sections, says things about all of them: the partition key, and with
+our extension ``tidegate:idempotent-batch`` who sent them and the number of the first.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.amqp.decode import Buffer, decode_value
+from tidegate.amqp.encode import append_value
+from tidegate.amqp.errors import DecodeError
+from tidegate.amqp.message import AMQP_SEQUENCE, AMQP_VALUE, DATA, MESSAGE_ANNOTATIONS, iter_sections
+from tidegate.amqp.types import Int, Short
+from tidegate.wire.names import PARTITION_KEY, PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
+
+BATCH_MESSAGE_FORMAT: Final = 0x80013700
+"""message-format of a batch; a single message has 0."""
+
+DATA_SECTION_8: Final = 0x005375A0
+DATA_SECTION_32: Final = 0x005375B0
+"""The first four bytes of a data section, by the width of its length."""
+
+_two_u32 = struct.Struct(">II").unpack_from
+_u32 = struct.Struct(">I").unpack_from
+_pack_two_u32 = struct.Struct(">II").pack
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSections:
+    """What was found in a message that a producer sent."""
+
+    payload: memoryview
+    """The stored form: data sections end to end. A view of what was split, or of a new buffer."""
+    lengths: array[int]
+    """Bytes of each section, header included, as ``array('I')``; they add up to ``len(payload)``."""
+    partition_key: str | None = None
+    producer_id: int | None = None
+    producer_epoch: int | None = None
+    producer_sequence_number: int | None = None
+    """The number that an idempotent producer gave to the first event; None from other producers."""
+
+
+def split_message(payload: Buffer, message_format: int) -> BatchSections:
+    """The events in a message of either format: a batch's, or the message itself as the only one.
+
+    Raises DecodeError when the bytes are no such message.
+    """
+    return split_batch(payload) if message_format == BATCH_MESSAGE_FORMAT else split_single(payload)
+
+
+def split_batch(payload: Buffer) -> BatchSections:
+    """The events in a batch, without copying where the data sections lie together (they always do).
+
+    Raises DecodeError when the message is garbled, or holds no data section, or another kind of body.
+    """
+    view = memoryview(payload)
+    lengths: array[int] = array("I")
+    runs: list[memoryview] = []
+    annotations: dict[object, object] = {}
+    offset, until = 0, len(view)
+    while offset < until:
+        start = offset
+        offset = _find_data_sections(view, offset, lengths)
+        if offset > start:
+            runs.append(view[start:offset])
+            continue
+        code, _, value_start, offset = next(iter_sections(view[start:]))
+        value_start, offset = start + value_start, start + offset
+        if code == MESSAGE_ANNOTATIONS:
+            annotations = _annotations(view, value_start)
+        elif code == DATA:  # a data section in one of the rarer encodings of its descriptor
+            value, _ = decode_value(view, value_start)
+            if not isinstance(value, bytes):
+                raise DecodeError(f"A data section of the batch holds a {type(value).__name__}.")
+            runs.append(memoryview(wrap_event(value)))
+            lengths.append(len(runs[-1]))
+        elif code in (AMQP_VALUE, AMQP_SEQUENCE):
+            raise DecodeError("A batch has a body of values, where each event is one data section.")
+    if not lengths:
+        raise DecodeError("A batch holds no event: it has no data section.")
+    stored = runs[0] if len(runs) == 1 else memoryview(b"".join(runs))
+    return _sections(stored, lengths, annotations)
+
+
+def split_single(payload: Buffer) -> BatchSections:
+    """A message that was sent by itself, as a batch of one.
+
+    Raises DecodeError when the bytes are no message.
+    """
+    annotations: dict[object, object] = {}
+    for code, _, value_start, _ in iter_sections(payload):
+        if code == MESSAGE_ANNOTATIONS:
+            annotations = _annotations(payload, value_start)
+    stored = wrap_event(payload)
+    return _sections(memoryview(stored), array("I", (len(stored),)), annotations)
+
+
+def wrap_event(encoded: Buffer) -> bytes:
+    """The data section that holds one encoded message."""
+    length = len(encoded)
+    if length < 256:
+        return b"".join((b"\x00\x53\x75\xa0", bytes((length,)), encoded))
+    return _pack_two_u32(DATA_SECTION_32, length) + encoded
+
+
+def unwrap(section: Buffer) -> memoryview:
+    """The encoded message that one stored section holds.
+
+    Raises DecodeError when it is no stored section.
+    """
+    view = memoryview(section)
+    try:
+        word = _u32(view)[0]
+        if word == DATA_SECTION_8 and view[4] == len(view) - 5:
+            return view[5:]
+        if word == DATA_SECTION_32 and _u32(view, 4)[0] == len(view) - 8:
+            return view[8:]
+    except (struct.error, IndexError):
+        pass
+    raise DecodeError(f"A stored section of {len(view)} bytes is garbled.")
+
+
+def iter_events(stored: Buffer, lengths: Sequence[int]) -> Iterator[memoryview]:
+    """The encoded messages in stored sections, in order.
+
+    Raises DecodeError when the lengths do not fit the bytes.
+    """
+    view = memoryview(stored)
+    start = 0
+    for length in lengths:
+        yield unwrap(view[start : start + length])
+        start += length
+
+
+def section_lengths(stored: Buffer) -> array[int]:
+    """The lengths of stored sections that lie end to end.
+
+    Raises DecodeError when something else is among them.
+    """
+    view = memoryview(stored)
+    lengths: array[int] = array("I")
+    until = _find_data_sections(view, 0, lengths)
+    if until != len(view):
+        raise DecodeError(f"Byte {until} of {len(view)} starts no data section.")
+    return lengths
+
+
+def batch_envelope(
+    *,
+    partition_key: str | None = None,
+    producer_id: int | None = None,
+    producer_epoch: int | None = None,
+    producer_sequence_number: int | None = None,
+) -> bytes:
+    """What goes before the data sections of a batch to send; the message format is BATCH_MESSAGE_FORMAT.
+
+    Only for a service that offered ``tidegate:idempotent-batch`` may the producer's parts be given (all).
+    """
+    annotations: dict[object, object] = {}
+    if partition_key is not None:
+        annotations[PARTITION_KEY] = partition_key
+    if producer_id is not None:
+        assert producer_epoch is not None
+        assert producer_sequence_number is not None
+        annotations[PRODUCER_ID] = producer_id
+        annotations[PRODUCER_EPOCH] = Short(producer_epoch)
+        annotations[PRODUCER_SEQUENCE_NUMBER] = Int(producer_sequence_number)
+    output = bytearray(b"\x00\x53\x70\xc0\x02\x01\x41")  # header, durable: as the official clients send it
+    if annotations:
+        output += b"\x00\x53\x72"
+        append_value(output, annotations)
+    return bytes(output)
+
+
+def _find_data_sections(view: memoryview, offset: int, lengths: array[int]) -> int:
+    """Append the lengths of the data sections from ``offset`` on; the offset after the last of them.
+
+    The hot loop of taking events in: one unpacking gives a section's kind and its length.
+    """
+    until = len(view)
+    unpack, append, section_8, section_32 = _two_u32, lengths.append, DATA_SECTION_8, DATA_SECTION_32
+    last_word = until - 8
+    while offset <= last_word:
+        word, length = unpack(view, offset)
+        if word == section_32:
+            length += 8
+        elif word == section_8:
+            length = (length >> 24) + 5
+        else:
+            return offset
+        offset += length
+        append(length)
+    if offset < until and offset + 5 <= until and _u32(view, offset)[0] == DATA_SECTION_8:
+        # Too near the end for the loop: a section with at most two bytes in it, or a cut one.
+        length = view[offset + 4] + 5
+        offset += length
+        append(length)
+    if offset > until:
+        raise DecodeError(
+            f"The last data section of the batch ends {offset - until} bytes after the message."
+        )
+    return offset
+
+
+def _annotations(payload: Buffer, value_start: int) -> dict[object, object]:
+    value, _ = decode_value(payload, value_start)
+    if value is not None and not isinstance(value, dict):
+        raise DecodeError(f"The message annotations hold a {type(value).__name__}.")
+    return value or {}
+
+
+def _sections(stored: memoryview, lengths: array[int], annotations: dict[object, object]) -> BatchSections:
+    if not annotations:
+        return BatchSections(stored, lengths)
+    key = annotations.get(PARTITION_KEY)
+    if key is not None and not isinstance(key, str):
+        raise DecodeError(f"The partition key is a {type(key).__name__}, not a string.")
+    return BatchSections(
+        stored,
+        lengths,
+        key,
+        _producer_part(annotations, PRODUCER_ID),
+        _producer_part(annotations, PRODUCER_EPOCH),
+        _producer_part(annotations, PRODUCER_SEQUENCE_NUMBER),
+    )
+
+
+def _producer_part(annotations: dict[object, object], name: str) -> int | None:
+    value = annotations.get(name)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise DecodeError(f"The annotation {name} is a {type(value).__name__}, not an integer.")
+    return value

@@ -1,0 +1,176 @@
+"""The one table between our errors, AMQP's error conditions and HTTP statuses, in both directions.
+
+A row says what an error of ours looks like to a peer, and what a peer's condition means here. An error class
+without a row of its own goes out as its nearest base does. Texts belong to whoever raises the error.
+Source of the ``com.microsoft:…`` conditions: the official clients' tables of them (shared/wire.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from tidegate.amqp import errors as amqp
+from tidegate.amqp.errors import DecodeError, FramingError
+from tidegate.amqp.performatives import Error
+from tidegate.amqp.types import Symbol
+from tidegate.model.errors import (
+    AlreadyExistsError,
+    BrokenError,
+    ClosedError,
+    EventTooLargeError,
+    FencedError,
+    InvalidArgumentError,
+    LocalProtocolError,
+    LogFullError,
+    NotFoundError,
+    OperationTimeoutError,
+    OutOfOrderSequenceError,
+    PositionOutOfRangeError,
+    ProducerEpochStolenError,
+    QuotaExceededError,
+    ReceiverStolenError,
+    RemoteProtocolError,
+    ServerBusyError,
+    TidegateError,
+    UnauthorizedError,
+)
+
+SERVER_BUSY_RETRY_AFTER_S: Final = 4.0
+"""What the official clients wait after server-busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionRow:
+    """One line of the table."""
+
+    error: type[TidegateError]
+    condition: Symbol
+    http_status: int
+
+
+def _microsoft(name: str) -> Symbol:
+    return Symbol(f"com.microsoft:{name}")
+
+
+# The first row of an error class is what it goes out as; the first row of a condition or status is what it
+# comes in as. Rows after those are the other conditions and statuses that mean the same.
+CONDITIONS: Final[tuple[ConditionRow, ...]] = (
+    ConditionRow(UnauthorizedError, amqp.UNAUTHORIZED_ACCESS, 401),
+    ConditionRow(UnauthorizedError, _microsoft("auth-failed"), 403),
+    ConditionRow(UnauthorizedError, _microsoft("publisher-revoked"), 401),
+    ConditionRow(NotFoundError, amqp.NOT_FOUND, 404),
+    ConditionRow(InvalidArgumentError, _microsoft("argument-error"), 400),
+    ConditionRow(InvalidArgumentError, amqp.INVALID_FIELD, 400),
+    ConditionRow(PositionOutOfRangeError, _microsoft("argument-out-of-range"), 416),
+    ConditionRow(PositionOutOfRangeError, _microsoft("georeplication:invalid-offset"), 416),
+    ConditionRow(AlreadyExistsError, _microsoft("entity-already-exists"), 409),
+    ConditionRow(EventTooLargeError, amqp.MESSAGE_SIZE_EXCEEDED, 413),
+    ConditionRow(QuotaExceededError, amqp.RESOURCE_LIMIT_EXCEEDED, 429),
+    ConditionRow(ServerBusyError, _microsoft("server-busy"), 503),
+    ConditionRow(LogFullError, _microsoft("server-busy"), 507),
+    ConditionRow(ReceiverStolenError, amqp.STOLEN, 410),
+    ConditionRow(OutOfOrderSequenceError, _microsoft("out-of-order-sequence"), 412),
+    ConditionRow(ProducerEpochStolenError, _microsoft("producer-epoch-stolen"), 412),
+    ConditionRow(FencedError, amqp.PRECONDITION_FAILED, 412),
+    ConditionRow(FencedError, _microsoft("precondition-failed"), 412),
+    ConditionRow(FencedError, _microsoft("partition-not-owned"), 412),
+    ConditionRow(OperationTimeoutError, _microsoft("timeout"), 408),
+    ConditionRow(OperationTimeoutError, _microsoft("timeout"), 504),
+    ConditionRow(BrokenError, amqp.DETACH_FORCED, 502),
+    ConditionRow(BrokenError, amqp.CONNECTION_FORCED, 502),
+    ConditionRow(BrokenError, _microsoft("container-close"), 502),
+    ConditionRow(BrokenError, _microsoft("operation-cancelled"), 502),
+    ConditionRow(BrokenError, _microsoft("entity-disabled"), 502),
+    ConditionRow(BrokenError, amqp.RESOURCE_DELETED, 410),
+    ConditionRow(ClosedError, amqp.DETACH_FORCED, 410),
+    ConditionRow(DecodeError, amqp.DECODE_ERROR, 400),
+    ConditionRow(FramingError, amqp.FRAMING_ERROR, 400),
+    ConditionRow(RemoteProtocolError, amqp.NOT_ALLOWED, 400),
+    ConditionRow(LocalProtocolError, amqp.INTERNAL_ERROR, 500),
+    ConditionRow(TidegateError, amqp.INTERNAL_ERROR, 500),
+)
+
+_BY_ERROR: dict[type, ConditionRow] = {}
+_BY_CONDITION: dict[str, ConditionRow] = {}
+_BY_STATUS: dict[int, ConditionRow] = {}
+for _row in CONDITIONS:
+    _BY_ERROR.setdefault(_row.error, _row)
+    _BY_CONDITION.setdefault(_row.condition, _row)
+    _BY_STATUS.setdefault(_row.http_status, _row)
+# An internal error of the peer is nobody's protocol error here.
+_BY_CONDITION[amqp.INTERNAL_ERROR] = _BY_ERROR[TidegateError]
+_BY_STATUS[500] = _BY_ERROR[TidegateError]
+
+
+def row_for(error: BaseException) -> ConditionRow:
+    """The row of an error's class, or of its nearest base; anything foreign is an internal error."""
+    for kind in type(error).__mro__:
+        if kind in _BY_ERROR:
+            return _BY_ERROR[kind]
+    return _BY_ERROR[TidegateError]
+
+
+def condition_for(error: BaseException) -> Symbol:
+    """The AMQP condition that an error goes out as."""
+    return row_for(error).condition
+
+
+def http_status_for(error: BaseException) -> int:
+    """The HTTP status (and ``status-code`` of ``$cbs`` and ``$management``) that an error goes out as."""
+    return row_for(error).http_status
+
+
+def error_description(
+    error: BaseException, *, tracking_id: str | None = None, now_utc: datetime | None = None
+) -> str:
+    """The sentence for the peer: an error's own text, and nothing of one that is not ours.
+
+    tracking_id, now_utc: where given, the suffix that Event Hubs puts behind its texts is appended.
+    """
+    text = str(error) if isinstance(error, TidegateError) else "The service failed; its log says how."
+    if tracking_id is not None:
+        text += f" TrackingId:{tracking_id}, SystemTracker:tidegate"
+        if now_utc is not None:
+            text += f", Timestamp:{now_utc:%Y-%m-%dT%H:%M:%S}"
+    return text
+
+
+def to_amqp_error(
+    error: BaseException, *, tracking_id: str | None = None, now_utc: datetime | None = None
+) -> Error:
+    """An error as a detach, end, close or rejected carries it; see ``error_description``."""
+    return Error(condition_for(error), error_description(error, tracking_id=tracking_id, now_utc=now_utc))
+
+
+def error_from_condition(condition: str | None, description: str | None) -> TidegateError:
+    """What a peer's condition means here; one that is unknown becomes a plain TidegateError."""
+    row = _BY_CONDITION.get(condition or "", _BY_ERROR[TidegateError])
+    text = description or f"The peer gave the condition {condition or 'none'} and no description."
+    if row.error is TidegateError and condition:
+        text = f"{text} ({condition})"
+    return _make(row, text)
+
+
+def error_from_amqp(error: Error | None) -> TidegateError:
+    """What a peer's error means here; None, a close without a reason, is a BrokenError."""
+    if error is None:
+        return BrokenError("The peer closed without giving a reason.", next_step="Connect again.")
+    return error_from_condition(error.condition, error.description)
+
+
+def error_from_status(status: int, description: str | None, condition: str | None = None) -> TidegateError:
+    """What a response's status means here; its condition, where it has one, says it more precisely."""
+    if condition in _BY_CONDITION:
+        return error_from_condition(condition, description)
+    row = _BY_STATUS.get(status)
+    if row is None:
+        row = _BY_STATUS[503] if status in (502, 504) else _BY_STATUS[400 if 400 <= status < 500 else 500]
+    return _make(row, description or f"The peer answered with status {status}.")
+
+
+def _make(row: ConditionRow, text: str) -> TidegateError:
+    if row.error is ServerBusyError:
+        return ServerBusyError(text, retry_after_s=SERVER_BUSY_RETRY_AFTER_S)
+    return row.error(text)

@@ -1,0 +1,62 @@
+"""Names that clients and the service agree on: annotations, properties, capabilities, nodes.
+
+The ``com.microsoft:…`` and ``x-opt-…`` names are Event Hubs' own (read in the official clients' sources);
+the ``tidegate:…`` ones are extensions that both sides must announce before either uses them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tidegate.amqp.types import Symbol
+
+SEQUENCE_NUMBER: Final = Symbol("x-opt-sequence-number")
+OFFSET: Final = Symbol("x-opt-offset")
+ENQUEUED_TIME: Final = Symbol("x-opt-enqueued-time")
+PARTITION_KEY: Final = Symbol("x-opt-partition-key")
+PUBLISHER: Final = Symbol("x-opt-publisher")
+"""Message annotations."""
+
+PRODUCER_ID: Final = Symbol("com.microsoft:producer-id")
+PRODUCER_EPOCH: Final = Symbol("com.microsoft:producer-epoch")
+PRODUCER_SEQUENCE_NUMBER: Final = Symbol("com.microsoft:producer-sequence-number")
+"""Message annotations and link properties of idempotent producers: long, short, int."""
+
+LAST_ENQUEUED_SEQUENCE_NUMBER: Final = Symbol("last_enqueued_sequence_number")
+LAST_ENQUEUED_OFFSET: Final = Symbol("last_enqueued_offset")
+LAST_ENQUEUED_TIME_UTC: Final = Symbol("last_enqueued_time_utc")
+RUNTIME_INFO_RETRIEVAL_TIME_UTC: Final = Symbol("runtime_info_retrieval_time_utc")
+"""Delivery annotations for receivers that asked for runtime metrics."""
+
+EPOCH: Final = Symbol("com.microsoft:epoch")
+TIMEOUT: Final = Symbol("com.microsoft:timeout")
+RECEIVER_NAME: Final = Symbol("com.microsoft:receiver-name")
+ENTITY_TYPE: Final = Symbol("com.microsoft:entity-type")
+TRACKING_ID: Final = Symbol("com.microsoft:tracking-id")
+"""Link properties. The epoch is the owner level of an exclusive receiver (long)."""
+
+RUNTIME_METRIC_CAPABILITY: Final = Symbol("com.microsoft:enable-receiver-runtime-metric")
+IDEMPOTENT_PRODUCER_CAPABILITY: Final = Symbol("com.microsoft:idempotent-producer")
+GEOREPLICATION_CAPABILITY: Final = Symbol("com.microsoft:georeplication")
+"""Link capabilities of Event Hubs."""
+
+BATCH_DELIVERY_CAPABILITY: Final = Symbol("tidegate:batch-delivery")
+"""A receiver that desires it and is offered it gets slices of record batches (``wire.delivery``)."""
+IDEMPOTENT_BATCH_CAPABILITY: Final = Symbol("tidegate:idempotent-batch")
+"""A sender that desires it and is offered it numbers its batches in their envelopes (``wire.batch``)."""
+EVENT_COUNT: Final = Symbol("tidegate:event-count")
+"""Message annotation of a batched delivery: how many events it holds (int)."""
+
+SELECTOR_FILTER: Final = Symbol("apache.org:selector-filter:string")
+"""The key of the filter that says where a receiver starts."""
+
+CBS_NODE: Final = "$cbs"
+MANAGEMENT_NODE: Final = "$management"
+"""Addresses of the request/response nodes."""
+
+EVENT_HUB_ENTITY: Final = "com.microsoft:eventhub"
+PARTITION_ENTITY: Final = "com.microsoft:partition"
+"""Entity types in ``$management`` requests."""
+
+CBS_MESSAGE_BYTES_MAX: Final = 18446744073709551615
+"""max-message-size of links to ``$cbs`` (as the service answers: vcabbage/amqp#43)."""
