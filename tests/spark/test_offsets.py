@@ -13,6 +13,7 @@ from tidegate.spark.offsets import (
     PartitionRange,
     StreamOffset,
     clip_lost_events,
+    end_of_micro_batch,
     pack_ranges,
     ranges_between,
     spread_limit,
@@ -78,6 +79,45 @@ def test_ranges_are_half_open_and_never_empty() -> None:
         PartitionRange("0", 5, 9),
         PartitionRange("2", 0, 3),
     ]
+
+
+def test_a_micro_batch_ends_within_its_limit() -> None:
+    """Half of the backlog fits: each partition gets its half, and an idle one stays where it is."""
+    bounds = {"0": PartitionBounds(0, 100), "1": PartitionBounds(0, 300), "2": PartitionBounds(5, 5)}
+    start = {"0": 0, "1": 100, "2": 5}
+    ends = end_of_micro_batch(start, bounds, events_max=150, until=None, fail_on_data_loss=True)
+    assert ends == {"0": 50, "1": 200, "2": 5}
+    ends = end_of_micro_batch(start, bounds, events_max=None, until=None, fail_on_data_loss=True)
+    assert ends == {"0": 100, "1": 300, "2": 5}
+
+
+def test_available_now_stops_where_it_began() -> None:
+    """Events that arrive while a query drains the hub are left to the next query; a new partition, too."""
+    bounds = {"0": PartitionBounds(0, 500), "1": PartitionBounds(0, 10)}
+    until = {"0": 100}
+    assert end_of_micro_batch({"0": 90}, bounds, events_max=None, until=until, fail_on_data_loss=True) == {
+        "0": 100,
+        "1": 0,
+    }
+    # Restarted beyond the target (events were read in between): never backwards.
+    ends = end_of_micro_batch({"0": 120}, bounds, events_max=None, until=until, fail_on_data_loss=True)
+    assert ends["0"] == 120
+
+
+def test_deleted_events_do_not_use_up_the_limit() -> None:
+    """After data loss the micro-batch still makes progress in what is there."""
+    bounds = {"0": PartitionBounds(1000, 1500)}
+    ends = end_of_micro_batch({"0": 10}, bounds, events_max=100, until=None, fail_on_data_loss=False)
+    assert ends == {"0": 1100}
+
+
+def test_a_hub_that_lost_its_end_is_an_error() -> None:
+    """A log that was restored from an old copy must not be read as if nothing had happened."""
+    bounds = {"0": PartitionBounds(0, 50)}
+    with pytest.raises(PositionOutOfRangeError, match="ends at 50"):
+        end_of_micro_batch({"0": 80}, bounds, events_max=None, until=None, fail_on_data_loss=True)
+    ends = end_of_micro_batch({"0": 80}, bounds, events_max=None, until=None, fail_on_data_loss=False)
+    assert ends == {"0": 80}
 
 
 def test_packing_keeps_partitions_whole_and_tasks_even() -> None:

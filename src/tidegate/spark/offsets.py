@@ -123,6 +123,38 @@ def spread_limit(backlogs: Mapping[str, int], events_max: int) -> dict[str, int]
     return shares
 
 
+def end_of_micro_batch(
+    start: Mapping[str, int],
+    bounds: Mapping[str, PartitionBounds],
+    *,
+    events_max: int | None,
+    until: Mapping[str, int] | None,
+    fail_on_data_loss: bool,
+) -> dict[str, int]:
+    """Where each partition's part of the next micro-batch ends.
+
+    events_max: events in it at most; None: all that there are. until: an end not to go beyond, whatever has
+    been enqueued since; None: none. Raises PositionOutOfRangeError where the hub ends before ``start``, that
+    is, where it has lost events that were read from it.
+    """
+    ends: dict[str, int] = {}
+    backlogs: dict[str, int] = {}
+    for partition_id, held in bounds.items():
+        begin = start.get(partition_id, 0)
+        if held.until_sequence_number < begin and fail_on_data_loss:
+            raise PositionOutOfRangeError(
+                f"Partition {partition_id}: {begin} is the next sequence number to read, and the event hub "
+                f"ends at {held.until_sequence_number}: it has lost events that were read already.",
+                next_step="Restore the event hub, or set failOnDataLoss to false to wait for new events.",
+            )
+        end = held.until_sequence_number if until is None else until.get(partition_id, 0)
+        # What retention has deleted is no backlog: it must not eat up the share of what is there.
+        ends[partition_id] = max(begin, min(held.begin_sequence_number, end))
+        backlogs[partition_id] = max(0, end - ends[partition_id])
+    shares = backlogs if events_max is None else spread_limit(backlogs, events_max)
+    return {partition_id: ends[partition_id] + shares[partition_id] for partition_id in ends}
+
+
 def pack_ranges(ranges: Iterable[PartitionRange], tasks_max: int) -> list[tuple[PartitionRange, ...]]:
     """Deal ranges into at most ``tasks_max`` tasks of about equal numbers of events.
 

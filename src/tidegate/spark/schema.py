@@ -52,26 +52,24 @@ that it sees the same ``ReceivedEvent`` (typed properties and all) as every othe
 _ARROW_TIMESTAMP = pa.timestamp("us", tz="UTC")
 _ARROW_TEXT_MAP = pa.map_(pa.string(), pa.string())
 
-EVENT_ARROW_SCHEMA: Final = pa.schema(
-    [
-        pa.field("body", pa.binary()),
-        pa.field("partition", pa.string()),
-        pa.field("offset", pa.string()),
-        pa.field("sequenceNumber", pa.int64()),
-        pa.field("enqueuedTime", _ARROW_TIMESTAMP),
-        pa.field("publisher", pa.string()),
-        pa.field("partitionKey", pa.string()),
-        pa.field("properties", _ARROW_TEXT_MAP),
-        pa.field("systemProperties", _ARROW_TEXT_MAP),
-    ]
-)
+_EVENT_COLUMNS: Final[list[tuple[str, pa.DataType]]] = [
+    ("body", pa.binary()),
+    ("partition", pa.string()),
+    ("offset", pa.string()),
+    ("sequenceNumber", pa.int64()),
+    ("enqueuedTime", _ARROW_TIMESTAMP),
+    ("publisher", pa.string()),
+    ("partitionKey", pa.string()),
+    ("properties", _ARROW_TEXT_MAP),
+    ("systemProperties", _ARROW_TEXT_MAP),
+]
+EVENT_ARROW_SCHEMA: Final = pa.schema(_EVENT_COLUMNS)
 
-ENCODED_EVENT_ARROW_SCHEMA: Final = pa.schema(
-    [
-        pa.field("partition", pa.string()),
-        pa.field("offset", pa.string()),
-        pa.field("sequenceNumber", pa.int64()),
-        pa.field("enqueuedTime", _ARROW_TIMESTAMP),
-        pa.field("encodedEvent", pa.binary()),
-    ]
-)
+_ENCODED_EVENT_COLUMNS: Final[list[tuple[str, pa.DataType]]] = [
+    ("partition", pa.string()),
+    ("offset", pa.string()),
+    ("sequenceNumber", pa.int64()),
+    ("enqueuedTime", _ARROW_TIMESTAMP),
+    ("encodedEvent", pa.binary()),
+]
+ENCODED_EVENT_ARROW_SCHEMA: Final = pa.schema(_ENCODED_EVENT_COLUMNS)
