@@ -82,7 +82,7 @@ class NodeAddress:
                 return cls(NodeKind.CONSUMER, parts[0], partition_id=parts[4], consumer_group=parts[2])
         raise InvalidArgumentError(
             f"The address {text!r} names no node of Event Hubs.",
-            next_step="Send to HUB or HUB/Partitions/ID; receive from HUB/ConsumerGroups/GROUP/Partitions/ID.",
+            next_step="Send to HUB or HUB/Partitions/ID; receive from HUB/ConsumerGroups/G/Partitions/ID.",
         )
 
     def format(self) -> str:

@@ -164,9 +164,7 @@ def error_from_status(status: int, description: str | None, condition: str | Non
     """What a response's status means here; its condition, where it has one, says it more precisely."""
     if condition in _BY_CONDITION:
         return error_from_condition(condition, description)
-    row = _BY_STATUS.get(status)
-    if row is None:
-        row = _BY_STATUS[503] if status in (502, 504) else _BY_STATUS[400 if 400 <= status < 500 else 500]
+    row = _BY_STATUS.get(status) or _BY_STATUS[400 if 400 <= status < 500 else 500]
     return _make(row, description or f"The peer answered with status {status}.")
 
 

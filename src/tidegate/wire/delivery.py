@@ -1,0 +1,230 @@
+"""What receivers are sent: one event per delivery to any client, or slices of batches to our own.
+
+**Per event.** An event's message gets its sequence number, offset and enqueued time as message annotations,
+and, for receivers that asked, runtime metrics as delivery annotations. Bytes are spliced in; nothing of the
+producer's message is decoded or encoded again, so every type in it survives. Where the annotations go:
+
+    as stored                           as delivered
+    [header]                            [header]
+    [delivery annotations]              [delivery annotations]   (merged with the metrics, where asked)
+    [message annotations]               message annotations      (its entries first, then ours)
+    everything else                     everything else, as it is
+
+Annotations of the same names that a message has from an earlier delivery, because somebody forwarded it, are
+dropped: otherwise it would have two sequence numbers.
+
+**Batched** (extension ``tidegate:batch-delivery``). One delivery is a slice of a record batch: annotations
+that say where it starts, then its data sections exactly as they are stored.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.amqp.decode import Buffer, decode_value, skip_value
+from tidegate.amqp.encode import append_value, encode_value
+from tidegate.amqp.errors import DecodeError
+from tidegate.amqp.message import DELIVERY_ANNOTATIONS, HEADER, MESSAGE_ANNOTATIONS, Section, iter_sections
+from tidegate.amqp.types import Int, Symbol, Timestamp
+from tidegate.wire.batch import wrap_event
+from tidegate.wire.names import (
+    ENQUEUED_TIME,
+    EVENT_COUNT,
+    LAST_ENQUEUED_OFFSET,
+    LAST_ENQUEUED_SEQUENCE_NUMBER,
+    LAST_ENQUEUED_TIME_UTC,
+    OFFSET,
+    PARTITION_KEY,
+    RUNTIME_INFO_RETRIEVAL_TIME_UTC,
+    SEQUENCE_NUMBER,
+)
+
+NEVER_ENQUEUED_MS: Final = -62135596800000
+"""How the service writes "nothing was ever enqueued": the year 1, which the official clients read as never."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeMetrics:
+    """Where the end of the partition is, for receivers that asked to be told with each event."""
+
+    last_enqueued_sequence_number: int
+    """-1 when the partition is empty."""
+    last_enqueued_offset: str
+    last_enqueued_time_ms: int
+    retrieval_time_ms: int
+    """When this was looked up. Times are milliseconds since 1970-01-01 UTC."""
+
+    def encoded_entries(self) -> bytes:
+        """The four entries of a delivery-annotations map."""
+        output = bytearray()
+        for key, value in (
+            (LAST_ENQUEUED_SEQUENCE_NUMBER, self.last_enqueued_sequence_number),
+            (LAST_ENQUEUED_OFFSET, self.last_enqueued_offset),
+            (LAST_ENQUEUED_TIME_UTC, Timestamp(self.last_enqueued_time_ms)),
+            (RUNTIME_INFO_RETRIEVAL_TIME_UTC, Timestamp(self.retrieval_time_ms)),
+        ):
+            append_value(output, key)
+            append_value(output, value)
+        return bytes(output)
+
+
+_u32 = struct.Struct(">I").unpack_from
+_two_u32 = struct.Struct(">II").unpack_from
+_pack_map32 = struct.Struct(">III").pack  # section and constructor, size, count
+
+_HEADER_8: Final = 0x005370C0
+_ANNOTATIONS_8: Final = 0x005372C1
+_ANNOTATIONS_32: Final = 0x005372D1
+_DELIVERY_ANNOTATIONS_32: Final = 0x005371D1
+_SEQUENCE_NUMBER_KEY: Final = encode_value(SEQUENCE_NUMBER) + b"\x81"
+_OFFSET_KEY: Final = encode_value(OFFSET) + b"\xa1"
+_ENQUEUED_TIME_KEY: Final = encode_value(ENQUEUED_TIME) + b"\x83"
+_LONE_PARTITION_KEY: Final = b"\x02" + encode_value(PARTITION_KEY)
+"""How a message-annotations map goes on after its size when a partition key is all it holds."""
+
+_OUR_KEYS: Final = frozenset((SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME))
+_METRIC_KEYS: Final = frozenset(
+    (
+        LAST_ENQUEUED_SEQUENCE_NUMBER,
+        LAST_ENQUEUED_OFFSET,
+        LAST_ENQUEUED_TIME_UTC,
+        RUNTIME_INFO_RETRIEVAL_TIME_UTC,
+    )
+)
+
+
+def event_deliveries(
+    stored: Buffer,
+    lengths: Sequence[int],
+    *,
+    first_sequence_number: int,
+    enqueued_time_ms: int,
+    metrics: RuntimeMetrics | None = None,
+) -> list[bytes]:
+    """The payloads of one delivery per event (message format 0), in order.
+
+    stored, lengths: data sections of one record batch, or a part of it that starts at an event.
+    first_sequence_number: of the first event in ``stored``; the offset is the same number as text.
+    An event whose bytes are no message is delivered as the body of one that has the annotations, so that one
+    producer's garbage cannot stop its partition.
+    """
+    data = stored if isinstance(stored, bytes) else bytes(stored)
+    enqueued = _ENQUEUED_TIME_KEY + enqueued_time_ms.to_bytes(8, "big", signed=True) + _SEQUENCE_NUMBER_KEY
+    deliveries: list[bytes] = []
+    deliver, join, unpack, pack = deliveries.append, b"".join, _u32, _pack_map32
+    metric_entries = metrics.encoded_entries() if metrics is not None else b""
+    start, sequence_number, digits, our_bytes, offset_key = 0, first_sequence_number, 0, 0, b""
+    for length in lengths:
+        until = start + length
+        content = at = start + (5 if data[start + 3] == 0xA0 else 8)
+        text = b"%d" % sequence_number
+        if len(text) != digits:
+            digits = len(text)
+            offset_key = _OFFSET_KEY + bytes((digits,))
+            our_bytes = len(enqueued) + 8 + len(offset_key) + digits
+        sequence = sequence_number.to_bytes(8, "big", signed=True)
+        # The common shapes are spliced here; whatever is not surely one of them goes the careful way.
+        rest = -1
+        if not metric_entries and content + 4 <= until:
+            word = unpack(data, at)[0]
+            if word == _HEADER_8:
+                at += 5 + data[at + 4]
+                word = unpack(data, at)[0] if at + 4 <= until else 0
+            if word == _ANNOTATIONS_8 and at + 6 <= until:
+                entries, count, rest = at + 6, data[at + 5], at + 5 + data[at + 4]
+                if not data.startswith(_LONE_PARTITION_KEY, at + 5):
+                    rest = -1 if data.find(b"x-opt-", entries, rest) >= 0 else rest
+            elif 0x005375 <= word >> 8 <= 0x005377 or _leads_to_body(data, at, until):
+                entries, count, rest = at, 0, at
+        if 0 <= rest <= until:
+            size = our_bytes + rest - entries + 4
+            head = pack(_ANNOTATIONS_32, size, count + 6)
+            parts = (data[content:at], head, data[entries:rest], enqueued, sequence, offset_key, text)
+            deliver(join((*parts, data[rest:until])))
+        else:
+            ours = join((enqueued, sequence, offset_key, text))
+            deliver(_splice_carefully(data[content:until], ours, metric_entries))
+        start = until
+        sequence_number += 1
+    return deliveries
+
+
+def _leads_to_body(data: bytes, at: int, until: int) -> bool:
+    """Whether there are only properties and application properties between ``at`` and the body."""
+    while at + 8 <= until:
+        word, size = _two_u32(data, at)
+        if 0x005375 <= word >> 8 <= 0x005377:
+            return True
+        if not 0x005373 <= word >> 8 <= 0x005374 or word & 0xC0 != 0xC0:
+            return False
+        at += 8 + size if word & 0x10 else 5 + (size >> 24)
+    return False
+
+
+def _splice_carefully(message: bytes, ours: bytes, metric_entries: bytes) -> bytes:
+    """One event's delivery by walking all sections, for the shapes that the hot loop does not take."""
+    try:
+        sections = list(iter_sections(message))
+        annotations, annotation_count = _merged(message, sections, MESSAGE_ANNOTATIONS, _OUR_KEYS)
+        metrics, metric_count = _merged(message, sections, DELIVERY_ANNOTATIONS, _METRIC_KEYS)
+    except DecodeError:
+        sections, metrics, metric_count, annotations, annotation_count = [], b"", 0, b"", 0
+        message = wrap_event(message)
+        others = message
+    else:
+        moved = (HEADER, MESSAGE_ANNOTATIONS, *((DELIVERY_ANNOTATIONS,) if metric_entries else ()))
+        others = b"".join(message[start:end] for code, start, _, end in sections if code not in moved)
+    parts = [message[start:end] for code, start, _, end in sections if code == HEADER]
+    if metric_entries:
+        parts += _map_section(_DELIVERY_ANNOTATIONS_32, metrics + metric_entries, metric_count + 8)
+    parts += _map_section(_ANNOTATIONS_32, annotations + ours, annotation_count + 6)
+    return b"".join((*parts, others))
+
+
+def _map_section(word: int, entries: bytes, count: int) -> tuple[bytes, bytes]:
+    return _pack_map32(word, len(entries) + 4, count), entries
+
+
+def _merged(
+    message: bytes, sections: Sequence[Section], wanted: int, without: frozenset[Symbol]
+) -> tuple[bytes, int]:
+    """The entries of all sections of one code as they lie, except those named ``without``.
+
+    Returns the bytes and the count of keys and values. Raises DecodeError when one is no map.
+    """
+    kept: list[bytes] = []
+    for code, _, value_start, end in sections:
+        if code != wanted or message[value_start] == 0x40:
+            continue
+        if message[value_start] not in (0xC1, 0xD1):
+            raise DecodeError(f"Annotations at byte {value_start} are no map.")
+        at = value_start + (3 if message[value_start] == 0xC1 else 9)
+        while at < end:
+            key, value_at = decode_value(message, at)
+            value_end = skip_value(message, value_at)
+            if value_end > end:
+                raise DecodeError(f"Annotations at byte {value_start} end inside an entry.")
+            if not isinstance(key, str) or key not in without:
+                kept.append(message[at:value_end])
+            at = value_end
+    return b"".join(kept), 2 * len(kept)
+
+
+def batched_delivery_prefix(*, first_sequence_number: int, enqueued_time_ms: int, event_count: int) -> bytes:
+    """What goes before the stored sections of a batched delivery; its message format is the batch's.
+
+    The ``event_count`` sections that follow are one record batch's, in order and without a gap.
+    """
+    output = bytearray(b"\x00\x53\x72")
+    append_value(
+        output,
+        {
+            SEQUENCE_NUMBER: first_sequence_number,
+            ENQUEUED_TIME: Timestamp(enqueued_time_ms),
+            EVENT_COUNT: Int(event_count),
+        },
+    )
+    return bytes(output)
