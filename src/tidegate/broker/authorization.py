@@ -19,7 +19,9 @@ from tidegate.model.errors import UnauthorizedError
 from tidegate.model.sas import SharedAccessSignature
 
 ROOT_POLICY_NAME: Final = "RootManageSharedAccessKey"
-"""The policy every namespace is born with (Azure "Authorize access with shared access signatures", 2026-09)."""
+"""The policy every namespace is born with (Azure "Authorize access with shared access signatures",
+2026-09).
+"""
 
 _KEY_BYTES = 32
 
@@ -87,8 +89,9 @@ class Authorizer:
     def authorize(self, token: str, audience: str, *, now_utc: datetime) -> Grant:
         """Verify a SAS token that a client presents for ``audience``, and say what it allows.
 
-        Raises UnauthorizedError with the service's words: MalformedToken, InvalidSignature (wrong key or unknown
-        policy, which are not told apart), ExpiredToken, InvalidAudience. The message never holds the token.
+        Raises UnauthorizedError with the service's words: MalformedToken, InvalidSignature (wrong key or
+        unknown policy, which are not told apart), ExpiredToken, InvalidAudience. The message never holds the
+        token.
         """
         signature = SharedAccessSignature.parse(token)
         policy = self._policies.get(signature.key_name)

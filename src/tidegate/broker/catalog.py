@@ -71,7 +71,9 @@ class Catalog:
         return cls(files, path, _decode(path, data))
 
     def replace_contents(self, contents: CatalogContents) -> None:
-        """Make ``contents`` the catalog; durable on return. Raises LogFullError; the old contents then stand."""
+        """Make ``contents`` the catalog; durable on return. Raises LogFullError; the old contents then
+        stand.
+        """
         try:
             replace_whole(self._files, self._path, _encode(contents), is_durable=True)
         except OSError as error:

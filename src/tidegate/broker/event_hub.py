@@ -184,6 +184,6 @@ def validate_name(name: str, noun: str, characters_max: int) -> None:
     if len(name) > characters_max or _NAME.fullmatch(name) is None:
         raise InvalidArgumentError(
             f"{name[:80]!r} cannot be the name of {'an' if noun[0] in 'aeiou' else 'a'} {noun}.",
-            next_step=f"Use 1 to {characters_max} letters, digits, '.', '-' or '_', beginning and ending with a "
-            "letter or digit.",
+            next_step=f"Use 1 to {characters_max} letters, digits, '.', '-' or '_', beginning and ending "
+            "with a letter or digit.",
         )

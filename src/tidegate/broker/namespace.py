@@ -54,8 +54,8 @@ class Broker:
         """Open (on first start: make) the namespace in ``data_directory`` and recover its logs.
 
         On first start there are no event hubs, and one policy RootManageSharedAccessKey with a random key.
-        Raises DirectoryInUseError (another service runs on it), LogCorruptError (names the file, the place and the
-        command that repairs), LogFullError, OSError.
+        Raises DirectoryInUseError (another service runs on it), LogCorruptError (names the file, the place
+        and the command that repairs), LogFullError, OSError.
         """
         files = files or OsFiles()
         logs = await LogManager.open(data_directory, options=options, files=files)
@@ -70,7 +70,9 @@ class Broker:
         return broker
 
     async def close(self) -> None:
-        """Refuse new appends, finish those that were queued, and release the data directory. Harmless twice."""
+        """Refuse new appends, finish those that were queued, and release the data directory. Harmless
+        twice.
+        """
         await self._logs.close()
 
     # -- authorization
@@ -138,8 +140,8 @@ class Broker:
     async def delete_event_hub(self, name: str) -> None:
         """Remove an event hub with everything in it; whoever waits on its partitions gets ClosedError.
 
-        Raises NotFoundError, LogFullError. Cancellation: the hub is gone from the catalog; files that were left are
-        removed at the next start.
+        Raises NotFoundError, LogFullError. Cancellation: the hub is gone from the catalog; files that were
+        left are removed at the next start.
         """
         event_hub = self.event_hub(name)
         hub_id = event_hub.description.hub_id
@@ -150,7 +152,9 @@ class Broker:
         await self._logs.delete_logs(hub_id)
 
     async def apply_retention(self) -> int:
-        """Remove the segments that every limit of their hub has passed; returns how many. Call it now and then."""
+        """Remove the segments that every limit of their hub has passed; returns how many. Call it now and
+        then.
+        """
         now_utc = self._clock.now_utc()
         removed = 0
         for event_hub in self.list_event_hubs():

@@ -69,9 +69,9 @@ class Partition:
     ) -> AppendResult:
         """Append events in order and return once they are durable.
 
-        payload: the encoded events end to end; lengths: the bytes of each. Must not change until this returns.
-        producer: given by an idempotent producer; a repeat of a stored batch returns the stored range
-        (``is_duplicate``) and stores nothing.
+        payload: the encoded events end to end; lengths: the bytes of each. Must not change until this
+        returns. producer: given by an idempotent producer; a repeat of a stored batch returns the stored
+        range (``is_duplicate``) and stores nothing.
         Raises EventTooLargeError, InvalidArgumentError, LogFullError or ServerBusyError (transient),
         OutOfOrderSequenceError, ProducerEpochStolenError, LogFailedError, ClosedError.
         Cancellation: the batch is either wholly in the log or wholly absent; later appends are unaffected.
@@ -83,13 +83,13 @@ class Partition:
     ) -> asyncio.Future[AppendResult]:
         """As ``append``, without a task: queue the batch and return the future of its result.
 
-        Batches are stored in the order of the calls. EventTooLargeError, InvalidArgumentError, ServerBusyError and
-        ClosedError are raised here, the others come through the future.
+        Batches are stored in the order of the calls. EventTooLargeError, InvalidArgumentError,
+        ServerBusyError and ClosedError are raised here, the others come through the future.
         """
         if len(payload) - _ENVELOPE_BYTES_PER_EVENT * len(lengths) > EVENT_BYTES_MAX:
             raise EventTooLargeError(
-                f"The received message (size {len(payload)} bytes) exceeds the limit ({EVENT_BYTES_MAX} bytes) "
-                "currently allowed on the link.",
+                f"The received message (size {len(payload)} bytes) exceeds the limit "
+                f"({EVENT_BYTES_MAX} bytes) currently allowed on the link.",
                 next_step="Send fewer events per batch, or smaller ones.",
             )
         now_ms = _to_ms(self._clock.now_utc())
@@ -98,9 +98,9 @@ class Partition:
     def read_nowait(self, start_sequence_number: int, *, bytes_max: int) -> list[RecordBatch]:
         """The stored batches from ``start_sequence_number`` on, about ``bytes_max`` bytes of them.
 
-        At least one batch where there is one, so that a large one is never stuck; empty at the end of the log. The
-        first batch may begin before ``start_sequence_number``: skip what comes before it. Where retention removed
-        the start, what it kept comes instead: the sequence numbers show the jump.
+        At least one batch where there is one, so that a large one is never stuck; empty at the end of the
+        log. The first batch may begin before ``start_sequence_number``: skip what comes before it. Where
+        retention removed the start, what it kept comes instead: the sequence numbers show the jump.
         Raises LogCorruptError where the stored bytes fail their checksum: altered events are never served.
         """
         return self._log.read_nowait(start_sequence_number, bytes_max=bytes_max)
@@ -115,8 +115,8 @@ class Partition:
     def add_append_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call ``listener`` on the event loop each time new events can be read; returns what removes it.
 
-        One call may stand for many appends. The listener must neither block nor raise. It is also called once when
-        the log closes (``is_closed``).
+        One call may stand for many appends. The listener must neither block nor raise. It is also called
+        once when the log closes (``is_closed``).
         """
         return self._log.add_append_listener(listener)
 
@@ -152,8 +152,8 @@ class Partition:
         """The sequence number of the first event that a reader at ``position`` gets.
 
         That is ``next_sequence_number`` at the end of the log. A position older than what retention kept
-        resolves to the first event held. Raises PositionOutOfRangeError for a sequence number or an offset beyond
-        the end, InvalidArgumentError for an offset that this service never gave.
+        resolves to the first event held. Raises PositionOutOfRangeError for a sequence number or an offset
+        beyond the end, InvalidArgumentError for an offset that this service never gave.
         """
         begin, until = self._log.begin_sequence_number, self._log.next_sequence_number
         value = position.value
@@ -189,8 +189,8 @@ class Partition:
     ) -> ReceiverHandle:
         """Admit a receiver; close the handle when its link ends.
 
-        owner_level: the epoch; None for a receiver that shares the partition. ``on_stolen`` is called at most once,
-        from within the call that steals, and must not raise.
+        owner_level: the epoch; None for a receiver that shares the partition. ``on_stolen`` is called at
+        most once, from within the call that steals, and must not raise.
         Raises NotFoundError (no such consumer group), ReceiverStolenError (refused by the epoch rules),
         QuotaExceededError (a 6th receiver without owner level).
         """

@@ -5,7 +5,8 @@ Source of rules and texts: shared/wire.md "Epoch" and "Error conditions" (observ
     there is \\ arrives   without epoch                  with epoch e
     nobody                open                           open
     n without epoch       open; QuotaExceeded at n = 5   open, all n are stolen from
-    one with epoch c      refused (stolen)               e >= c: open, the other is stolen from; e < c: refused
+    one with epoch c      refused (stolen)               e >= c: open, the other is stolen from; e < c:
+    refused
 
 Nothing here awaits: a change is complete when the call returns.
 """
@@ -77,7 +78,8 @@ class ReceiverRegistry:
         return tuple(self._receivers)
 
     def open(self, *, name: str | None, owner_level: int | None, on_stolen: OnStolen) -> ReceiverHandle:
-        """Admit a receiver by the table above; whoever loses its place is told (``on_stolen``) before this returns.
+        """Admit a receiver by the table above; whoever loses its place is told (``on_stolen``) before this
+        returns.
 
         Raises ReceiverStolenError (refused) or QuotaExceededError (a 6th receiver without owner level).
         """
@@ -115,16 +117,16 @@ def _stolen(loser: ReceiverHandle, name: str | None, owner_level: int | None) ->
     level = -1 if loser.owner_level is None else loser.owner_level
     return ReceiverStolenError(
         f"New receiver {_label(name)} with higher epoch of '{owner_level}' is created hence current receiver "
-        f"{_label(loser.name)} with epoch '{level}' is getting disconnected. If you are recreating the receiver, "
-        "make sure a higher epoch is used."
+        f"{_label(loser.name)} with epoch '{level}' is getting disconnected. If you are recreating the "
+        "receiver, make sure a higher epoch is used."
     )
 
 
 def _lower_epoch_refused(current: ReceiverHandle, name: str | None, owner_level: int) -> ReceiverStolenError:
     return ReceiverStolenError(
         f"Receiver {_label(current.name)} with a higher epoch '{current.owner_level}' already exists. "
-        f"Receiver {_label(name)} with epoch {owner_level} cannot be created. Make sure you are creating receiver "
-        "with increasing epoch value to ensure connectivity, or ensure all old epoch receivers are closed or "
+        f"Receiver {_label(name)} with epoch {owner_level} cannot be created. Make sure you are creating "
+        "receiver with increasing epoch value to ensure connectivity, or ensure all old epoch receivers are closed or "
         "disconnected."
     )
 

@@ -27,10 +27,8 @@ class Audience:
             return cls("", _normalise_path(text))
         authority, _, path = rest.partition("/")
         authority = authority.rpartition("@")[2]
-        if authority.startswith("["):
-            host = authority[1:].partition("]")[0]
-        else:
-            host = authority.partition(":")[0]
+        is_ipv6 = authority.startswith("[")
+        host = authority[1:].partition("]")[0] if is_ipv6 else authority.partition(":")[0]
         return cls(host.lower(), _normalise_path(path))
 
     def covers(self, other: Audience) -> bool:

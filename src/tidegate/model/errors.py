@@ -109,7 +109,7 @@ class FencedError(TidegateError):
 
 
 class OutOfOrderSequenceError(TidegateError):
-    """An idempotent producer's batch does not follow its last stored one: something between them is missing."""
+    """An idempotent producer's batch does not follow its last stored one: one between is missing."""
 
     fault = Fault.CALLER
 
@@ -127,7 +127,7 @@ class DirectoryInUseError(TidegateError):
 
 
 class LogFailedError(TidegateError):
-    """The disk refused a write or a sync of this partition's log: it takes no more until a restart verifies it."""
+    """A write or a sync of a partition's log failed: it takes no more until a restart verified it."""
 
 
 class LogCorruptError(TidegateError):
@@ -146,8 +146,28 @@ class WouldBlockError(TidegateError):
     is_transient = True
 
 
+class CheckpointGapError(TidegateError):
+    """A batch starts beyond the partition's checkpoint: the events between them were never processed."""
+
+    fault = Fault.STATE
+
+
+class EventHubReplacedError(TidegateError):
+    """The event hub was deleted and made anew: the checkpoint's sequence numbers belong to the old one."""
+
+    fault = Fault.STATE
+
+
 class DatabaseError(TidegateError):
     """The SQL database refused or lost a transaction."""
+
+
+class DatabaseUnavailableError(DatabaseError):
+    """No connection, a lost one, or a lock that was not free in time: nothing was written unless the text
+    says so.
+    """
+
+    is_transient = True
 
 
 class ProtocolError(TidegateError):

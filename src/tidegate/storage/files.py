@@ -26,7 +26,9 @@ class WritableFile(Protocol):
     """A file open for writing at positions; used by one thread at a time."""
 
     def write_at(self, buffers: Sequence[bytes], position: int) -> int:
-        """Write the buffers end to end at ``position``; returns the bytes written, perhaps fewer. Raises OSError."""
+        """Write the buffers end to end at ``position``; returns the bytes written, perhaps fewer. Raises
+        OSError.
+        """
         ...
 
     def sync(self) -> None:
@@ -148,8 +150,8 @@ def write_all(file: WritableFile, buffers: Sequence[bytes], position: int) -> in
 def replace_whole(files: Files, path: Path, data: bytes, *, is_durable: bool) -> None:
     """Replace a file's contents: readers see the old or the new, never a mixture, also after a power loss.
 
-    is_durable: True returns only once the new contents survive a power loss. Raises OSError; the old contents then
-    still stand.
+    is_durable: True returns only once the new contents survive a power loss. Raises OSError; the old
+    contents then still stand.
     """
     temporary = path.with_name(path.name + ".new")
     file = files.create(temporary)

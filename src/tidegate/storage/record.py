@@ -1,7 +1,7 @@
 """Record batches: the unit that is appended, checksummed, read and served.
 
-A batch on disk is one header of fixed size, a table of event lengths, and the events end to end. Storage never
-looks into an event. Everything is little endian:
+A batch on disk is one header of fixed size, a table of event lengths, and the events end to end. Storage
+never looks into an event. Everything is little endian:
 
     offset size field
     0      4    magic b"TGRB"
@@ -21,9 +21,9 @@ looks into an event. Everything is little endian:
     64     4×n  length of each event in bytes
     …           payload
 
-The salt keeps bytes that only look like a header (a copy of another segment sent as an event, an old block of a
-reused disk sector) from being taken for one. The durable position lets recovery tell a torn write, which nobody
-was promised, from damage to acknowledged data (see ``recovery``).
+The salt keeps bytes that only look like a header (a copy of another segment sent as an event, an old block
+of a reused disk sector) from being taken for one. The durable position lets recovery tell a torn write,
+which nobody was promised, from damage to acknowledged data (see ``recovery``).
 """
 
 from __future__ import annotations

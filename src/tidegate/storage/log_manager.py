@@ -1,0 +1,248 @@
+"""All partition logs of a data directory: its lock, the writer thread, and the bound on what waits for the
+disk.
+
+<data directory>/lock                                  held while a service runs
+<data directory>/logs/<hub id>/<partition id>/         segments, indexes, snapshot (``state``), ``gaps``
+<data directory>/logs/<hub id>.deleted/                being removed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from tidegate.model.errors import ClosedError, LogFullError, ServerBusyError
+from tidegate.storage.files import DirectoryLock, Files, OsFiles
+from tidegate.storage.group_commit import Command, Delivery, GroupCommit
+from tidegate.storage.options import LogOptions
+from tidegate.storage.partition_log import PartitionLog
+from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
+from tidegate.storage.recovery import recover_log
+from tidegate.storage.segment_reader import SegmentCache
+from tidegate.storage.write_errors import is_full_error
+
+LOGS_NAME: Final = "logs"
+LOCK_NAME: Final = "lock"
+_DELETED_SUFFIX = ".deleted"
+_logger = logging.getLogger(__name__)
+
+
+class LogManager:
+    """Open it with ``await LogManager.open(...)``, and ``await close()`` it."""
+
+    def __init__(
+        self,
+        data_directory: Path,
+        lock: DirectoryLock,
+        *,
+        options: LogOptions,
+        files: Files,
+        is_threaded: bool,
+    ) -> None:
+        """Use ``open``."""
+        self._data_directory = data_directory
+        self._logs_directory = data_directory / LOGS_NAME
+        self._lock = lock
+        self._options = options
+        self._files = files
+        self._loop = asyncio.get_running_loop()
+        self._logs: dict[tuple[str, str], PartitionLog] = {}
+        self._queued_bytes = 0
+        self._uncongested: list[asyncio.Future[None]] = []
+        self._is_closing = False
+        self._cache = SegmentCache(
+            files,
+            segments_max=options.open_segments_max,
+            index_interval_bytes=options.index_interval_bytes,
+        )
+        self._commit = GroupCommit(self._loop, self._deliver)
+        if is_threaded:
+            self._commit.start()
+
+    @classmethod
+    async def open(
+        cls,
+        data_directory: Path,
+        *,
+        options: LogOptions | None = None,
+        files: Files | None = None,
+        is_threaded: bool = True,
+    ) -> LogManager:
+        """Take the data directory (made where it is missing) for this service.
+
+        is_threaded: False only for tests, which then call ``commit_queued``.
+        Raises DirectoryInUseError, LogFullError, OSError.
+        """
+        files = files or OsFiles()
+        logs_directory = data_directory / LOGS_NAME
+        try:
+            files.make_directory(logs_directory)
+            files.sync_directory(data_directory)
+            lock = files.lock(data_directory / LOCK_NAME)
+        except OSError as error:
+            raise _translate(error, data_directory) from error
+        for name in files.list_names(logs_directory):
+            if name.endswith(_DELETED_SUFFIX):
+                files.remove_tree(logs_directory / name)
+        return cls(
+            data_directory, lock, options=options or LogOptions(), files=files, is_threaded=is_threaded
+        )
+
+    async def close(self) -> None:
+        """Refuse new appends, finish the queued ones, write snapshots, release the directory. Harmless
+        twice.
+        """
+        self._is_closing = True
+        for log in self._logs.values():
+            log.close()
+        await self._commit.stop()
+        # The writer thread has ended: its half is ours now.
+        for log in self._logs.values():
+            log.writer.close()
+        self._logs.clear()
+        self._cache.close()
+        self._lock.release()
+
+    # -- logs
+
+    def create_logs(self, hub_id: str, partition_count: int) -> None:
+        """Make the directories of a hub's logs; durable on return. Raises LogFullError, OSError."""
+        directory = self._logs_directory / hub_id
+        try:
+            for index in range(partition_count):
+                self._files.make_directory(directory / str(index))
+            self._files.sync_directory(directory)
+            self._files.sync_directory(self._logs_directory)
+        except OSError as error:
+            raise _translate(error, self._data_directory) from error
+
+    def log(self, hub_id: str, partition_id: str) -> PartitionLog:
+        """The log of a partition, recovered on first use. Raises LogCorruptError, OSError."""
+        key = (hub_id, partition_id)
+        log = self._logs.get(key)
+        if log is None:
+            log = self._logs[key] = self._recover(self._logs_directory / hub_id / partition_id)
+        return log
+
+    async def delete_logs(self, hub_id: str) -> None:
+        """Close a hub's logs and remove their files.
+
+        Cancellation: the logs are closed; files that were left are removed at the next start.
+        """
+        logs = [self._logs.pop(key) for key in list(self._logs) if key[0] == hub_id]
+        for log in logs:
+            log.close()
+            log.forget_files()
+
+        def remove() -> object:
+            for log in logs:
+                log.writer.close()
+            directory = self._logs_directory / hub_id
+            if self._files.exists(directory):
+                doomed = directory.with_name(hub_id + _DELETED_SUFFIX)
+                self._files.rename(directory, doomed)
+                self._files.sync_directory(self._logs_directory)
+                self._files.remove_tree(doomed)
+            return None
+
+        await self._commit.put_command(remove)
+
+    def unknown_hub_ids(self, known: Iterable[str]) -> list[str]:
+        """Log directories of hubs that are not among ``known``; left alone, they may be somebody's only
+        copy.
+        """
+        return sorted(set(self._files.list_names(self._logs_directory)) - set(known))
+
+    # -- load
+
+    def admit(self, payload_bytes: int) -> None:
+        """See ``Admission``."""
+        if self._is_closing:
+            raise ClosedError("The service is stopping and takes no more events.")
+        if self._queued_bytes + payload_bytes > self._options.queued_bytes_max:
+            raise ServerBusyError(
+                f"{self._queued_bytes} bytes wait for the disk already.",
+                next_step="Send more slowly.",
+                retry_after_s=4.0,
+            )
+        self._queued_bytes += payload_bytes
+
+    @property
+    def is_congested(self) -> bool:
+        """True while more waits for the disk than is good."""
+        return self._queued_bytes > self._options.congested_bytes
+
+    async def wait_uncongested(self) -> None:
+        """Return once the log is not congested. Cancellation: leaves no trace."""
+        while self.is_congested:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._uncongested.append(waiter)
+            try:
+                await waiter
+            finally:
+                if waiter in self._uncongested:
+                    self._uncongested.remove(waiter)
+
+    def commit_queued(self) -> None:
+        """Do what is queued, here and now; only where the log was opened without a thread."""
+        self._commit.commit_queued()
+
+    # -- helpers
+
+    def _recover(self, directory: Path) -> PartitionLog:
+        recovered = recover_log(directory, files=self._files, options=self._options)
+        writer = PartitionWriter(
+            directory,
+            files=self._files,
+            options=self._options,
+            view=recovered.view,
+            salt=recovered.salt,
+            producers=recovered.producers,
+        )
+        return PartitionLog(
+            directory,
+            writer,
+            commit=self._commit,
+            cache=self._cache,
+            admission=self,
+            gaps=recovered.gaps,
+            loop=self._loop,
+        )
+
+    def _deliver(self, delivery: Delivery) -> None:
+        by_log, commands = delivery
+        for log, requests in by_log:
+            self._queued_bytes -= _payload_bytes(requests)
+            log.deliver(requests)
+        for command in commands:
+            _answer(command)
+        if self._uncongested and not self.is_congested:
+            waiters, self._uncongested = self._uncongested, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def __repr__(self) -> str:
+        return f"<LogManager logs={len(self._logs)} queued_bytes={self._queued_bytes}>"
+
+
+def _payload_bytes(requests: list[AppendRequest]) -> int:
+    return sum(len(request.payload) for request in requests)
+
+
+def _answer(command: Command) -> None:
+    if command.future.done():
+        return
+    if command.error is not None:
+        command.future.set_exception(command.error)
+    else:
+        command.future.set_result(command.result)
+
+
+def _translate(error: OSError, directory: Path) -> Exception:
+    if is_full_error(error):
+        return LogFullError(f"No room on the disk of {directory}.", next_step="Free disk space and repeat.")
+    return error

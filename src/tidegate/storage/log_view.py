@@ -1,0 +1,29 @@
+"""What readers see of a log: an immutable snapshot that the writer thread replaces as a whole.
+
+A reader takes the view once and works on it; it never holds a batch that is not durable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.storage.segment import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """The durable part of a log at one moment."""
+
+    segments: tuple[Segment, ...]
+    """Oldest first; the last is the one that is appended to. Empty where nothing was ever appended."""
+    end_position: int
+    """Durable bytes of the last segment."""
+    next_sequence_number: int
+    """One past the last durable event."""
+    last_enqueued_time_ms: int | None
+    """Milliseconds since 1970-01-01 UTC; None where no event was ever enqueued."""
+
+    @property
+    def begin_sequence_number(self) -> int:
+        """The first event held (``next_sequence_number`` where there is none)."""
+        return self.segments[0].base_sequence_number if self.segments else self.next_sequence_number

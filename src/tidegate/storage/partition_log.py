@@ -1,0 +1,387 @@
+"""The log of one partition, as the broker uses it.
+
+All of it is called on the event loop's thread. What is readable is durable; what is acknowledged is readable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from tidegate.model.errors import ClosedError, TidegateError
+from tidegate.storage.log_view import LogView
+from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
+from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch, encode_lengths
+from tidegate.storage.segment import Segment, corrupt_error, iter_headers
+from tidegate.storage.segment_reader import SegmentCache, read_batches
+from tidegate.storage.sparse_index import NO_TIME, SparseIndex
+
+if TYPE_CHECKING:
+    from tidegate.storage.group_commit import GroupCommit
+
+_CURSORS_MAX = 256
+"""Our choice: how many places of sequential readers are remembered, to go on without a look-up."""
+
+
+_BASE = attrgetter("base_sequence_number")
+
+
+class Admission(Protocol):
+    """Bounds what waits for the disk, over all logs."""
+
+    def admit(self, payload_bytes: int) -> None:
+        """Take note of bytes about to be queued. Raises ServerBusyError, ClosedError."""
+        ...
+
+
+class PartitionLog:
+    """A durable, append-only log of record batches. Get one from ``LogManager.log``."""
+
+    def __init__(
+        self,
+        directory: Path,
+        writer: PartitionWriter,
+        *,
+        commit: GroupCommit,
+        cache: SegmentCache,
+        admission: Admission,
+        gaps: frozenset[tuple[int, int]],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.directory = directory
+        self.writer = writer
+        """The writer thread's half."""
+        self.is_closed = False
+        """True once nothing more will come: the hub was deleted, or the service stops."""
+        self._commit = commit
+        self._cache = cache
+        self._admission = admission
+        self._gaps = gaps
+        self._loop = loop
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._listeners: dict[object, Callable[[], None]] = {}
+        self._cursors: dict[int, tuple[Segment, int]] = {}
+        self._appended_events = 0
+        self._appended_bytes = 0
+
+    # -- appending
+
+    def append_nowait(
+        self,
+        payload: bytes | memoryview,
+        lengths: Sequence[int],
+        *,
+        enqueued_time_ms: int,
+        producer: ProducerBatch | None = None,
+    ) -> asyncio.Future[AppendResult]:
+        """Queue a batch; the future has its place in the log once it is durable.
+
+        payload: the events end to end; lengths: bytes of each, at least one. Batches are stored in the order
+        of the calls. enqueued_time_ms: raised to that of the batch before where the clock went back.
+        Raises InvalidArgumentError, ServerBusyError and ClosedError here; through the future LogFullError,
+        LogFailedError, OutOfOrderSequenceError and ProducerEpochStolenError.
+        Cancellation (of the future): the batch is either wholly in the log or wholly absent; others are
+        unaffected.
+        """
+        table = encode_lengths(len(payload), lengths)
+        if self.is_closed:
+            raise closed_error(self.directory)
+        self._admission.admit(len(payload))
+        data = payload if isinstance(payload, bytes) else bytes(payload)
+        future: asyncio.Future[AppendResult] = self._loop.create_future()
+        self._commit.put(self, AppendRequest(data, table, len(lengths), enqueued_time_ms, producer, future))
+        return future
+
+    async def append(
+        self,
+        payload: bytes | memoryview,
+        lengths: Sequence[int],
+        *,
+        enqueued_time_ms: int,
+        producer: ProducerBatch | None = None,
+    ) -> AppendResult:
+        """Append a batch and return once it is durable; see ``append_nowait``."""
+        return await self.append_nowait(
+            payload, lengths, enqueued_time_ms=enqueued_time_ms, producer=producer
+        )
+
+    # -- bounds
+
+    @property
+    def view(self) -> LogView:
+        """The durable part of the log now."""
+        return self.writer.view
+
+    @property
+    def begin_sequence_number(self) -> int:
+        """The first event held; the next one to come where none is."""
+        return self.writer.view.begin_sequence_number
+
+    @property
+    def next_sequence_number(self) -> int:
+        """One past the last event that can be read."""
+        return self.writer.view.next_sequence_number
+
+    @property
+    def last_enqueued_time_ms(self) -> int | None:
+        """Milliseconds since 1970-01-01 UTC; None where no event was ever enqueued."""
+        return self.writer.view.last_enqueued_time_ms
+
+    @property
+    def appended(self) -> tuple[int, int]:
+        """Events and bytes stored since the start."""
+        return self._appended_events, self._appended_bytes
+
+    # -- reading
+
+    def read_nowait(self, start_sequence_number: int, *, bytes_max: int) -> list[RecordBatch]:
+        """The batches from ``start_sequence_number`` on, about ``bytes_max`` bytes of them.
+
+        At least one where there is one; empty at the end. The first may begin before the start. Where
+        retention removed the start, what is still there comes instead. A read ends with a segment, so it may
+        be short. Raises LogCorruptError: damaged events are never served.
+        """
+        while True:
+            view = self.writer.view
+            start = max(start_sequence_number, view.begin_sequence_number)
+            if start >= view.next_sequence_number:
+                return []
+            try:
+                return self._read_view(view, start, bytes_max)
+            except FileNotFoundError as error:
+                # Retention may remove a segment between the look at the view and the opening of the file.
+                if self.writer.view.segments[:1] == view.segments[:1]:
+                    raise corrupt_error(Path(str(error.filename)), 0, "the file is missing") from error
+
+    def sequence_number_at_time(self, time_ms: int) -> int:
+        """The first event enqueued at ``time_ms`` (milliseconds since 1970-01-01 UTC) or later.
+
+        ``next_sequence_number`` where there is none. Raises LogCorruptError.
+        """
+        while True:
+            view = self.writer.view
+            try:
+                return self._find_time(view, time_ms)
+            except FileNotFoundError as error:
+                if self.writer.view.segments[:1] == view.segments[:1]:
+                    raise corrupt_error(Path(str(error.filename)), 0, "the file is missing") from error
+
+    async def wait_appended(self, sequence_number: int) -> None:
+        """Return once the event ``sequence_number`` can be read. Raises ClosedError. Cancellation: leaves
+        no trace.
+        """
+        if self.next_sequence_number > sequence_number:
+            return
+        if self.is_closed:
+            raise closed_error(self.directory)
+        waiter = (sequence_number, self._loop.create_future())
+        self._waiters.append(waiter)
+        try:
+            await waiter[1]
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def add_append_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` on the loop whenever more can be read, and once at close; returns what removes
+        it.
+        """
+        key = object()
+        self._listeners[key] = listener
+        return partial(self._remove_listener, key)
+
+    # -- retention
+
+    async def apply_retention(self, *, before_ms: int, bytes_max: int | None) -> int:
+        """Remove whole segments, oldest first; returns how many.
+
+        A segment goes when all its events were enqueued before ``before_ms``, or when what remains still
+        holds ``bytes_max`` bytes (None: no limit by size). The last segment goes by time only.
+        Raises LogFullError, LogFailedError, LogCorruptError, ClosedError.
+        """
+        if self.is_closed:
+            raise closed_error(self.directory)
+        view = self.writer.view
+        if not view.segments:
+            return 0
+        sizes = [self._cache.index(segment).end_position for segment in view.segments]
+        remaining = sum(sizes)
+        count = 0
+        for segment, size in zip(view.segments[:-1], sizes, strict=False):
+            is_expired = self._cache.index(segment).last_time_ms < before_ms
+            is_surplus = bytes_max is not None and remaining - size >= bytes_max
+            if not (is_expired or is_surplus):
+                break
+            remaining -= size
+            count += 1
+        last_time_ms = self._cache.index(view.segments[-1]).last_time_ms
+        is_last_expired = count == len(view.segments) - 1 and NO_TIME < last_time_ms < before_ms
+        if count == 0 and not is_last_expired:
+            return 0
+        until_base = (
+            view.next_sequence_number if is_last_expired else view.segments[count].base_sequence_number
+        )
+
+        def remove() -> object:
+            is_unchanged = self.writer.view.next_sequence_number == view.next_sequence_number
+            return self.writer.remove_segments(
+                until_base if is_unchanged or not is_last_expired else view.segments[-1].base_sequence_number,
+                is_last_expired=is_last_expired and is_unchanged,
+            )
+
+        removed = await self._commit.put_command(remove)
+        assert isinstance(removed, list)
+        for segment in removed:
+            self._cache.forget(segment)
+        return len(removed)
+
+    # -- called by the manager, on the loop
+
+    def deliver(self, requests: list[AppendRequest]) -> None:
+        """Answer the requests of a round, then wake who waits for events."""
+        for request in requests:
+            result, future = request.result, request.future
+            if result is not None and not result.is_duplicate:
+                self._appended_events += request.event_count
+                self._appended_bytes += len(request.payload)
+            if future.done():
+                continue
+            if result is not None:
+                future.set_result(result)
+            else:
+                assert request.error is not None
+                future.set_exception(copy_error(request.error))
+        self._wake()
+
+    def close(self) -> None:
+        """Refuse more appends, and tell who waits that nothing more will come."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        waiters, self._waiters = self._waiters, []
+        for _, future in waiters:
+            if not future.done():
+                future.set_exception(closed_error(self.directory))
+        for listener in list(self._listeners.values()):
+            listener()
+
+    def forget_files(self) -> None:
+        """Close what is open for reading."""
+        self._cursors.clear()
+        for segment in self.writer.view.segments:
+            self._cache.forget(segment)
+
+    # -- helpers
+
+    def _remove_listener(self, key: object) -> None:
+        self._listeners.pop(key, None)
+
+    def _wake(self) -> None:
+        until = self.next_sequence_number
+        if self._waiters:
+            ready = [waiter for waiter in self._waiters if waiter[0] < until]
+            self._waiters = [waiter for waiter in self._waiters if waiter[0] >= until]
+            for _, future in ready:
+                if not future.done():
+                    future.set_result(None)
+        for listener in list(self._listeners.values()):
+            listener()
+
+    def _read_view(self, view: LogView, start: int, bytes_max: int) -> list[RecordBatch]:
+        segment, position = self._locate(view, start)
+        number = view.segments.index(segment)
+        while True:
+            index = self._cache.index(segment)
+            is_last = number == len(view.segments) - 1
+            end = view.end_position if is_last else index.end_position
+            file, salt = self._cache.file(segment)
+            batches, position = read_batches(
+                segment,
+                file,
+                salt,
+                position=position,
+                end=end,
+                start_sequence_number=start,
+                bytes_max=bytes_max,
+            )
+            if batches:
+                self._remember(batches[-1].until_sequence_number, segment, position)
+                return batches
+            if is_last:
+                raise corrupt_error(segment.path, position, f"the event {start} is missing")
+            following = view.segments[number + 1]
+            self._require_contiguous(index, segment, following)
+            segment, number = following, number + 1
+            position = self._cache.index(segment).find_sequence_number(start)
+
+    def _locate(self, view: LogView, start: int) -> tuple[Segment, int]:
+        cursor = self._cursors.get(start)
+        if cursor is not None:
+            segment, position = cursor
+            is_here = segment.base_sequence_number >= view.begin_sequence_number
+            if is_here and (
+                segment is view.segments[-1] or position < self._cache.index(segment).end_position
+            ):
+                return cursor
+        segment = view.segments[max(bisect_right(view.segments, start, key=_BASE) - 1, 0)]
+        index = self._cache.index(segment)
+        position = index.end_position if index.is_empty else index.find_sequence_number(start)
+        return segment, position
+
+    def _remember(self, sequence_number: int, segment: Segment, position: int) -> None:
+        self._cursors.pop(sequence_number, None)
+        self._cursors[sequence_number] = (segment, position)
+        if len(self._cursors) > _CURSORS_MAX:
+            del self._cursors[next(iter(self._cursors))]
+
+    def _require_contiguous(self, index: SparseIndex, segment: Segment, following: Segment) -> None:
+        until, base = index.until_sequence_number, following.base_sequence_number
+        if until != base and (until, base) not in self._gaps:
+            raise corrupt_error(
+                segment.path, index.end_position, f"the events {until} to {base - 1} are missing behind it"
+            )
+
+    def _find_time(self, view: LogView, time_ms: int) -> int:
+        if view.last_enqueued_time_ms is None or time_ms > view.last_enqueued_time_ms:
+            return view.next_sequence_number
+        low, high = 0, len(view.segments)
+        while low < high:
+            middle = (low + high) // 2
+            if self._cache.index(view.segments[middle]).last_time_ms < time_ms:
+                low = middle + 1
+            else:
+                high = middle
+        if low == len(view.segments):
+            return view.next_sequence_number
+        segment = view.segments[low]
+        index = self._cache.index(segment)
+        end = view.end_position if low == len(view.segments) - 1 else index.end_position
+        file, salt = self._cache.file(segment)
+        for position, header in iter_headers(file, salt, index.find_time(time_ms), end):
+            if header is None:
+                raise corrupt_error(segment.path, position, "no intact batch begins there")
+            if header.enqueued_time_ms >= time_ms:
+                return header.base_sequence_number
+        return view.next_sequence_number
+
+    def __repr__(self) -> str:
+        return f"<PartitionLog {self.begin_sequence_number}..{self.next_sequence_number} {self.directory}>"
+
+
+def closed_error(directory: Path) -> ClosedError:
+    """The log is closed: its hub was deleted or the service stops."""
+    return ClosedError(
+        f"The log {directory} is closed: its event hub was deleted or the service is stopping."
+    )
+
+
+def copy_error(error: TidegateError) -> TidegateError:
+    """A copy for one of several waiters: a shared one would collect the traceback of each."""
+    copy = type(error)(error.message, next_step=error.next_step, retry_after_s=error.retry_after_s)
+    copy.__cause__ = error.__cause__
+    return copy

@@ -1,0 +1,415 @@
+"""The writing half of a partition's log. Only the writer thread calls it (recovery makes it before that).
+
+Theory of operation. A round is ``write`` (all requests that were queued, one gathered write), ``sync``,
+``finish``:
+
+    tail        what is written, or about to be: next sequence number, time, position
+    view        what is durable: readers see this, acknowledgements follow it
+
+A write that fails for lack of room is cut off the file, the tail goes back to where it was, and every
+request of that write fails with LogFullError; the next round finds the log as it was. Any other failed
+write, and any failed sync, ends this partition's appends until a restart has verified the file: after a
+failed sync the system may have dropped the data it could not write and call the next sync a success, so
+nothing after it may be acknowledged (our choice: refusing until restart is the one answer that is right on
+every file system). Other partitions go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidegate.model.errors import LogFailedError, LogFullError, TidegateError
+from tidegate.storage.files import Files, WritableFile, replace_whole, write_all
+from tidegate.storage.log_view import LogView
+from tidegate.storage.options import LogOptions
+from tidegate.storage.producers import ProducerState, ProducerTable
+from tidegate.storage.record import HEADER_BYTES, AppendResult, ProducerBatch, encode_batch
+from tidegate.storage.segment import (
+    SEGMENT_HEADER_BYTES,
+    Segment,
+    SegmentHeader,
+    encode_segment_header,
+    index_path,
+    segment_path,
+)
+from tidegate.storage.snapshot import SNAPSHOT_NAME, Snapshot, encode_snapshot
+from tidegate.storage.sparse_index import SparseIndex
+from tidegate.storage.write_errors import is_full_error
+
+if TYPE_CHECKING:
+    import asyncio
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class AppendRequest:
+    """A queued append, and what became of it."""
+
+    payload: bytes
+    lengths: bytes
+    """The encoded lengths table."""
+    event_count: int
+    enqueued_time_ms: int
+    producer: ProducerBatch | None
+    future: asyncio.Future[AppendResult]
+    """Resolved on the event loop only; the writer thread just asks whether it was cancelled."""
+    result: AppendResult | None = None
+    error: TidegateError | None = None
+    """Both None: cancelled before it was written, and wholly absent."""
+
+
+@dataclass(slots=True)
+class _Written:
+    """A batch in the current round: written or about to be, not durable yet."""
+
+    request: AppendRequest
+    result: AppendResult
+    position: int
+    length: int
+    state_before: ProducerState | None
+
+
+class PartitionWriter:
+    """Appends to one partition; see the module's theory of operation."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        files: Files,
+        options: LogOptions,
+        view: LogView,
+        salt: int,
+        producers: ProducerTable,
+    ) -> None:
+        """view: as recovered, all of it durable. salt: of the last segment (0 where there is none)."""
+        self._directory = directory
+        self._files = files
+        self._options = options
+        self._producers = producers
+        self.view = view
+        self.failure: TidegateError | None = None
+        """Why it takes no more appends; None while it does."""
+        self._file: WritableFile | None = None
+        self._salt = salt
+        self._position = view.end_position
+        self._next_sequence_number = view.next_sequence_number
+        self._last_time_ms = view.last_enqueued_time_ms
+        self._snapshot_bytes = 0
+        """Bytes made durable since the last snapshot."""
+        self._buffers: list[bytes] = []
+        self._buffered: list[_Written] = []
+        self._unsynced: list[_Written] = []
+        self._duplicates: list[tuple[AppendRequest, AppendResult]] = []
+
+    # -- a round
+
+    def write(self, requests: list[AppendRequest]) -> None:
+        """Write the requests in order; afterwards each has an error, or waits for ``sync`` and ``finish``."""
+        for number, request in enumerate(requests):
+            if request.future.cancelled():
+                continue
+            if self.failure is not None:
+                request.error = self.failure
+                continue
+            try:
+                self._stage(request)
+            except (LogFullError, LogFailedError) as error:
+                # Later requests of the round fail with it: none may overtake the one before it.
+                for later in requests[number:]:
+                    later.error = error
+                return
+            except TidegateError as error:
+                request.error = error
+        self._flush()
+
+    def sync(self) -> None:
+        """Make what was written durable. A failure ends this partition's appends."""
+        if not self._unsynced:
+            return
+        assert self._file is not None
+        try:
+            self._file.sync()
+        except OSError as error:
+            failure = self._fail(error, "sync")
+            self._cut_off(self.view.end_position)
+            for written in self._unsynced:
+                written.request.error = failure
+            self._unsynced = []
+
+    def finish(self) -> None:
+        """Show readers what is durable now, and give each request its result."""
+        self._publish()
+        for request, result in self._duplicates:
+            # The first copy may have been part of this very round.
+            if result.until_sequence_number <= self.view.next_sequence_number:
+                request.result = result
+            else:
+                request.error = self.failure or self._full_error()
+        self._duplicates = []
+        if self._snapshot_bytes >= self._options.snapshot_interval_bytes and self.failure is None:
+            self.save_snapshot(is_durable=False)
+
+    def _stage(self, request: AppendRequest) -> None:
+        """Take a request into the buffers. Raises a TidegateError that concerns this request."""
+        if request.producer is not None:
+            stored = self._producers.check(request.producer, request.event_count)
+            if stored is not None:
+                self._duplicates.append((request, stored))
+                return
+        length = HEADER_BYTES + len(request.lengths) + len(request.payload)
+        is_first = self._position == SEGMENT_HEADER_BYTES
+        if not self.view.segments or (
+            not is_first and self._position + length > self._options.segment_bytes_max
+        ):
+            self._roll()
+        start = self._next_sequence_number
+        until = start + request.event_count
+        time_ms = request.enqueued_time_ms
+        if self._last_time_ms is not None and time_ms < self._last_time_ms:
+            time_ms = self._last_time_ms
+        header = encode_batch(
+            request.payload,
+            request.lengths,
+            request.event_count,
+            salt=self._salt,
+            base_sequence_number=start,
+            enqueued_time_ms=time_ms,
+            durable_position=self.view.end_position,
+            producer=request.producer,
+        )
+        before: ProducerState | None = None
+        if request.producer is not None:
+            before = self._producers.record(request.producer, request.event_count, start, time_ms)
+        result = AppendResult(start, until, time_ms)
+        self._buffers += (header, request.payload)
+        self._buffered.append(_Written(request, result, self._position, length, before))
+        self._position += length
+        self._next_sequence_number = until
+        self._last_time_ms = time_ms
+
+    def _flush(self) -> TidegateError | None:
+        """Write the buffers; returns the error where that fails: the tail is then as before, the requests
+        failed.
+        """
+        if not self._buffered:
+            return None
+        buffers, self._buffers = self._buffers, []
+        buffered, self._buffered = self._buffered, []
+        try:
+            write_all(self._open_file(), buffers, buffered[0].position)
+        except OSError as error:
+            self._take_back(buffered)
+            if not is_full_error(error):
+                failure: TidegateError = self._fail(error, "write")
+                self._cut_off(self._position)
+            elif self._cut_off(self._position):
+                failure = self._full_error()
+            else:
+                failure = self._fail(error, "write")
+            for written in buffered:
+                written.request.error = failure
+            return failure
+        self._unsynced += buffered
+        return None
+
+    def _take_back(self, buffered: list[_Written]) -> None:
+        for written in reversed(buffered):
+            producer = written.request.producer
+            if producer is not None:
+                self._producers.restore(producer.producer_id, written.state_before)
+        self._position = buffered[0].position
+        self._next_sequence_number = buffered[0].result.start_sequence_number
+        last = self._unsynced[-1].result.enqueued_time_ms if self._unsynced else None
+        self._last_time_ms = self.view.last_enqueued_time_ms if last is None else last
+
+    def _publish(self) -> None:
+        if not self._unsynced:
+            return
+        segment = self.view.segments[-1]
+        assert segment.index is not None
+        for written in self._unsynced:
+            result = written.result
+            segment.index.add_batch(
+                result.start_sequence_number,
+                result.until_sequence_number,
+                result.enqueued_time_ms,
+                written.position,
+                written.length,
+            )
+            self._snapshot_bytes += written.length
+            written.request.result = result
+        last = self._unsynced[-1]
+        self._unsynced = []
+        self.view = LogView(
+            self.view.segments,
+            last.position + last.length,
+            last.result.until_sequence_number,
+            last.result.enqueued_time_ms,
+        )
+
+    # -- segments
+
+    def _roll(self) -> None:
+        """Begin a new segment. Raises LogFullError, LogFailedError; the log then goes on where it was."""
+        error = self._flush()
+        self.sync()
+        self._publish()
+        if error is not None or self.failure is not None:
+            raise self.failure or error or self._full_error()
+        base = self._next_sequence_number
+        path = segment_path(self._directory, base)
+        salt = int.from_bytes(os.urandom(4), "little")
+        try:
+            file = self._create_segment(path, SegmentHeader(salt, base))
+        except OSError as failure:
+            with contextlib.suppress(OSError):
+                self._files.remove(path)
+            if is_full_error(failure):
+                raise self._full_error() from failure
+            raise self._fail(failure, "new segment") from failure
+        if self._file is not None:
+            self._file.close()
+        segments = self.view.segments
+        if segments:
+            segments[-1].is_sealed = True
+            self._save_index(segments[-1])
+        segment = Segment(path, base)
+        segment.is_sealed = False
+        segment.salt = salt
+        segment.index = SparseIndex(
+            self._options.index_interval_bytes,
+            start_position=SEGMENT_HEADER_BYTES,
+            base_sequence_number=base,
+        )
+        self._file, self._salt, self._position = file, salt, SEGMENT_HEADER_BYTES
+        self.view = LogView((*segments, segment), SEGMENT_HEADER_BYTES, base, self._last_time_ms)
+        self.save_snapshot(is_durable=True)
+
+    def _create_segment(self, path: Path, header: SegmentHeader) -> WritableFile:
+        file = self._files.create(path)
+        try:
+            write_all(file, [encode_segment_header(header)], 0)
+            file.sync()
+            self._files.sync_directory(self._directory)
+        except OSError:
+            file.close()
+            raise
+        return file
+
+    def _save_index(self, segment: Segment) -> None:
+        assert segment.index is not None
+        try:
+            replace_whole(self._files, index_path(segment.path), segment.index.encode(), is_durable=False)
+        except OSError as error:
+            _logger.warning(
+                "The index of %s was not written (%s); it is rebuilt when needed.", segment, error
+            )
+
+    def remove_segments(self, until_base: int, *, is_last_expired: bool) -> list[Segment]:
+        """Remove the segments that begin before ``until_base``; returns them, for readers to forget.
+
+        is_last_expired: begin a new segment first, so that the last one can go, too.
+        Raises LogFullError, LogFailedError.
+        """
+        if self.failure is not None:
+            raise self.failure
+        if is_last_expired and self.view.end_position > SEGMENT_HEADER_BYTES:
+            self._roll()
+        removed = [
+            segment for segment in self.view.segments[:-1] if segment.base_sequence_number < until_base
+        ]
+        if not removed:
+            return []
+        view = self.view
+        self.view = LogView(
+            view.segments[len(removed) :],
+            view.end_position,
+            view.next_sequence_number,
+            view.last_enqueued_time_ms,
+        )
+        # The snapshot goes first: a segment that comes back after a power loss is then known to be removed.
+        if not self.save_snapshot(is_durable=True):
+            self.view = view
+            raise self._full_error()
+        for segment in removed:
+            self._files.remove(segment.path)
+            self._files.remove(index_path(segment.path))
+        return removed
+
+    def save_snapshot(self, *, is_durable: bool) -> bool:
+        """Write the snapshot of the durable state; False where that failed (a start then reads more of the
+        log).
+        """
+        if not self.view.segments:
+            return True
+        index = self.view.segments[-1].index
+        assert index is not None
+        snapshot = Snapshot(
+            segment_bases=tuple(segment.base_sequence_number for segment in self.view.segments),
+            position=self.view.end_position,
+            next_sequence_number=self.view.next_sequence_number,
+            last_enqueued_time_ms=self.view.last_enqueued_time_ms,
+            producers=self._producers.states,
+            index=index,
+        )
+        self._snapshot_bytes = 0
+        try:
+            replace_whole(
+                self._files,
+                self._directory / SNAPSHOT_NAME,
+                encode_snapshot(snapshot),
+                is_durable=is_durable,
+            )
+        except OSError as error:
+            _logger.warning("The snapshot in %s was not written: %s.", self._directory, error)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Write a last snapshot, so that the next start reads nothing, and release the file."""
+        if self.failure is None and self._snapshot_bytes:
+            self.save_snapshot(is_durable=True)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    # -- failures
+
+    def _open_file(self) -> WritableFile:
+        if self._file is None:
+            self._file = self._files.open_writable(self.view.segments[-1].path)
+        return self._file
+
+    def _cut_off(self, size: int) -> bool:
+        """Cut what lies behind ``size`` off the file; False where even that fails."""
+        if self._file is None:
+            return True
+        try:
+            self._file.truncate(size)
+        except OSError as error:
+            _logger.error("What follows byte %d of %s was not cut off: %s.", size, self._directory, error)
+            return False
+        return True
+
+    def _fail(self, error: OSError, what: str) -> LogFailedError:
+        self.failure = LogFailedError(
+            f"The log {self._directory} takes no more events: a {what} failed ({error.strerror or error}).",
+            next_step="Check the disk and restart the service, which verifies the log; "
+            "what was acknowledged is safe.",
+        )
+        _logger.error("%s", self.failure)
+        return self.failure
+
+    def _full_error(self) -> LogFullError:
+        return LogFullError(
+            f"No room on the disk to append to {self._directory}: nothing of the batch was stored.",
+            next_step="Free disk space or keep events for less long; the log then goes on by itself.",
+            retry_after_s=4.0,
+        )

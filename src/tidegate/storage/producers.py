@@ -1,0 +1,111 @@
+"""Idempotent producers of a partition: what each stored last, so that a repeat is recognised.
+
+A batch is identified by producer id, epoch and the number of its first event. The table is derived state: it
+is in each snapshot, and the batch headers written since then bring it up to date.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.model.errors import OutOfOrderSequenceError, ProducerEpochStolenError
+from tidegate.storage.record import AppendResult, ProducerBatch
+
+SEQUENCE_MODULUS: Final = 2**31
+"""Producer sequences are non-negative 32-bit integers on the wire
+(com.microsoft:producer-sequence-number).
+"""
+
+_RECENT_BATCHES_MAX = 16
+"""Our choice: how many stored batches back a repeat is still answered with its range (Kafka remembers 5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A stored batch of a producer."""
+
+    sequence: int
+    count: int
+    start_sequence_number: int
+    enqueued_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """What is known of one producer."""
+
+    epoch: int
+    next_sequence: int
+    recent: tuple[StoredBatch, ...]
+    """Oldest first."""
+
+
+class ProducerTable:
+    """The producers of one partition, the longest silent first."""
+
+    def __init__(self, producers_max: int) -> None:
+        self._producers_max = producers_max
+        self._states: dict[int, ProducerState] = {}
+
+    @property
+    def states(self) -> dict[int, ProducerState]:
+        """A copy, by producer id."""
+        return dict(self._states)
+
+    def check(self, batch: ProducerBatch, count: int) -> AppendResult | None:
+        """None where the batch of ``count`` events comes next; where it lies if it is stored already.
+
+        Raises ProducerEpochStolenError (an older epoch), OutOfOrderSequenceError (a gap, or a repeat too old
+        to be remembered).
+        """
+        state = self._states.get(batch.producer_id)
+        if state is None:
+            if batch.sequence == 0:
+                return None
+            raise OutOfOrderSequenceError(
+                f"The producer {batch.producer_id} is not known here, and its batch begins with number "
+                f"{batch.sequence} instead of 0.",
+                next_step="An earlier batch was not stored: send that, or start again as a new producer.",
+            )
+        if batch.epoch < state.epoch:
+            raise ProducerEpochStolenError(
+                f"The producer {batch.producer_id} has epoch {state.epoch} by now; epoch {batch.epoch} may "
+                "not write any more.",
+                next_step="Another instance took over: stop this one, or start again as a new producer.",
+            )
+        if batch.sequence == state.next_sequence or (batch.epoch > state.epoch and batch.sequence == 0):
+            return None
+        if batch.epoch == state.epoch:
+            for stored in reversed(state.recent):
+                skipped = (batch.sequence - stored.sequence) % SEQUENCE_MODULUS
+                if skipped + count <= stored.count:
+                    start = stored.start_sequence_number + skipped
+                    return AppendResult(start, start + count, stored.enqueued_time_ms, is_duplicate=True)
+        raise OutOfOrderSequenceError(
+            f"The producer {batch.producer_id} sent a batch that begins with number {batch.sequence}; "
+            f"number {state.next_sequence} comes next.",
+            next_step="An earlier batch was not stored: send that, or start again as a new producer.",
+        )
+
+    def record(
+        self, batch: ProducerBatch, count: int, start_sequence_number: int, enqueued_time_ms: int
+    ) -> ProducerState | None:
+        """Take note of a stored batch; returns the state before, for ``restore``."""
+        before = self._states.pop(batch.producer_id, None)
+        recent = before.recent if before is not None and before.epoch == batch.epoch else ()
+        stored = StoredBatch(batch.sequence, count, start_sequence_number, enqueued_time_ms)
+        self._states[batch.producer_id] = ProducerState(
+            batch.epoch,
+            (batch.sequence + count) % SEQUENCE_MODULUS,
+            (*recent[-(_RECENT_BATCHES_MAX - 1) :], stored),
+        )
+        if len(self._states) > self._producers_max:
+            del self._states[next(iter(self._states))]
+        return before
+
+    def restore(self, producer_id: int, state: ProducerState | None) -> None:
+        """Undo a ``record`` (the latest one first), or bring in a state from a snapshot."""
+        self._states.pop(producer_id, None)
+        if state is not None:
+            self._states[producer_id] = state

@@ -1,0 +1,342 @@
+"""Opening a partition's log: find where its durable events end, and refuse to guess about damage.
+
+Theory of operation. Segments before the last are complete: each was synced before the next was made. In the
+last one, what follows the snapshot is read and verified. Where it stops being intact, at byte X, there are
+two cases:
+
+    torn tail    a round of writes that power loss or SIGKILL cut short; nobody was promised it
+    damage       bytes that had been acknowledged no longer read back
+
+The snapshot knows a position that was durable: damage before it is damage. Behind it, each batch header says
+how much of the file was durable when it was written: an intact batch behind X that says "more than X" proves
+damage. A torn tail is cut off, with a line in the log; damage raises LogCorruptError and changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tidegate.storage.files import Files, ReadableFile, read_whole
+from tidegate.storage.log_view import LogView
+from tidegate.storage.options import LogOptions
+from tidegate.storage.producers import ProducerTable
+from tidegate.storage.record import (
+    HEADER_BYTES,
+    MAGIC,
+    NO_PRODUCER_ID,
+    BatchHeader,
+    ProducerBatch,
+    decode_header,
+)
+from tidegate.storage.segment import (
+    SEGMENT_HEADER_BYTES,
+    Segment,
+    corrupt_error,
+    decode_segment_header,
+    index_path,
+    iter_headers,
+    read_segment_header,
+    segment_bases,
+    segment_path,
+)
+from tidegate.storage.segment_reader import build_index, iter_batches
+from tidegate.storage.snapshot import SNAPSHOT_NAME, Snapshot, decode_snapshot
+from tidegate.storage.sparse_index import SparseIndex
+
+GAPS_NAME: Final = "gaps"
+"""Ranges of sequence numbers that a repair gave up: a JSON array of [start, until]."""
+
+_CHUNK_BYTES = 1024 * 1024
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredLog:
+    """A log as found on disk: all of it durable, its end known."""
+
+    view: LogView
+    salt: int
+    """Of the last segment; 0 where there is none."""
+    producers: ProducerTable
+    gaps: frozenset[tuple[int, int]]
+    """Ranges of sequence numbers that a repair gave up."""
+
+
+def recover_log(directory: Path, *, files: Files, options: LogOptions) -> RecoveredLog:
+    """Open the log in ``directory``; cuts a torn tail off. Raises LogCorruptError, OSError."""
+    gaps = read_gaps(files, directory)
+    snapshot = read_snapshot(files, directory)
+    bases = _existing_bases(files, directory, snapshot)
+    if not bases:
+        return RecoveredLog(LogView((), 0, 0, None), 0, ProducerTable(options.producers_max), gaps)
+    tail = _Tail(directory, files, options, snapshot)
+    while True:
+        recovered = tail.recover(bases)
+        if recovered is not None and not _is_leftover(tail, bases, gaps, recovered):
+            break
+        path = segment_path(directory, bases.pop())
+        _logger.warning("Removed %s: it was being made when the service stopped and holds no event.", path)
+        files.remove(path)
+        if not bases:
+            return RecoveredLog(LogView((), 0, 0, None), 0, ProducerTable(options.producers_max), gaps)
+    return RecoveredLog(recovered, tail.salt, tail.producers, gaps)
+
+
+def read_gaps(files: Files, directory: Path) -> frozenset[tuple[int, int]]:
+    """The ranges that a repair gave up."""
+    try:
+        return frozenset(
+            (start, until) for start, until in json.loads(read_whole(files, directory / GAPS_NAME))
+        )
+    except FileNotFoundError:
+        return frozenset()
+
+
+def read_snapshot(files: Files, directory: Path) -> Snapshot | None:
+    """The snapshot; None where there is none that is intact."""
+    try:
+        snapshot = decode_snapshot(read_whole(files, directory / SNAPSHOT_NAME))
+    except FileNotFoundError:
+        return None
+    if snapshot is None:
+        _logger.warning("The snapshot in %s is damaged; the log is read instead.", directory)
+    return snapshot
+
+
+def find_batch(file: ReadableFile, salt: int, start: int, end: int) -> tuple[int, BatchHeader] | None:
+    """The first intact header at or behind byte ``start``, wherever it lies; None where there is none
+    before ``end``.
+    """
+    position = start
+    while position + HEADER_BYTES <= end:
+        chunk = file.read_at(_CHUNK_BYTES, position)
+        offset = chunk.find(MAGIC)
+        while 0 <= offset <= len(chunk) - HEADER_BYTES:
+            header = decode_header(chunk, offset, salt=salt)
+            if header is not None:
+                return position + offset, header
+            offset = chunk.find(MAGIC, offset + 1)
+        if len(chunk) < HEADER_BYTES:
+            return None
+        position += len(chunk) - HEADER_BYTES + 1
+    return None
+
+
+def _existing_bases(files: Files, directory: Path, snapshot: Snapshot | None) -> list[int]:
+    """The segments that belong to the log. Raises LogCorruptError where one that must exist is missing."""
+    try:
+        bases = segment_bases(files.list_names(directory))
+    except FileNotFoundError:
+        raise corrupt_error(
+            segment_path(directory, 0), 0, "the partition's whole directory is missing"
+        ) from None
+    if snapshot is None:
+        return bases
+    for base in snapshot.segment_bases:
+        if base not in bases:
+            raise corrupt_error(segment_path(directory, base), 0, "the file is missing")
+    first = snapshot.segment_bases[0]
+    for base in bases:
+        if base < first:
+            # Retention had removed it, and a power loss brought it back.
+            path = segment_path(directory, base)
+            files.remove(path)
+            files.remove(index_path(path))
+    return [base for base in bases if base >= first]
+
+
+def _is_leftover(tail: _Tail, bases: Sequence[int], gaps: frozenset[tuple[int, int]], view: LogView) -> bool:
+    """Whether the last segment is an empty one that was made and then not used, because making it failed."""
+    if len(bases) < 2 or view.end_position > SEGMENT_HEADER_BYTES:
+        return False
+    snapshot = tail.snapshot
+    if snapshot is not None and snapshot.segment_bases[-1] == bases[-1]:
+        return False
+    until = tail.until_sequence_number(bases[-2])
+    if until < bases[-1] and (until, bases[-1]) not in gaps:
+        raise corrupt_error(
+            segment_path(tail.directory, bases[-2]),
+            tail.file_size(bases[-2]),
+            f"the events {until} to {bases[-1] - 1} are missing behind it",
+        )
+    return until > bases[-1]
+
+
+class _Tail:
+    """Reads what the snapshot does not cover."""
+
+    def __init__(self, directory: Path, files: Files, options: LogOptions, snapshot: Snapshot | None) -> None:
+        self.directory = directory
+        self.snapshot = snapshot
+        self.salt = 0
+        self.producers = ProducerTable(options.producers_max)
+        self._files = files
+        self._options = options
+
+    def recover(self, bases: Sequence[int]) -> LogView | None:
+        """The log whose segments these are; None where the last one is not even made completely."""
+        path = segment_path(self.directory, bases[-1])
+        file = self._files.open_readable(path)
+        try:
+            size = file.size()
+            if size <= SEGMENT_HEADER_BYTES and decode_segment_header(file.read_at(size, 0)) is None:
+                is_known = self.snapshot is not None and self.snapshot.segment_bases[-1] >= bases[-1]
+                if is_known:
+                    raise corrupt_error(path, 0, "the segment's header is damaged")
+                return None
+            self.salt = read_segment_header(file, path, bases[-1]).salt
+            return self._recover_last(bases, file, size)
+        finally:
+            file.close()
+
+    def until_sequence_number(self, base: int) -> int:
+        """One past the last event of a complete segment, from its batch headers."""
+        segment = Segment(segment_path(self.directory, base), base)
+        file = self._files.open_readable(segment.path)
+        try:
+            salt = read_segment_header(file, segment.path, base).salt
+            interval = self._options.index_interval_bytes
+            index = build_index(segment, file, salt, end=file.size(), interval_bytes=interval)
+            return index.until_sequence_number
+        finally:
+            file.close()
+
+    def file_size(self, base: int) -> int:
+        """Bytes of a segment's file."""
+        file = self._files.open_readable(segment_path(self.directory, base))
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+    def _recover_last(self, bases: Sequence[int], file: ReadableFile, size: int) -> LogView:
+        segments = tuple(Segment(segment_path(self.directory, base), base) for base in bases)
+        last = segments[-1]
+        last.is_sealed = False
+        last.salt = self.salt
+        index, time_ms = self._begin(bases, last)
+        if index.end_position > size:
+            raise corrupt_error(
+                last.path, size, f"the segment ends there and had {index.end_position} durable bytes"
+            )
+        is_grown = index.end_position < size
+        end, scanned_time_ms = self._scan(last, file, index, size)
+        if end < size:
+            self._cut_off(last.path, end, size)
+        if is_grown:
+            # Batches that were written but perhaps not synced are about to be served: now they are durable.
+            self._sync(last.path)
+        last.index = index
+        if scanned_time_ms is not None:
+            time_ms = scanned_time_ms
+        return LogView(segments, end, index.until_sequence_number, time_ms)
+
+    def _begin(self, bases: Sequence[int], last: Segment) -> tuple[SparseIndex, int | None]:
+        """What is known before the last segment is read: its index so far, and the last enqueued time."""
+        snapshot = self.snapshot
+        self.producers = ProducerTable(self._options.producers_max)
+        if snapshot is not None:
+            for producer_id, state in snapshot.producers.items():
+                self.producers.restore(producer_id, state)
+            if snapshot.segment_bases[-1] == last.base_sequence_number:
+                return snapshot.index, snapshot.last_enqueued_time_ms
+        index = SparseIndex(
+            self._options.index_interval_bytes,
+            start_position=SEGMENT_HEADER_BYTES,
+            base_sequence_number=last.base_sequence_number,
+        )
+        time_ms = None if snapshot is None else snapshot.last_enqueued_time_ms
+        # The segments before it tell the producers and the last time: those that the snapshot had not seen
+        # whole, or without a snapshot the one before.
+        unseen_from = bases[-2:][0] if snapshot is None else snapshot.segment_bases[-1]
+        for base in bases[:-1]:
+            if base >= unseen_from:
+                is_partly_seen = snapshot is not None and base == unseen_from
+                start = snapshot.position if snapshot is not None and is_partly_seen else SEGMENT_HEADER_BYTES
+                found = self._read_sealed(base, start)
+                time_ms = time_ms if found is None else found
+        return index, time_ms
+
+    def _read_sealed(self, base: int, start: int) -> int | None:
+        """Take in the producers of a sealed segment from byte ``start``; returns its last time, None if
+        empty.
+        """
+        path = segment_path(self.directory, base)
+        file = self._files.open_readable(path)
+        time_ms: int | None = None
+        try:
+            salt = read_segment_header(file, path, base).salt
+            for position, header in iter_headers(file, salt, start, file.size()):
+                if header is None:
+                    raise corrupt_error(path, position, "no intact batch begins there")
+                self._take_in(header)
+                time_ms = header.enqueued_time_ms
+        finally:
+            file.close()
+        return time_ms
+
+    def _scan(
+        self, segment: Segment, file: ReadableFile, index: SparseIndex, size: int
+    ) -> tuple[int, int | None]:
+        """Verify the batches behind the index and add them to it; returns where they end and the last
+        time.
+        """
+        time_ms: int | None = None
+        for position, header, batch in iter_batches(file, self.salt, index.end_position, size):
+            if header is None or batch is None or header.base_sequence_number != index.until_sequence_number:
+                self._require_torn(segment, file, position, size)
+                break
+            self._take_in(header)
+            time_ms = header.enqueued_time_ms
+            index.add_batch(
+                header.base_sequence_number,
+                header.until_sequence_number,
+                time_ms,
+                position,
+                header.total_length,
+            )
+        return index.end_position, time_ms
+
+    def _require_torn(self, segment: Segment, file: ReadableFile, position: int, size: int) -> None:
+        """Raise LogCorruptError where a batch behind ``position`` proves that ``position`` was durable
+        once.
+        """
+        found = find_batch(file, self.salt, position, size)
+        while found is not None:
+            found_position, header = found
+            if header.durable_position > position:
+                raise corrupt_error(segment.path, position, "an acknowledged batch is damaged")
+            found = find_batch(file, self.salt, found_position + 1, size)
+
+    def _take_in(self, header: BatchHeader) -> None:
+        if header.producer_id != NO_PRODUCER_ID:
+            batch = ProducerBatch(header.producer_id, header.producer_epoch, header.producer_sequence)
+            self.producers.record(
+                batch, header.event_count, header.base_sequence_number, header.enqueued_time_ms
+            )
+
+    def _cut_off(self, path: Path, end: int, size: int) -> None:
+        _logger.warning(
+            "Cut %d bytes off %s at byte %d: a write that was never acknowledged was torn.",
+            size - end,
+            path,
+            end,
+        )
+        file = self._files.open_writable(path)
+        try:
+            file.truncate(end)
+            file.sync()
+        finally:
+            file.close()
+
+    def _sync(self, path: Path) -> None:
+        file = self._files.open_writable(path)
+        try:
+            file.sync()
+        finally:
+            file.close()
