@@ -43,7 +43,7 @@ from tidegate.wire.names import (
 )
 
 NEVER_ENQUEUED_MS: Final = -62135596800000
-"""How the service writes "nothing was ever enqueued": the year 1, which the official clients read as never."""
+"""How the service writes that nothing was ever enqueued: the year 1, which official clients read as never."""
 
 
 @dataclass(frozen=True, slots=True)

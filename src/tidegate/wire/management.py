@@ -1,0 +1,260 @@
+"""``$management``: what a hub and its partitions look like, and (ours alone) making and deleting hubs.
+
+READ of ``com.microsoft:eventhub`` and ``com.microsoft:partition`` are Event Hubs' own. CREATE, DELETE and
+QUERY of ``com.microsoft:eventhub`` are **Tidegate's extension** over the same node, with a Manage claim:
+
+    CREATE  name=hub, body {partition_count: int, retention_hours: int} (both may be left out)
+            -> 201 and the hub's map; 409 when it exists
+    DELETE  name=hub                                          -> 200; 404 when there is none
+    QUERY   (no name)                                         -> 200 and a list of the hubs' maps
+
+Where ``retention_hours`` is in a hub's map, the service is a Tidegate: Azure does not tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from tidegate.amqp.message import NO_VALUE, MessageId
+from tidegate.amqp.types import Array, Int, Timestamp
+from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
+from tidegate.wire.names import EVENT_HUB_ENTITY, PARTITION_ENTITY
+from tidegate.wire.request_response import Request, Response, encode_request, encode_response
+
+_DESCRIPTIONS: Final = {200: "OK", 201: "Created"}
+
+
+class Operation(Enum):
+    """What can be asked of ``$management``."""
+
+    READ_EVENT_HUB = ("READ", EVENT_HUB_ENTITY)
+    READ_PARTITION = ("READ", PARTITION_ENTITY)
+    CREATE_EVENT_HUB = ("CREATE", EVENT_HUB_ENTITY)
+    DELETE_EVENT_HUB = ("DELETE", EVENT_HUB_ENTITY)
+    QUERY_EVENT_HUBS = ("QUERY", EVENT_HUB_ENTITY)
+
+    @property
+    def needs_manage_claim(self) -> bool:
+        """Whether the caller's policy must have the Manage claim."""
+        return self.value[0] != "READ"
+
+
+@dataclass(frozen=True, slots=True)
+class ManagementRequest:
+    """A request to ``$management``."""
+
+    operation: Operation
+    event_hub: str = ""
+    """Empty in a query only."""
+    partition_id: str | None = None
+    """Set when a partition is read."""
+    partition_count: int | None = None
+    retention_hours: int | None = None
+    """What to create; None: the service's default."""
+    security_token: str | None = field(default=None, repr=False)
+    message_id: MessageId | None = None
+    reply_to: str | None = None
+
+    @classmethod
+    def from_request(cls, request: Request) -> ManagementRequest:
+        """The management request in a request.
+
+        Raises InvalidArgumentError when the operation is unknown or lacks a part.
+        """
+        name, entity = request.operation.upper(), request.text("type")
+        try:
+            operation = Operation((name, entity))
+        except ValueError as exc:
+            raise InvalidArgumentError(f"$management knows no {name} of {entity!r}.") from exc
+        is_partition = operation is Operation.READ_PARTITION
+        is_creation = operation is Operation.CREATE_EVENT_HUB
+        wanted = request.value if is_creation and isinstance(request.value, dict) else {}
+        return cls(
+            operation,
+            "" if operation is Operation.QUERY_EVENT_HUBS else request.text("name"),
+            partition_id=request.text("partition") if is_partition else None,
+            partition_count=_optional_integer(wanted, "partition_count"),
+            retention_hours=_optional_integer(wanted, "retention_hours"),
+            security_token=request.optional_text("security_token"),
+            message_id=request.message_id,
+            reply_to=request.reply_to,
+        )
+
+    def encode(self) -> bytes:
+        """The request's bytes; ``message_id`` and ``reply_to`` must be set."""
+        assert self.message_id is not None
+        assert self.reply_to is not None
+        name, entity = self.operation.value
+        properties: dict[str, object] = {"type": entity}
+        if self.event_hub:
+            properties["name"] = self.event_hub
+        if self.partition_id is not None:
+            properties["partition"] = self.partition_id
+        if self.security_token is not None:
+            properties["security_token"] = self.security_token
+        value: object = NO_VALUE
+        if self.operation is Operation.CREATE_EVENT_HUB:
+            wanted = {"partition_count": self.partition_count, "retention_hours": self.retention_hours}
+            value = {key: Int(number) for key, number in wanted.items() if number is not None}
+        return encode_request(
+            name, message_id=self.message_id, reply_to=self.reply_to, properties=properties, value=value
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EventHubDescription:
+    """An event hub as ``$management`` tells it."""
+
+    name: str
+    created_at_ms: int
+    """Milliseconds since 1970-01-01 UTC."""
+    partition_ids: tuple[str, ...]
+    retention_hours: int | None = None
+    """None: the service does not tell (Azure)."""
+
+    def to_map(self) -> dict[object, object]:
+        """The map that goes on the wire."""
+        entries: dict[object, object] = {
+            "name": self.name,
+            "type": EVENT_HUB_ENTITY,
+            "created_at": Timestamp(self.created_at_ms),
+            "partition_count": Int(len(self.partition_ids)),
+            "partition_ids": Array.of(str, self.partition_ids),
+            "georeplication_factor": Int(1),
+        }
+        if self.retention_hours is not None:
+            entries["retention_hours"] = Int(self.retention_hours)
+        return entries
+
+    @classmethod
+    def from_map(cls, value: object) -> EventHubDescription:
+        """The description in a response's body.
+
+        Raises RemoteProtocolError when it is none.
+        """
+        entries = _entries(value)
+        ids = entries.get("partition_ids")
+        items: Sequence[object] = (
+            ids.items if isinstance(ids, Array) else ids if isinstance(ids, list) else ()
+        )
+        return cls(
+            _text(entries, "name"),
+            _integer(entries, "created_at"),
+            tuple(str(item) for item in items),
+            _optional_integer(entries, "retention_hours"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    """A partition as ``$management`` tells it."""
+
+    event_hub: str
+    partition_id: str
+    begin_sequence_number: int
+    """Of the first event still held; -1 when nothing was ever enqueued."""
+    last_enqueued_sequence_number: int
+    """-1 when nothing was ever enqueued."""
+    last_enqueued_offset: str
+    """"-1" when nothing was ever enqueued."""
+    last_enqueued_time_ms: int
+    """Milliseconds since 1970-01-01 UTC; ``delivery.NEVER_ENQUEUED_MS`` when nothing was ever enqueued."""
+    is_empty: bool
+
+    def to_map(self) -> dict[object, object]:
+        """The map that goes on the wire."""
+        return {
+            "name": self.event_hub,
+            "type": PARTITION_ENTITY,
+            "partition": self.partition_id,
+            "begin_sequence_number": self.begin_sequence_number,
+            "last_enqueued_sequence_number": self.last_enqueued_sequence_number,
+            "last_enqueued_offset": self.last_enqueued_offset,
+            "last_enqueued_time_utc": Timestamp(self.last_enqueued_time_ms),
+            "is_partition_empty": self.is_empty,
+        }
+
+    @classmethod
+    def from_map(cls, value: object) -> PartitionDescription:
+        """The description in a response's body.
+
+        Raises RemoteProtocolError when it is none.
+        """
+        entries = _entries(value)
+        return cls(
+            _text(entries, "name"),
+            _text(entries, "partition"),
+            _integer(entries, "begin_sequence_number"),
+            _integer(entries, "last_enqueued_sequence_number"),
+            _text(entries, "last_enqueued_offset"),
+            _integer(entries, "last_enqueued_time_utc"),
+            bool(entries.get("is_partition_empty")),
+        )
+
+
+def encode_management_response(
+    message_id: MessageId | None,
+    body: EventHubDescription | PartitionDescription | Sequence[EventHubDescription] | None,
+    *,
+    status_code: int = 200,
+) -> bytes:
+    """The answer to a request that succeeded; a refusal is ``request_response.encode_error_response``.
+
+    body: what was read or created; the hubs that were found; None where there is nothing to tell.
+    """
+    value: object
+    if body is None:
+        value = {}
+    elif isinstance(body, (EventHubDescription, PartitionDescription)):
+        value = body.to_map()
+    else:
+        value = [description.to_map() for description in body]
+    return encode_response(
+        correlation_id=message_id,
+        status_code=status_code,
+        status_description=_DESCRIPTIONS.get(status_code, "OK"),
+        value=value,
+    )
+
+
+def event_hubs_in(response: Response) -> list[EventHubDescription]:
+    """The hubs that a query found.
+
+    Raises what an unsuccessful response means, RemoteProtocolError when the body is no list.
+    """
+    response.raise_for_status()
+    if not isinstance(response.value, list):
+        raise RemoteProtocolError("The answer to a query for event hubs is no list.")
+    return [EventHubDescription.from_map(item) for item in response.value]
+
+
+def _entries(value: object) -> Mapping[object, object]:
+    if not isinstance(value, dict):
+        raise RemoteProtocolError(f"The answer of $management is a {type(value).__name__}, not a map.")
+    return value
+
+
+def _text(entries: Mapping[object, object], name: str) -> str:
+    value = entries.get(name)
+    if not isinstance(value, str):
+        raise RemoteProtocolError(f"The answer of $management has no text {name!r}.")
+    return str(value)
+
+
+def _integer(entries: Mapping[object, object], name: str) -> int:
+    value = entries.get(name)
+    if not isinstance(value, int):
+        raise RemoteProtocolError(f"The answer of $management has no number {name!r}.")
+    return int(value)
+
+
+def _optional_integer(entries: Mapping[object, object], name: str) -> int | None:
+    value = entries.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidArgumentError(f"{name} is a {type(value).__name__}, not a whole number.")
+    return int(value)

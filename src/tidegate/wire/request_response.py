@@ -1,0 +1,184 @@
+"""The request/response convention that ``$cbs`` and ``$management`` share.
+
+A request is a message with its operation in the application properties and a reply-to; the response carries
+the request's message-id as its correlation-id, of the same AMQP type, and a status. Source: AMQP Management
+1.0 (working draft 16) section 3, as the official clients speak it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from tidegate.amqp.decode import Buffer
+from tidegate.amqp.message import (
+    NO_VALUE,
+    Message,
+    MessageId,
+    Properties,
+    decode_message,
+    encode_message,
+)
+from tidegate.amqp.types import Int, Symbol
+from tidegate.model.errors import InvalidArgumentError, TidegateError
+from tidegate.wire.conditions import condition_for, error_description, error_from_status, http_status_for
+
+_STATUS_CODE: Final = "status-code"
+_STATUS_DESCRIPTION: Final = "status-description"
+_ERROR_CONDITION: Final = "error-condition"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a peer asks for."""
+
+    operation: str
+    properties: Mapping[str, object] = field(default_factory=dict, repr=False)
+    """The application properties, the operation included; may hold a token."""
+    message_id: MessageId | None = None
+    reply_to: str | None = None
+    """Where the response goes; None: to the receiver that the same session has on the node."""
+    value: object = field(default=NO_VALUE, repr=False)
+    """The amqp-value body; NO_VALUE where the body is of another kind."""
+
+    def text(self, name: str) -> str:
+        """A property that must be there, as text.
+
+        Raises InvalidArgumentError when it is missing or no text.
+        """
+        value = self.properties.get(name)
+        if not isinstance(value, str) or not value:
+            raise InvalidArgumentError(f"The request {self.operation} lacks its property {name!r}.")
+        return str(value)
+
+    def optional_text(self, name: str) -> str | None:
+        """A property as text; None when it is missing or null."""
+        value = self.properties.get(name)
+        return None if value is None else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What the service answered."""
+
+    status_code: int
+    """As in HTTP."""
+    status_description: str = ""
+    correlation_id: MessageId | None = None
+    error_condition: str | None = None
+    value: object = NO_VALUE
+    """The amqp-value body; NO_VALUE where there is none."""
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the status is one of 200 to 299."""
+        return 200 <= self.status_code < 300
+
+    def raise_for_status(self) -> None:
+        """Raise what an unsuccessful response means here (see ``wire.conditions``)."""
+        if not self.is_success:
+            raise error_from_status(self.status_code, self.status_description, self.error_condition)
+
+
+def encode_request(
+    operation: str,
+    *,
+    message_id: MessageId,
+    reply_to: str,
+    properties: Mapping[str, object],
+    value: object = NO_VALUE,
+) -> bytes:
+    """A request's bytes. A null body goes out as an empty data section, which every service takes."""
+    application_properties: dict[object, object] = {"operation": operation}
+    application_properties.update(properties)
+    return encode_message(
+        Message(
+            properties=Properties(message_id=message_id, reply_to=reply_to),
+            application_properties=application_properties,
+            data=(b"",) if value is NO_VALUE else (),
+            value=value,
+        )
+    )
+
+
+def parse_request(payload: Buffer) -> Request:
+    """The request in a message.
+
+    Raises DecodeError when the bytes are no message, InvalidArgumentError when it names no operation; to
+    answer the latter, ``message_id_and_reply_to`` finds the address.
+    """
+    message = decode_message(payload)
+    properties = {str(key): value for key, value in message.application_properties.items()}
+    operation = properties.get("operation")
+    if not isinstance(operation, str):
+        raise InvalidArgumentError("A request names no operation.")
+    standard = message.properties or Properties()
+    return Request(str(operation), properties, standard.message_id, standard.reply_to, message.value)
+
+
+def message_id_and_reply_to(payload: Buffer) -> tuple[MessageId | None, str | None]:
+    """Where the answer to a request goes that ``parse_request`` refused.
+
+    Raises DecodeError when the bytes are no message.
+    """
+    standard = decode_message(payload).properties or Properties()
+    return standard.message_id, standard.reply_to
+
+
+def encode_response(
+    *,
+    correlation_id: MessageId | None,
+    status_code: int,
+    status_description: str,
+    error_condition: str | None = None,
+    value: object = None,
+) -> bytes:
+    """A response's bytes; its body is an amqp-value section, null where there is nothing to tell."""
+    properties: dict[object, object] = {
+        _STATUS_CODE: Int(status_code),
+        _STATUS_DESCRIPTION: status_description,
+    }
+    if error_condition is not None:
+        properties[_ERROR_CONDITION] = Symbol(error_condition)
+    return encode_message(
+        Message(
+            properties=Properties(correlation_id=correlation_id),
+            application_properties=properties,
+            value=value,
+        )
+    )
+
+
+def encode_error_response(
+    correlation_id: MessageId | None, error: TidegateError, *, tracking_id: str | None = None
+) -> bytes:
+    """The response that says why a request failed."""
+    return encode_response(
+        correlation_id=correlation_id,
+        status_code=http_status_for(error),
+        status_description=error_description(error, tracking_id=tracking_id),
+        error_condition=condition_for(error),
+    )
+
+
+def parse_response(payload: Buffer) -> Response:
+    """The response in a message.
+
+    Raises DecodeError when the bytes are no message, InvalidArgumentError when it has no status.
+    """
+    message = decode_message(payload)
+    properties = {str(key): value for key, value in message.application_properties.items()}
+    # Azure's $management writes statusCode in some of its answers, as the draft of the standard does.
+    status = properties.get(_STATUS_CODE, properties.get("statusCode"))
+    if not isinstance(status, int):
+        raise InvalidArgumentError("A response has no status code.")
+    description = properties.get(_STATUS_DESCRIPTION, properties.get("statusDescription"))
+    condition = properties.get(_ERROR_CONDITION, properties.get("errorCondition"))
+    return Response(
+        int(status),
+        str(description or ""),
+        (message.properties or Properties()).correlation_id,
+        None if condition is None else str(condition),
+        message.value,
+    )
