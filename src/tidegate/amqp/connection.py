@@ -1,0 +1,501 @@
+"""The engine: one AMQP connection, bytes in, events out, time passed in.
+
+Theory of operation. The owner feeds what it reads to ``receive_data``, takes events with ``next_event``
+until there are none, and writes what ``data_to_send`` gives; it calls ``handle_deadline`` at
+``next_deadline``. A peer cannot make any of these raise: what it does wrong ends its session or the
+connection, and is told in an event.
+
+    bytes -> Negotiation (headers, SASL) -> FrameSplitter -> Connection (open, close, begin, end)
+          -> Session (windows, attach, flow, disposition) -> Link (credit, deliveries)
+
+Everything that is sent goes to ``output``, in order; links append to it directly.
+Source: AMQP 1.0 part 2.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from tidegate.amqp.errors import CONNECTION_FORCED, FRAMING_ERROR, INTERNAL_ERROR, FramingError
+from tidegate.amqp.events import ConnectionClosed, ConnectionFailed, ConnectionOpened, Event
+from tidegate.amqp.frames import AMQP_FRAME, EMPTY_FRAME, FRAME_BYTES_MIN, FrameSplitter, encode_frame
+from tidegate.amqp.negotiation import SASL_FRAME_BYTES_MAX, Negotiation
+from tidegate.amqp.performatives import (
+    Begin,
+    Close,
+    End,
+    Error,
+    Open,
+    Performative,
+    Transfer,
+    decode_performative,
+    encode_performative,
+)
+from tidegate.amqp.session import Session
+from tidegate.amqp.states import (
+    CONNECTION,
+    ConnectionInput,
+    ConnectionState,
+    IllegalStateError,
+    SessionState,
+    SessionViolationError,
+)
+from tidegate.amqp.transfers import Payload, is_transfer
+from tidegate.amqp.types import Symbol
+from tidegate.model.errors import (
+    BrokenError,
+    LocalProtocolError,
+    OperationTimeoutError,
+    RemoteProtocolError,
+    TidegateError,
+    UnauthorizedError,
+)
+
+IDLE_GRACE: Final = 1.25
+"""How much longer than the advertised idle time-out we wait: the service advertises 240 s and closes after
+300 s (its text in azure-sdk-for-js#26073)."""
+
+HEARTBEAT_S_MIN: Final = 0.1
+"""Shortest pause between empty frames, whatever idle time-out the peer asks for (our choice)."""
+
+UNDECIDED_BYTES_MAX: Final = 65536
+"""Bytes that a client may pipeline behind a SASL response that is not decided yet (our choice)."""
+
+
+class Role(Enum):
+    """Which end of the connection this side is."""
+
+    CLIENT = "client"
+    SERVER = "server"
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionConfiguration:
+    """What this side says in its open, and its own limits."""
+
+    container_id: str
+    hostname: str | None = None
+    """Client: the host it means to talk to."""
+    max_frame_size: int = 65536
+    """Bytes; the largest frame that we accept. At least 512."""
+    channel_max: int = 4999
+    """Highest channel: one session fewer than there are sessions."""
+    idle_timeout_s: float = 240.0
+    """Advertised; the connection is closed after 1.25 times as long without a byte. 0: never."""
+    incoming_window: int = 5000
+    """Transfer frames per session; topped up by the engine at half."""
+    handle_max: int = 255
+    """Highest handle of a session: one fewer than there may be links."""
+    message_bytes_max: int = 64 * 1024 * 1024
+    """Largest incoming message on links that advertise no (or a higher) max-message-size."""
+    handshake_timeout_s: float = 60.0
+    """From the start to both opens."""
+    properties: Mapping[str, object] = field(default_factory=dict)
+    offered_capabilities: tuple[str, ...] = ()
+    desired_capabilities: tuple[str, ...] = ()
+    sasl_mechanism: str | None = None
+    """Client: ANONYMOUS, PLAIN, …; None: no SASL at all."""
+    sasl_initial_response: bytes = field(default=b"", repr=False)
+    """Client."""
+    sasl_mechanisms: tuple[str, ...] = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
+    """Server: what it offers (the service's own list); (): clients must skip SASL."""
+
+
+class Connection:
+    """One AMQP connection, either role."""
+
+    def __init__(self, configuration: ConnectionConfiguration, *, role: Role, now: float) -> None:
+        is_server = role is Role.SERVER
+        mechanisms = configuration.sasl_mechanisms
+        if not is_server:
+            mechanisms = (configuration.sasl_mechanism,) if configuration.sasl_mechanism else ()
+        self.configuration = configuration
+        self.role = role
+        self.state = CONNECTION.initial
+        self.is_finished = False
+        """Nothing more will be received or, after ``data_to_send``, sent: close the byte stream."""
+        self.remote_open: Open | None = None
+        self.frame_bytes_max = FRAME_BYTES_MIN if is_server else configuration.max_frame_size
+        """The largest frame that the peer takes. (A client pipelines attaches before it knows.)"""
+        self.events: deque[Event] = deque()
+        self.output: list[Payload] = []
+        """Frames of AMQP, behind whatever the negotiation still has to say."""
+
+        self._negotiation = Negotiation(
+            is_server=is_server,
+            mechanisms=mechanisms,
+            initial_response=configuration.sasl_initial_response,
+            hostname=configuration.hostname,
+        )
+        self._splitter = FrameSplitter(frame_bytes_max=SASL_FRAME_BYTES_MAX)
+        self._sessions: dict[int, Session] = {}  # by our channel
+        self._sessions_by_remote_channel: dict[int, Session] = {}
+        self._local_error: Error | None = None
+
+        self._received_at = now
+        self._handshake_deadline: float | None = now + configuration.handshake_timeout_s
+        self._idle_limit_s = configuration.idle_timeout_s * IDLE_GRACE
+        self._heartbeat_s: float | None = None
+        self._heartbeat_at = 0.0
+
+    def __repr__(self) -> str:
+        peer = self.remote_open.container_id if self.remote_open else None
+        return (
+            f"<Connection {self.role.value} {self.state.name} peer={peer!r} sessions={len(self._sessions)}>"
+        )
+
+    # --- for the owner ---
+
+    @property
+    def sasl_mechanism(self) -> str | None:
+        """What the SASL dialogue settled on; None: not yet, or the peer skipped it."""
+        return self._negotiation.mechanism
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """The sessions that have not ended."""
+        return tuple(self._sessions.values())
+
+    def open(self) -> None:
+        """Client: start. Sessions and links may be begun and attached at once; their frames are pipelined."""
+        self._step(ConnectionInput.SEND_HEADER)
+        self._negotiation.start()
+        self._send_open()
+
+    def begin_session(self, *, incoming_window: int | None = None) -> Session:
+        """Begin a session; ``SessionBegun`` follows.
+
+        incoming_window: transfer frames; None: the configuration's.
+        Raises LocalProtocolError when the connection is not open(ing), or all channels are taken.
+        """
+        if not self.can_send_frames:
+            raise LocalProtocolError(f"A session cannot begin: the connection is {self.state.name}.")
+        session = self._make_session(incoming_window)
+        if session is None:
+            raise LocalProtocolError("All channels of the connection are in use.")
+        session.begin()
+        return session
+
+    def close(self, error: Error | None = None) -> None:
+        """Say goodbye; ``ConnectionClosed`` follows when the peer has answered. Does nothing when closed."""
+        if self.is_finished or not CONNECTION.allows(self.state, ConnectionInput.SEND_CLOSE):
+            return
+        self._local_error = error
+        self._send_close(error)
+
+    def abort(self, error: TidegateError) -> None:
+        """Give the connection up now, without waiting for the peer; ``ConnectionFailed(error)`` follows."""
+        self._fail(error)
+
+    def complete_sasl(self, is_accepted: bool) -> None:
+        """Server: the word on a ``SaslReceived`` that is not decided.
+
+        Raises LocalProtocolError when there is none.
+        """
+        if self.is_finished:
+            return
+        self._negotiation.complete_sasl(is_accepted)
+        if is_accepted:
+            self._process()
+        else:
+            self._fail(UnauthorizedError("The client's SASL response was refused."))
+
+    def receive_data(self, data: bytes | bytearray | memoryview, *, now: float) -> None:
+        """Take the bytes of one read; ``data`` may be reused afterwards. Never raises for a peer's doing."""
+        if self.is_finished or not data:
+            return
+        self._received_at = now
+        # One copy into bytes of our own: payloads are cut from it, and indexing bytes is fast.
+        self._splitter.feed(data if type(data) is bytes else bytes(data))
+        self._process()
+
+    def receive_eof(self, *, now: float, error: TidegateError | None = None) -> None:
+        """The peer ended the byte stream, or it broke (``error`` says how)."""
+        if self.is_finished:
+            return
+        self._received_at = now
+        if self.state in (ConnectionState.CLOSE_SENT, ConnectionState.CLOSE_PIPE, ConnectionState.OC_PIPE):
+            self._finish(ConnectionClosed(self._local_error))
+        else:
+            self._finish(
+                ConnectionFailed(error or BrokenError("The peer ended the connection without closing it."))
+            )
+
+    def next_event(self) -> Event | None:
+        """The next event; None when there is none."""
+        return self.events.popleft() if self.events else None
+
+    @property
+    def has_data_to_send(self) -> bool:
+        """Whether ``data_to_send`` has something."""
+        negotiation = self._negotiation
+        return bool(negotiation.output) or (negotiation.is_header_sent and bool(self.output))
+
+    def data_to_send(self) -> list[Payload]:
+        """The buffers to write next, in order, and forget about."""
+        negotiation = self._negotiation
+        chunks: list[Payload] = []
+        if negotiation.output:
+            chunks += negotiation.output
+            negotiation.output.clear()
+        if negotiation.is_header_sent:
+            chunks += self.output
+            self.output.clear()
+        return chunks
+
+    def next_deadline(self) -> float | None:
+        """When ``handle_deadline`` is due next, on the clock of ``now``; None: not at all."""
+        if self.is_finished:
+            return None
+        deadlines = []
+        if self._handshake_deadline is not None:
+            deadlines.append(self._handshake_deadline)
+        if self._idle_limit_s:
+            deadlines.append(self._received_at + self._idle_limit_s)
+        if self._heartbeat_s is not None:
+            deadlines.append(self._heartbeat_at)
+        return min(deadlines, default=None)
+
+    def handle_deadline(self, *, now: float) -> None:
+        """Do what is due: an empty frame, or give up a silent peer. Early calls do nothing."""
+        if self.is_finished:
+            return
+        if self._handshake_deadline is not None and now >= self._handshake_deadline:
+            waited_s = self.configuration.handshake_timeout_s
+            self._fail(OperationTimeoutError(f"The peer did not open the connection within {waited_s:g} s."))
+        elif self._idle_limit_s and now >= self._received_at + self._idle_limit_s:
+            allowed = f"{int(self._idle_limit_s * 1000)} milliseconds"
+            self._fail(
+                BrokenError(f"The connection was inactive for more than the allowed {allowed} and is closed.")
+            )
+        elif self._heartbeat_s is not None and now >= self._heartbeat_at:
+            self.output.append(EMPTY_FRAME)
+            self._heartbeat_at = now + self._heartbeat_s
+
+    # --- for sessions (``session.SessionConnection``) ---
+
+    @property
+    def can_send_frames(self) -> bool:
+        """Whether frames of sessions may go out; from our open on, as they are pipelined."""
+        return not self.is_finished and CONNECTION.allows(self.state, ConnectionInput.SEND_FRAME)
+
+    def send_performative(self, channel: int, performative: Performative) -> None:
+        """Queue one frame."""
+        self.output.append(encode_frame(channel, encode_performative(performative)))
+
+    def forget_session(self, session: Session) -> None:
+        """Free the session's channels."""
+        self._sessions.pop(session.local_channel, None)
+        if session.remote_channel is not None:
+            self._sessions_by_remote_channel.pop(session.remote_channel, None)
+
+    # --- receiving ---
+
+    def _process(self) -> None:
+        """Work off what was fed."""
+        try:
+            if not self._negotiation.is_done:
+                event = self._negotiation.receive(self._splitter)
+                while event is not None:
+                    self.events.append(event)
+                    event = self._negotiation.receive(self._splitter)
+                if not self._negotiation.is_done:
+                    if self._splitter.buffered_bytes > UNDECIDED_BYTES_MAX:
+                        raise FramingError("The client sent too much behind its undecided SASL response.")
+                    return
+                self._begin_amqp()
+            self._receive_frames()
+        except (RemoteProtocolError, UnauthorizedError) as error:
+            self._fail(error)
+
+    def _begin_amqp(self) -> None:
+        self._splitter.frame_bytes_max = self.configuration.max_frame_size
+        self._step(ConnectionInput.RECEIVE_HEADER)
+        if self.role is Role.SERVER:
+            self._step(ConnectionInput.SEND_HEADER)
+
+    def _receive_frames(self) -> None:
+        """All whole frames of what was fed. Transfers are told by their first bytes and go a short way."""
+        while True:
+            view, frames = self._splitter.take_frames()
+            if not frames:
+                return
+            data = view.obj
+            assert type(data) is bytes  # ``receive_data`` feeds nothing else
+            for frame_type, channel, start, until in frames:
+                if self.is_finished:
+                    return
+                if frame_type != AMQP_FRAME:
+                    raise FramingError(f"A frame of type {frame_type} came on an open connection.")
+                if start == until:
+                    continue  # an empty frame: only keeps the connection from timing out
+                try:
+                    if is_transfer(data, start):
+                        self._receive_transfer(channel, data, start, until)
+                    else:
+                        self._receive_performative(channel, view[start:until], data, start, until)
+                except SessionViolationError as error:
+                    self._end_violated_session(channel, error)
+
+    def _receive_transfer(self, channel: int, data: bytes, start: int, until: int) -> None:
+        session = self._sessions_by_remote_channel.get(channel)
+        if session is None or self.state is not ConnectionState.OPENED:
+            self._step(ConnectionInput.RECEIVE_FRAME)
+            session = self._session_at(channel)
+        session.receive_transfer(data, start, until)
+
+    def _receive_performative(
+        self, channel: int, body: memoryview, data: bytes, start: int, until: int
+    ) -> None:
+        performative, end = decode_performative(body)
+        if isinstance(performative, Transfer):  # with an unusual descriptor
+            self._receive_transfer(channel, data, start, until)
+            return
+        if end != len(body):
+            raise FramingError(
+                f"A frame has {len(body) - end} bytes after its {type(performative).__name__}."
+            )
+        if isinstance(performative, Open):
+            self._receive_open(performative)
+        elif isinstance(performative, Close):
+            self._receive_close(performative)
+        else:
+            self._step(ConnectionInput.RECEIVE_FRAME)
+            if self.state is ConnectionState.CLOSE_SENT:
+                return  # dropped
+            if isinstance(performative, Begin):
+                self._receive_begin(performative, channel)
+            elif isinstance(performative, End):
+                self._session_at(channel).receive_end(performative)
+            else:
+                self._session_at(channel).receive_performative(performative)
+
+    def _receive_open(self, remote: Open) -> None:
+        self._step(ConnectionInput.RECEIVE_OPEN)
+        if remote.max_frame_size < FRAME_BYTES_MIN:
+            raise FramingError(f"max-frame-size {remote.max_frame_size} is below {FRAME_BYTES_MIN}.")
+        self.remote_open = remote
+        self.frame_bytes_max = remote.max_frame_size
+        self._handshake_deadline = None
+        if remote.idle_time_out:
+            self._heartbeat_s = max(remote.idle_time_out / 2000, HEARTBEAT_S_MIN)
+            self._heartbeat_at = self._received_at + self._heartbeat_s
+        if self.state is ConnectionState.OPEN_RCVD:
+            self._send_open()
+        if self.state is ConnectionState.OPENED:
+            self.events.append(ConnectionOpened(remote))
+
+    def _receive_close(self, close: Close) -> None:
+        self._step(ConnectionInput.RECEIVE_CLOSE)
+        if self.state is ConnectionState.CLOSE_RCVD:
+            self._send_close(None)
+        self._finish(ConnectionClosed(close.error or self._local_error))
+
+    def _receive_begin(self, begin: Begin, channel: int) -> None:
+        if channel > self.configuration.channel_max:
+            raise FramingError(
+                f"Channel {channel} is above the {self.configuration.channel_max} that were agreed."
+            )
+        if channel in self._sessions_by_remote_channel:
+            raise IllegalStateError(f"A session has begun on channel {channel} already.")
+        if begin.remote_channel is None:
+            session = self._make_session(None)
+            if session is None:
+                raise FramingError("No channel is left for another session.")
+        else:
+            answered = self._sessions.get(begin.remote_channel)
+            if answered is None or answered.state not in (SessionState.BEGIN_SENT, SessionState.END_PIPE):
+                raise IllegalStateError(f"No session of ours waits on channel {begin.remote_channel}.")
+            session = answered
+        self._sessions_by_remote_channel[channel] = session
+        session.receive_begin(begin, channel)
+
+    def _session_at(self, channel: int) -> Session:
+        session = self._sessions_by_remote_channel.get(channel)
+        if session is None:
+            raise IllegalStateError(f"No session has begun on channel {channel}.")
+        return session
+
+    def _end_violated_session(self, channel: int, error: SessionViolationError) -> None:
+        self._session_at(channel).end(Error(condition=error.condition, description=str(error)))
+
+    # --- helpers ---
+
+    def _step(self, step: ConnectionInput) -> None:
+        self.state = CONNECTION.after(self.state, step)
+
+    def _make_session(self, incoming_window: int | None) -> Session | None:
+        """A session on the lowest free channel; None when there is none."""
+        configuration = self.configuration
+        channel_max = configuration.channel_max
+        if self.remote_open is not None:
+            channel_max = min(channel_max, self.remote_open.channel_max)
+        channel = next((number for number in range(channel_max + 1) if number not in self._sessions), None)
+        if channel is None:
+            return None
+        session = Session(
+            self,
+            channel,
+            incoming_window=incoming_window or configuration.incoming_window,
+            handle_max=configuration.handle_max,
+            message_bytes_max=configuration.message_bytes_max,
+        )
+        self._sessions[channel] = session
+        return session
+
+    def _send_open(self) -> None:
+        self._step(ConnectionInput.SEND_OPEN)
+        configuration = self.configuration
+        milliseconds = int(configuration.idle_timeout_s * 1000)
+        local = Open(
+            container_id=configuration.container_id,
+            hostname=configuration.hostname,
+            max_frame_size=configuration.max_frame_size,
+            channel_max=configuration.channel_max,
+            idle_time_out=milliseconds or None,
+            offered_capabilities=tuple(map(Symbol, configuration.offered_capabilities)),
+            desired_capabilities=tuple(map(Symbol, configuration.desired_capabilities)),
+            properties=dict(configuration.properties.items()),
+        )
+        self.send_performative(0, local)
+
+    def _send_close(self, error: Error | None) -> None:
+        self._step(ConnectionInput.SEND_CLOSE)
+        self.send_performative(0, Close(error))
+
+    def _fail(self, error: TidegateError) -> None:
+        """End the connection because of ``error``: tell the peer, if it has got that far, and the owner."""
+        if self.is_finished:
+            return
+        if self.state is ConnectionState.HDR_EXCH:
+            self._send_open()  # a close must come after an open
+        if self._negotiation.is_done and CONNECTION.allows(self.state, ConnectionInput.SEND_CLOSE):
+            self._send_close(Error(condition=_condition_of(error), description=str(error)))
+        self._finish(ConnectionFailed(error))
+
+    def _finish(self, event: ConnectionClosed | ConnectionFailed) -> None:
+        error = event.error if isinstance(event, ConnectionClosed) else None
+        if isinstance(event, ConnectionFailed):
+            error = Error(condition=_condition_of(event.error), description=str(event.error))
+        for session in self.sessions:
+            session.finish(error)
+        self.state = ConnectionState.END
+        self.is_finished = True
+        self._splitter.release()
+        self.events.append(event)
+
+
+def _condition_of(error: TidegateError) -> Symbol:
+    """The condition to close with: the error's own, if it has one."""
+    condition = getattr(error, "condition", None)
+    if isinstance(condition, Symbol):
+        return condition
+    if isinstance(error, RemoteProtocolError):
+        return FRAMING_ERROR
+    if isinstance(error, (BrokenError, OperationTimeoutError)):
+        return CONNECTION_FORCED
+    return INTERNAL_ERROR

@@ -1,0 +1,161 @@
+"""What the engine tells its owner, and the deliveries that it hands over.
+
+Events are values. Order is the order on the wire. For each link ``LinkDetached`` comes exactly once, for each
+session ``SessionEnded`` exactly once after its links, and ``ConnectionClosed`` or ``ConnectionFailed`` is the
+last event of all: whoever cleans up needs no other bookkeeping. (Only type names come from ``link`` and
+``session`` here.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidegate.amqp.performatives import Attach, DeliveryState, Error, Open
+from tidegate.model.errors import TidegateError
+
+if TYPE_CHECKING:
+    from tidegate.amqp.link import Link, ReceiverLink, SenderLink
+    from tidegate.amqp.session import Session
+
+
+class Delivery(NamedTuple):
+    """One complete incoming message."""
+
+    delivery_id: int
+    """Of the session; what ``ReceiverLink.settle`` takes."""
+    delivery_tag: bytes
+    message_format: int
+    is_settled: bool
+    """True: the sender wants no disposition."""
+    payload: bytes
+    """The encoded message; owned by the receiver of the event."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaslReceived:
+    """Server: the client chose a mechanism."""
+
+    mechanism: str
+    initial_response: bytes
+    hostname: str | None
+    is_decided: bool
+    """False (PLAIN): the connection waits for ``Connection.complete_sasl``. True: accepted already."""
+
+    def __repr__(self) -> str:  # the response of PLAIN is a password
+        return f"SaslReceived(mechanism={self.mechanism!r}, is_decided={self.is_decided})"
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionOpened:
+    """Both sides have sent their open."""
+
+    open: Open
+    """The peer's."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionBegun:
+    """A session can be used: the peer began it, or answered ours."""
+
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class LinkAttaching:
+    """The peer attaches a link; ``accept`` or ``refuse`` it, now or later."""
+
+    link: Link
+    attach: Attach
+
+
+@dataclass(frozen=True, slots=True)
+class LinkAttached:
+    """The peer answered our attach and did not refuse it."""
+
+    link: Link
+    attach: Attach
+
+
+@dataclass(frozen=True, slots=True)
+class CreditGranted:
+    """``link.sendable`` may have grown, or the peer asks to drain (``link.is_drain``)."""
+
+    link: SenderLink
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDrained:
+    """The sender answered our ``drain``: no credit is outstanding, nothing more will come on it."""
+
+    link: ReceiverLink
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveriesReceived:
+    """Consecutive complete deliveries of one link, in order; at least one."""
+
+    link: ReceiverLink
+    deliveries: list[Delivery]
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveriesSettled:
+    """The receiver decided about deliveries of ours; ids ``first`` to ``last``, both included."""
+
+    link: SenderLink
+    first_delivery_id: int
+    last_delivery_id: int
+    state: DeliveryState | None
+    """None: settled without saying how."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDetached:
+    """The link is gone."""
+
+    link: Link
+    error: Error | None
+    """Why: the peer's error, else the one we detached with; None where nothing went wrong."""
+    closed: bool
+    """False: only this attachment ended; the peer may attach the same name again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    """The session is gone; its links have been reported before."""
+
+    session: Session
+    error: Error | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionClosed:
+    """Close frames were exchanged. The last event."""
+
+    error: Error | None
+    """The peer's error, else the one we closed with."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionFailed:
+    """The connection broke: protocol violation, time-out, lost line, SASL refused. The last event."""
+
+    error: TidegateError
+
+
+Event = (
+    SaslReceived
+    | ConnectionOpened
+    | SessionBegun
+    | LinkAttaching
+    | LinkAttached
+    | CreditGranted
+    | LinkDrained
+    | DeliveriesReceived
+    | DeliveriesSettled
+    | LinkDetached
+    | SessionEnded
+    | ConnectionClosed
+    | ConnectionFailed
+)

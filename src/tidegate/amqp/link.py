@@ -1,0 +1,641 @@
+"""Links, both roles: credit, deliveries in and out, attach and detach.
+
+A link acts through its session (``LinkSession``) and never on the connection. Calls on a link that has
+ended do nothing, because the peer may end it at any moment and ``LinkDetached`` tells the owner; only
+``send`` raises.
+
+    application -> SenderLink.send / send_settled_batch -> frames in the connection's output
+    frames      -> ReceiverLink.receive_transfer        -> DeliveriesReceived
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any, Protocol
+
+from tidegate.amqp.errors import INVALID_FIELD, MESSAGE_SIZE_EXCEEDED, NOT_ALLOWED
+from tidegate.amqp.events import (
+    CreditGranted,
+    DeliveriesReceived,
+    Delivery,
+    Event,
+    LinkAttached,
+    LinkDetached,
+    LinkDrained,
+)
+from tidegate.amqp.performatives import (
+    ROLE_RECEIVER,
+    ROLE_SENDER,
+    Accepted,
+    Attach,
+    Coordinator,
+    DeliveryState,
+    Detach,
+    Disposition,
+    Error,
+    Flow,
+    Performative,
+    Source,
+    Target,
+)
+from tidegate.amqp.states import LINK, LinkInput, LinkState, SessionViolationError
+from tidegate.amqp.transfers import (
+    BATCH_HEAD_BYTES,
+    DELIVERY_TAG_BYTES_MAX,
+    TAG_OF_4,
+    IncomingTransfer,
+    Payload,
+    batch_front,
+    batch_head,
+    batch_tail,
+    split_delivery,
+)
+from tidegate.amqp.types import Symbol
+from tidegate.model.errors import LocalProtocolError
+
+SERIAL_MASK = 0xFFFFFFFF
+"""Delivery counts and ids are serial numbers of 32 bits (RFC 1982; AMQP 1.0 part 2 section 2.8.10)."""
+
+
+class LinkRole(Enum):
+    """Which end of a link this side is."""
+
+    SENDER = ROLE_SENDER
+    RECEIVER = ROLE_RECEIVER
+
+
+class LinkSession(Protocol):
+    """What a link needs of its session."""
+
+    local_channel: int
+    remote_incoming_window: int
+    next_outgoing_id: int
+    next_delivery_id: int
+    events: deque[Event]
+    output: list[Payload]
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether frames may be sent on it."""
+        ...
+
+    @property
+    def has_blocked_frames(self) -> bool:
+        """Whether transfers wait for the window."""
+        ...
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """The largest frame that the peer takes."""
+        ...
+
+    @property
+    def message_bytes_max(self) -> int:
+        """The largest incoming message on links that advertise no limit."""
+        ...
+
+    def send_performative(self, performative: Performative) -> None:
+        """Queue one frame."""
+        ...
+
+    def send_frames(self, link: SenderLink, frames: list[list[Payload]]) -> None:
+        """Queue transfer frames, as far as the window allows; the others go out when it opens."""
+        ...
+
+    def is_link_blocked(self, link: SenderLink) -> bool:
+        """Whether frames of this link wait for the window."""
+        ...
+
+    def add_unsettled(self, delivery_id: int, link: SenderLink) -> None:
+        """Remember to whom a disposition of this delivery goes."""
+        ...
+
+    def send_link_flow(
+        self, handle: int, *, delivery_count: int | None, link_credit: int, drain: bool, echo: bool = False
+    ) -> None:
+        """Queue a flow with the session's windows and this link's credit."""
+        ...
+
+    def forget_link(self, link: Link) -> None:
+        """Free the link's handles, name and unsettled deliveries."""
+        ...
+
+
+class Link:
+    """One link; ``SenderLink`` or ``ReceiverLink``."""
+
+    role: LinkRole
+
+    def __init__(self, session: LinkSession, name: str, handle: int) -> None:
+        self.session = session
+        self.name = name
+        self.handle = handle
+        """Ours; what our frames carry."""
+        self.remote_handle: int | None = None
+        self.state = LINK.initial
+        self.context: Any = None
+        """Free for the application."""
+        self.local_attach: Attach | None = None
+        self._remote_attach: Attach | None = None
+        self._local_error: Error | None = None
+        self._is_refused_by_peer = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} handle={self.handle} {self.state.name}>"
+
+    @property
+    def remote_attach(self) -> Attach:
+        """The peer's attach. Raises LocalProtocolError before it came."""
+        if self._remote_attach is None:
+            raise LocalProtocolError(f"The peer has not answered the attach of link {self.name!r} yet.")
+        return self._remote_attach
+
+    @property
+    def is_open(self) -> bool:
+        """Attached on both sides, nothing ended yet."""
+        return self.state is LinkState.ATTACHED
+
+    def accept(
+        self,
+        *,
+        source: Source | None = None,
+        target: Target | Coordinator | None = None,
+        max_message_size: int | None = None,
+        properties: Mapping[str, object] | None = None,
+        offered_capabilities: Sequence[str] | None = None,
+        snd_settle_mode: int | None = None,
+        rcv_settle_mode: int | None = None,
+    ) -> None:
+        """Answer the peer's attach. What is None is echoed: source, target, properties, settle modes.
+
+        max_message_size: bytes; on a receiver enforced, too.
+        Raises LocalProtocolError when the link was answered before.
+        """
+        if self._is_over():
+            return
+        remote = self.remote_attach
+        self._send_attach(
+            Attach(
+                name=self.name,
+                handle=self.handle,
+                role=self.role.value,
+                snd_settle_mode=remote.snd_settle_mode if snd_settle_mode is None else snd_settle_mode,
+                rcv_settle_mode=remote.rcv_settle_mode if rcv_settle_mode is None else rcv_settle_mode,
+                source=source or remote.source or Source(),
+                target=target or remote.target or Target(),
+                initial_delivery_count=0 if self.role is LinkRole.SENDER else None,
+                max_message_size=max_message_size,
+                offered_capabilities=tuple(map(Symbol, offered_capabilities or ())),
+                properties=remote.properties if properties is None else dict(properties.items()),
+            )
+        )
+        self._became_attached()
+
+    def refuse(self, error: Error) -> None:
+        """Answer the peer's attach with null source and target, then detach with ``error``."""
+        if self._is_over():
+            return
+        self._send_refusing_attach()
+        self._send_detach(error, closed=True)
+
+    def detach(self, error: Error | None = None, *, closed: bool = True) -> None:
+        """End the link; ``LinkDetached`` follows when the peer has answered.
+
+        closed: False ends only this attachment.
+        """
+        if self._is_over() or self.state in (LinkState.DETACH_SENT, LinkState.DETACH_PIPE):
+            return
+        if self.state is LinkState.ATTACH_RCVD:
+            self._send_refusing_attach()
+        self._send_detach(error, closed=closed)
+
+    # --- for the session ---
+
+    def send_first_attach(self, attach: Attach) -> None:
+        """Start a link of ours."""
+        self._send_attach(attach)
+
+    def receive_attach(self, attach: Attach) -> None:
+        """The peer's attach, first or in answer to ours."""
+        is_answer = self.state is not LINK.initial
+        self.state = LINK.after(self.state, LinkInput.RECEIVE_ATTACH)
+        self._remote_attach = attach
+        self.remote_handle = attach.handle
+        self._take_remote_attach(attach)
+        if is_answer and self.state is LinkState.ATTACHED:
+            answered = attach.target if self.role is LinkRole.SENDER else attach.source
+            if answered is None:
+                self._is_refused_by_peer = True  # its detach follows, and tells the reason
+                return
+            self.session.events.append(LinkAttached(self, attach))
+            self._became_attached()
+
+    def receive_detach(self, detach: Detach) -> None:
+        """The peer's detach: answered at once where ours has not gone out yet."""
+        self.state = LINK.after(self.state, LinkInput.RECEIVE_DETACH)
+        if self.state is LinkState.DETACH_RCVD:
+            if self.local_attach is None:
+                self._send_refusing_attach()
+            self._send_detach(None, closed=detach.closed)
+        self.end(detach.error or self._local_error, closed=detach.closed)
+
+    def receive_flow(self, flow: Flow) -> None:
+        """A flow that names this link."""
+        self.state = LINK.after(self.state, LinkInput.RECEIVE_FLOW)
+        if self.state is LinkState.DETACH_SENT:
+            return
+        self._take_flow(flow)
+        if flow.echo and self.state is LinkState.ATTACHED:
+            self._send_flow()
+
+    def end(self, error: Error | None, *, closed: bool) -> None:
+        """The link is over, by its own detach or with its session: report it once."""
+        self.state = LinkState.DETACHED
+        self.session.forget_link(self)
+        self.session.events.append(LinkDetached(self, error, closed))
+
+    # --- helpers ---
+
+    def _is_over(self) -> bool:
+        return self.state is LinkState.DETACHED or not self.session.is_mapped
+
+    def _send_attach(self, attach: Attach) -> None:
+        self.state = LINK.after(self.state, LinkInput.SEND_ATTACH)
+        self.local_attach = attach
+        self.session.send_performative(attach)
+
+    def _send_refusing_attach(self) -> None:
+        self._send_attach(Attach(name=self.name, handle=self.handle, role=self.role.value))
+
+    def _send_detach(self, error: Error | None, *, closed: bool) -> None:
+        self.state = LINK.after(self.state, LinkInput.SEND_DETACH)
+        self._local_error = error
+        self.session.send_performative(Detach(handle=self.handle, closed=closed, error=error))
+
+    def _take_remote_attach(self, attach: Attach) -> None:
+        """What a role notes of the peer's attach."""
+
+    def _became_attached(self) -> None:
+        """What a role does once both sides are attached."""
+
+    def _take_flow(self, flow: Flow) -> None:
+        """What a role notes of a flow."""
+
+    def _send_flow(self) -> None:
+        """Tell the peer this link's state."""
+
+
+class SenderLink(Link):
+    """The sending end."""
+
+    role = LinkRole.SENDER
+
+    def __init__(self, session: LinkSession, name: str, handle: int) -> None:
+        super().__init__(session, name, handle)
+        self.credit = 0
+        """Deliveries that the receiver still takes."""
+        self.is_drain = False
+        """The receiver asks to use up the credit now: send what there is, then call ``drained``."""
+        self.delivery_count = 0
+        self._front = batch_front(session.local_channel, handle)
+
+    @property
+    def sendable(self) -> int:
+        """Deliveries that may start now: the credit, as far as the session's window reaches."""
+        if self.state is not LinkState.ATTACHED or not self.session.is_mapped:
+            return 0
+        if self._is_refused_by_peer or self.session.has_blocked_frames:
+            return 0
+        return max(0, min(self.credit, self.session.remote_incoming_window))
+
+    @property
+    def is_blocked(self) -> bool:
+        """Frames of a delivery that was sent wait for the session's window."""
+        return self.session.is_link_blocked(self)
+
+    @property
+    def remote_max_message_size(self) -> int | None:
+        """The largest message, in bytes, that the receiver takes; None: no limit."""
+        return self.remote_attach.max_message_size or None
+
+    def send(
+        self,
+        payload: Payload | Sequence[Payload],
+        *,
+        message_format: int = 0,
+        settled: bool = False,
+        delivery_tag: bytes | None = None,
+    ) -> int:
+        """Send one message, in as many frames as it takes; returns its delivery id.
+
+        What the session's window does not let out now goes out as it opens; ``is_blocked`` until then.
+        payload: the encoded message, whole or in pieces; must not change until it was taken from
+        ``data_to_send``. delivery_tag: at most 32 bytes; None: made from the delivery id.
+        Raises LocalProtocolError when the link is not attached or has no credit.
+        """
+        session = self.session
+        if self.state is not LinkState.ATTACHED or not session.is_mapped or self._is_refused_by_peer:
+            raise LocalProtocolError(f"Link {self.name!r} cannot send: it is {self.state.name}.")
+        if self.credit <= 0:
+            raise LocalProtocolError(f"Link {self.name!r} has no credit: wait for CreditGranted.")
+        delivery_id = session.next_delivery_id
+        if delivery_tag is None:
+            delivery_tag = delivery_id.to_bytes(4, "big")
+        elif len(delivery_tag) > DELIVERY_TAG_BYTES_MAX:
+            raise LocalProtocolError(f"A delivery tag has at most {DELIVERY_TAG_BYTES_MAX} bytes.")
+        buffers = payload if isinstance(payload, (list, tuple)) else (payload,)
+        frames = split_delivery(
+            buffers,
+            channel=session.local_channel,
+            handle=self.handle,
+            delivery_id=delivery_id,
+            delivery_tag=delivery_tag,
+            message_format=message_format,
+            settled=settled,
+            frame_bytes_max=session.frame_bytes_max,
+        )
+        self._count_deliveries(1)
+        if not settled:
+            session.add_unsettled(delivery_id, self)
+        session.send_frames(self, frames)
+        return delivery_id
+
+    def send_settled_batch(
+        self, payloads: Sequence[Payload | list[Payload]], *, message_format: int = 0
+    ) -> int:
+        """Send messages as settled deliveries, as many as ``sendable`` allows; returns how many were taken.
+
+        The fast way for many small messages: one small head per message, no other copy. A message is bytes or
+        a list of buffers, and goes the way of ``send`` when it does not fit into one frame.
+        """
+        count = min(len(payloads), self.sendable)
+        position = 0
+        while position < count:
+            position += self._send_one_frame_each(payloads, position, count, message_format)
+            if position < count:  # one that needs several frames
+                self.send(payloads[position], message_format=message_format, settled=True)
+                position += 1
+                if self.sendable < count - position:
+                    count = position + self.sendable
+        return position
+
+    def _send_one_frame_each(
+        self,
+        payloads: Sequence[Payload | list[Payload]],
+        start: int,
+        until: int,
+        message_format: int,
+    ) -> int:
+        """Queue settled deliveries up to the first that does not fit into a frame; returns how many."""
+        session = self.session
+        output = session.output
+        append, extend = output.append, output.extend
+        front, tail, tag_code = self._front, batch_tail(message_format), TAG_OF_4
+        frame_bytes_max = session.frame_bytes_max
+        first = delivery_id = session.next_delivery_id
+        for payload in payloads if until - start == len(payloads) else payloads[start:until]:
+            if type(payload) is list:
+                size = BATCH_HEAD_BYTES + sum(map(len, payload))
+                if size > frame_bytes_max:
+                    break
+                append(batch_head(size, front, delivery_id, tag_code, delivery_id, tail))
+                extend(payload)
+            else:
+                size = BATCH_HEAD_BYTES + len(payload)
+                if size > frame_bytes_max:
+                    break
+                append(batch_head(size, front, delivery_id, tag_code, delivery_id, tail))
+                append(payload)  # type: ignore[arg-type]  # not a list
+            delivery_id = (delivery_id + 1) & SERIAL_MASK
+        count = (delivery_id - first) & SERIAL_MASK
+        self._count_deliveries(count)
+        session.remote_incoming_window -= count
+        session.next_outgoing_id = (session.next_outgoing_id + count) & SERIAL_MASK
+        return count
+
+    def drained(self) -> None:
+        """Nothing more to send for now: give the rest of the credit back, as ``is_drain`` asks."""
+        if self._is_over() or self.state is not LinkState.ATTACHED or not self.is_drain:
+            return
+        self.delivery_count = (self.delivery_count + self.credit) & SERIAL_MASK
+        self.credit = 0
+        self._send_flow()
+        self.is_drain = False
+
+    def wake(self) -> None:
+        """Tell the owner that it may send, if it may (the session's window opened)."""
+        if self.sendable > 0 or (self.is_drain and self.state is LinkState.ATTACHED):
+            self.session.events.append(CreditGranted(self))
+
+    def _count_deliveries(self, count: int) -> None:
+        self.credit -= count
+        self.delivery_count = (self.delivery_count + count) & SERIAL_MASK
+        self.session.next_delivery_id = (self.session.next_delivery_id + count) & SERIAL_MASK
+
+    def _became_attached(self) -> None:
+        self.wake()
+
+    def _take_flow(self, flow: Flow) -> None:
+        if flow.link_credit is None:
+            return
+        theirs = 0 if flow.delivery_count is None else flow.delivery_count
+        credit = (theirs + flow.link_credit - self.delivery_count) & SERIAL_MASK
+        self.credit = credit if credit < 1 << 31 else 0  # below zero: we were faster than its flow
+        self.is_drain = flow.drain
+        self.wake()
+
+    def _send_flow(self) -> None:
+        self.session.send_link_flow(
+            self.handle, delivery_count=self.delivery_count, link_credit=self.credit, drain=self.is_drain
+        )
+
+
+class ReceiverLink(Link):
+    """The receiving end."""
+
+    role = LinkRole.RECEIVER
+
+    def __init__(self, session: LinkSession, name: str, handle: int) -> None:
+        super().__init__(session, name, handle)
+        self.outstanding_credit = 0
+        """Deliveries that we still allow. Some clients send without credit: then it stays at zero."""
+        self.delivery_count = 0
+        self.is_draining = False
+        self._bytes_max = session.message_bytes_max
+        self._group: DeliveriesReceived | None = None
+        self._pieces: list[memoryview] = []
+        self._pieces_bytes = 0
+        self._first: IncomingTransfer | None = None
+        self._is_settled = False
+
+    def grant_credit(self, count: int) -> None:
+        """Allow ``count`` more deliveries. Before the link is attached it is kept, and sent then."""
+        if count <= 0:
+            raise LocalProtocolError(f"Credit grows by at least 1, not {count}.")
+        if self._is_over():
+            return
+        self.outstanding_credit = min(self.outstanding_credit + count, SERIAL_MASK >> 1)
+        self.is_draining = False
+        if self.state is LinkState.ATTACHED:
+            self._send_flow()
+
+    def drain(self) -> None:
+        """Ask the sender to use up the credit at once; ``LinkDrained`` follows, after what it still sent."""
+        if self._is_over() or self.state is not LinkState.ATTACHED:
+            return
+        self.is_draining = True
+        self._send_flow()
+
+    def settle(
+        self, first_delivery_id: int, last_delivery_id: int | None = None, state: DeliveryState | None = None
+    ) -> None:
+        """Decide about deliveries, both ends included; ``last`` None: only the first. Default: accepted."""
+        if not self.session.is_mapped:
+            return
+        self.session.send_performative(
+            Disposition(
+                role=ROLE_RECEIVER,
+                first=first_delivery_id,
+                last=first_delivery_id if last_delivery_id is None else last_delivery_id,
+                settled=True,
+                state=Accepted() if state is None else state,
+            )
+        )
+
+    # --- for the session ---
+
+    def receive_own_layout(
+        self, data: bytes, payload_start: int, until: int, delivery_id: int, message_format: int
+    ) -> None:
+        """A settled delivery of one frame, recognised by ``transfers.match_own_layout``."""
+        if (
+            self.state is not LinkState.ATTACHED
+            or self._first is not None
+            or until - payload_start > self._bytes_max
+        ):
+            tag = data[payload_start - 16 : payload_start - 12]
+            self.receive_transfer(
+                data,
+                until,
+                IncomingTransfer(0, delivery_id, tag, message_format, True, False, False, payload_start),
+            )
+            return
+        delivery = tuple.__new__(
+            Delivery,
+            (
+                delivery_id,
+                data[payload_start - 16 : payload_start - 12],
+                message_format,
+                True,
+                data[payload_start:until],
+            ),
+        )
+        self.delivery_count = (self.delivery_count + 1) & SERIAL_MASK
+        if self.outstanding_credit > 0:
+            self.outstanding_credit -= 1
+        events = self.session.events
+        group = self._group
+        if group is not None and events and events[-1] is group:
+            group.deliveries.append(delivery)
+        else:
+            self._group = group = DeliveriesReceived(self, [delivery])
+            events.append(group)
+
+    def receive_transfer(self, data: bytes, until: int, transfer: IncomingTransfer) -> None:
+        """One transfer frame, whose payload ends at ``until`` in ``data``."""
+        self.state = LINK.after(self.state, LinkInput.RECEIVE_TRANSFER)
+        if self.state is not LinkState.ATTACHED:
+            return  # we have detached: dropped
+        first = self._first
+        if first is None:
+            if transfer.delivery_id is None:
+                raise SessionViolationError(INVALID_FIELD, "The first transfer of a delivery has no id.")
+            first = self._first = transfer
+            self._is_settled = False
+        elif transfer.delivery_id not in (None, first.delivery_id):
+            raise SessionViolationError(NOT_ALLOWED, "A delivery starts inside another on the same link.")
+        if transfer.is_aborted:
+            self._drop_pieces()
+            self._count_delivery()
+            return
+        self._is_settled = self._is_settled or transfer.settled is True
+        size = self._pieces_bytes + until - transfer.payload_start
+        if size > self._bytes_max:
+            self._refuse_oversized(first, size)
+        elif transfer.more:
+            self._pieces.append(memoryview(data)[transfer.payload_start : until])
+            self._pieces_bytes = size
+        else:
+            payload = data[transfer.payload_start : until]
+            if self._pieces:
+                payload = b"".join((*self._pieces, payload))
+            self._deliver(first, payload)
+
+    def _deliver(self, first: IncomingTransfer, payload: bytes) -> None:
+        delivery_id = first.delivery_id
+        assert delivery_id is not None
+        delivery = Delivery(
+            delivery_id, first.delivery_tag or b"", first.message_format or 0, self._is_settled, payload
+        )
+        self._drop_pieces()
+        self._count_delivery()
+        events = self.session.events
+        group = self._group
+        if group is not None and events and events[-1] is group:
+            group.deliveries.append(delivery)
+        else:
+            self._group = DeliveriesReceived(self, [delivery])
+            events.append(self._group)
+
+    def _count_delivery(self) -> None:
+        self.delivery_count = (self.delivery_count + 1) & SERIAL_MASK
+        if self.outstanding_credit > 0:
+            self.outstanding_credit -= 1
+
+    def _drop_pieces(self) -> None:
+        self._first = None
+        self._pieces = []
+        self._pieces_bytes = 0
+
+    def _refuse_oversized(self, first: IncomingTransfer, size: int) -> None:
+        """Detach at once: what has come of the delivery is dropped, and what still comes is not kept."""
+        self._drop_pieces()
+        text = (
+            f"The received message (delivery-id:{first.delivery_id}, size:{size} bytes or more) exceeds the "
+            f"limit ({self._bytes_max} bytes) currently allowed on the link."
+        )
+        self.detach(Error(condition=MESSAGE_SIZE_EXCEEDED, description=text))
+
+    def _send_attach(self, attach: Attach) -> None:
+        super()._send_attach(attach)
+        bytes_max = self.session.message_bytes_max
+        self._bytes_max = min(attach.max_message_size or bytes_max, bytes_max)
+
+    def _take_remote_attach(self, attach: Attach) -> None:
+        self.delivery_count = attach.initial_delivery_count or 0
+
+    def _became_attached(self) -> None:
+        if self.outstanding_credit > 0:
+            self._send_flow()
+
+    def _take_flow(self, flow: Flow) -> None:
+        """A sender's flow matters only in answer to our drain: some clients put their own credit in."""
+        if not self.is_draining or flow.delivery_count is None:
+            return
+        used = (flow.delivery_count - self.delivery_count) & SERIAL_MASK
+        if used >= 1 << 31 or used < self.outstanding_credit:
+            return  # it has sent this before it read our drain
+        self.delivery_count = flow.delivery_count
+        self.outstanding_credit = 0
+        self.is_draining = False
+        self.session.events.append(LinkDrained(self))
+
+    def _send_flow(self) -> None:
+        self.session.send_link_flow(
+            self.handle,
+            delivery_count=self.delivery_count,
+            link_credit=self.outstanding_credit,
+            drain=self.is_draining,
+        )

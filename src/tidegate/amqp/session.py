@@ -1,0 +1,499 @@
+"""Sessions: the windows in both directions, links by name and handle, and dispositions.
+
+The incoming window is topped up by the engine and never enforced: the official Python client counts
+deliveries where it should count frames, and what holds a fast sender back is the byte stream (the driver
+stops reading). The outgoing window is respected frame by frame; what it does not let out waits in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from tidegate.amqp.errors import (
+    ERRANT_LINK,
+    HANDLE_IN_USE,
+    INVALID_FIELD,
+    RESOURCE_LIMIT_EXCEEDED,
+    UNATTACHED_HANDLE,
+    FramingError,
+)
+from tidegate.amqp.events import DeliveriesSettled, Event, LinkAttaching, SessionBegun, SessionEnded
+from tidegate.amqp.link import SERIAL_MASK, Link, LinkRole, ReceiverLink, SenderLink
+from tidegate.amqp.performatives import (
+    ROLE_RECEIVER,
+    ROLE_SENDER,
+    Attach,
+    Begin,
+    DeliveryState,
+    Detach,
+    Disposition,
+    End,
+    Error,
+    Flow,
+    Performative,
+    Received,
+    Source,
+    Target,
+)
+from tidegate.amqp.states import SESSION, SessionInput, SessionState, SessionViolationError
+from tidegate.amqp.transfers import OWN_LAYOUT_BYTES, Payload, match_own_layout, parse_transfer
+from tidegate.amqp.types import Symbol
+from tidegate.model.errors import LocalProtocolError
+
+OUTGOING_WINDOW = 0x7FFFFFFF
+"""The frames that we tell the peer we could send; nothing but its own window limits them (our choice)."""
+
+
+class SessionConnection(Protocol):
+    """What a session needs of its connection."""
+
+    events: deque[Event]
+    output: list[Payload]
+
+    @property
+    def can_send_frames(self) -> bool:
+        """Whether the connection's state lets frames of sessions out."""
+        ...
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """The largest frame that the peer takes."""
+        ...
+
+    def send_performative(self, channel: int, performative: Performative) -> None:
+        """Queue one frame."""
+        ...
+
+    def forget_session(self, session: Session) -> None:
+        """Free the session's channels."""
+        ...
+
+
+class Session:
+    """One session; made by ``Connection.begin_session`` or by the peer."""
+
+    def __init__(
+        self,
+        connection: SessionConnection,
+        local_channel: int,
+        *,
+        incoming_window: int,
+        handle_max: int,
+        message_bytes_max: int,
+    ) -> None:
+        self.connection = connection
+        self.local_channel = local_channel
+        """Ours; what our frames carry."""
+        self.remote_channel: int | None = None
+        self.state = SESSION.initial
+        self.context: Any = None
+        """Free for the application."""
+        self.is_begun_by_peer = False
+        self.handle_max = handle_max
+        self.message_bytes_max = message_bytes_max
+        self.events = connection.events
+        self.output = connection.output
+
+        self.next_outgoing_id = 1
+        self.next_delivery_id = 0
+        self.remote_incoming_window = 0
+        self.next_incoming_id = 0
+        self.incoming_window = incoming_window
+        self._incoming_window_full = incoming_window
+
+        self._remote_handle_max = handle_max
+        self._links: dict[int, Link] = {}  # by our handle
+        self._links_by_remote_handle: dict[int, Link] = {}
+        self._links_by_name: dict[tuple[str, LinkRole], Link] = {}
+        self._blocked: deque[tuple[SenderLink, list[Payload]]] = deque()
+        self._unsettled: dict[int, SenderLink] = {}
+        self._local_error: Error | None = None
+
+    def __repr__(self) -> str:
+        return f"<Session channel={self.local_channel} {self.state.name} links={len(self._links)}>"
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The links that have not ended."""
+        return tuple(self._links.values())
+
+    def attach_sender(
+        self,
+        name: str,
+        *,
+        target: Target | str,
+        source: Source | str | None = None,
+        properties: Mapping[str, object] | None = None,
+        desired_capabilities: Sequence[str] = (),
+        snd_settle_mode: int = 0,
+        rcv_settle_mode: int = 0,
+        max_message_size: int | None = None,
+    ) -> SenderLink:
+        """Attach a link on which this side sends; ``LinkAttached`` or ``LinkDetached`` follows.
+
+        Raises LocalProtocolError when the session has ended, all handles are taken, or the name is in use.
+        """
+        link = SenderLink(self, name, self._free_handle(name, LinkRole.SENDER))
+        attach = Attach(
+            name=name,
+            handle=link.handle,
+            role=ROLE_SENDER,
+            snd_settle_mode=snd_settle_mode,
+            rcv_settle_mode=rcv_settle_mode,
+            source=_source(source),
+            target=_target(target),
+            initial_delivery_count=0,
+            max_message_size=max_message_size,
+            desired_capabilities=tuple(map(Symbol, desired_capabilities)),
+            properties=dict((properties or {}).items()),
+        )
+        self._add_link(link)
+        link.send_first_attach(attach)
+        return link
+
+    def attach_receiver(
+        self,
+        name: str,
+        *,
+        source: Source | str,
+        target: Target | str | None = None,
+        properties: Mapping[str, object] | None = None,
+        desired_capabilities: Sequence[str] = (),
+        snd_settle_mode: int = 0,
+        rcv_settle_mode: int = 0,
+        max_message_size: int | None = None,
+    ) -> ReceiverLink:
+        """Attach a link on which this side receives; ``LinkAttached`` or ``LinkDetached`` follows.
+
+        max_message_size: bytes; enforced by the engine; None: ``ConnectionConfiguration.message_bytes_max``.
+        Raises LocalProtocolError when the session has ended, all handles are taken, or the name is in use.
+        """
+        link = ReceiverLink(self, name, self._free_handle(name, LinkRole.RECEIVER))
+        attach = Attach(
+            name=name,
+            handle=link.handle,
+            role=ROLE_RECEIVER,
+            snd_settle_mode=snd_settle_mode,
+            rcv_settle_mode=rcv_settle_mode,
+            source=_source(source),
+            target=_target(target),
+            max_message_size=max_message_size,
+            desired_capabilities=tuple(map(Symbol, desired_capabilities)),
+            properties=dict((properties or {}).items()),
+        )
+        self._add_link(link)
+        link.send_first_attach(attach)
+        return link
+
+    def end(self, error: Error | None = None) -> None:
+        """End the session and its links; the events follow when the peer has answered."""
+        if not self.is_mapped:
+            return
+        self.state = SESSION.after(self.state, SessionInput.SEND_END)
+        self._local_error = error
+        self._blocked.clear()
+        self.connection.send_performative(self.local_channel, End(error))
+
+    # --- for the connection ---
+
+    def begin(self) -> None:
+        """Start a session of ours."""
+        self.state = SESSION.after(self.state, SessionInput.SEND_BEGIN)
+        self._send_begin()
+
+    def receive_begin(self, begin: Begin, channel: int) -> None:
+        """The peer's begin: answered, unless it is the answer."""
+        self.is_begun_by_peer = self.state is SessionState.UNMAPPED
+        self.state = SESSION.after(self.state, SessionInput.RECEIVE_BEGIN)
+        self.remote_channel = channel
+        self.next_incoming_id = begin.next_outgoing_id
+        self.remote_incoming_window = begin.incoming_window
+        self._remote_handle_max = begin.handle_max
+        if self.is_begun_by_peer:
+            self.state = SESSION.after(self.state, SessionInput.SEND_BEGIN)
+            self._send_begin()
+        if self.state is SessionState.MAPPED:
+            self.events.append(SessionBegun(self))
+
+    def receive_end(self, end: End) -> None:
+        """The peer's end: answered, unless it is the answer."""
+        self.state = SESSION.after(self.state, SessionInput.RECEIVE_END)
+        if self.state is SessionState.END_RCVD:
+            self.state = SESSION.after(self.state, SessionInput.SEND_END)
+            self.connection.send_performative(self.local_channel, End())
+        self.finish(end.error or self._local_error)
+
+    def receive_performative(self, performative: Performative) -> None:
+        """Any frame of this session but begin, transfer and end."""
+        self.state = SESSION.after(self.state, SessionInput.RECEIVE_FRAME)
+        if self.state is not SessionState.MAPPED:
+            return  # we have ended: dropped
+        if isinstance(performative, Flow):
+            self._receive_flow(performative)
+        elif isinstance(performative, Disposition):
+            self._receive_disposition(performative)
+        elif isinstance(performative, Attach):
+            self._receive_attach(performative)
+        else:
+            assert isinstance(performative, Detach)
+            self._link_at(performative.handle).receive_detach(performative)
+
+    def receive_transfer(self, data: bytes, start: int, until: int) -> None:
+        """A transfer frame, whose performative starts at ``start`` and whose payload ends at ``until``."""
+        if self.state is not SessionState.MAPPED:
+            self.state = SESSION.after(self.state, SessionInput.RECEIVE_FRAME)
+            return  # we have ended: dropped
+        self.next_incoming_id = (self.next_incoming_id + 1) & SERIAL_MASK
+        self.incoming_window -= 1
+        own = match_own_layout(data, start) if until - start >= OWN_LAYOUT_BYTES else None
+        if own is not None:
+            link = self._links_by_remote_handle.get(own[0])
+            if link.__class__ is ReceiverLink:
+                link.receive_own_layout(data, start + OWN_LAYOUT_BYTES, until, own[1], own[2])
+            else:
+                self._refuse_transfer(own[0])
+        else:
+            transfer = parse_transfer(data, start, until)
+            link = self._links_by_remote_handle.get(transfer.handle)
+            if link.__class__ is ReceiverLink:
+                link.receive_transfer(data, until, transfer)
+            else:
+                self._refuse_transfer(transfer.handle)
+        if self.incoming_window <= self._incoming_window_full >> 1:
+            self._send_session_flow()
+
+    def finish(self, error: Error | None) -> None:
+        """The session is over, by its own end or with its connection: report links and session once."""
+        self.state = SessionState.ENDED
+        self._blocked.clear()
+        for link in self.links:
+            link.end(error, closed=True)
+        self.connection.forget_session(self)
+        self.events.append(SessionEnded(self, error))
+
+    # --- for links (``link.LinkSession``) ---
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether frames may be sent on it; from our begin on, as begin and attach are pipelined."""
+        return SESSION.allows(self.state, SessionInput.SEND_FRAME) and self.connection.can_send_frames
+
+    @property
+    def has_blocked_frames(self) -> bool:
+        """Whether transfers wait for the window."""
+        return bool(self._blocked)
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """The largest frame that the peer takes."""
+        return self.connection.frame_bytes_max
+
+    def send_performative(self, performative: Performative) -> None:
+        """Queue one frame."""
+        self.state = SESSION.after(self.state, SessionInput.SEND_FRAME)
+        self.connection.send_performative(self.local_channel, performative)
+
+    def send_frames(self, link: SenderLink, frames: list[list[Payload]]) -> None:
+        """Queue transfer frames, as far as the window allows; the others go out when it opens."""
+        self._blocked.extend((link, frame) for frame in frames)
+        self._send_blocked()
+
+    def is_link_blocked(self, link: SenderLink) -> bool:
+        """Whether frames of this link wait for the window."""
+        return any(owner is link for owner, _ in self._blocked)
+
+    def add_unsettled(self, delivery_id: int, link: SenderLink) -> None:
+        """Remember to whom a disposition of this delivery goes."""
+        self._unsettled[delivery_id] = link
+
+    def send_link_flow(
+        self, handle: int, *, delivery_count: int | None, link_credit: int, drain: bool, echo: bool = False
+    ) -> None:
+        """Queue a flow with the session's windows and this link's credit."""
+        self._send_flow(
+            handle=handle, delivery_count=delivery_count, link_credit=link_credit, drain=drain, echo=echo
+        )
+
+    def forget_link(self, link: Link) -> None:
+        """Free the link's handles, name and unsettled deliveries."""
+        self._links.pop(link.handle, None)
+        self._links_by_name.pop((link.name, link.role), None)
+        if link.remote_handle is not None:
+            self._links_by_remote_handle.pop(link.remote_handle, None)
+        if isinstance(link, SenderLink):
+            self._unsettled = {key: owner for key, owner in self._unsettled.items() if owner is not link}
+            if self._blocked:
+                self._blocked = deque(entry for entry in self._blocked if entry[0] is not link)
+                self._wake_senders()
+
+    # --- helpers ---
+
+    def _send_begin(self) -> None:
+        self.connection.send_performative(
+            self.local_channel,
+            Begin(
+                remote_channel=self.remote_channel,
+                next_outgoing_id=self.next_outgoing_id,
+                incoming_window=self._incoming_window_full,
+                outgoing_window=OUTGOING_WINDOW,
+                handle_max=self.handle_max,
+            ),
+        )
+
+    def _send_session_flow(self) -> None:
+        self._send_flow()
+
+    def _send_flow(
+        self,
+        *,
+        handle: int | None = None,
+        delivery_count: int | None = None,
+        link_credit: int | None = None,
+        drain: bool = False,
+        echo: bool = False,
+    ) -> None:
+        self.incoming_window = self._incoming_window_full
+        is_peer_known = self.state is SessionState.MAPPED
+        self.send_performative(
+            Flow(
+                next_incoming_id=self.next_incoming_id if is_peer_known else None,
+                incoming_window=self.incoming_window,
+                next_outgoing_id=self.next_outgoing_id,
+                outgoing_window=OUTGOING_WINDOW,
+                handle=handle,
+                delivery_count=delivery_count,
+                link_credit=link_credit,
+                drain=drain,
+                echo=echo,
+            )
+        )
+
+    def _free_handle(self, name: str, role: LinkRole) -> int:
+        if not self.is_mapped:
+            raise LocalProtocolError(f"A link cannot be attached: the session is {self.state.name}.")
+        if (name, role) in self._links_by_name:
+            raise LocalProtocolError(f"The session has a link {name!r} in this direction already.")
+        handle = self._lowest_free_handle()
+        if handle is None:
+            raise LocalProtocolError("All handles of the session are in use: begin another session.")
+        return handle
+
+    def _lowest_free_handle(self) -> int | None:
+        limit = min(self.handle_max, self._remote_handle_max)
+        return next((handle for handle in range(limit + 1) if handle not in self._links), None)
+
+    def _add_link(self, link: Link) -> None:
+        self._links[link.handle] = link
+        self._links_by_name[link.name, link.role] = link
+
+    def _link_at(self, handle: int) -> Link:
+        link = self._links_by_remote_handle.get(handle)
+        if link is None:
+            raise SessionViolationError(UNATTACHED_HANDLE, f"No link is attached at handle {handle}.")
+        return link
+
+    def _refuse_transfer(self, handle: int) -> None:
+        self._link_at(handle)
+        raise SessionViolationError(
+            ERRANT_LINK, f"A transfer came on handle {handle}, where this side is the sender."
+        )
+
+    def _receive_attach(self, attach: Attach) -> None:
+        if attach.handle > self.handle_max:
+            raise FramingError(f"Handle {attach.handle} is above the {self.handle_max} that were agreed.")
+        if attach.handle in self._links_by_remote_handle:
+            raise SessionViolationError(HANDLE_IN_USE, f"Handle {attach.handle} has a link already.")
+        role = LinkRole.SENDER if attach.role is ROLE_RECEIVER else LinkRole.RECEIVER
+        if attach.role is ROLE_SENDER and attach.initial_delivery_count is None and attach.source is not None:
+            raise SessionViolationError(INVALID_FIELD, "A sender's attach lacks its initial-delivery-count.")
+        link = self._links_by_name.get((attach.name, role))
+        if link is not None:
+            self._links_by_remote_handle[attach.handle] = link
+            link.receive_attach(attach)
+            return
+        handle = self._lowest_free_handle()
+        if handle is None:
+            raise SessionViolationError(RESOURCE_LIMIT_EXCEEDED, "The session has no free handle.")
+        link = (SenderLink if role is LinkRole.SENDER else ReceiverLink)(self, attach.name, handle)
+        self._add_link(link)
+        self._links_by_remote_handle[attach.handle] = link
+        link.receive_attach(attach)
+        self.events.append(LinkAttaching(link, attach))
+
+    def _receive_flow(self, flow: Flow) -> None:
+        theirs = 1 if flow.next_incoming_id is None else flow.next_incoming_id
+        window = (theirs + flow.incoming_window - self.next_outgoing_id) & SERIAL_MASK
+        self.remote_incoming_window = window if window < 1 << 31 else 0
+        self.next_incoming_id = flow.next_outgoing_id
+        self._send_blocked()
+        if flow.handle is not None:
+            self._link_at(flow.handle).receive_flow(flow)
+            return
+        self._wake_senders()
+        if flow.echo:
+            self._send_session_flow()
+
+    def _wake_senders(self) -> None:
+        for link in self.links:
+            if isinstance(link, SenderLink):
+                link.wake()
+
+    def _send_blocked(self) -> None:
+        blocked, output = self._blocked, self.output
+        count = min(len(blocked), max(0, self.remote_incoming_window))
+        for _ in range(count):
+            output.extend(blocked.popleft()[1])
+        self.remote_incoming_window -= count
+        self.next_outgoing_id = (self.next_outgoing_id + count) & SERIAL_MASK
+
+    def _receive_disposition(self, disposition: Disposition) -> None:
+        if disposition.role is not ROLE_RECEIVER:
+            return  # a sender settles what we have decided: we remember nothing of it
+        if not disposition.settled and isinstance(disposition.state, (Received, type(None))):
+            return  # not decided yet
+        last = disposition.first if disposition.last is None else disposition.last
+        span = (last - disposition.first) & SERIAL_MASK
+        unsettled = self._unsettled
+        if span < len(unsettled):
+            ids = [(disposition.first + step) & SERIAL_MASK for step in range(span + 1)]
+        else:
+            ids = [key for key in unsettled if (key - disposition.first) & SERIAL_MASK <= span]
+        self._report_settled(
+            [(key, unsettled.pop(key)) for key in ids if key in unsettled], disposition.state
+        )
+        if not disposition.settled and ids:
+            self.send_performative(
+                Disposition(
+                    role=ROLE_SENDER,
+                    first=disposition.first,
+                    last=last,
+                    settled=True,
+                    state=disposition.state,
+                )
+            )
+
+    def _report_settled(self, settled: list[tuple[int, SenderLink]], state: DeliveryState | None) -> None:
+        """One event per run of consecutive ids of one link."""
+        position = 0
+        while position < len(settled):
+            first, link = settled[position]
+            last = first
+            position += 1
+            while (
+                position < len(settled)
+                and settled[position][1] is link
+                and settled[position][0] == (last + 1) & SERIAL_MASK
+            ):
+                last = settled[position][0]
+                position += 1
+            self.events.append(DeliveriesSettled(link, first, last, state))
+
+
+def _source(source: Source | str | None) -> Source:
+    return source if isinstance(source, Source) else Source(address=source)
+
+
+def _target(target: Target | str | None) -> Target:
+    return target if isinstance(target, Target) else Target(address=target)
