@@ -126,8 +126,8 @@ def _lower_epoch_refused(current: ReceiverHandle, name: str | None, owner_level:
     return ReceiverStolenError(
         f"Receiver {_label(current.name)} with a higher epoch '{current.owner_level}' already exists. "
         f"Receiver {_label(name)} with epoch {owner_level} cannot be created. Make sure you are creating "
-        "receiver with increasing epoch value to ensure connectivity, or ensure all old epoch receivers are closed or "
-        "disconnected."
+        "receiver with increasing epoch value to ensure connectivity, or ensure all old epoch receivers are "
+        "closed or disconnected."
     )
 
 

@@ -19,13 +19,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 from tidegate.model.errors import TidegateError
-from tidegate.storage.partition_writer import AppendRequest
-
-if TYPE_CHECKING:
-    from tidegate.storage.partition_log import PartitionLog
+from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
 
 _logger = logging.getLogger(__name__)
 
@@ -40,9 +36,9 @@ class Command:
     error: Exception | None = None
 
 
-_Queued = tuple["PartitionLog", AppendRequest] | Command | None
-Delivery = tuple[list[tuple["PartitionLog", list[AppendRequest]]], list[Command]]
-"""What one round achieved: requests by log, and commands."""
+_Queued = tuple[PartitionWriter, AppendRequest] | Command
+Delivery = tuple[list[tuple[PartitionWriter, list[AppendRequest]]], list[Command]]
+"""What one round achieved: requests by writer, and commands."""
 
 
 class GroupCommit:
@@ -52,7 +48,7 @@ class GroupCommit:
         """deliver: called on ``loop`` once per round."""
         self._loop = loop
         self._deliver = deliver
-        self._queue: SimpleQueue[_Queued] = SimpleQueue()
+        self._queue: SimpleQueue[_Queued | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ended: asyncio.Future[None] = loop.create_future()
 
@@ -61,9 +57,9 @@ class GroupCommit:
         self._thread = threading.Thread(target=self._run, name="tidegate-log-writer", daemon=True)
         self._thread.start()
 
-    def put(self, log: PartitionLog, request: AppendRequest) -> None:
+    def put(self, writer: PartitionWriter, request: AppendRequest) -> None:
         """Queue an append."""
-        self._queue.put((log, request))
+        self._queue.put((writer, request))
 
     def put_command(self, run: Callable[[], object]) -> asyncio.Future[object]:
         """Queue a command; the future has its result."""
@@ -107,49 +103,47 @@ class GroupCommit:
         if not self._ended.done():
             self._ended.set_result(None)
 
-    def _take(self) -> tuple[list[tuple[PartitionLog, AppendRequest] | Command], bool]:
+    def _take(self) -> tuple[list[_Queued], bool]:
         """Wait for something to do and take all there is; True where the thread should end after it."""
-        item = self._queue.get()
-        taken = []
+        taken: list[_Queued] = []
         is_stopping = False
-        for _ in range(self._queue.qsize() + 1):
+        while True:
+            item = self._queue.get()
             if item is None:
                 is_stopping = True
             else:
                 taken.append(item)
             if self._queue.empty():
-                break
-            item = self._queue.get()
-        return taken, is_stopping
+                return taken, is_stopping
 
 
-def _commit(taken: list[tuple[PartitionLog, AppendRequest] | Command]) -> Delivery:
+def _commit(taken: list[_Queued]) -> Delivery:
     """One round: appends between two commands are written together."""
-    done: list[tuple[PartitionLog, list[AppendRequest]]] = []
+    done: list[tuple[PartitionWriter, list[AppendRequest]]] = []
     commands: list[Command] = []
-    by_log: dict[PartitionLog, list[AppendRequest]] = {}
+    by_writer: dict[PartitionWriter, list[AppendRequest]] = {}
     for item in taken:
         if isinstance(item, Command):
-            done += _commit_appends(by_log)
-            by_log = {}
+            done += _commit_appends(by_writer)
+            by_writer = {}
             try:
                 item.result = item.run()
             except (TidegateError, OSError) as error:
                 item.error = error
             commands.append(item)
         else:
-            by_log.setdefault(item[0], []).append(item[1])
-    done += _commit_appends(by_log)
+            by_writer.setdefault(item[0], []).append(item[1])
+    done += _commit_appends(by_writer)
     return done, commands
 
 
 def _commit_appends(
-    by_log: dict[PartitionLog, list[AppendRequest]],
-) -> list[tuple[PartitionLog, list[AppendRequest]]]:
-    for log, requests in by_log.items():
-        log.writer.write(requests)
-    for log in by_log:
-        log.writer.sync()
-    for log in by_log:
-        log.writer.finish()
-    return list(by_log.items())
+    by_writer: dict[PartitionWriter, list[AppendRequest]],
+) -> list[tuple[PartitionWriter, list[AppendRequest]]]:
+    for writer, requests in by_writer.items():
+        writer.write(requests)
+    for writer in by_writer:
+        writer.sync()
+    for writer in by_writer:
+        writer.finish()
+    return list(by_writer.items())

@@ -50,6 +50,7 @@ class LogManager:
         self._files = files
         self._loop = asyncio.get_running_loop()
         self._logs: dict[tuple[str, str], PartitionLog] = {}
+        self._by_writer: dict[PartitionWriter, PartitionLog] = {}
         self._queued_bytes = 0
         self._uncongested: list[asyncio.Future[None]] = []
         self._is_closing = False
@@ -103,6 +104,7 @@ class LogManager:
         for log in self._logs.values():
             log.writer.close()
         self._logs.clear()
+        self._by_writer.clear()
         self._cache.close()
         self._lock.release()
 
@@ -148,7 +150,14 @@ class LogManager:
                 self._files.remove_tree(doomed)
             return None
 
-        await self._commit.put_command(remove)
+        def forget(_: object) -> None:
+            # What was queued before the command has been answered by now.
+            for log in logs:
+                self._by_writer.pop(log.writer, None)
+
+        removal = self._commit.put_command(remove)
+        removal.add_done_callback(forget)
+        await asyncio.shield(removal)
 
     def unknown_hub_ids(self, known: Iterable[str]) -> list[str]:
         """Log directories of hubs that are not among ``known``; left alone, they may be somebody's only
@@ -202,7 +211,7 @@ class LogManager:
             salt=recovered.salt,
             producers=recovered.producers,
         )
-        return PartitionLog(
+        log = self._by_writer[writer] = PartitionLog(
             directory,
             writer,
             commit=self._commit,
@@ -211,12 +220,13 @@ class LogManager:
             gaps=recovered.gaps,
             loop=self._loop,
         )
+        return log
 
     def _deliver(self, delivery: Delivery) -> None:
-        by_log, commands = delivery
-        for log, requests in by_log:
+        done, commands = delivery
+        for writer, requests in done:
             self._queued_bytes -= _payload_bytes(requests)
-            log.deliver(requests)
+            self._by_writer[writer].deliver(requests)
         for command in commands:
             _answer(command)
         if self._uncongested and not self.is_congested:

@@ -11,18 +11,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from tidegate.model.errors import ClosedError, TidegateError
+from tidegate.storage.group_commit import GroupCommit
 from tidegate.storage.log_view import LogView
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch, encode_lengths
 from tidegate.storage.segment import Segment, corrupt_error, iter_headers
 from tidegate.storage.segment_reader import SegmentCache, read_batches
 from tidegate.storage.sparse_index import NO_TIME, SparseIndex
-
-if TYPE_CHECKING:
-    from tidegate.storage.group_commit import GroupCommit
 
 _CURSORS_MAX = 256
 """Our choice: how many places of sequential readers are remembered, to go on without a look-up."""
@@ -94,7 +92,9 @@ class PartitionLog:
         self._admission.admit(len(payload))
         data = payload if isinstance(payload, bytes) else bytes(payload)
         future: asyncio.Future[AppendResult] = self._loop.create_future()
-        self._commit.put(self, AppendRequest(data, table, len(lengths), enqueued_time_ms, producer, future))
+        self._commit.put(
+            self.writer, AppendRequest(data, table, len(lengths), enqueued_time_ms, producer, future)
+        )
         return future
 
     async def append(

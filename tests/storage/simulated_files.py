@@ -1,0 +1,259 @@
+"""A disk in memory that can be full, write short, fail to sync, and lose power.
+
+Faithful in what matters to a log: what was not synced may be lost, in whole or sector by sector and in any
+order; so may creations, renames and removals in a directory that was not synced.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from tidegate.model.errors import DirectoryInUseError
+from tidegate.storage.files import DirectoryLock, ReadableFile, WritableFile
+
+_SECTOR_BYTES = 512
+_Pending = tuple[int, bytes] | int
+"""A write (position, data), or a truncation to a size."""
+
+
+class _Inode:
+    def __init__(self) -> None:
+        self.durable = bytearray()
+        self.content = bytearray()
+        self.pending: list[_Pending] = []
+
+    def apply(self, target: bytearray, operation: _Pending) -> None:
+        if isinstance(operation, int):
+            del target[operation:]
+            return
+        position, data = operation
+        if len(target) < position:
+            target.extend(bytes(position - len(target)))
+        target[position : position + len(data)] = data
+
+
+class SimulatedFiles:
+    """A ``Files`` in memory. Set the faults as attributes between calls."""
+
+    def __init__(self) -> None:
+        self.entries: dict[Path, _Inode] = {}
+        self.durable_entries: dict[Path, _Inode] = {}
+        self.directories: set[Path] = set()
+        self.pending_entries: list[tuple[Path, _Inode | None]] = []
+        self.space_left: int | None = None
+        """Bytes that may still be written before ENOSPC; None: no limit."""
+        self.write_bytes_max: int | None = None
+        """A write writes at most so many bytes (a short write)."""
+        self.sync_error: int | None = None
+        """Errno that every sync of a file fails with."""
+        self.sync_error_name: str | None = None
+        """Only for files whose path contains this."""
+        self.operations_left: int | None = None
+        """Changes that still work before the power is gone; None: it stays."""
+        self.is_sync_a_lie = False
+        """True: sync answers and does nothing, as some disks do. For the canary."""
+        self.syncs = 0
+        self.locked: set[Path] = set()
+
+    # -- faults
+
+    def operate(self) -> None:
+        """Count a change; raises EIO once the power is gone."""
+        if self.operations_left is not None:
+            if self.operations_left <= 0:
+                raise OSError(errno.EIO, "the power is gone")
+            self.operations_left -= 1
+
+    def lose_power(self, randomness: random.Random) -> SimulatedFiles:
+        """The disk as it is found after a power loss now."""
+        after = SimulatedFiles()
+        after.directories = set(self.directories)
+        entries = dict(self.durable_entries)
+        for path, inode in self.pending_entries:
+            if randomness.random() < 0.5:
+                if inode is None:
+                    entries.pop(path, None)
+                else:
+                    entries[path] = inode
+        for path, inode in entries.items():
+            survivor = _Inode()
+            survivor.durable = bytearray(inode.durable)
+            share = randomness.choice((0.0, 0.5, 0.9, 1.0))
+            for operation in inode.pending:
+                for part in _sectors(operation):
+                    if randomness.random() < share:
+                        inode.apply(survivor.durable, part)
+            survivor.content = bytearray(survivor.durable)
+            after.entries[path] = survivor
+        after.durable_entries = dict(after.entries)
+        return after
+
+    # -- Files
+
+    def list_names(self, directory: Path) -> list[str]:
+        if directory not in self.directories:
+            raise FileNotFoundError(errno.ENOENT, "no such directory", str(directory))
+        names = {path.name for path in (*self.entries, *self.directories) if path.parent == directory}
+        return sorted(names)
+
+    def exists(self, path: Path) -> bool:
+        return path in self.entries or path in self.directories
+
+    def make_directory(self, directory: Path) -> None:
+        self.operate()
+        self.directories.update((directory, *directory.parents))
+
+    def create(self, path: Path) -> WritableFile:
+        self.operate()
+        if path.parent not in self.directories:
+            raise FileNotFoundError(errno.ENOENT, "no such directory", str(path))
+        inode = self.entries.get(path)
+        if inode is None:
+            inode = self.entries[path] = _Inode()
+            self.pending_entries.append((path, inode))
+        inode.content.clear()
+        inode.pending.append(0)
+        return _SimulatedWritable(self, inode, path)
+
+    def open_writable(self, path: Path) -> WritableFile:
+        return _SimulatedWritable(self, self._inode(path), path)
+
+    def open_readable(self, path: Path) -> ReadableFile:
+        return _SimulatedReadable(self._inode(path))
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.operate()
+        if source in self.directories:
+            for path in [path for path in self.entries if source in path.parents]:
+                moved = target / path.relative_to(source)
+                self.entries[moved] = self.durable_entries[moved] = self.entries.pop(path)
+                self.durable_entries.pop(path, None)
+            moved_directories = [
+                path for path in self.directories if path == source or source in path.parents
+            ]
+            for path in moved_directories:
+                self.directories.remove(path)
+                self.directories.add(target / path.relative_to(source))
+            return
+        inode = self.entries.pop(source)
+        self.entries[target] = inode
+        self.pending_entries += [(target, inode), (source, None)]
+
+    def remove(self, path: Path) -> None:
+        self.operate()
+        if self.entries.pop(path, None) is not None:
+            self.pending_entries.append((path, None))
+
+    def remove_tree(self, directory: Path) -> None:
+        self.operate()
+        for path in [path for path in self.entries if directory in path.parents]:
+            del self.entries[path]
+            self.pending_entries.append((path, None))
+        self.directories = {
+            path for path in self.directories if path != directory and directory not in path.parents
+        }
+
+    def sync_directory(self, directory: Path) -> None:
+        self.operate()
+        kept = []
+        for path, inode in self.pending_entries:
+            if path.parent != directory:
+                kept.append((path, inode))
+            elif inode is None:
+                self.durable_entries.pop(path, None)
+            else:
+                self.durable_entries[path] = inode
+        self.pending_entries = kept
+
+    def lock(self, path: Path) -> DirectoryLock:
+        if path in self.locked:
+            raise DirectoryInUseError(f"{path} is locked.")
+        self.locked.add(path)
+        return _SimulatedLock(self.locked, path)
+
+    def _inode(self, path: Path) -> _Inode:
+        try:
+            return self.entries[path]
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(path)) from None
+
+
+class _SimulatedLock:
+    def __init__(self, locked: set[Path], path: Path) -> None:
+        self._locked = locked
+        self._path = path
+
+    def release(self) -> None:
+        self._locked.discard(self._path)
+
+
+class _SimulatedWritable:
+    def __init__(self, files: SimulatedFiles, inode: _Inode, path: Path) -> None:
+        self._files = files
+        self._inode = inode
+        self._path = path
+
+    def write_at(self, buffers: Sequence[bytes], position: int) -> int:
+        files = self._files
+        files.operate()
+        data = b"".join(buffers)
+        if files.write_bytes_max is not None:
+            data = data[: files.write_bytes_max]
+        if files.space_left is not None:
+            data = data[: files.space_left]
+            if not data:
+                raise OSError(errno.ENOSPC, "no space left on device")
+            files.space_left -= len(data)
+        operation = (position, data)
+        self._inode.apply(self._inode.content, operation)
+        self._inode.pending.append(operation)
+        return len(data)
+
+    def sync(self) -> None:
+        self._files.operate()
+        self._files.syncs += 1
+        name = self._files.sync_error_name
+        if self._files.sync_error is not None and (name is None or name in str(self._path)):
+            raise OSError(self._files.sync_error, "injected")
+        if self._files.is_sync_a_lie:
+            return
+        self._inode.durable = bytearray(self._inode.content)
+        self._inode.pending.clear()
+
+    def truncate(self, size: int) -> None:
+        self._files.operate()
+        self._inode.apply(self._inode.content, size)
+        self._inode.pending.append(size)
+
+    def close(self) -> None:
+        pass
+
+
+class _SimulatedReadable:
+    def __init__(self, inode: _Inode) -> None:
+        self._inode = inode
+
+    def read_at(self, count: int, position: int) -> bytes:
+        return bytes(self._inode.content[position : position + count])
+
+    def size(self) -> int:
+        return len(self._inode.content)
+
+    def close(self) -> None:
+        pass
+
+
+def _sectors(operation: _Pending) -> list[_Pending]:
+    if isinstance(operation, int):
+        return [operation]
+    position, data = operation
+    parts: list[_Pending] = []
+    offset = 0
+    while offset < len(data):
+        length = min(_SECTOR_BYTES - (position + offset) % _SECTOR_BYTES, len(data) - offset)
+        parts.append((position + offset, data[offset : offset + length]))
+        offset += length
+    return parts
