@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from tidegate.amqp.message import MessageId
+from tidegate.amqp.message import Message, MessageId
 from tidegate.amqp.types import Timestamp
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.wire.request_response import Request, encode_request, encode_response
+from tidegate.wire.request_response import Request, Response, encode_response, make_request
 
 PUT_TOKEN: Final = "put-token"
 SAS_TOKEN_TYPE: Final = "servicebus.windows.net:sastoken"
@@ -24,14 +24,14 @@ ACCEPTED: Final = 202
 
 @dataclass(frozen=True, slots=True)
 class PutToken:
-    """A request to authorise a connection for an audience."""
+    """A token, and the audience that it authorises a connection for."""
 
-    token: str = field(repr=False)
     token_type: str
     """SAS_TOKEN_TYPE or JWT_TOKEN_TYPE; whether it is supported is the caller's to say."""
     audience: str
-    message_id: MessageId | None = None
-    reply_to: str | None = None
+    token: str = field(repr=False)
+    expires_at_s: int | None = None
+    """Unix time; None where only the token itself says it."""
 
     @classmethod
     def from_request(cls, request: Request) -> PutToken:
@@ -46,25 +46,25 @@ class PutToken:
             token = token.decode("utf-8", "replace")
         if not isinstance(token, str) or not token:
             raise InvalidArgumentError("The put-token request has no token in its body.")
-        return cls(token, request.text("type"), request.text("name"), request.message_id, request.reply_to)
+        # The official Python client sends seconds where a timestamp is milliseconds; the token's own
+        # expiry is what counts, so the property is not read.
+        return cls(request.text("type"), request.text("name"), token)
 
 
-def encode_put_token(
-    token: str,
-    *,
-    audience: str,
-    message_id: MessageId,
-    reply_to: str,
-    expires_at_s: int | None = None,
-    token_type: str = SAS_TOKEN_TYPE,
-) -> bytes:
-    """A put-token request's bytes. expires_at_s: Unix time, where the token does not say it itself."""
-    properties: dict[str, object] = {"type": token_type, "name": audience}
-    if expires_at_s is not None:
-        properties["expiration"] = Timestamp(expires_at_s * 1000)
-    return encode_request(
-        PUT_TOKEN, message_id=message_id, reply_to=reply_to, properties=properties, value=token
-    )
+def put_token_request(put_token: PutToken) -> Message:
+    """The request that puts a token; whoever sends it sets message-id and reply-to."""
+    properties: dict[str, object] = {"type": put_token.token_type, "name": put_token.audience}
+    if put_token.expires_at_s is not None:
+        properties["expiration"] = Timestamp(put_token.expires_at_s * 1000)
+    return make_request(PUT_TOKEN, properties, put_token.token)
+
+
+def check_put_token_response(message: Message) -> None:
+    """Return when the token was taken; raise what the refusal means otherwise.
+
+    Raises UnauthorizedError, NotFoundError (no such hub) and what else ``wire.conditions`` knows.
+    """
+    Response.from_message(message).raise_for_status()
 
 
 def encode_put_token_accepted(message_id: MessageId | None) -> bytes:

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from tidegate.amqp.message import NO_VALUE, MessageId
+from tidegate.amqp.message import NO_VALUE, Message, MessageId
 from tidegate.amqp.types import Array, Int, Timestamp
 from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
 from tidegate.wire.names import EVENT_HUB_ENTITY, PARTITION_ENTITY
-from tidegate.wire.request_response import Request, Response, encode_request, encode_response
+from tidegate.wire.request_response import Request, Response, encode_response, make_request
 
 _DESCRIPTIONS: Final = {200: "OK", 201: "Created"}
 
@@ -55,8 +55,6 @@ class ManagementRequest:
     retention_hours: int | None = None
     """What to create; None: the service's default."""
     security_token: str | None = field(default=None, repr=False)
-    message_id: MessageId | None = None
-    reply_to: str | None = None
 
     @classmethod
     def from_request(cls, request: Request) -> ManagementRequest:
@@ -79,14 +77,10 @@ class ManagementRequest:
             partition_count=_optional_integer(wanted, "partition_count"),
             retention_hours=_optional_integer(wanted, "retention_hours"),
             security_token=request.optional_text("security_token"),
-            message_id=request.message_id,
-            reply_to=request.reply_to,
         )
 
-    def encode(self) -> bytes:
-        """The request's bytes; ``message_id`` and ``reply_to`` must be set."""
-        assert self.message_id is not None
-        assert self.reply_to is not None
+    def to_message(self) -> Message:
+        """The request; whoever sends it sets message-id and reply-to."""
         name, entity = self.operation.value
         properties: dict[str, object] = {"type": entity}
         if self.event_hub:
@@ -99,9 +93,7 @@ class ManagementRequest:
         if self.operation is Operation.CREATE_EVENT_HUB:
             wanted = {"partition_count": self.partition_count, "retention_hours": self.retention_hours}
             value = {key: Int(number) for key, number in wanted.items() if number is not None}
-        return encode_request(
-            name, message_id=self.message_id, reply_to=self.reply_to, properties=properties, value=value
-        )
+        return make_request(name, properties, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,15 +212,42 @@ def encode_management_response(
     )
 
 
-def event_hubs_in(response: Response) -> list[EventHubDescription]:
+def event_hub_in(message: Message) -> EventHubDescription:
+    """The hub that was read or created.
+
+    Raises what an unsuccessful response means, RemoteProtocolError when the body is no such map.
+    """
+    return EventHubDescription.from_map(_successful(message).value)
+
+
+def partition_in(message: Message) -> PartitionDescription:
+    """The partition that was read.
+
+    Raises what an unsuccessful response means, RemoteProtocolError when the body is no such map.
+    """
+    return PartitionDescription.from_map(_successful(message).value)
+
+
+def event_hubs_in(message: Message) -> list[EventHubDescription]:
     """The hubs that a query found.
 
-    Raises what an unsuccessful response means, RemoteProtocolError when the body is no list.
+    Raises what an unsuccessful response means, RemoteProtocolError when the body is no list of such maps.
     """
-    response.raise_for_status()
-    if not isinstance(response.value, list):
+    value = _successful(message).value
+    if not isinstance(value, list):
         raise RemoteProtocolError("The answer to a query for event hubs is no list.")
-    return [EventHubDescription.from_map(item) for item in response.value]
+    return [EventHubDescription.from_map(item) for item in value]
+
+
+def check_management_response(message: Message) -> None:
+    """Return when the request succeeded (a deletion); raise what an unsuccessful response means otherwise."""
+    _successful(message)
+
+
+def _successful(message: Message) -> Response:
+    response = Response.from_message(message)
+    response.raise_for_status()
+    return response
 
 
 def _entries(value: object) -> Mapping[object, object]:

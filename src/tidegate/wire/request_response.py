@@ -11,17 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tidegate.amqp.decode import Buffer
 from tidegate.amqp.message import (
     NO_VALUE,
     Message,
     MessageId,
     Properties,
-    decode_message,
     encode_message,
 )
 from tidegate.amqp.types import Int, Symbol
-from tidegate.model.errors import InvalidArgumentError, TidegateError
+from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError, TidegateError
 from tidegate.wire.conditions import condition_for, error_description, error_from_status, http_status_for
 
 _STATUS_CODE: Final = "status-code"
@@ -41,6 +39,19 @@ class Request:
     """Where the response goes; None: to the receiver that the same session has on the node."""
     value: object = field(default=NO_VALUE, repr=False)
     """The amqp-value body; NO_VALUE where the body is of another kind."""
+
+    @classmethod
+    def from_message(cls, message: Message) -> Request:
+        """The request in a message.
+
+        Raises InvalidArgumentError when it names no operation.
+        """
+        properties = {str(key): value for key, value in message.application_properties.items()}
+        operation = properties.get("operation")
+        if not isinstance(operation, str):
+            raise InvalidArgumentError("A request names no operation.")
+        standard = message.properties or Properties()
+        return cls(str(operation), properties, standard.message_id, standard.reply_to, message.value)
 
     def text(self, name: str) -> str:
         """A property that must be there, as text.
@@ -70,6 +81,27 @@ class Response:
     value: object = NO_VALUE
     """The amqp-value body; NO_VALUE where there is none."""
 
+    @classmethod
+    def from_message(cls, message: Message) -> Response:
+        """The response in a message.
+
+        Raises RemoteProtocolError when it has no status.
+        """
+        properties = {str(key): value for key, value in message.application_properties.items()}
+        # The draft of the standard, and some answers of Azure's, write statusCode.
+        status = properties.get(_STATUS_CODE, properties.get("statusCode"))
+        if not isinstance(status, int):
+            raise RemoteProtocolError("A response has no status code.")
+        description = properties.get(_STATUS_DESCRIPTION, properties.get("statusDescription"))
+        condition = properties.get(_ERROR_CONDITION, properties.get("errorCondition"))
+        return cls(
+            int(status),
+            str(description or ""),
+            (message.properties or Properties()).correlation_id,
+            None if condition is None else str(condition),
+            message.value,
+        )
+
     @property
     def is_success(self) -> bool:
         """Whether the status is one of 200 to 299."""
@@ -81,49 +113,18 @@ class Response:
             raise error_from_status(self.status_code, self.status_description, self.error_condition)
 
 
-def encode_request(
-    operation: str,
-    *,
-    message_id: MessageId,
-    reply_to: str,
-    properties: Mapping[str, object],
-    value: object = NO_VALUE,
-) -> bytes:
-    """A request's bytes. A null body goes out as an empty data section, which every service takes."""
+def make_request(operation: str, properties: Mapping[str, object], value: object = NO_VALUE) -> Message:
+    """A request without message-id and reply-to, which whoever sends it sets.
+
+    Without a value the body is an empty data section, which every service takes.
+    """
     application_properties: dict[object, object] = {"operation": operation}
     application_properties.update(properties)
-    return encode_message(
-        Message(
-            properties=Properties(message_id=message_id, reply_to=reply_to),
-            application_properties=application_properties,
-            data=(b"",) if value is NO_VALUE else (),
-            value=value,
-        )
+    return Message(
+        application_properties=application_properties,
+        data=(b"",) if value is NO_VALUE else (),
+        value=value,
     )
-
-
-def parse_request(payload: Buffer) -> Request:
-    """The request in a message.
-
-    Raises DecodeError when the bytes are no message, InvalidArgumentError when it names no operation; to
-    answer the latter, ``message_id_and_reply_to`` finds the address.
-    """
-    message = decode_message(payload)
-    properties = {str(key): value for key, value in message.application_properties.items()}
-    operation = properties.get("operation")
-    if not isinstance(operation, str):
-        raise InvalidArgumentError("A request names no operation.")
-    standard = message.properties or Properties()
-    return Request(str(operation), properties, standard.message_id, standard.reply_to, message.value)
-
-
-def message_id_and_reply_to(payload: Buffer) -> tuple[MessageId | None, str | None]:
-    """Where the answer to a request goes that ``parse_request`` refused.
-
-    Raises DecodeError when the bytes are no message.
-    """
-    standard = decode_message(payload).properties or Properties()
-    return standard.message_id, standard.reply_to
 
 
 def encode_response(
@@ -159,26 +160,4 @@ def encode_error_response(
         status_code=http_status_for(error),
         status_description=error_description(error, tracking_id=tracking_id),
         error_condition=condition_for(error),
-    )
-
-
-def parse_response(payload: Buffer) -> Response:
-    """The response in a message.
-
-    Raises DecodeError when the bytes are no message, InvalidArgumentError when it has no status.
-    """
-    message = decode_message(payload)
-    properties = {str(key): value for key, value in message.application_properties.items()}
-    # Azure's $management writes statusCode in some of its answers, as the draft of the standard does.
-    status = properties.get(_STATUS_CODE, properties.get("statusCode"))
-    if not isinstance(status, int):
-        raise InvalidArgumentError("A response has no status code.")
-    description = properties.get(_STATUS_DESCRIPTION, properties.get("statusDescription"))
-    condition = properties.get(_ERROR_CONDITION, properties.get("errorCondition"))
-    return Response(
-        int(status),
-        str(description or ""),
-        (message.properties or Properties()).correlation_id,
-        None if condition is None else str(condition),
-        message.value,
     )

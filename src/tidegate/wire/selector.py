@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from tidegate.amqp.types import Described, Symbol
+from tidegate.amqp.types import Described
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.wire.names import ENQUEUED_TIME, OFFSET, SELECTOR_FILTER, SEQUENCE_NUMBER
@@ -74,29 +74,29 @@ def format_selector(position: EventPosition) -> str:
             return f"amqp.annotation.{ENQUEUED_TIME} {operator} '{since_epoch_ms}'"
 
 
-def filter_for(position: EventPosition) -> dict[object, object]:
+def selector_filter(position: EventPosition) -> dict[object, object]:
     """A source's filter that starts a receiver at ``position``."""
     return {SELECTOR_FILTER: Described(SELECTOR_FILTER, format_selector(position))}
 
 
-def position_in_filter(filters: Mapping[object, object]) -> EventPosition | None:
-    """The position that a source's filter asks for; None where it has no such filter.
+def position_from_filters(filters: Mapping[object, object]) -> EventPosition:
+    """The position that a source's filters ask for; the earliest where they do not say.
 
-    Raises InvalidArgumentError when it has one that means nothing.
+    Raises InvalidArgumentError when they say something that means nothing.
     """
     value = filters.get(SELECTOR_FILTER)
     if isinstance(value, Described):
         value = value.value
     if value is None:
-        return None
+        return EventPosition.earliest()
     if not isinstance(value, str):
         raise _bad_selector(type(value).__name__)
     return parse_selector(value)
 
 
-def applied_filter(filters: Mapping[object, object]) -> dict[object, object]:
-    """The filters that this side honours, for the source of an answering attach."""
-    return {Symbol(SELECTOR_FILTER): filters[SELECTOR_FILTER]} if SELECTOR_FILTER in filters else {}
+def honoured_filters(filters: Mapping[object, object]) -> dict[object, object]:
+    """The filters that were looked at, for the source of an answering attach."""
+    return {SELECTOR_FILTER: filters[SELECTOR_FILTER]} if SELECTOR_FILTER in filters else {}
 
 
 def _bad_selector(expression: str) -> InvalidArgumentError:
