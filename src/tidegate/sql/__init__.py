@@ -1,1 +1,57 @@
-"""(being written)"""
+"""The transactional core: rows, dead letters and the checkpoint of a batch in one SQL transaction.
+
+What is promised: the database effects of an event happen exactly once. Its handler may run again; effects
+outside the database are not covered.
+"""
+
+from __future__ import annotations
+
+from tidegate.sql.batch import commit_partition_batch, process_partition_batch
+from tidegate.sql.checkpoints import CheckpointReader
+from tidegate.sql.database import Database
+from tidegate.sql.dead_letters import DeadLetters
+from tidegate.sql.pipeline import Handler, Pipeline, load_pipeline
+from tidegate.sql.unit_of_work import RowsRefusedError, UnitOfWork
+from tidegate.sql.values import (
+    AuditEntry,
+    BatchResult,
+    Checkpoint,
+    ConsumerKey,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterStatus,
+    EventPlace,
+    EventReader,
+    NewDeadLetter,
+    PartitionRows,
+    ReasonCount,
+    RedriveReport,
+    Row,
+)
+
+__all__ = [
+    "Database",
+    "CheckpointReader",
+    "Checkpoint",
+    "ConsumerKey",
+    "Pipeline",
+    "Handler",
+    "Row",
+    "load_pipeline",
+    "process_partition_batch",
+    "commit_partition_batch",
+    "BatchResult",
+    "PartitionRows",
+    "EventPlace",
+    "NewDeadLetter",
+    "UnitOfWork",
+    "RowsRefusedError",
+    "DeadLetters",
+    "DeadLetter",
+    "DeadLetterFilter",
+    "DeadLetterStatus",
+    "ReasonCount",
+    "AuditEntry",
+    "EventReader",
+    "RedriveReport",
+]

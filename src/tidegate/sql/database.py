@@ -1,0 +1,357 @@
+"""The database: opened with the right settings, its tables brought up to date, its errors made readable.
+
+SQLite runs in WAL mode with ``synchronous=FULL`` (a commit survives power loss), and one writer at a time
+takes a file lock before ``BEGIN IMMEDIATE``. PostgreSQL runs READ COMMITTED; row locks do the queueing.
+
+A ``Database`` may be used from many threads, and in a process that was forked from the one that opened it:
+the child makes connections of its own. A SQLite file that was replaced under its name is noticed by its
+inode, so nothing is ever written to a file that is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import sqlalchemy
+from sqlalchemy import Connection, Engine, Table, event, exc, inspect, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import ConnectionPoolEntry, Pool
+
+from tidegate.model.clock import Clock
+from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
+from tidegate.sql import schema
+from tidegate.sql.failures import translate
+from tidegate.sql.writer_lock import WriterLock
+from tidegate.transport.clock import SystemClock
+
+LOCK_WAIT_S: Final = 60.0
+"""How long a writer waits for others by default, in seconds (our choice: longer than any batch should
+take)."""
+
+_SCHEMA_LOCK_KEY: Final = 0x7469_6465  # "tide": the advisory lock that serialises migrations on PostgreSQL
+_IS_READER = "tidegate_is_reader"
+
+
+class Database:
+    """A SQL database with Tidegate's tables in it. Build one with ``open`` or ``shared``."""
+
+    def __init__(self, url: URL, *, clock: Clock, lock_wait_s: float) -> None:
+        self._url = url
+        self._clock = clock
+        self._lock_wait_s = lock_wait_s
+        self._path = _sqlite_path(url)
+        self._lock = threading.RLock()
+        self._engine: Engine | None = None
+        self._process_id = os.getpid()
+        self._inode: tuple[int, int] | None = None
+
+    @classmethod
+    def open(
+        cls, url: str | URL, *, clock: Clock | None = None, lock_wait_s: float = LOCK_WAIT_S
+    ) -> Database:
+        """Connect, and create or migrate the ``tidegate_*`` tables.
+
+        url: ``sqlite:////absolute/path.db``, ``sqlite:///relative.db`` or
+        ``postgresql://user:password@host:port/name``. lock_wait_s: how long a writer waits for others.
+        Raises DatabaseError (a URL that cannot be meant, a missing driver, tables of a newer Tidegate) and
+        DatabaseUnavailableError (no connection); no message ever holds the password.
+        """
+        database = cls(_checked_url(url), clock=clock or SystemClock(), lock_wait_s=lock_wait_s)
+        database.engine()
+        return database
+
+    @classmethod
+    def shared(cls, url: str | URL, *, lock_wait_s: float = LOCK_WAIT_S) -> Database:
+        """This process's one ``Database`` for ``url``: cheap to ask for in every task, closed by nobody.
+
+        Raises as ``open`` does; a failed opening is tried anew the next time.
+        """
+        key = (_checked_url(url).render_as_string(hide_password=False), lock_wait_s)
+        with _shared_lock:
+            database = _shared.get(key)
+            if database is None:
+                database = _shared[key] = cls.open(url, lock_wait_s=lock_wait_s)
+            return database
+
+    @property
+    def url(self) -> str:
+        """The URL for people: its password is hidden."""
+        return self._url.render_as_string(hide_password=True)
+
+    @property
+    def dialect_name(self) -> str:
+        """``sqlite`` or ``postgresql``."""
+        return self._url.get_backend_name()
+
+    @property
+    def is_sqlite(self) -> bool:
+        """True where one file holds everything and writers queue for it."""
+        return self._path is not None
+
+    @property
+    def clock(self) -> Clock:
+        """What dates the rows that Tidegate writes."""
+        return self._clock
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that only reads; it never waits for writers.
+
+        Raises DatabaseError and DatabaseUnavailableError.
+        """
+        engine = self.engine()
+        try:
+            with engine.connect().execution_options(**{_IS_READER: True}) as connection, connection.begin():
+                yield connection
+        except exc.SQLAlchemyError as error:
+            raise translate(error, doing="reading", where=self.url) from error
+
+    def connect(self) -> Connection:
+        """A connection whose next transaction writes. The caller holds ``writer_lock()`` and closes it.
+
+        Raises DatabaseUnavailableError.
+        """
+        try:
+            return self.engine().connect()
+        except exc.SQLAlchemyError as error:
+            raise self._connect_error(error) from error
+
+    def writer_lock(self) -> AbstractContextManager[object]:
+        """The right to write, to be taken before a writing transaction begins; free of charge on PostgreSQL.
+
+        Raises DatabaseUnavailableError when it is not free within ``lock_wait_s``.
+        """
+        return nullcontext() if self._path is None else WriterLock(self._path, wait_s=self._lock_wait_s)
+
+    def ensure_table(self, table: Table) -> None:
+        """Create ``table`` unless it exists; call it once before a run, not per batch.
+
+        Raises DatabaseError when a table of that name exists and lacks columns of this one.
+        """
+        try:
+            with self.writer_lock(), self.connect() as connection, connection.begin():
+                self._serialise_schema_changes(connection)
+                table.create(connection, checkfirst=True)
+                present = {
+                    column["name"] for column in inspect(connection).get_columns(table.name, table.schema)
+                }
+        except exc.SQLAlchemyError as error:
+            raise translate(error, doing=f"creating the table {table.name}", where=self.url) from error
+        missing = [column.name for column in table.columns if column.name not in present]
+        if missing:
+            raise DatabaseError(
+                f"The table {table.name} in {self.url} has no column {', '.join(missing)}.",
+                next_step="Add the columns, or give the pipeline another table.",
+            )
+
+    def close(self) -> None:
+        """Close all pooled connections. The next use connects anew."""
+        with self._lock:
+            engine, self._engine = self._engine, None
+            if engine is not None:
+                engine.dispose(close=self._process_id == os.getpid())
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Database {self.url}>"
+
+    def engine(self) -> Engine:
+        """SQLAlchemy's engine for this process and this file, made when there is none that still fits.
+
+        Raises as ``open`` does.
+        """
+        with self._lock:
+            if self._engine is not None and not self._is_stale():
+                return self._engine
+            if self._engine is not None:
+                self._abandon()
+            engine = self._new_engine()
+            try:
+                self._prepare(engine)
+            except BaseException:
+                engine.dispose()
+                raise
+            self._engine = engine
+            self._process_id = os.getpid()
+            self._inode = _inode(self._path)
+            return engine
+
+    def _is_stale(self) -> bool:
+        return self._process_id != os.getpid() or self._inode != _inode(self._path)
+
+    def _abandon(self) -> None:
+        assert self._engine is not None
+        is_forked = self._process_id != os.getpid()
+        if is_forked:
+            # Closing a SQLite connection that a fork carried over can disturb the parent's: keep it, unused.
+            _orphans.append(self._engine.pool)
+        self._engine.dispose(close=not is_forked)
+        self._engine = None
+
+    def _new_engine(self) -> Engine:
+        options: dict[str, object] = {}
+        if self._path is None:
+            options = {"pool_pre_ping": True, "isolation_level": "READ COMMITTED"}
+            connect_arguments: dict[str, object] = {"connect_timeout": 10}
+        else:
+            connect_arguments = {"timeout": self._lock_wait_s, "check_same_thread": False}
+        try:
+            engine = sqlalchemy.create_engine(
+                self._url, connect_args=connect_arguments, hide_parameters=True, **options
+            )
+        except ModuleNotFoundError as error:
+            raise DatabaseError(
+                f"The driver {error.name} for {self.url} is not installed.",
+                next_step="Install it with: pip install 'tidegate[postgresql]'",
+            ) from error
+        except exc.SQLAlchemyError as error:
+            raise DatabaseError(f"The database URL {self.url} cannot be used: {error}.") from error
+        if self._path is None:
+            event.listen(engine, "connect", self._set_up_postgresql)
+        else:
+            event.listen(engine, "connect", _set_up_sqlite)
+            event.listen(engine, "begin", _begin_sqlite)
+        return engine
+
+    def _set_up_postgresql(self, connection: DBAPIConnection, record: ConnectionPoolEntry) -> None:
+        cursor = connection.cursor()
+        cursor.execute(f"SET lock_timeout = {max(1, round(self._lock_wait_s * 1000))}", ())
+        cursor.close()
+        connection.commit()
+
+    def _prepare(self, engine: Engine) -> None:
+        """Create or migrate the tables, unless a look without any lock finds them of this version."""
+        if self._path is not None and not self._path.parent.is_dir():
+            raise DatabaseError(
+                f"The folder {self._path.parent} of the SQLite database does not exist.",
+                next_step="Create it, or name another path (sqlite:////absolute/path.db has four slashes).",
+            )
+        try:
+            if not self._is_new_file():
+                with engine.connect() as connection:
+                    connection = connection.execution_options(**{_IS_READER: True})
+                    if schema.current_version(connection) == len(schema.MIGRATIONS):
+                        return
+            with self.writer_lock(), engine.connect() as connection, connection.begin():
+                self._serialise_schema_changes(connection)
+                schema.migrate(connection, now=self._clock.now_utc())
+        except exc.SQLAlchemyError as error:
+            raise self._connect_error(error) from error
+
+    def _is_new_file(self) -> bool:
+        # The change to WAL mode fails at once when two connections make it together: only under the lock.
+        return self._path is not None and (not self._path.exists() or self._path.stat().st_size == 0)
+
+    def _serialise_schema_changes(self, connection: Connection) -> None:
+        if self._path is None:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SCHEMA_LOCK_KEY})
+
+    def _connect_error(self, error: exc.SQLAlchemyError) -> DatabaseError:
+        words = " ".join(str(getattr(error, "orig", None) or error).split())
+        password = self._url.password
+        if password:
+            words = words.replace(str(password), "***")
+        if "not a database" in words:
+            return DatabaseError(
+                f"The file {self._path} is not a SQLite database.", next_step="Name another path."
+            )
+        if "malformed" in words:
+            return DatabaseError(
+                f"The SQLite database {self._path} is damaged: {words}.",
+                next_step="Restore it from a backup, or recover it with the sqlite3 tool's .recover.",
+            )
+        if "password authentication failed" in words or "does not exist" in words:
+            return DatabaseError(
+                f"The database {self.url} does not let this user in: {words}",
+                next_step="Check user, password and database name in the URL.",
+            )
+        if isinstance(error, exc.OperationalError | exc.InterfaceError):
+            return DatabaseUnavailableError(
+                f"No connection to the database {self.url}: {words}",
+                next_step="Check that it runs, and host, port and path in the URL.",
+            )
+        return translate(error, doing="opening it", where=self.url)
+
+
+_shared: dict[tuple[str, float], Database] = {}
+_shared_lock = threading.Lock()
+_orphans: list[Pool] = []
+
+
+def _reset_after_fork() -> None:
+    """A fork may have happened while another thread held the lock: the child gets a free one."""
+    global _shared_lock
+    _shared_lock = threading.Lock()
+    for database in _shared.values():
+        database._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
+
+
+def _checked_url(url: str | URL) -> URL:
+    try:
+        parsed = make_url(url)
+    except (exc.ArgumentError, ValueError) as error:
+        raise DatabaseError(
+            "The database URL does not parse.",
+            next_step="Write sqlite:////absolute/path.db or postgresql://user:password@host:5432/name "
+            "(special characters of the password percent-encoded).",
+        ) from error
+    backend = "postgresql" if parsed.drivername == "postgres" else parsed.get_backend_name()
+    if backend == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    if backend != "sqlite":
+        raise DatabaseError(
+            f"Tidegate does not keep its tables in {backend} databases.",
+            next_step="Use sqlite:////absolute/path.db or postgresql://user:password@host:5432/name.",
+        )
+    if parsed.database in (None, "", ":memory:") or str(parsed.database).startswith("file:"):
+        raise DatabaseError(
+            "An in-memory database or a file: URI cannot keep checkpoints for other processes.",
+            next_step="Name a file: sqlite:////absolute/path.db",
+        )
+    return parsed.set(drivername="sqlite", database=str(Path(str(parsed.database)).absolute()))
+
+
+def _sqlite_path(url: URL) -> Path | None:
+    return Path(str(url.database)) if url.get_backend_name() == "sqlite" else None
+
+
+def _inode(path: Path | None) -> tuple[int, int] | None:
+    if path is None:
+        return None
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _set_up_sqlite(connection: DBAPIConnection, record: ConnectionPoolEntry) -> None:
+    # SQLAlchemy begins transactions itself (_begin_sqlite), so the driver must not.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    is_reader = connection.get_execution_options().get(_IS_READER, False)
+    # A deferred transaction that turns into a writer half-way can fail at once with "database is locked".
+    connection.exec_driver_sql("BEGIN" if is_reader else "BEGIN IMMEDIATE")

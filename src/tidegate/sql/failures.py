@@ -1,0 +1,105 @@
+"""What a database's complaint means: bad data, a lost connection, or something the user has to mend.
+
+Errors of drivers and of SQLAlchemy stop here; the rest of the package raises the model's errors.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from sqlalchemy import exc
+
+from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
+
+ROW_ERRORS = (exc.StatementError, TypeError, ValueError, ArithmeticError, AttributeError)
+"""Everything that writing a row was seen to raise; ``is_bad_data`` tells which of them are the row's
+fault."""
+
+_SQLSTATES_LOST = ("08", "57P")
+_SQLSTATES_BUSY = ("40", "55P03", "53")
+_SQLSTATES_DATA = ("21", "22", "23", "44", "P0001", "42804", "42846")
+# 21 cardinality, 22 data, 23 integrity, 44 view check, P0001 a trigger's RAISE, 42804/42846 type mismatch and
+# cast (PostgreSQL 15 documentation, appendix A).
+
+
+def sqlstate_of(error: BaseException) -> str:
+    """The five-letter SQLSTATE of a PostgreSQL error; empty where there is none."""
+    original = getattr(error, "orig", None) or error
+    return getattr(original, "sqlstate", None) or ""
+
+
+def is_connection_lost(error: BaseException) -> bool:
+    """True where the connection is gone, so that an answer may have been lost with it."""
+    if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
+        return True
+    state = sqlstate_of(error)
+    if state:
+        return state.startswith(_SQLSTATES_LOST)
+    original = getattr(error, "orig", None) or error
+    # psycopg reports a torn connection as an OperationalError without SQLSTATE.
+    return type(original).__module__.startswith("psycopg") and type(original).__name__ == "OperationalError"
+
+
+def is_bad_data(error: BaseException) -> bool:
+    """True where the values of a row are at fault, so that its event belongs into the dead letters.
+
+    The answer is for errors raised while rows were being written; a wrong table or a lost connection is
+    False.
+    """
+    if isinstance(error, exc.DBAPIError):
+        if error.connection_invalidated:
+            return False
+        state = sqlstate_of(error)
+        if state:
+            return state.startswith(_SQLSTATES_DATA)
+        original = error.orig
+        if isinstance(original, sqlite3.Error):
+            return _is_bad_sqlite_data(original)
+        return type(original).__name__ in ("DataError", "ProgrammingError", "NotSupportedError")
+    # A value that the driver or a column type cannot turn into SQL, before the database saw it.
+    return isinstance(error, ROW_ERRORS)
+
+
+def _is_bad_sqlite_data(error: sqlite3.Error) -> bool:
+    if isinstance(error, sqlite3.IntegrityError | sqlite3.DataError):
+        return True
+    # Python 3.11 raises InterfaceError, 3.12 ProgrammingError for a value of a type SQLite does not know.
+    return isinstance(error, sqlite3.InterfaceError | sqlite3.ProgrammingError) and "binding" in str(error)
+
+
+def reason_of(error: BaseException) -> BaseException:
+    """The error to show people: the driver's own words without SQLAlchemy's statement and parameters."""
+    original = getattr(error, "orig", None)
+    return original if isinstance(original, BaseException) else error
+
+
+def translate(error: BaseException, *, doing: str, where: str) -> DatabaseError:
+    """The model's error for what a database said while ``doing`` something in the database ``where``."""
+    text = " ".join(str(reason_of(error)).split()).rstrip(".")
+    state = sqlstate_of(error)
+    if state.startswith(_SQLSTATES_BUSY) or "database is locked" in text:
+        return DatabaseUnavailableError(
+            f"The database {where} was busy while {doing}: {text}.",
+            next_step="Nothing was written; try again.",
+        )
+    if is_connection_lost(error):
+        return DatabaseUnavailableError(
+            f"The connection to the database {where} was lost while {doing}: {text}.",
+            next_step="The transaction is rolled back; try again when the database answers.",
+        )
+    if state == "42P01" or "no such table" in text:
+        return DatabaseError(
+            f"A table is missing in the database {where} while {doing}: {text}.",
+            next_step="Create it, or call Database.ensure_table(table) before the first batch.",
+        )
+    if state == "42501" or "readonly database" in text:
+        return DatabaseError(
+            f"This user may not write to the database {where} while {doing}: {text}.",
+            next_step="Grant it INSERT, UPDATE and SELECT on the target and the tidegate_* tables.",
+        )
+    if "disk is full" in text or state == "53100":
+        return DatabaseError(
+            f"The disk of the database {where} is full: {text}.",
+            next_step="Nothing of this batch was written; make room and start again.",
+        )
+    return DatabaseError(f"The database {where} refused while {doing}: {text}.")

@@ -1,0 +1,124 @@
+"""A pipeline as the user writes it: where events come from, a plain function, and where its rows go."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from sqlalchemy import Table
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.events import ReceivedEvent
+from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate.sql.values import ConsumerKey, Row
+
+Handler = Callable[[ReceivedEvent], Row | Iterable[Row] | None]
+"""Turns an event into one row, several, or none. What it raises becomes the event's dead letter.
+
+It may run more than once for an event, so it should have no effects of its own: its rows are written once.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Events of one hub, through one handler, into one table, exactly once."""
+
+    name: str
+    """Names it in dead letters and on the command line; keep it when the handler changes."""
+    event_hub: str
+    table: Table
+    """Where the handler's rows go; its columns are what a row may hold."""
+    handler: Handler
+    consumer_group: str = DEFAULT_CONSUMER_GROUP
+    is_payload_copied: bool = False
+    """True: a dead letter keeps a copy of its event, so that it outlives the log's retention."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise InvalidArgumentError("A pipeline needs a name.")
+        if not callable(self.handler):
+            raise InvalidArgumentError(
+                f"The handler of the pipeline {self.name} is not callable.",
+                next_step="Give a function that takes a ReceivedEvent and returns a row, rows or None.",
+            )
+        ConsumerKey(self.event_hub, self.consumer_group)
+
+    @property
+    def consumer(self) -> ConsumerKey:
+        """Whose checkpoints it moves."""
+        return ConsumerKey(self.event_hub, self.consumer_group)
+
+
+def load_pipeline(address: str) -> Pipeline:
+    """The pipeline at ``package.module:attribute`` or ``path/to/file.py:attribute``.
+
+    The attribute is a ``Pipeline``, or a callable without arguments that gives one.
+    Raises InvalidArgumentError when there is none; what the module itself raises on import comes through as
+    its cause.
+    """
+    place, separator, attribute = address.rpartition(":")
+    if not separator or not place or not attribute.isidentifier():
+        raise InvalidArgumentError(
+            f"{address!r} does not name a pipeline.",
+            next_step="Write package.module:attribute or path/to/file.py:attribute.",
+        )
+    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    try:
+        found: object = getattr(module, attribute)
+    except AttributeError:
+        names = [name for name, value in vars(module).items() if isinstance(value, Pipeline)]
+        raise InvalidArgumentError(
+            f"{place} has no attribute {attribute!r}.",
+            next_step=f"Its pipelines are: {', '.join(names)}." if names else "It defines no pipeline.",
+        ) from None
+    if not isinstance(found, Pipeline) and callable(found):
+        try:
+            found = found()
+        except Exception as error:
+            raise InvalidArgumentError(f"{address} raised {type(error).__name__}: {error}") from error
+    if not isinstance(found, Pipeline):
+        raise InvalidArgumentError(
+            f"{address} is a {type(found).__name__}, not a tidegate.sql.Pipeline.",
+            next_step="Name a Pipeline, or a function without arguments that returns one.",
+        )
+    return found
+
+
+def _load_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
+            raise _import_error(name, error) from error
+        raise InvalidArgumentError(
+            f"There is no module {name!r}.",
+            next_step="Check the spelling, and that it is installed or on PYTHONPATH.",
+        ) from error
+    except Exception as error:
+        raise _import_error(name, error) from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InvalidArgumentError(f"There is no file {str(path)!r}.")
+    name = f"tidegate_pipeline_{path.stem}"
+    specification = importlib.util.spec_from_file_location(name, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module
+    try:
+        specification.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise _import_error(str(path), error) from error
+    return module
+
+
+def _import_error(name: str, error: Exception) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{name} cannot be imported: {type(error).__name__}: {error}")

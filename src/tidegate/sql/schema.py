@@ -1,0 +1,173 @@
+"""The tables that Tidegate keeps beside the user's own, and how they come to be and to change.
+
+Rule: a released migration is never edited; a change of a table is a new entry in MIGRATIONS. All tables
+are named ``tidegate_…``. Times are stored with their zone on PostgreSQL and as UTC text on SQLite; an
+event's enqueued time stays the integer of milliseconds that the log gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    DateTime,
+    Dialect,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    inspect,
+    select,
+)
+from sqlalchemy.types import TypeDecorator
+
+from tidegate.model.errors import DatabaseError
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware time: with zone where the database knows zones, UTC without one where it does not."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """To the database: in UTC; SQLite gets it without the zone it could not keep."""
+        if value is None:
+            return None
+        utc = value.astimezone(UTC)
+        return utc.replace(tzinfo=None) if dialect.name == "sqlite" else utc
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """From the database: always aware, in UTC."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+metadata = MetaData()
+
+schema_version = Table(
+    "tidegate_schema_version",
+    metadata,
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("applied_at", UtcDateTime, nullable=False),
+)
+
+
+def _consumer_columns() -> tuple[Column[str], Column[str], Column[str]]:
+    return (
+        Column("event_hub", String(256), primary_key=True),
+        Column("consumer_group", String(256), primary_key=True),
+        Column("partition_id", String(64), primary_key=True),
+    )
+
+
+checkpoint = Table(
+    "tidegate_checkpoint",
+    metadata,
+    *_consumer_columns(),
+    Column("next_sequence_number", BigInteger),
+    Column("offset", Text),
+    Column("enqueued_time_ms", BigInteger),
+    Column("event_hub_created_at_ms", BigInteger),
+    Column("transaction_token", String(64)),
+    Column("owner", Text),
+    Column("lease_epoch", BigInteger),
+    Column("updated_at", UtcDateTime, nullable=False),
+)
+"""One row per consumer and partition: the truth about what has been processed."""
+
+dead_letter = Table(
+    "tidegate_dead_letter",
+    metadata,
+    *_consumer_columns(),
+    Column("sequence_number", BigInteger, primary_key=True, autoincrement=False),
+    Column("offset", Text, nullable=False),
+    Column("enqueued_time_ms", BigInteger, nullable=False),
+    Column("partition_key", Text),
+    Column("error_type", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("traceback", Text, nullable=False),
+    Column("payload", LargeBinary),
+    Column("status", String(16), nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("first_failed_at", UtcDateTime, nullable=False),
+    Column("last_failed_at", UtcDateTime, nullable=False),
+    Column("pipeline", Text, nullable=False),
+    Index("tidegate_dead_letter_status", "status", "pipeline"),
+)
+"""Events put aside. The key holds the sequence number: without it a partition could keep only one."""
+
+dead_letter_audit = Table(
+    "tidegate_dead_letter_audit",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("event_hub", String(256), nullable=False),
+    Column("consumer_group", String(256), nullable=False),
+    Column("partition_id", String(64), nullable=False),
+    Column("sequence_number", BigInteger, nullable=False),
+    Column("action", String(32), nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("at", UtcDateTime, nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("transaction_token", String(64), nullable=False, index=True),
+    Index("tidegate_dead_letter_audit_key", "event_hub", "consumer_group", "partition_id", "sequence_number"),
+)
+"""Who did what to which dead letter, written in the transaction that did it."""
+
+batch_ledger = Table(
+    "tidegate_batch_ledger",
+    metadata,
+    Column("query_name", String(256), primary_key=True),
+    Column("batch_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("task_id", Integer, primary_key=True, autoincrement=False),
+    Column("transaction_token", String(64), nullable=False, index=True),
+    Column("committed_at", UtcDateTime, nullable=False),
+)
+"""Micro-batches that were shuffled and so belong to no partition: which of them are committed."""
+
+
+def _create_first_tables(connection: Connection) -> None:
+    metadata.create_all(
+        connection, tables=[checkpoint, dead_letter, dead_letter_audit, batch_ledger], checkfirst=True
+    )
+
+
+MIGRATIONS: Final[tuple[Callable[[Connection], None], ...]] = (_create_first_tables,)
+"""Entry ``i`` brings a database from version ``i`` to ``i + 1``."""
+
+
+def current_version(connection: Connection) -> int:
+    """The version of the tables in this database; 0: there are none."""
+    if not inspect(connection).has_table(schema_version.name):
+        return 0
+    versions = connection.execute(select(schema_version.c.version)).scalars().all()
+    return max(versions, default=0)
+
+
+def migrate(connection: Connection, *, now: datetime) -> int:
+    """Bring the tables to this program's version; the caller holds the writers' lock and commits.
+
+    Returns how many migrations ran. Raises DatabaseError when a newer Tidegate wrote this database.
+    """
+    version = current_version(connection)
+    if version > len(MIGRATIONS):
+        raise DatabaseError(
+            f"The tidegate_* tables are of version {version}, and this Tidegate knows versions up to "
+            f"{len(MIGRATIONS)}.",
+            next_step="Upgrade Tidegate on this machine to the version that last wrote the database.",
+        )
+    if version == 0:
+        schema_version.create(connection, checkfirst=True)
+    for number, apply in enumerate(MIGRATIONS[version:], start=version + 1):
+        apply(connection)
+        connection.execute(schema_version.insert().values(version=number, applied_at=now))
+    return len(MIGRATIONS) - version

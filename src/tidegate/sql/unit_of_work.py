@@ -1,0 +1,502 @@
+"""One transaction that holds everything a batch does: rows, dead letters and the checkpoint.
+
+Theory of operation. ``lock`` takes the checkpoint's row (PostgreSQL) or the whole database (SQLite), so that
+competitors for a partition queue. ``advance`` moves the checkpoint only from where this batch started, a
+compare-and-set: an owner that was overtaken cannot commit anything. Each transaction writes a random token
+where it moves something. A connection that breaks during COMMIT leaves two possible worlds; the token,
+re-read on a new connection behind the same row lock, tells which of them came true. COMMIT is never sent
+twice.
+
+Order of locks: the writers' file lock (SQLite), then checkpoint rows in ascending partition id.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from enum import Enum
+from types import TracebackType
+from typing import Final
+
+from sqlalchemy import ColumnElement, Connection, Table, and_, or_, select, update
+from sqlalchemy import exc as sqlalchemy_errors
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tidegate.model.errors import DatabaseError, DatabaseUnavailableError, FencedError
+from tidegate.sql import schema
+from tidegate.sql.bulk import insert_values
+from tidegate.sql.database import Database
+from tidegate.sql.failures import ROW_ERRORS, is_bad_data, is_connection_lost, reason_of, translate
+from tidegate.sql.values import (
+    REASON_CHARACTERS_MAX,
+    TRACEBACK_CHARACTERS_MAX,
+    ConsumerKey,
+    DeadLetterStatus,
+    NewDeadLetter,
+    PartitionRows,
+    Row,
+    storable_text,
+)
+
+RECONNECT_S_MAX: Final = 15.0
+"""How long a lost COMMIT's outcome is asked for, in seconds (our choice: a restart of the database fits
+in)."""
+
+Upsert = postgresql.Insert | sqlite.Insert
+
+
+class RowsRefusedError(DatabaseError):
+    """The database refused the values of rows; the transaction is rolled back, or to its savepoint."""
+
+    def __init__(self, message: str, *, reason: BaseException) -> None:
+        super().__init__(message)
+        self.reason = reason
+        """The driver's error, in the database's own words."""
+
+
+class CommitOutcome(Enum):
+    """What became of a COMMIT whose answer was lost."""
+
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+    SUPERSEDED = "superseded"
+    """Somebody moved the checkpoint on since: the range is done, once, by this transaction or by another."""
+
+
+Witness = Callable[[Connection], CommitOutcome]
+"""Reads, behind the locks of the lost transaction, what became of it."""
+
+
+def default_owner() -> str:
+    """``host:process``, for people who look at a checkpoint."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+class UnitOfWork:
+    """One writing transaction for one consumer; a context manager, used once, by one thread.
+
+    A clean exit commits, an exception rolls everything back. Do slow work (decoding, handlers) before
+    entering: inside, others wait.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        consumer: ConsumerKey,
+        *,
+        pipeline_name: str = "",
+        owner: str | None = None,
+        lease_epoch: int | None = None,
+    ) -> None:
+        """owner: recorded beside the checkpoint; None: ``host:process``.
+
+        lease_epoch: the lease this owner holds. A checkpoint moved under a higher epoch refuses it. None: no
+        lease, the compare-and-set alone decides.
+        """
+        self.database = database
+        self.consumer = consumer
+        self.pipeline_name = pipeline_name
+        self.owner = owner or default_owner()
+        self.lease_epoch = lease_epoch
+        self.token = uuid.uuid4().hex
+        """Names this transaction in what it writes."""
+        self._stack: ExitStack | None = None
+        self._connection: Connection | None = None
+        self._witness: Witness | None = None
+
+    @property
+    def connection(self) -> Connection:
+        """The transaction's connection, for statements of your own: they commit with the checkpoint."""
+        if self._connection is None:
+            raise DatabaseError(
+                "This unit of work is not open: it was not entered, or is committed or rolled back already."
+            )
+        return self._connection
+
+    def __enter__(self) -> UnitOfWork:
+        """Take the writers' lock (SQLite) and begin. Raises DatabaseUnavailableError."""
+        assert self._stack is None, "a unit of work is used once"
+        with ExitStack() as stack:
+            stack.enter_context(self.database.writer_lock())
+            connection = stack.enter_context(self.database.connect())
+            with self._translating("beginning a transaction"):
+                connection.begin()
+            self._connection = connection
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._connection is None:
+            return
+        if error is None:
+            self.commit()
+        else:
+            self.rollback()
+
+    def lock(self, partition_id: str) -> int | None:
+        """Wait for this partition's checkpoint and hold it until the end of the transaction.
+
+        Returns its next sequence number; None when nothing was ever committed (the row is made).
+        Raises DatabaseUnavailableError when others hold it for too long.
+        """
+        return self.lock_checkpoint(partition_id).next_sequence_number
+
+    def lock_checkpoint(self, partition_id: str) -> LockedCheckpoint:
+        """As ``lock``, with the identity of the hub that the checkpoint belongs to."""
+        with self._translating(f"locking partition {partition_id} of {self.consumer}"):
+            return self._lock_checkpoint(self.connection, partition_id)
+
+    def insert_rows(self, table: Table, rows: Sequence[Row]) -> int:
+        """Insert rows of any mix of columns; rows with the same columns go together. Returns how many.
+
+        Raises RowsRefusedError when the database refuses their values, DatabaseError for a column that
+        ``table`` does not have.
+        """
+        groups: dict[tuple[str, ...], list[tuple[object, ...]]] = {}
+        for row in rows:
+            groups.setdefault(tuple(row), []).append(tuple(row.values()))
+        for columns, values in groups.items():
+            self._insert(table, columns, values)
+        return len(rows)
+
+    def insert_values(self, table: Table, rows: PartitionRows) -> int:
+        """Insert rows that lie in tuples already. Returns how many. Raises as ``insert_rows`` does."""
+        self._insert(table, rows.columns, rows.values)
+        return len(rows.values)
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """What fails inside is undone, and the transaction stays usable."""
+        with self._translating("setting a savepoint"), self.connection.begin_nested():
+            yield
+
+    def add_dead_letters(self, partition_id: str, dead_letters: Sequence[NewDeadLetter]) -> int:
+        """Put events aside. One that is there already is opened again, with one attempt more.
+
+        Returns how many.
+        """
+        if not dead_letters:
+            return 0
+        now = self.database.clock.now_utc()
+        key = self._key(partition_id)
+        records = [
+            {
+                **key,
+                **dead_letter_texts(dead_letter.error_type, dead_letter.reason, dead_letter.traceback),
+                "sequence_number": dead_letter.sequence_number,
+                "offset": storable_text(dead_letter.offset),
+                "enqueued_time_ms": dead_letter.enqueued_time_ms,
+                "partition_key": (
+                    None if dead_letter.partition_key is None else storable_text(dead_letter.partition_key)
+                ),
+                "payload": dead_letter.payload,
+                "status": DeadLetterStatus.OPEN.value,
+                "attempts": 1,
+                "first_failed_at": now,
+                "last_failed_at": now,
+                "pipeline": self.pipeline_name,
+            }
+            for dead_letter in dead_letters
+        ]
+        insert = self._upsert(schema.dead_letter)
+        kept = ("first_failed_at", "attempts", *(c.name for c in schema.dead_letter.primary_key))
+        changes: dict[str, object] = {
+            column.name: insert.excluded[column.name]
+            for column in schema.dead_letter.columns
+            if column.name not in kept
+        }
+        changes["attempts"] = schema.dead_letter.c.attempts + 1
+        statement = insert.on_conflict_do_update(
+            index_elements=list(schema.dead_letter.primary_key), set_=changes
+        )
+        with self._translating("writing dead letters"):
+            self.connection.execute(statement, records)
+        return len(records)
+
+    def advance(
+        self,
+        partition_id: str,
+        from_sequence_number: int | None,
+        until_sequence_number: int,
+        *,
+        offset: str | None = None,
+        enqueued_time_ms: int | None = None,
+        event_hub_created_at_ms: int | None = None,
+    ) -> None:
+        """Move the checkpoint to ``until_sequence_number``, if it still is where this batch began.
+
+        from_sequence_number: what ``lock`` returned; None: there was no checkpoint. offset, enqueued_time_ms:
+        of the last event of the batch. event_hub_created_at_ms: which hub; None leaves what is stored.
+        Raises FencedError when somebody moved it: nothing of this transaction can be committed then.
+        """
+        row = schema.checkpoint.c
+        here = and_(
+            self._at(partition_id), row.next_sequence_number.is_not_distinct_from(from_sequence_number)
+        )
+        if self.lease_epoch is not None:
+            here = and_(here, or_(row.lease_epoch.is_(None), row.lease_epoch <= self.lease_epoch))
+        changes: dict[str, object] = {
+            "next_sequence_number": until_sequence_number,
+            "offset": offset,
+            "enqueued_time_ms": enqueued_time_ms,
+            "transaction_token": self.token,
+            "owner": storable_text(self.owner),
+            "updated_at": self.database.clock.now_utc(),
+        }
+        if event_hub_created_at_ms is not None:
+            changes["event_hub_created_at_ms"] = event_hub_created_at_ms
+        if self.lease_epoch is not None:
+            changes["lease_epoch"] = self.lease_epoch
+        with self._translating(f"moving the checkpoint of partition {partition_id}"):
+            moved = self.connection.execute(update(schema.checkpoint).where(here).values(changes)).rowcount
+            if moved != 1:
+                raise self._fenced(partition_id, from_sequence_number, until_sequence_number)
+        self.set_witness(
+            lambda connection: self._checkpoint_outcome(connection, partition_id, until_sequence_number)
+        )
+
+    def claim_batch(self, query_name: str, batch_id: int, task_id: int = 0) -> bool:
+        """Enter a shuffled micro-batch into the ledger, to be committed with its rows.
+
+        Returns False when it is committed already: write nothing then. Waits for a competitor that has
+        entered the same batch and not yet committed.
+        """
+        key = {"query_name": query_name, "batch_id": batch_id, "task_id": task_id}
+        with self._translating(f"entering batch {batch_id} of {query_name} into the ledger"):
+            is_new = self._enter_ledger(self.connection, key)
+        if is_new:
+            self.set_witness(lambda connection: self._ledger_outcome(connection, key))
+        return is_new
+
+    def set_witness(self, witness: Witness) -> None:
+        """Say how a lost COMMIT is to be found out; the last one said counts, for one tells for all."""
+        self._witness = witness
+
+    def commit(self) -> None:
+        """Make everything of this unit of work durable, or nothing.
+
+        A connection that breaks meanwhile is looked into: returns when the transaction turns out committed,
+        raises DatabaseUnavailableError when it was rolled back or cannot be found out (running the same batch
+        again is safe either way: it starts from the checkpoint), FencedError when another owner moved on
+        since.
+        Raises RowsRefusedError for a constraint that is checked only at the end.
+        """
+        connection = self.connection
+        try:
+            transaction = connection.get_transaction()
+            assert transaction is not None
+            transaction.commit()
+        except sqlalchemy_errors.SQLAlchemyError as error:
+            self.rollback()
+            if is_connection_lost(error) or (self.database.is_sqlite and not is_bad_data(error)):
+                self._resolve_lost_commit(error)
+            elif is_bad_data(error):
+                raise _refused(error, "the commit") from error
+            else:
+                raise translate(error, doing="committing", where=self.database.url) from error
+        finally:
+            self._close()
+
+    def rollback(self) -> None:
+        """Undo everything and let others in."""
+        if self._connection is not None:
+            try:
+                transaction = self._connection.get_transaction()
+                if transaction is not None:
+                    transaction.rollback()
+            except sqlalchemy_errors.SQLAlchemyError:
+                # A rollback that does not arrive needs none: the server undoes what a broken connection
+                # began.
+                self._connection.invalidate()
+            finally:
+                self._close()
+
+    def _close(self) -> None:
+        stack, self._stack, self._connection = self._stack, None, None
+        if stack is not None:
+            stack.close()
+
+    def _key(self, partition_id: str) -> Mapping[str, str]:
+        return {
+            "event_hub": self.consumer.event_hub,
+            "consumer_group": self.consumer.consumer_group,
+            "partition_id": partition_id,
+        }
+
+    def _at(self, partition_id: str) -> ColumnElement[bool]:
+        row = schema.checkpoint.c
+        return and_(
+            row.event_hub == self.consumer.event_hub,
+            row.consumer_group == self.consumer.consumer_group,
+            row.partition_id == partition_id,
+        )
+
+    def _upsert(self, table: Table) -> Upsert:
+        return sqlite.insert(table) if self.database.is_sqlite else postgresql.insert(table)
+
+    def _insert(self, table: Table, columns: tuple[str, ...], values: Sequence[tuple[object, ...]]) -> None:
+        unknown = [name for name in columns if name not in table.columns]
+        if unknown:
+            raise DatabaseError(
+                f"The table {table.name} has no column {', '.join(map(repr, unknown))}.",
+                next_step=f"It has {', '.join(table.columns.keys())}.",
+            )
+        try:
+            insert_values(self.connection, table, columns, values)
+        except ROW_ERRORS as error:
+            if is_bad_data(error):
+                raise _refused(error, f"rows for {table.name}") from error
+            raise translate(error, doing=f"inserting into {table.name}", where=self.database.url) from error
+
+    @contextmanager
+    def _translating(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlalchemy_errors.SQLAlchemyError as error:
+            raise translate(error, doing=doing, where=self.database.url) from error
+
+    def _lock_checkpoint(self, connection: Connection, partition_id: str) -> LockedCheckpoint:
+        row = schema.checkpoint.c
+        statement = (
+            select(row.next_sequence_number, row.event_hub_created_at_ms, row.transaction_token)
+            .where(self._at(partition_id))
+            .with_for_update()
+        )
+        found = connection.execute(statement).one_or_none()
+        if found is None:
+            # Waits for a competitor that is making the same row, and sees it afterwards.
+            connection.execute(
+                self._upsert(schema.checkpoint)
+                .values(**self._key(partition_id), updated_at=self.database.clock.now_utc())
+                .on_conflict_do_nothing()
+            )
+            found = connection.execute(statement).one()
+        return LockedCheckpoint(*found)
+
+    def _fenced(self, partition_id: str, start: int | None, until: int) -> FencedError:
+        row = schema.checkpoint.c
+        found = self.connection.execute(
+            select(row.next_sequence_number, row.owner, row.updated_at, row.lease_epoch).where(
+                self._at(partition_id)
+            )
+        ).one_or_none()
+        wanted = f"from {start if start is not None else 'nothing'} to {until}"
+        if found is None:
+            return FencedError(
+                f"The checkpoint of partition {partition_id} of {self.consumer} could not move {wanted}: "
+                "there is "
+                "no such checkpoint.",
+                next_step="Call lock(partition_id) before advance.",
+            )
+        number, owner, updated_at, epoch = found
+        lease = "" if epoch is None else f" under lease epoch {epoch}"
+        return FencedError(
+            f"The checkpoint of partition {partition_id} of {self.consumer} could not move {wanted}: "
+            f"{owner} moved it to {number} at {updated_at:%Y-%m-%d %H:%M:%S} UTC{lease}.",
+            next_step="Nothing of this batch was written; continue from the checkpoint, or leave it to that "
+            "owner.",
+        )
+
+    def _checkpoint_outcome(self, connection: Connection, partition_id: str, until: int) -> CommitOutcome:
+        found = self._lock_checkpoint(connection, partition_id)
+        if found.transaction_token == self.token:
+            return CommitOutcome.COMMITTED
+        number = found.next_sequence_number
+        return CommitOutcome.ROLLED_BACK if number is None or number < until else CommitOutcome.SUPERSEDED
+
+    def _enter_ledger(self, connection: Connection, key: Mapping[str, object]) -> bool:
+        entered = connection.execute(
+            self._upsert(schema.batch_ledger)
+            .values(**key, transaction_token=self.token, committed_at=self.database.clock.now_utc())
+            .on_conflict_do_nothing()
+        )
+        return entered.rowcount == 1
+
+    def _ledger_outcome(self, connection: Connection, key: Mapping[str, object]) -> CommitOutcome:
+        # The attempt to enter it again waits for the lost transaction; it is rolled back afterwards.
+        if self._enter_ledger(connection, key):
+            return CommitOutcome.ROLLED_BACK
+        row = schema.batch_ledger.c
+        token = connection.execute(
+            select(row.transaction_token).where(*[row[name] == value for name, value in key.items()])
+        ).scalar_one()
+        return CommitOutcome.COMMITTED if token == self.token else CommitOutcome.SUPERSEDED
+
+    def _resolve_lost_commit(self, error: sqlalchemy_errors.SQLAlchemyError) -> None:
+        outcome = self._find_outcome(error)
+        if outcome is CommitOutcome.COMMITTED:
+            return
+        if outcome is CommitOutcome.SUPERSEDED:
+            raise FencedError(
+                "The connection broke during COMMIT, and another owner has moved the work of "
+                f"{self.consumer} on "
+                "since: this batch is done, once.",
+                next_step="Continue from the checkpoint.",
+            ) from error
+        raise DatabaseUnavailableError(
+            f"The connection to {self.database.url} broke during COMMIT, and the transaction was rolled "
+            "back: "
+            f"{reason_of(error)}",
+            next_step="Nothing of the batch was written; run it again.",
+        ) from error
+
+    def _find_outcome(self, error: sqlalchemy_errors.SQLAlchemyError) -> CommitOutcome:
+        unknown = DatabaseUnavailableError(
+            f"The connection to {self.database.url} broke during COMMIT, and whether it took place is not "
+            "known yet.",
+            next_step="Read the checkpoint before anything else; the same batch may be run again, for it "
+            "starts from the checkpoint.",
+        )
+        if self._witness is None:
+            raise unknown from error
+        deadline = time.monotonic() + RECONNECT_S_MAX
+        while True:
+            try:
+                with (
+                    self.database.writer_lock(),
+                    self.database.connect() as connection,
+                    connection.begin() as asking,
+                ):
+                    outcome = self._witness(connection)
+                    asking.rollback()
+                    return outcome
+            except (sqlalchemy_errors.SQLAlchemyError, DatabaseUnavailableError):
+                if time.monotonic() >= deadline:
+                    raise unknown from error
+                time.sleep(0.1)
+
+
+class LockedCheckpoint:
+    """A checkpoint's row as it was when it was locked."""
+
+    __slots__ = ("event_hub_created_at_ms", "next_sequence_number", "transaction_token")
+
+    def __init__(
+        self,
+        next_sequence_number: int | None,
+        event_hub_created_at_ms: int | None,
+        transaction_token: str | None,
+    ) -> None:
+        self.next_sequence_number = next_sequence_number
+        self.event_hub_created_at_ms = event_hub_created_at_ms
+        self.transaction_token = transaction_token
+
+
+def dead_letter_texts(error_type: str, reason: str, traceback: str) -> dict[str, str]:
+    """The three texts of a dead letter as they are stored: cut, and free of what a database refuses."""
+    return {
+        "error_type": storable_text(error_type, REASON_CHARACTERS_MAX),
+        "reason": storable_text(reason, REASON_CHARACTERS_MAX),
+        "traceback": storable_text(traceback, TRACEBACK_CHARACTERS_MAX, is_end_kept=True),
+    }
+
+
+def _refused(error: BaseException, what: str) -> RowsRefusedError:
+    reason = reason_of(error)
+    return RowsRefusedError(f"The database refused {what}: {' '.join(str(reason).split())}", reason=reason)

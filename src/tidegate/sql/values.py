@@ -1,0 +1,333 @@
+"""What the transactional core takes and gives, as values: keys, checkpoints, dead letters, results.
+
+Nothing here touches a database; every module of the package may import this one.
+"""
+
+from __future__ import annotations
+
+import traceback as traceback_module
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Final, Protocol
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.events import EventContents, EventData, ReceivedEvent
+from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+
+Row = Mapping[str, object]
+"""One row for the target table: column name → value."""
+
+REASON_CHARACTERS_MAX: Final = 2_000
+"""A longer reason is cut (our choice: reasons are for lists; the traceback keeps more)."""
+TRACEBACK_CHARACTERS_MAX: Final = 16_000
+"""A longer traceback keeps its end, where the error is (our choice)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerKey:
+    """Who reads: an event hub and a consumer group, in the one spelling that keys are stored in.
+
+    Event Hubs compares both names without regard to case, so ``Flights`` and ``flights`` are one consumer:
+    the hub is kept in lower case, and so is the group, except ``$Default``.
+    """
+
+    event_hub: str
+    consumer_group: str = DEFAULT_CONSUMER_GROUP
+
+    def __post_init__(self) -> None:
+        if not self.event_hub or not self.consumer_group:
+            raise InvalidArgumentError("A consumer needs the name of an event hub and of a consumer group.")
+        object.__setattr__(self, "event_hub", self.event_hub.lower())
+        group = self.consumer_group.lower()
+        is_default = group == DEFAULT_CONSUMER_GROUP.lower()
+        object.__setattr__(self, "consumer_group", DEFAULT_CONSUMER_GROUP if is_default else group)
+
+    def __str__(self) -> str:
+        return f"{self.event_hub}/{self.consumer_group}"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """How far one consumer is in one partition, and who moved it there."""
+
+    event_hub: str
+    consumer_group: str
+    partition_id: str
+    next_sequence_number: int | None
+    """The first event that is not yet processed. None: locked before, but nothing was ever committed."""
+    offset: str | None
+    """Offset of the last processed event; None where the batch did not tell."""
+    enqueued_time_ms: int | None
+    """When the last processed event was accepted: milliseconds since 1970-01-01 UTC; None as above."""
+    event_hub_created_at_ms: int | None
+    """Which hub of this name the sequence numbers belong to; None where it is unknown."""
+    transaction_token: str | None
+    """Names the transaction that moved it last; this is how a lost COMMIT is told from a failed one."""
+    owner: str | None
+    """Who moved it last, for people: ``host:process`` unless the owner named itself."""
+    lease_epoch: int | None
+    """The lease that the last owner held; None: it held none."""
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class EventPlace:
+    """Where an event lies, for a dead letter of a row that only the database refused."""
+
+    offset: str
+    enqueued_time_ms: int
+    partition_key: str | None = None
+    payload: bytes | None = None
+    """The encoded event, when it is to be copied into the dead letter."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewDeadLetter:
+    """An event that could not be processed, with its reason, about to be written."""
+
+    sequence_number: int
+    offset: str
+    enqueued_time_ms: int
+    error_type: str
+    """The exception's class name."""
+    reason: str
+    """One line for lists, at most REASON_CHARACTERS_MAX characters are kept."""
+    traceback: str = ""
+    partition_key: str | None = None
+    payload: bytes | None = None
+    """The encoded event (``wire.event_codec`` reads it); None: only the pointer into the log is kept."""
+
+    @classmethod
+    def from_exception(
+        cls, event: ReceivedEvent, error: BaseException, *, is_payload_copied: bool = False
+    ) -> NewDeadLetter:
+        """The dead letter of an event whose handler raised.
+
+        An event that cannot even be decoded gets one too, without partition key and copy.
+        """
+        place = place_of(event, is_payload_copied=is_payload_copied)
+        return cls.at_place(event.sequence_number, place, error)
+
+    @classmethod
+    def at_place(cls, sequence_number: int, place: EventPlace, error: BaseException) -> NewDeadLetter:
+        """The dead letter of the event at ``place``, for the reason that ``error`` tells."""
+        return cls(
+            sequence_number=sequence_number,
+            offset=place.offset,
+            enqueued_time_ms=place.enqueued_time_ms,
+            error_type=type(error).__name__,
+            reason=str(error) or type(error).__name__,
+            traceback="".join(traceback_module.format_exception(error)),
+            partition_key=place.partition_key,
+            payload=place.payload,
+        )
+
+
+def place_of(event: ReceivedEvent, *, is_payload_copied: bool = False) -> EventPlace:
+    """Where ``event`` lies; its key and copy are left out when its bytes do not decode."""
+    partition_key: str | None = None
+    payload: bytes | None = None
+    try:
+        contents = event.contents
+        partition_key = contents.partition_key
+        if is_payload_copied:
+            payload = encode_contents(event)
+    except Exception:  # whatever is wrong with the bytes, the pointer is still good
+        payload = None
+    return EventPlace(event.offset, event.enqueued_time_ms, partition_key, payload)
+
+
+def encode_contents(event: ReceivedEvent) -> bytes:
+    """The event as an encoded message, for a copy that outlives the log."""
+    from tidegate.wire.event_codec import encode_event
+
+    contents = event.contents
+    data = EventData(
+        body=contents.body,
+        properties=contents.properties,
+        content_type=contents.content_type,
+        message_id=contents.message_id,
+        correlation_id=contents.correlation_id,
+    )
+    return bytes(encode_event(data, contents.partition_key))
+
+
+def decode_copy(payload: bytes | memoryview) -> EventContents:
+    """The contents of a copy that ``encode_contents`` made."""
+    from tidegate.wire.event_codec import decode_event
+
+    return decode_event(bytes(payload))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What one committed batch did."""
+
+    rows: int
+    """Rows inserted into the target table."""
+    dead_letters: int
+    """Events that were put aside, with their reason."""
+    skipped: int
+    """Sequence numbers of the batch that an earlier transaction had committed already."""
+    start_sequence_number: int
+    """The first sequence number that this transaction committed; equals ``until`` when it had nothing to
+    do."""
+    until_sequence_number: int
+    """The checkpoint now: the first event that is not yet processed."""
+
+
+class DeadLetterStatus(StrEnum):
+    """What became of a dead letter."""
+
+    OPEN = "open"
+    REDRIVEN = "redriven"
+    DISCARDED = "discarded"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A dead letter as stored."""
+
+    event_hub: str
+    consumer_group: str
+    partition_id: str
+    sequence_number: int
+    offset: str
+    enqueued_time_ms: int
+    partition_key: str | None
+    error_type: str
+    reason: str
+    traceback: str
+    payload: bytes | None
+    """The encoded event; None: only the log has it."""
+    status: DeadLetterStatus
+    attempts: int
+    """How often it was tried and failed; at least 1."""
+    first_failed_at: datetime
+    last_failed_at: datetime
+    pipeline: str
+    """Name of the pipeline that put it aside; empty where there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterFilter:
+    """Which dead letters are meant; None leaves a field open, all given ones must hold."""
+
+    event_hub: str | None = None
+    consumer_group: str | None = None
+    pipeline: str | None = None
+    partition_id: str | None = None
+    sequence_numbers: tuple[int, ...] | None = None
+    status: DeadLetterStatus | None = DeadLetterStatus.OPEN
+    """Open ones unless something else is said."""
+    error_type: str | None = None
+    reason_contains: str | None = None
+    """Text that the reason holds, without regard to case (ASCII letters)."""
+    failed_from: datetime | None = None
+    """Last failed at this time or later (aware)."""
+    failed_until: datetime | None = None
+    """Last failed before this time (aware)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonCount:
+    """How many dead letters share an error type and a reason."""
+
+    error_type: str
+    reason: str
+    count: int
+    first_failed_at: datetime
+    last_failed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One thing that somebody did to a dead letter."""
+
+    event_hub: str
+    consumer_group: str
+    partition_id: str
+    sequence_number: int
+    action: str
+    """``redriven``, ``redrive_failed`` or ``discarded``."""
+    actor: str
+    at: datetime
+    detail: str
+    """The reason given, or the error of the attempt."""
+    transaction_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveReport:
+    """What a redrive did, or would do (``is_dry_run``)."""
+
+    considered: int = 0
+    """Open dead letters that were looked at, ``exhausted`` ones not counted."""
+    redriven: int = 0
+    """Closed: their rows and their new status are in one transaction."""
+    rows: int = 0
+    failed: int = 0
+    """Failed again: still open, with the new reason and one attempt more."""
+    exhausted: int = 0
+    """Left alone because they had failed ``attempts_max`` times before."""
+    lost: tuple[tuple[str, int], ...] = ()
+    """(partition id, sequence number) of events that the log no longer holds and nobody copied: still
+    open."""
+    taken_by_others: int = 0
+    """Closed by somebody else in the meantime: nothing was written for them here."""
+    is_dry_run: bool = False
+
+
+class EventReader(Protocol):
+    """Reads single events back from a log, for a redrive. ``BlockingConsumer`` is one."""
+
+    def read_events(
+        self, event_hub: str, partition_id: str, sequence_numbers: Sequence[int]
+    ) -> Iterable[ReceivedEvent]:
+        """The events with these ascending sequence numbers, in this order.
+
+        Raises PositionOutOfRangeError when the log no longer holds one of them.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRows:
+    """Rows that were computed elsewhere, each with the event it came from.
+
+    ``values[i]`` holds the columns in the order of ``columns`` and came from ``sequence_numbers[i]``, which
+    never descend. One event may give no row or several.
+    """
+
+    columns: tuple[str, ...]
+    values: Sequence[tuple[object, ...]]
+    sequence_numbers: Sequence[int]
+
+    def __post_init__(self) -> None:
+        if len(self.values) != len(self.sequence_numbers):
+            raise InvalidArgumentError(
+                f"There are {len(self.values)} rows and {len(self.sequence_numbers)} sequence numbers; each "
+                "row needs the sequence number of its event."
+            )
+
+    @classmethod
+    def from_columns(
+        cls, columns: Sequence[str], arrays: Sequence[Sequence[object]], sequence_numbers: Sequence[int]
+    ) -> PartitionRows:
+        """The same rows, given one sequence per column."""
+        if len(columns) != len(arrays):
+            raise InvalidArgumentError(f"{len(columns)} column names came with {len(arrays)} columns.")
+        return cls(tuple(columns), list(zip(*arrays, strict=True)), sequence_numbers)
+
+
+PlaceOf = Callable[[int], EventPlace]
+"""Finds the place of an event by its sequence number."""
+
+
+def storable_text(text: str, characters_max: int | None = None, *, is_end_kept: bool = False) -> str:
+    """``text`` as every database takes it: no NUL, no lone surrogates, cut to ``characters_max``."""
+    if characters_max is not None and len(text) > characters_max:
+        text = "…" + text[-characters_max + 1 :] if is_end_kept else text[: characters_max - 1] + "…"
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
