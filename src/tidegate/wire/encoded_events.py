@@ -1,0 +1,206 @@
+"""Events as a consumer holds them before anything is decoded: positions beside encoded messages.
+
+Built from either kind of delivery (``wire.delivery``). Batches stay cheap: sequence numbers are a range,
+enqueued times one number repeated, offsets made when asked for.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, repeat
+from typing import Generic, TypeVar, overload
+
+from tidegate.amqp.decode import Buffer, decode_value
+from tidegate.amqp.errors import DecodeError
+from tidegate.amqp.message import MESSAGE_ANNOTATIONS, iter_sections
+from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32
+from tidegate.wire.names import ENQUEUED_TIME, EVENT_COUNT, OFFSET, SEQUENCE_NUMBER
+
+_two_u32 = struct.Struct(">II").unpack_from
+
+T = TypeVar("T")
+
+
+class _Repeated(Sequence[T], Generic[T]):
+    """One value, ``count`` times."""
+
+    __slots__ = ("_count", "_value")
+
+    def __init__(self, value: T, count: int) -> None:
+        self._value = value
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[T]:
+        return repeat(self._value, self._count)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        if isinstance(index, slice):
+            return _Repeated(self._value, len(range(self._count)[index]))
+        range(self._count)[index]  # raises IndexError where a list would
+        return self._value
+
+    def __repr__(self) -> str:
+        return f"<{self._value!r} x {self._count}>"
+
+
+class _OffsetsOf(Sequence[str]):
+    """The offsets of events of this service: their sequence numbers as text."""
+
+    __slots__ = ("_numbers",)
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        if isinstance(index, slice):
+            return _OffsetsOf(self._numbers[index])
+        return str(self._numbers[index])
+
+    def __repr__(self) -> str:
+        return f"<offsets of {self._numbers!r}>"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedEvents:
+    """Consecutive events of one partition, columns of equal length.
+
+    Iterating a column is fast for all of them; a column need not be a list.
+    """
+
+    sequence_numbers: Sequence[int] = ()
+    enqueued_times_ms: Sequence[int] = ()
+    """Milliseconds since 1970-01-01 UTC."""
+    offsets: Sequence[str] = ()
+    """Opaque."""
+    messages: list[bytes | memoryview] = field(default_factory=list)
+    """Each for ``event_codec.decode_event``."""
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all messages."""
+        return sum(map(len, self.messages))
+
+    def __getitem__(self, part: slice) -> EncodedEvents:
+        """A run of them."""
+        return EncodedEvents(
+            self.sequence_numbers[part], self.enqueued_times_ms[part], self.offsets[part], self.messages[part]
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[EncodedEvents]) -> EncodedEvents:
+        """All of them, in order; none where there are no parts."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            list(chain.from_iterable(part.sequence_numbers for part in parts)),
+            list(chain.from_iterable(part.enqueued_times_ms for part in parts)),
+            list(chain.from_iterable(part.offsets for part in parts)),
+            list(chain.from_iterable(part.messages for part in parts)),
+        )
+
+
+def events_of_batch(payload: bytes) -> EncodedEvents:
+    """The events of one batched delivery.
+
+    Raises DecodeError when the bytes are no such delivery, or hold another number of events than they say.
+    """
+    annotations: dict[object, object] = {}
+    at = 0
+    for code, start, value_start, end in iter_sections(payload):
+        if code != MESSAGE_ANNOTATIONS:
+            at = start
+            break
+        annotations, at = _annotations(payload, value_start), end
+    first = _integer(annotations, SEQUENCE_NUMBER)
+    time_ms = _integer(annotations, ENQUEUED_TIME)
+    messages = _messages_of_sections(payload, at)
+    if len(messages) != _integer(annotations, EVENT_COUNT):
+        raise DecodeError(
+            f"A batched delivery says {annotations[EVENT_COUNT]} events, and has {len(messages)}."
+        )
+    numbers = range(first, first + len(messages))
+    return EncodedEvents(numbers, _Repeated(time_ms, len(messages)), _OffsetsOf(numbers), messages)
+
+
+def _messages_of_sections(payload: bytes, at: int) -> list[bytes | memoryview]:
+    """The encoded messages in the data sections from ``at`` to the end.
+
+    They are copies: small objects that outlive the delivery one by one, and faster to work on than views.
+    """
+    messages: list[bytes | memoryview] = []
+    append, unpack, until = messages.append, _two_u32, len(payload)
+    padded = payload + b"\0\0\0"  # lets the last header be read whole, however short its section
+    while at < until:
+        try:
+            word, size = unpack(padded, at)
+        except struct.error as exc:
+            raise DecodeError("A batched delivery ends inside the header of a section.") from exc
+        if word == DATA_SECTION_32:
+            at += 8
+        elif word == DATA_SECTION_8:
+            at, size = at + 5, size >> 24
+        else:
+            raise DecodeError(f"Byte {at} of a batched delivery starts no data section.")
+        append(padded[at : at + size])
+        at += size
+    if at != until:
+        raise DecodeError(f"A batched delivery ends {at - until} bytes before its last event does.")
+    return messages
+
+
+def events_of_deliveries(payloads: Iterable[bytes]) -> EncodedEvents:
+    """The events of deliveries of one event each, as any Event Hubs service sends them.
+
+    Raises DecodeError when one of them is no message, or does not say where it is in the partition.
+    """
+    numbers: list[int] = []
+    times_ms: list[int] = []
+    offsets: list[str] = []
+    messages: list[bytes | memoryview] = []
+    for payload in payloads:
+        annotations: dict[object, object] = {}
+        for code, _, value_start, _ in iter_sections(payload):
+            if code == MESSAGE_ANNOTATIONS:
+                annotations = _annotations(payload, value_start)
+                break
+        numbers.append(_integer(annotations, SEQUENCE_NUMBER))
+        times_ms.append(_integer(annotations, ENQUEUED_TIME))
+        offsets.append(str(annotations.get(OFFSET, "")))
+        messages.append(payload)
+    return EncodedEvents(numbers, times_ms, offsets, messages)
+
+
+def _annotations(payload: Buffer, value_start: int) -> dict[object, object]:
+    value, _ = decode_value(payload, value_start)
+    if not isinstance(value, dict):
+        raise DecodeError(f"The message annotations hold a {type(value).__name__}.")
+    return value
+
+
+def _integer(annotations: dict[object, object], name: str) -> int:
+    value = annotations.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise DecodeError(f"A delivery lacks its annotation {name}.")
+    return int(value)

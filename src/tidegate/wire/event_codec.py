@@ -1,0 +1,348 @@
+"""Single events: ``EventData`` to its encoded message, and encoded messages to bodies or whole contents.
+
+These are hot: the shapes that our client and the official ones write are handled here directly, and anything
+else (rarer encodings, bodies of several parts) by the general codec. An integer property goes as AMQP int
+where it fits and as long beyond, as the official Python client sends it; our messages carry no header section.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any, Final, cast
+from uuid import UUID
+
+from tidegate.amqp.decode import Buffer, decode_value
+from tidegate.amqp.encode import encode_value
+from tidegate.amqp.errors import DecodeError, EncodeError
+from tidegate.amqp.message import (
+    AMQP_SEQUENCE,
+    AMQP_VALUE,
+    APPLICATION_PROPERTIES,
+    DATA,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    Properties,
+    iter_sections,
+)
+from tidegate.amqp.performatives import encode_composite
+from tidegate.amqp.types import Decimal, Symbol, Timestamp
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.events import EventContents, EventData, PropertyValue
+from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32
+from tidegate.wire.names import PARTITION_KEY
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_two_u32 = struct.Struct(">II").unpack_from
+_u32 = struct.Struct(">I").unpack_from
+_s8 = struct.Struct(">b").unpack_from
+_s32 = struct.Struct(">i").unpack_from
+_s64 = struct.Struct(">q").unpack_from
+_double = struct.Struct(">d").unpack_from
+_pack_u32 = struct.Struct(">BI").pack
+_pack_section32 = struct.Struct(">III").pack
+_pack_data32 = struct.Struct(">II").pack
+_pack_s8 = struct.Struct(">Bb").pack
+_pack_s32 = struct.Struct(">Bi").pack
+_pack_s64 = struct.Struct(">Bq").pack
+_pack_double = struct.Struct(">Bd").pack
+
+_PROPERTIES_MAP_8: Final = b"\x00\x53\x74\xc1"
+_PROPERTIES_MAP_32: Final = 0x005374D1
+
+
+# --- encoding ------------------------------------------------------------------------------------------
+
+
+def encode_event(event: EventData, partition_key: str | None = None) -> bytes:
+    """The event as an encoded AMQP message, ready for ``batch.wrap_event``.
+
+    Raises InvalidArgumentError, naming the property, when a value has no place in an event.
+    """
+    parts: list[bytes] = []
+    if partition_key is not None:
+        parts.append(_partition_key_section(partition_key))
+    if event.content_type is not None or event.message_id is not None or event.correlation_id is not None:
+        parts.append(_properties_section(event.message_id, event.correlation_id, event.content_type))
+    if event.properties:
+        parts += _application_properties(event.properties)
+    body = event.body
+    try:
+        length = len(body)
+        if length < 256:
+            parts += (b"\x00\x53\x75\xa0", bytes((length,)), body)
+        else:
+            parts += (_pack_data32(DATA_SECTION_32, length), body)
+        return b"".join(parts)
+    except TypeError as exc:
+        raise InvalidArgumentError(
+            f"An event's body is bytes, not {type(body).__name__}.", next_step="Encode it first."
+        ) from exc
+
+
+@lru_cache(maxsize=4096)
+def _partition_key_section(partition_key: str) -> bytes:
+    return b"\x00\x53\x72" + encode_value({PARTITION_KEY: partition_key})
+
+
+def _properties_section(
+    message_id: str | None, correlation_id: str | None, content_type: str | None
+) -> bytes:
+    content = None if content_type is None else Symbol(content_type)
+    return encode_composite(
+        Properties(message_id=message_id, correlation_id=correlation_id, content_type=content)
+    )
+
+
+def _application_properties(properties: Mapping[str, PropertyValue]) -> tuple[bytes, bytes]:
+    """The section's beginning, and its entries."""
+    entries: list[bytes] = []
+    append, encoded_key = entries.append, _encoded_key
+    for key, value in properties.items():
+        append(encoded_key(key))
+        if type(value) is str:
+            text = value.encode()
+            append(b"\xa1%c%b" % (len(text), text) if len(text) < 256 else _pack_u32(0xB1, len(text)) + text)
+        else:
+            encoder = _PROPERTY_ENCODERS.get(type(value)) or _property_encoder(key, value)
+            try:
+                append(encoder(value))
+            except (struct.error, EncodeError, OverflowError) as exc:
+                raise InvalidArgumentError(f"The value of the property {key!r} has no AMQP form.") from exc
+    joined = b"".join(entries)
+    size, count = len(joined), 2 * len(properties)
+    if size < 255 and count < 256:
+        return _PROPERTIES_MAP_8 + bytes((size + 1, count)), joined
+    return _pack_section32(_PROPERTIES_MAP_32, size + 4, count), joined
+
+
+@lru_cache(maxsize=1024)
+def _encoded_key(key: str) -> bytes:
+    if not isinstance(key, str):
+        raise InvalidArgumentError(f"The name of a property is text, not {type(key).__name__}.")
+    return encode_value(str(key))
+
+
+def _encode_integer(value: int) -> bytes:
+    if -128 <= value < 128:
+        return _pack_s8(0x54, value)
+    return _pack_s32(0x71, value) if -(2**31) <= value < 2**31 else _pack_s64(0x81, value)
+
+
+def _encode_time(value: datetime) -> bytes:
+    if value.tzinfo is None:
+        raise EncodeError(f"The time {value!r} has no time zone.")
+    return encode_value(Timestamp((value - _EPOCH) // timedelta(milliseconds=1)))
+
+
+_PROPERTY_ENCODERS: dict[type, Callable[[Any], bytes]] = {
+    type(None): lambda value: b"\x40",
+    bool: lambda value: b"\x41" if value else b"\x42",
+    int: _encode_integer,
+    float: lambda value: _pack_double(0x82, value),
+    bytes: encode_value,
+    UUID: encode_value,
+    datetime: _encode_time,
+}
+
+
+def _property_encoder(key: str, value: object) -> Callable[[Any], bytes]:
+    """The encoder for a subclass of a known type (``StrEnum``, ``IntEnum``, pandas' Timestamp)."""
+    for kind, encoder in _PROPERTY_ENCODERS.items():
+        if kind is not bool and isinstance(value, kind):
+            return encoder
+    if isinstance(value, str):
+        return lambda text: encode_value(str(text))
+    raise InvalidArgumentError(
+        f"The property {key!r} is a {type(value).__name__}, which an event's property cannot be.",
+        next_step="Use None, bool, int, float, str, bytes, datetime or UUID.",
+    )
+
+
+# --- decoding: the body alone --------------------------------------------------------------------------
+
+
+def event_body(encoded: Buffer) -> memoryview:
+    """The body of an encoded event, found by skipping what is before it.
+
+    Several data sections are joined; a body of another kind (value, sequence), and none at all, is empty.
+    Raises DecodeError when the bytes are no message.
+    """
+    view = memoryview(encoded)
+    bounds = _only_data_section(view, len(view))
+    return view[bounds[0] : bounds[1]] if bounds is not None else memoryview(_joined_data(view))
+
+
+def decode_bodies(messages: Iterable[bytes | memoryview]) -> list[bytes | memoryview]:
+    """The bodies of encoded events, in order, each of its message's type; as ``event_body`` for each.
+
+    Raises DecodeError when one of them is no message.
+    """
+    bodies: list[bytes | memoryview] = []
+    append = bodies.append
+    for message in messages:
+        bounds = _only_data_section(message, len(message))
+        append(message[bounds[0] : bounds[1]] if bounds is not None else _joined_data(message))
+    return bodies
+
+
+def _only_data_section(data: Buffer, until: int) -> tuple[int, int] | None:
+    """Where the content of the only data section lies; None where it takes a closer look to say."""
+    at = 0
+    last_word = until - 8
+    while at <= last_word:
+        word, size = _two_u32(data, at)
+        if word == DATA_SECTION_8:
+            start = at + 5
+            end = start + (size >> 24)
+        elif word == DATA_SECTION_32:
+            start = at + 8
+            end = start + size
+        elif 0x005370 <= word >> 8 <= 0x005374 and word & 0xC0 == 0xC0:
+            at += 8 + size if word & 0x10 else 5 + (size >> 24)
+            continue
+        else:
+            return None
+        # Behind the body there may be a footer, or what the official Python client writes there.
+        return (start, end) if end == until or (end + 2 < until and data[end + 2] != DATA) else None
+    return None
+
+
+def _joined_data(data: Buffer) -> bytes:
+    parts: list[bytes] = []
+    for code, _, value_start, _ in iter_sections(data):
+        if code == DATA:
+            value, _ = decode_value(data, value_start)
+            if not isinstance(value, bytes):
+                raise DecodeError(f"A data section holds a {type(value).__name__}.")
+            parts.append(value)
+    return b"".join(parts)
+
+
+# --- decoding: everything ------------------------------------------------------------------------------
+
+
+def decode_event(encoded: bytes | memoryview) -> EventContents:
+    """Everything in an encoded event.
+
+    Property values come as plain Python values: an AMQP symbol as ``str``, a timestamp as ``datetime`` in UTC
+    (as milliseconds where no datetime reaches), any integer as ``int``.
+    Raises DecodeError when the bytes are no message.
+    """
+    data = encoded if isinstance(encoded, bytes) else bytes(encoded)
+    bodies: list[bytes] = []
+    body_value: object = None
+    properties: dict[str, PropertyValue] = {}
+    partition_key: str | None = None
+    standard: list[object] = []
+    for code, _, value_start, end in iter_sections(data):
+        if code == DATA and data[value_start] == 0xA0:
+            bodies.append(data[value_start + 2 : end])
+        elif code == DATA and data[value_start] == 0xB0:
+            bodies.append(data[value_start + 5 : end])
+        elif code == APPLICATION_PROPERTIES:
+            properties = _decode_properties(data, value_start, end)
+        elif code == MESSAGE_ANNOTATIONS:
+            annotations = _decoded(data, value_start, end)
+            if isinstance(annotations, dict) and isinstance(annotations.get(PARTITION_KEY), str):
+                partition_key = annotations[PARTITION_KEY]
+        elif code == PROPERTIES:
+            value = _decoded(data, value_start, end)
+            standard = value if isinstance(value, list) else []
+        elif code == AMQP_VALUE:
+            body_value = _decoded(data, value_start, end)
+        elif code == AMQP_SEQUENCE:
+            earlier = body_value if isinstance(body_value, list) else []
+            body_value = [*earlier, _decoded(data, value_start, end)]
+        elif code == DATA:
+            raise DecodeError("A data section holds no binary.")
+    return EventContents(
+        body=bodies[0] if len(bodies) == 1 else b"".join(bodies),
+        properties=properties,
+        partition_key=partition_key,
+        content_type=_standard_text(standard, 6),
+        message_id=_standard_text(standard, 0),
+        correlation_id=_standard_text(standard, 5),
+        body_value=body_value,
+    )
+
+
+def _decoded(data: bytes, value_start: int, end: int) -> object:
+    value, value_end = decode_value(data, value_start)
+    if value_end != end:
+        raise DecodeError(f"A section's value ends at byte {value_end}, and its size says {end}.")
+    return value
+
+
+def _standard_text(standard: list[object], index: int) -> str | None:
+    """One of the standard properties as text: an id may also be an integer, a uuid or bytes."""
+    value = standard[index] if index < len(standard) else None
+    if value is None:
+        return None
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _decode_properties(data: bytes, at: int, end: int) -> dict[str, PropertyValue]:
+    """The application properties; the usual types without a detour through the general decoder."""
+    constructor = data[at]
+    if constructor == 0xC1:
+        at += 3
+    elif constructor == 0xD1:
+        at += 9
+    elif constructor == 0x40:
+        return {}
+    else:
+        raise DecodeError(f"The application properties are no map (0x{constructor:02x}).")
+    properties: dict[str, PropertyValue] = {}
+    try:
+        while at < end:
+            if data[at] == 0xA1:
+                value_at = at + 2 + data[at + 1]
+                key = str(data[at + 2 : value_at], "utf-8")
+            else:
+                other, value_at = decode_value(data, at)
+                key = str(other)
+            constructor = data[value_at]
+            if constructor == 0xA1:
+                at = value_at + 2 + data[value_at + 1]
+                properties[key] = str(data[value_at + 2 : at], "utf-8")
+            elif constructor in _PLAIN_VALUES:
+                unpack, width = _PLAIN_VALUES[constructor]
+                properties[key] = unpack(data, value_at + 1)[0]
+                at = value_at + 1 + width
+            else:
+                value, at = decode_value(data, value_at)
+                properties[key] = _plain(value)
+    except (IndexError, struct.error, UnicodeDecodeError) as exc:
+        raise DecodeError("The application properties are garbled.") from exc
+    if at != end:
+        raise DecodeError(f"The application properties end at byte {at}, and their size says {end}.")
+    return properties
+
+
+_PLAIN_VALUES: dict[int, tuple[Callable[..., tuple[Any, ...]], int]] = {
+    0x54: (_s8, 1),
+    0x55: (_s8, 1),
+    0x71: (_s32, 4),
+    0x81: (_s64, 8),
+    0x82: (_double, 8),
+    0x41: (lambda data, at: (True,), 0),
+    0x42: (lambda data, at: (False,), 0),
+    0x40: (lambda data, at: (None,), 0),
+}
+
+
+def _plain(value: object) -> PropertyValue:
+    """A decoded value as the plain type it stands for."""
+    if isinstance(value, Timestamp):
+        try:
+            return _EPOCH + timedelta(milliseconds=value)
+        except OverflowError:
+            return int(value)
+    for kind in (bool, int, float, str, Decimal, bytes):
+        if isinstance(value, kind):
+            return cast(PropertyValue, bytes(value) if kind is Decimal else kind(value))  # type: ignore[arg-type]
+    return cast(PropertyValue, value)  # None, a UUID; lists and maps, which the standard does not allow here
