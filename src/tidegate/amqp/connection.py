@@ -181,11 +181,15 @@ class Connection:
         return session
 
     def close(self, error: Error | None = None) -> None:
-        """Say goodbye; ``ConnectionClosed`` follows when the peer has answered. Does nothing when closed."""
-        if self.is_finished or not CONNECTION.allows(self.state, ConnectionInput.SEND_CLOSE):
+        """Say goodbye; ``ConnectionClosed`` follows when the peer has answered, or at once where no open was
+        sent yet. Does nothing when closing or closed."""
+        if self.is_finished or self._is_close_sent():
             return
         self._local_error = error
-        self._send_close(error)
+        if CONNECTION.allows(self.state, ConnectionInput.SEND_CLOSE):
+            self._send_close(error)
+        else:
+            self._finish(ConnectionClosed(error))
 
     def abort(self, error: TidegateError) -> None:
         """Give the connection up now, without waiting for the peer; ``ConnectionFailed(error)`` follows."""
@@ -218,7 +222,7 @@ class Connection:
         if self.is_finished:
             return
         self._received_at = now
-        if self.state in (ConnectionState.CLOSE_SENT, ConnectionState.CLOSE_PIPE, ConnectionState.OC_PIPE):
+        if self._is_close_sent():
             self._finish(ConnectionClosed(self._local_error))
         else:
             self._finish(
@@ -275,6 +279,10 @@ class Connection:
         elif self._heartbeat_s is not None and now >= self._heartbeat_at:
             self.output.append(EMPTY_FRAME)
             self._heartbeat_at = now + self._heartbeat_s
+
+    def excuse_silence(self, *, now: float) -> None:
+        """Count the peer's idle time from now: it could not be heard, as this side did not read."""
+        self._received_at = now
 
     # --- for sessions (``session.SessionConnection``) ---
 
@@ -424,6 +432,13 @@ class Connection:
         self._session_at(channel).end(Error(condition=error.condition, description=str(error)))
 
     # --- helpers ---
+
+    def _is_close_sent(self) -> bool:
+        return self.state in (
+            ConnectionState.CLOSE_SENT,
+            ConnectionState.CLOSE_PIPE,
+            ConnectionState.OC_PIPE,
+        )
 
     def _step(self, step: ConnectionInput) -> None:
         self.state = CONNECTION.after(self.state, step)

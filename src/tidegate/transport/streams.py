@@ -1,0 +1,252 @@
+"""Byte streams: TCP and TLS over asyncio, behind a seam for whatever else carries bytes.
+
+A stream hands what it reads to its ``StreamReceiver`` in a buffer that is used again for the next read, and
+takes whole lists of buffers to write. It never queues without saying so: ``is_writable`` and
+``wait_writable`` tell when the peer reads too slowly, ``pause_reading`` tells the peer when we do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl as ssl_module
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, cast
+
+from tidegate.model.errors import BrokenError, OperationTimeoutError, TidegateError
+
+READ_BUFFER_BYTES: Final = 256 * 1024
+"""Of each stream; its pages are taken from the machine only as reads reach them."""
+
+WRITE_HIGH_BYTES: Final = 1024 * 1024
+WRITE_LOW_BYTES: Final = 256 * 1024
+"""A stream is not writable from so many unsent bytes on, until so few are left (our choice: some batches)."""
+
+Payload = bytes | bytearray | memoryview
+
+
+class StreamReceiver(Protocol):
+    """Who gets what a stream reads. All calls come from the event loop; none may block."""
+
+    def data_received(self, data: memoryview) -> None:
+        """Bytes, valid until this call returns."""
+        ...
+
+    def eof_received(self) -> None:
+        """The peer sends no more; the stream closes once what is queued was sent."""
+        ...
+
+    def stream_ended(self, error: TidegateError | None) -> None:
+        """The stream is gone. None: it was closed, by either side; else how it broke. Called once."""
+        ...
+
+    def writing_resumed(self) -> None:
+        """The stream has become writable again."""
+        ...
+
+
+class ByteStream(Protocol):
+    """What the drivers need of a stream."""
+
+    @property
+    def peer_name(self) -> str:
+        """Who is at the other end, for logs."""
+        ...
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the unsent bytes are few enough to write more."""
+        ...
+
+    def write(self, buffers: Sequence[Payload]) -> None:
+        """Send, or queue; the buffers may be reused when it returns. After the end: does nothing."""
+        ...
+
+    def pause_reading(self) -> None:
+        """Read nothing more for now; the peer's sends will stall."""
+        ...
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        ...
+
+    def close(self) -> None:
+        """Send what is queued, then end the stream."""
+        ...
+
+    def abort(self) -> None:
+        """End the stream now; what is queued is lost."""
+        ...
+
+
+class SocketStream(asyncio.BufferedProtocol):
+    """A ``ByteStream`` on a TCP or TLS transport."""
+
+    def __init__(self, on_connected: Callable[[SocketStream], StreamReceiver]) -> None:
+        self._on_connected = on_connected
+        self._receiver: StreamReceiver | None = None
+        self._transport: asyncio.Transport | None = None
+        self._buffer = memoryview(bytearray(READ_BUFFER_BYTES))
+        self._is_writing_paused = False
+        self._has_ended = False
+        self._peer_name = "?"
+
+    def __repr__(self) -> str:
+        return f"<SocketStream {self._peer_name}{' ended' if self._has_ended else ''}>"
+
+    # --- ByteStream ---
+
+    @property
+    def peer_name(self) -> str:
+        """``address:port``."""
+        return self._peer_name
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the unsent bytes are few enough to write more."""
+        return not self._is_writing_paused and not self._has_ended
+
+    def write(self, buffers: Sequence[Payload]) -> None:
+        """Send, or queue; joined, as ``sendmsg`` takes 1,024 slices at most."""
+        transport = self._transport
+        if transport is None or self._has_ended or transport.is_closing():
+            return
+        transport.write(buffers[0] if len(buffers) == 1 else b"".join(buffers))
+
+    def pause_reading(self) -> None:
+        """Read nothing more for now."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Send what is queued, then end the stream."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """End the stream now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- asyncio.BufferedProtocol ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The transport is up (TLS: the handshake is done)."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
+        peer = transport.get_extra_info("peername")
+        self._peer_name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "local")
+        self._receiver = self._on_connected(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """The one buffer: receivers copy what they keep."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes came."""
+        if self._receiver is not None:
+            self._receiver.data_received(self._buffer[:nbytes])
+
+    def eof_received(self) -> bool:
+        """The peer sends no more: an AMQP peer then wants no more, either."""
+        if self._receiver is not None:
+            self._receiver.eof_received()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport is gone."""
+        error = None
+        if exc is not None:
+            error = BrokenError(f"The connection to {self._peer_name} broke: {exc}.", next_step="Reconnect.")
+            error.__cause__ = exc
+        self._has_ended = True
+        if self._receiver is not None:
+            self._receiver.stream_ended(error)
+
+    def pause_writing(self) -> None:
+        """The unsent bytes passed WRITE_HIGH_BYTES."""
+        self._is_writing_paused = True
+
+    def resume_writing(self) -> None:
+        """The unsent bytes are down to WRITE_LOW_BYTES."""
+        self._is_writing_paused = False
+        if self._receiver is not None and not self._has_ended:
+            self._receiver.writing_resumed()
+
+
+async def connect_stream(
+    host: str,
+    port: int,
+    *,
+    ssl: ssl_module.SSLContext | None,
+    on_connected: Callable[[SocketStream], StreamReceiver],
+    server_name: str | None = None,
+    timeout_s: float = 30.0,
+) -> SocketStream:
+    """Connect over TCP, with TLS if there is a context.
+
+    server_name: the name that the certificate must have; None: ``host``.
+    Raises BrokenError when there is no connection to be had, OperationTimeoutError after ``timeout_s``.
+    Cancellation: nothing stays open.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, stream = await loop.create_connection(
+                lambda: SocketStream(on_connected),
+                host,
+                port,
+                ssl=ssl,
+                server_hostname=(server_name or host) if ssl is not None else None,
+            )
+    except TimeoutError as exc:
+        raise OperationTimeoutError(f"{host}:{port} did not answer within {timeout_s:g} s.") from exc
+    except ssl_module.SSLCertVerificationError as exc:
+        raise BrokenError(
+            f"The certificate of {host}:{port} is not trusted: {exc.verify_message}.",
+            next_step="Pass the service's CA file, or connect by a name that its certificate has.",
+        ) from exc
+    except (OSError, ConnectionError) as exc:
+        raise BrokenError(
+            f"No connection to {host}:{port}: {exc}.", next_step="Is the service running there?"
+        ) from exc
+    return stream
+
+
+async def serve_streams(
+    host: str,
+    port: int,
+    *,
+    ssl: ssl_module.SSLContext | None,
+    on_connected: Callable[[SocketStream], StreamReceiver],
+) -> asyncio.Server:
+    """Listen; ``on_connected`` is called for each connection (TLS: after its handshake). Port 0: any.
+
+    Raises BrokenError when the address cannot be listened on.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.create_server(
+            lambda: SocketStream(on_connected), host, port, ssl=ssl, backlog=1024, start_serving=True
+        )
+    except OSError as exc:
+        raise BrokenError(
+            f"Cannot listen on {host}:{port}: {exc}.", next_step="Is another service using the port?"
+        ) from exc
+
+
+def addresses_of(server: asyncio.Server) -> list[tuple[str, int]]:
+    """(host, port) of each listening socket."""
+    addresses = []
+    for listening in server.sockets:
+        with contextlib.suppress(OSError):
+            if listening.family in (socket.AF_INET, socket.AF_INET6):
+                name = listening.getsockname()
+                addresses.append((str(name[0]), int(name[1])))
+    return addresses

@@ -1,0 +1,89 @@
+"""Supervised tasks: every task has an owner that sees it end. The only module that makes asyncio tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class TaskOwner:
+    """Starts tasks, reports the first that fails, and ends them all.
+
+    Also an async context manager that closes on exit.
+    """
+
+    def __init__(self, name: str, *, on_failure: Callable[[Exception], None] | None = None) -> None:
+        """on_failure: called once, with the first exception that ended a task; None: it is only logged."""
+        self.name = name
+        self.first_failure: Exception | None = None
+        self._on_failure = on_failure
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<TaskOwner {self.name} tasks={len(self._tasks)}>"
+
+    @property
+    def task_count(self) -> int:
+        """Tasks that have not ended."""
+        return len(self._tasks)
+
+    def start(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+        """Run a coroutine as a task of this owner.
+
+        Raises RuntimeError when the owner is closed: whoever closed it must not start more.
+        """
+        if self._is_closed:
+            coroutine.close()
+            raise RuntimeError(f"The task owner {self.name} is closed.")
+        task = asyncio.get_running_loop().create_task(coroutine, name=f"{self.name}: {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    async def close(self) -> None:
+        """Cancel what still runs, and wait until it has ended; the calling task is left out.
+
+        Cancellation: the tasks are cancelled all the same; only the wait for them is given up.
+        """
+        self._is_closed = True
+        current = asyncio.current_task()
+        running = [task for task in self._tasks if task is not current]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if not isinstance(error, Exception):
+            return
+        if self.first_failure is not None:
+            logger.warning("%s: another task failed after the first: %r", task.get_name(), error)
+            return
+        self.first_failure = error
+        if self._on_failure is not None:
+            self._on_failure(error)
+        else:
+            logger.error("%s: task failed", task.get_name(), exc_info=error)
