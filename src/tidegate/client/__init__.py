@@ -1,1 +1,48 @@
-"""(being written)"""
+"""Clients of Event Hubs, Tidegate's or Azure's: producer, consumer, administrator, and a blocking consumer.
+
+The same connection-string code works against both; where the service is Tidegate, batches are delivered whole
+and stored once. Asyncio throughout, except ``blocking``, which hides a loop in a thread.
+"""
+
+from tidegate.client.administrator import EventHubAdministrator
+from tidegate.client.batching import EventDataBatch
+from tidegate.client.blocking import BlockingConsumer, run_blocking
+from tidegate.client.consumer import EventHubConsumer
+from tidegate.client.credentials import (
+    Credential,
+    EntraCredential,
+    SharedKeyCredential,
+    SharedSignatureCredential,
+    TokenCredential,
+)
+from tidegate.client.entities import (
+    EventHubProperties,
+    FailedEvents,
+    PartitionProperties,
+    SendFailedError,
+)
+from tidegate.client.namespace import Namespace
+from tidegate.client.producer import EventHubProducer
+from tidegate.client.receiver import PartitionReceiver
+from tidegate.client.retry import RetryPolicy
+
+__all__ = [
+    "EventHubProducer",
+    "EventDataBatch",
+    "EventHubConsumer",
+    "PartitionReceiver",
+    "EventHubAdministrator",
+    "BlockingConsumer",
+    "run_blocking",
+    "Namespace",
+    "RetryPolicy",
+    "Credential",
+    "TokenCredential",
+    "SharedKeyCredential",
+    "SharedSignatureCredential",
+    "EntraCredential",
+    "EventHubProperties",
+    "PartitionProperties",
+    "FailedEvents",
+    "SendFailedError",
+]

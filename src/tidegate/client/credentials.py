@@ -4,7 +4,7 @@ A credential is asked for a token per audience; the connection puts it on ``$cbs
 ``refresh_delay_s`` says so. Secrets never show in a repr.
 
 Source: Azure "Authenticate access to Event Hubs resources using shared access signatures" (2026-09); the
-Entra ID scope and the token types are those of azure-eventhub 5.15.1.
+Entra ID scope is that of azure-eventhub 5.15.1.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Final, Protocol
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import ConnectionStringError
 from tidegate.model.sas import SharedAccessSignature, make_sas_token
+from tidegate.wire.cbs import JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
 
-SAS_TOKEN_TYPE: Final = "servicebus.windows.net:sastoken"
-JWT_TOKEN_TYPE: Final = "jwt"
 ENTRA_ID_SCOPE: Final = "https://eventhubs.azure.net//.default"
 
 _REFRESH_PART: Final = 0.8

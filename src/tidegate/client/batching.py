@@ -1,0 +1,146 @@
+"""Filling batches by encoded size. Pure: sections in, batches out, no time.
+
+An event travels as one AMQP data section that holds the encoded event; a batch is such sections end to
+end, after a small envelope. Sizes here are those bytes, so that what fits here fits the service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from tidegate.model.errors import EventTooLargeError, InvalidArgumentError
+from tidegate.model.events import EventData
+from tidegate.model.limits import EVENT_BYTES_MAX, PARTITION_KEY_CHARACTERS_MAX
+from tidegate.wire.batch import wrap_event
+from tidegate.wire.event_codec import encode_event
+
+ENVELOPE_BYTES_MAX: Final = 256
+"""Kept free in each batch for its header and annotations (producer id, epoch, sequence, at most 160
+bytes).
+"""
+
+
+class BatchAccumulator:
+    """The sections of one batch being filled.
+
+    Owned by one caller; ``take`` empties it for the next batch.
+    """
+
+    __slots__ = ("bytes_max", "sections", "size_bytes")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        """Most bytes of sections, envelope excluded."""
+        self.sections: list[bytes] = []
+        self.size_bytes = 0
+
+    def try_add(self, section: bytes) -> bool:
+        """Add a section where it fits; False, and nothing added, where it does not."""
+        size_bytes = self.size_bytes + len(section)
+        if size_bytes > self.bytes_max:
+            return False
+        self.sections.append(section)
+        self.size_bytes = size_bytes
+        return True
+
+    def take(self) -> list[bytes]:
+        """The sections so far, in order; the accumulator is empty afterwards."""
+        sections = self.sections
+        self.sections = []
+        self.size_bytes = 0
+        return sections
+
+    def __len__(self) -> int:
+        return len(self.sections)
+
+
+class EventDataBatch:
+    """Events that are sent together or not at all; get one from ``EventHubProducer.create_batch``."""
+
+    def __init__(self, *, bytes_max: int, partition_key: str | None, partition_id: str | None) -> None:
+        check_destination(partition_key, partition_id)
+        self.partition_key = partition_key
+        self.partition_id = partition_id
+        self._accumulator = BatchAccumulator(bytes_max)
+
+    def try_add(self, event: EventData) -> bool:
+        """Add an event; False, and the batch as before, where it has no room left.
+
+        Raises EventTooLargeError for an event that no batch of this size could hold.
+        """
+        section = encode_section(event, self.partition_key)
+        check_size(section, self._accumulator.bytes_max)
+        return self._accumulator.try_add(section)
+
+    @property
+    def size_bytes(self) -> int:
+        """Encoded size of the events so far, envelope excluded."""
+        return self._accumulator.size_bytes
+
+    @property
+    def bytes_max(self) -> int:
+        """The size that the batch may reach."""
+        return self._accumulator.bytes_max
+
+    @property
+    def sections(self) -> tuple[bytes, ...]:
+        """The encoded events so far, each as its AMQP data section."""
+        return tuple(self._accumulator.sections)
+
+    def __len__(self) -> int:
+        return len(self._accumulator)
+
+    def __repr__(self) -> str:
+        return f"<EventDataBatch events={len(self)} bytes={self.size_bytes} of {self.bytes_max}>"
+
+
+def encode_section(event: EventData, partition_key: str | None) -> bytes:
+    """An event as the data section that holds it.
+
+    Raises InvalidArgumentError where a property is of a type that AMQP has no word for.
+    """
+    return wrap_event(encode_event(event, partition_key))
+
+
+def encode_batch(
+    events: Iterable[EventData], *, partition_key: str | None, partition_id: str | None, bytes_max: int
+) -> EventDataBatch:
+    """One batch of all ``events``. Raises EventTooLargeError, which names sizes, where they do not fit."""
+    batch = EventDataBatch(bytes_max=bytes_max, partition_key=partition_key, partition_id=partition_id)
+    for event in events:
+        if not batch.try_add(event):
+            raise EventTooLargeError(
+                f"The events are larger together than the {bytes_max} bytes that a batch may have"
+                f" ({len(batch)} of them fit).",
+                next_step="Send them in several calls, or use enqueue, which fills batches by itself.",
+            )
+    return batch
+
+
+def check_size(section: bytes, bytes_max: int) -> None:
+    """Raise EventTooLargeError where even a batch of its own could not hold the event."""
+    if len(section) > bytes_max:
+        raise EventTooLargeError(
+            f"An event of {len(section)} encoded bytes is over the limit of {bytes_max}.",
+            next_step="Store large content elsewhere and send a reference to it.",
+        )
+
+
+def check_destination(partition_key: str | None, partition_id: str | None) -> None:
+    """Raise InvalidArgumentError where an event is sent by key *and* by partition, or by an oversize key."""
+    if partition_key is not None:
+        if partition_id is not None:
+            raise InvalidArgumentError("Give partition_key or partition_id, not both.")
+        if len(partition_key) > PARTITION_KEY_CHARACTERS_MAX:
+            raise InvalidArgumentError(
+                f"A partition key of {len(partition_key)} characters is over the limit of"
+                f" {PARTITION_KEY_CHARACTERS_MAX}."
+            )
+
+
+def largest_batch_bytes(link_message_bytes_max: int | None) -> int:
+    """Bytes of sections that a batch may have on a link that offers this max-message-size (0, None: no
+    limit).
+    """
+    return min(link_message_bytes_max or EVENT_BYTES_MAX, EVENT_BYTES_MAX) - ENVELOPE_BYTES_MAX

@@ -1,0 +1,343 @@
+"""The consumer for threads without an event loop: Spark's Python workers, redrive, scripts.
+
+One loop per process runs in a daemon thread; whatever blocks here waits for a coroutine there. A forked
+child (Spark's worker daemon forks) gets a loop and connections of its own: those it inherited belong to the
+parent and are left alone. All state changes on the loop's thread, so any number of threads may call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from tidegate.client.consumer import EventHubConsumer
+from tidegate.client.entities import EventHubProperties, PartitionProperties
+from tidegate.client.namespace import Namespace, event_hub_of
+from tidegate.client.receiver import PREFETCH_BYTES, PartitionReceiver
+from tidegate.client.retry import RetryPolicy
+from tidegate.model.connection_string import ConnectionString
+from tidegate.model.errors import (
+    ClosedError,
+    InvalidArgumentError,
+    OperationTimeoutError,
+    QuotaExceededError,
+)
+from tidegate.model.events import ReceivedEvent
+from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate.model.position import EventPosition
+from tidegate.wire.encoded_events import EncodedEvents
+from tidegate.wire.event_codec import decode_event
+
+T = TypeVar("T")
+
+_IDLE_S: Final = 2.0
+"""How long a receiver waits for the range that follows. Short, because a consumer group may have five
+receivers per partition, and each of Spark's workers may keep one."""
+_QUOTA_DELAY_S: Final = 0.25
+"""Between tries while five others read the partition: idle ones of other workers go away within
+``_IDLE_S``.
+"""
+_RANGE_GAP_MAX: Final = 256
+"""Sequence numbers this near to each other are read in one go and the ones between dropped."""
+
+
+class _BackgroundLoop:
+    """An event loop in a daemon thread of this process."""
+
+    def __init__(self) -> None:
+        self.process_id = os.getpid()
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="tidegate-client", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None) -> T:
+        assert threading.current_thread() is not self._thread, "a coroutine cannot block its own loop"
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError as error:
+            if future.done():
+                raise  # the coroutine's own
+            raise OperationTimeoutError(f"Not done within {timeout_s} s.") from error
+        finally:
+            future.cancel()  # an interrupt in this thread must not leave it running
+
+
+_current: _BackgroundLoop | None = None
+_lock = threading.Lock()
+
+
+def _forget_inherited() -> None:
+    """In a forked child: the lock may be held by a thread that does not exist here, and so is the loop's."""
+    global _current, _lock
+    _current = None
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_inherited)
+
+
+def run_blocking(coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+    """Run a coroutine on this process's background loop and return its result.
+
+    timeout_s: None waits for as long as it takes; else OperationTimeoutError, and the coroutine is cancelled.
+    """
+    global _current
+    with _lock:
+        if _current is None:
+            _current = _BackgroundLoop()
+    return _current.run(coroutine, timeout_s)
+
+
+@dataclass(slots=True)
+class _State:
+    """What belongs to one process: consumers by hub, and receivers that wait for the next range."""
+
+    process_id: int
+    consumers: dict[str, EventHubConsumer] = field(default_factory=dict)
+    idle: dict[tuple[str, str], tuple[PartitionReceiver, int, asyncio.TimerHandle]] = field(
+        default_factory=dict
+    )
+    """By hub and partition: the receiver, the sequence number it continues with, and its end of waiting."""
+
+
+class BlockingConsumer:
+    """Reads exact ranges and single events. ``with`` or ``close`` it."""
+
+    def __init__(
+        self,
+        connection_string: str | ConnectionString,
+        event_hub: str | None = None,
+        *,
+        consumer_group: str = DEFAULT_CONSUMER_GROUP,
+        owner_level: int | None = None,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen, therefore safe to share
+        timeout_s: float = 60.0,
+        ca_file: str | Path | None = None,
+        prefetch_bytes: int = PREFETCH_BYTES,
+    ) -> None:
+        """Connects when first used. The arguments are those of ``EventHubConsumer`` and ``open_receiver``.
+
+        event_hub: None takes the connection string's EntityPath, where something is asked that needs it.
+        """
+        self._connection_string = connection_string
+        self._event_hub = event_hub
+        self._consumer_group = consumer_group
+        self._owner_level = owner_level
+        self._prefetch_bytes = prefetch_bytes
+        self._namespace = Namespace.from_connection_string(
+            connection_string, retry=retry, timeout_s=timeout_s, ca_file=ca_file
+        )
+        self._state = _State(os.getpid())
+        self._is_closed = False
+
+    def get_event_hub_properties(self) -> EventHubProperties:
+        """The hub's name, age and partitions. Raises as ``EventHubConsumer.get_event_hub_properties``."""
+
+        async def ask() -> EventHubProperties:
+            return await self._consumer(self._hub()).get_event_hub_properties()
+
+        return run_blocking(ask())
+
+    def get_partition_properties(self, partition_id: str) -> PartitionProperties:
+        """Where a partition's log begins and ends now."""
+
+        async def ask() -> PartitionProperties:
+            return await self._consumer(self._hub()).get_partition_properties(partition_id)
+
+        return run_blocking(ask())
+
+    def get_all_partition_properties(self) -> list[PartitionProperties]:
+        """The same of every partition, in the order of their ids; asked for at once."""
+
+        async def ask() -> list[PartitionProperties]:
+            consumer = self._consumer(self._hub())
+            partition_ids = (await consumer.get_event_hub_properties()).partition_ids
+            return list(
+                await asyncio.gather(*(consumer.get_partition_properties(each) for each in partition_ids))
+            )
+
+        return run_blocking(ask())
+
+    def read_encoded(
+        self,
+        partition_id: str,
+        start_sequence_number: int,
+        until_sequence_number: int,
+        *,
+        timeout_s: float = 60.0,
+    ) -> Iterator[EncodedEvents]:
+        """The events ``start <= sequence number < until``, in order, in chunks as they come.
+
+        The receiver is kept for a little while: a range that starts where this one ended continues at once,
+        with what was fetched ahead. timeout_s: the longest wait for the next chunk.
+        Raises PositionOutOfRangeError, which names partition, wanted and first available number, where
+        retention removed the start (or the start lies beyond the end of the log); OperationTimeoutError
+        where events of the range do not come in time; and as ``open_receiver``. What was yielded before an
+        error is in order and without a gap.
+        """
+        return self._read(self._hub(), partition_id, start_sequence_number, until_sequence_number, timeout_s)
+
+    def read_events(
+        self,
+        event_hub: str,
+        partition_id: str,
+        sequence_numbers: Iterable[int],
+        *,
+        timeout_s: float = 60.0,
+    ) -> Iterator[ReceivedEvent]:
+        """The events of these numbers, each once, in ascending order; neighbours are read together.
+
+        event_hub: any hub of the namespace. Raises as ``read_encoded``.
+        """
+        for numbers in group_neighbours(sequence_numbers, gap_max=_RANGE_GAP_MAX):
+            wanted = frozenset(numbers)
+            for chunk in self._read(event_hub, partition_id, numbers[0], numbers[-1] + 1, timeout_s):
+                for index, sequence_number in enumerate(chunk.sequence_numbers):
+                    if sequence_number in wanted:
+                        yield ReceivedEvent(
+                            partition_id=partition_id,
+                            sequence_number=sequence_number,
+                            offset=chunk.offsets[index],
+                            enqueued_time_ms=chunk.enqueued_times_ms[index],
+                            encoded=chunk.messages[index],
+                            decode=decode_event,
+                        )
+
+    def close(self) -> None:
+        """Close all connections of this process. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        state = self._own_state()
+        if state.consumers:
+
+            async def close_all() -> None:
+                for _, _, timer in state.idle.values():
+                    timer.cancel()
+                state.idle.clear()
+                for consumer in state.consumers.values():
+                    await consumer.close()
+
+            run_blocking(close_all())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- inside: everything ``async`` runs on the background loop -------------------------------------------
+
+    def _hub(self) -> str:
+        return event_hub_of(self._connection_string, self._event_hub)
+
+    def _own_state(self) -> _State:
+        if self._state.process_id != os.getpid():
+            self._state = _State(os.getpid())
+        return self._state
+
+    def _consumer(self, event_hub: str) -> EventHubConsumer:
+        if self._is_closed:
+            raise ClosedError("The consumer is closed.")
+        consumers = self._own_state().consumers
+        if event_hub not in consumers:
+            consumers[event_hub] = EventHubConsumer(
+                self._namespace, event_hub, consumer_group=self._consumer_group
+            )
+        return consumers[event_hub]
+
+    def _read(
+        self, event_hub: str, partition_id: str, start: int, until: int, timeout_s: float
+    ) -> Iterator[EncodedEvents]:
+        if not 0 <= start <= until:
+            raise InvalidArgumentError(f"No range of sequence numbers goes from {start} to {until}.")
+        if start == until:
+            return
+        receiver = run_blocking(self._check_out(event_hub, partition_id, start, timeout_s))
+        next_number = start
+        is_reusable = False
+        try:
+            while next_number < until:
+                chunk = run_blocking(receiver.receive_encoded(until - next_number, timeout_s))
+                if not len(chunk):
+                    raise OperationTimeoutError(
+                        f"Sequence number {next_number} of partition {partition_id} of {event_hub!r} did not"
+                        f" come within {timeout_s:g} s.",
+                        next_step="Is it written yet? The range to read ends at"
+                        f" {until}, the partition's properties tell where its log does.",
+                    )
+                next_number = chunk.sequence_numbers[-1] + 1
+                if next_number > until:  # the log has a hole, and this is from behind the range
+                    chunk = chunk[: sum(1 for number in chunk.sequence_numbers if number < until)]
+                if len(chunk):
+                    yield chunk
+            is_reusable = next_number == until
+        finally:
+            run_blocking(self._check_in(event_hub, partition_id, receiver, until, is_reusable))
+
+    async def _check_out(
+        self, event_hub: str, partition_id: str, start: int, timeout_s: float
+    ) -> PartitionReceiver:
+        """The receiver that waits at ``start``, or a new one."""
+        consumer = self._consumer(event_hub)
+        kept = self._own_state().idle.pop((event_hub, partition_id), None)
+        if kept is not None:
+            receiver, continues_at, timer = kept
+            timer.cancel()
+            if continues_at == start and not receiver.is_over:
+                return receiver
+            await receiver.close()
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            try:
+                return await consumer.open_receiver(
+                    partition_id,
+                    EventPosition.from_sequence_number(start),
+                    owner_level=self._owner_level,
+                    prefetch_bytes=self._prefetch_bytes,
+                    must_start_at_position=True,
+                )
+            except QuotaExceededError:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise
+                await asyncio.sleep(_QUOTA_DELAY_S)
+
+    async def _check_in(
+        self, event_hub: str, partition_id: str, receiver: PartitionReceiver, until: int, is_reusable: bool
+    ) -> None:
+        """Keep a receiver for the range that starts at ``until``, or close it."""
+        idle, key = self._own_state().idle, (event_hub, partition_id)
+        if not is_reusable or self._is_closed or key in idle:
+            await receiver.close()
+            return
+        timer = asyncio.get_running_loop().call_later(_IDLE_S, self._expire, key)
+        idle[key] = (receiver, until, timer)
+
+    def _expire(self, key: tuple[str, str]) -> None:
+        kept = self._own_state().idle.pop(key, None)
+        if kept is not None:
+            kept[0].close_nowait()
+
+
+def group_neighbours(sequence_numbers: Iterable[int], *, gap_max: int) -> list[list[int]]:
+    """The distinct numbers, ascending, in groups whose neighbours are at most ``gap_max`` apart."""
+    groups: list[list[int]] = []
+    for number in sorted(set(sequence_numbers)):
+        if groups and number - groups[-1][-1] <= gap_max:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return groups

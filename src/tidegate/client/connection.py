@@ -1,0 +1,297 @@
+"""One AMQP connection of a client, from connecting to its end: sessions, links, authorization.
+
+A ``LiveConnection`` never reconnects: once it is over, everyone who waits on it is given the first reason,
+and ``connector`` makes another. Each link has a session of its own, as the official .NET client does it, so
+that no number of partitions meets the service's limit of handles per session.
+
+    what arrives            who handles it
+    attach, detach, flow    the link's ``LinkHandler``
+    transfers, settlements  the same
+    close, lost line        every link, as ``on_detached``
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import uuid
+from collections.abc import Mapping
+from typing import Final
+
+from tidegate.amqp.connection import Connection, ConnectionConfiguration
+from tidegate.amqp.events import (
+    ConnectionClosed,
+    ConnectionFailed,
+    ConnectionOpened,
+    CreditGranted,
+    DeliveriesReceived,
+    DeliveriesSettled,
+    Delivery,
+    Event,
+    LinkAttached,
+    LinkDetached,
+)
+from tidegate.amqp.link import Link, ReceiverLink, SenderLink
+from tidegate.amqp.performatives import Attach, DeliveryState, Error, Source, Target
+from tidegate.amqp.session import Session
+from tidegate.client.namespace import Namespace
+from tidegate.model.clock import Clock
+from tidegate.model.errors import (
+    BrokenError,
+    ClosedError,
+    OperationTimeoutError,
+    TidegateError,
+    UnauthorizedError,
+)
+from tidegate.transport.driver import AmqpDriver, connect_amqp
+from tidegate.wire.conditions import error_from_amqp
+
+_MAX_FRAME_SIZE: Final = 1_048_576
+"""Largest frame we take: what azure-eventhub 5.15.1 offers, so that a batch arrives in one or two frames."""
+_IDLE_TIMEOUT_S: Final = 60.0
+"""Our choice: a dead line is noticed within a minute."""
+_CLOSE_TIMEOUT_S: Final = 5.0
+"""How long a polite close waits for the peer's answer."""
+
+
+class LinkHandler:
+    """What one link's owner does with what happens to it; each method is called on the event loop.
+
+    Subclasses override what concerns them. None may block or raise.
+    """
+
+    def on_attached(self, attach: Attach) -> None:
+        """The peer agreed; ``attach`` is its answer."""
+
+    def on_detached(self, error: TidegateError) -> None:
+        """The link is over: refused, detached, or gone with its session or connection. Called once."""
+
+    def on_credit(self) -> None:
+        """More deliveries may be sent."""
+
+    def on_deliveries(self, deliveries: list[Delivery]) -> None:
+        """Complete deliveries arrived, in order."""
+
+    def on_settled(self, first_delivery_id: int, last_delivery_id: int, state: DeliveryState | None) -> None:
+        """The peer decided about deliveries ``first..last``, both included."""
+
+
+class LiveConnection:
+    """An open connection. Make one with ``open``; end it with ``close``.
+
+    Used by one event loop only, as everything in this package.
+    """
+
+    def __init__(self, namespace: Namespace, clock: Clock) -> None:
+        self.namespace = namespace
+        self.clock = clock
+        self._driver: AmqpDriver | None = None
+        self._engine: Connection | None = None
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._links: dict[Link, LinkHandler] = {}
+        self._sessions: dict[Link, Session] = {}
+        self._failure: TidegateError | None = None
+
+    @classmethod
+    async def open(cls, namespace: Namespace, clock: Clock) -> LiveConnection:
+        """Connect, with TLS where the namespace says so, and exchange headers, SASL and open.
+
+        Raises BrokenError (nobody answers, or hangs up), UnauthorizedError (a certificate that is not trusted,
+        SASL), RemoteProtocolError.
+        Cancellation: nothing stays open.
+        """
+        connection = cls(namespace, clock)
+        try:
+            driver = await connect_amqp(
+                namespace.host,
+                namespace.port,
+                ssl=namespace.ssl_context,
+                configuration=_configuration(namespace),
+                clock=clock,
+                on_event=connection._on_event,
+                timeout_s=namespace.timeout_s,
+            )
+        except BrokenError as error:
+            if isinstance(error.__cause__, ssl.SSLCertVerificationError):
+                # Trying again would not make it trusted: let it reach the caller at once.
+                raise UnauthorizedError(error.message, next_step=error.next_step) from error
+            raise
+        connection._driver = driver
+        connection._engine = driver.connection
+        try:
+            await asyncio.shield(connection._opened)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    @property
+    def is_open(self) -> bool:
+        """Whether links can be attached now."""
+        return self._failure is None and self._opened.done()
+
+    @property
+    def failure(self) -> TidegateError | None:
+        """Why the connection is over; None while it is not."""
+        return self._failure
+
+    def attach_sender(
+        self,
+        address: str,
+        handler: LinkHandler,
+        *,
+        name: str | None = None,
+        properties: Mapping[str, object] | None = None,
+        desired_capabilities: tuple[str, ...] = (),
+    ) -> SenderLink:
+        """Begin to attach a sender to ``address``; the handler hears how it went.
+
+        Raises the reason where the connection is over.
+        """
+        name = name or f"sender-link-{uuid.uuid4()}"
+        session = self._live_engine().begin_session()
+        link = session.attach_sender(
+            name,
+            target=Target(address=address),
+            source=Source(address=name),
+            properties=properties,
+            desired_capabilities=desired_capabilities,
+        )
+        self._adopt(link, session, handler)
+        return link
+
+    def attach_receiver(
+        self,
+        source: Source,
+        handler: LinkHandler,
+        *,
+        name: str | None = None,
+        target_address: str | None = None,
+        properties: Mapping[str, object] | None = None,
+        desired_capabilities: tuple[str, ...] = (),
+    ) -> ReceiverLink:
+        """Begin to attach a receiver to ``source``; no credit is granted.
+
+        Raises the reason where the connection is over.
+        """
+        name = name or f"receiver-link-{uuid.uuid4()}"
+        session = self._live_engine().begin_session()
+        link = session.attach_receiver(
+            name,
+            source=source,
+            target=Target(address=target_address or name),
+            properties=properties,
+            desired_capabilities=desired_capabilities,
+        )
+        self._adopt(link, session, handler)
+        return link
+
+    def detach(self, link: Link) -> None:
+        """End a link and its session; its handler hears nothing more. Does nothing on a link that is over."""
+        if self._links.pop(link, None) is None or self._failure is not None:
+            return
+        link.detach()
+        self._sessions.pop(link).end()
+        self.flush()
+
+    def flush(self) -> None:
+        """Write out what the engine has to say; call after commands given outside of handlers."""
+        if self._driver is not None:
+            self._driver.flush()
+
+    async def wait_writable(self) -> None:
+        """Return once the socket takes more; raises nothing when the line is lost (handlers hear that)."""
+        assert self._driver is not None
+        await self._driver.wait_writable()
+
+    async def close(self) -> None:
+        """Say good-bye, wait a little for the answer, and hang up. Handlers hear ClosedError. Idempotent."""
+        self.fail(ClosedError("The client was closed."))
+        if self._driver is None:
+            return
+        driver, self._driver = self._driver, None
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await driver.close()
+        except (TimeoutError, OSError, TidegateError):
+            pass
+
+    def fail(self, error: TidegateError) -> None:
+        """End everything on this connection with ``error``; the first reason counts."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        if not self._opened.done():
+            self._opened.set_exception(error)
+            self._opened.exception()  # marks it as seen: a cancelled ``open`` has nobody who awaits it
+        links, self._links, self._sessions = self._links, {}, {}
+        for handler in links.values():
+            handler.on_detached(error)
+
+    def _live_engine(self) -> Connection:
+        if self._failure is not None:
+            raise self._failure
+        assert self._engine is not None
+        return self._engine
+
+    def _adopt(self, link: Link, session: Session, handler: LinkHandler) -> None:
+        self._links[link] = handler
+        self._sessions[link] = session
+        self.flush()
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case DeliveriesReceived(link=link, deliveries=deliveries):
+                if handler := self._links.get(link):
+                    handler.on_deliveries(deliveries)
+            case DeliveriesSettled(link=link):
+                if handler := self._links.get(link):
+                    handler.on_settled(event.first_delivery_id, event.last_delivery_id, event.state)
+            case CreditGranted(link=link):
+                if handler := self._links.get(link):
+                    handler.on_credit()
+            case LinkAttached(link=link, attach=attach):
+                if handler := self._links.get(link):
+                    handler.on_attached(attach)
+            case LinkDetached(link=link, error=error):
+                self._on_link_detached(link, error)
+            case ConnectionOpened():
+                if not self._opened.done():
+                    self._opened.set_result(None)
+            case ConnectionClosed(error=error):
+                self.fail(_error_or_broken(error, "closed the connection"))
+            case ConnectionFailed(error=failure):
+                self.fail(failure)
+            case _:
+                pass  # sessions begin and links attach at our own request only
+
+    def _on_link_detached(self, link: Link, error: Error | None) -> None:
+        assert self._engine is not None
+        if self._engine.is_finished:
+            return  # the connection's own event comes last, with the reason for all of its links
+        session = self._sessions.pop(link, None)
+        if session is not None:
+            session.end()
+        if handler := self._links.pop(link, None):
+            handler.on_detached(_error_or_broken(error, "detached the link"))
+
+
+def _configuration(namespace: Namespace) -> ConnectionConfiguration:
+    return ConnectionConfiguration(
+        container_id=f"tidegate-client-{uuid.uuid4()}",
+        hostname=namespace.host,
+        max_frame_size=_MAX_FRAME_SIZE,
+        idle_timeout_s=_IDLE_TIMEOUT_S,
+        sasl_mechanism="ANONYMOUS",
+    )
+
+
+def _error_or_broken(error: Error | None, what: str) -> TidegateError:
+    if error is None:
+        return BrokenError(f"The service {what} without giving a reason.")
+    return error_from_amqp(error)
+
+
+def timed_out(what: str, timeout_s: float) -> OperationTimeoutError:
+    """The error of an operation that had no answer in time; ``what`` completes "No answer to …"."""
+    return OperationTimeoutError(f"No answer to {what} within {timeout_s:g} s.")

@@ -1,0 +1,166 @@
+"""A client's connection over time: made when needed, authorized, made again when it breaks.
+
+``run`` is how every operation meets the network: it gets a live connection, has a deadline for each try,
+and retries what is worth retrying. One connection at a time; whoever comes while one is being made waits
+for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from tidegate.client.connection import LiveConnection, timed_out
+from tidegate.client.credentials import Token, refresh_delay_s
+from tidegate.client.namespace import Namespace
+from tidegate.client.request_channel import RequestChannel
+from tidegate.model.clock import Clock
+from tidegate.model.errors import BrokenError, ClosedError, TidegateError
+from tidegate.transport.clock import SystemClock
+from tidegate.transport.tasks import TaskOwner
+from tidegate.wire.cbs import PutToken, check_put_token_response, put_token_request
+from tidegate.wire.names import CBS_NODE, MANAGEMENT_NODE
+
+T = TypeVar("T")
+
+
+class AuthorizedConnection:
+    """A live connection with its ``$cbs`` and ``$management`` channels and the tokens put on it."""
+
+    def __init__(self, connection: LiveConnection, tasks: TaskOwner) -> None:
+        self.connection = connection
+        self._tasks = tasks
+        self._lock = asyncio.Lock()
+        self._cbs: RequestChannel | None = None
+        self._management: RequestChannel | None = None
+        self._audiences: set[str] = set()
+
+    async def authorize(self, audience: str) -> None:
+        """Put a token for ``audience`` (``sb://host/hub…``) once, and keep it fresh while the connection
+        lives.
+
+        Raises UnauthorizedError (key, policy, expiry), NotFoundError (no such hub), BrokenError.
+        """
+        async with self._lock:
+            if audience in self._audiences:
+                return
+            if self._cbs is None or not self._cbs.is_open:
+                self._cbs = await RequestChannel.open(self.connection, CBS_NODE)
+            token = await self._put_token(audience)
+            self._audiences.add(audience)
+        self._tasks.start(self._keep_fresh(audience, token), name=f"tokens of {audience}")
+
+    async def token_for(self, audience: str) -> Token:
+        """A fresh token, for requests that carry one themselves."""
+        credential = self.connection.namespace.credential
+        return await credential.token_for(audience, now=self.connection.clock.now_utc().timestamp())
+
+    async def management(self) -> RequestChannel:
+        """The ``$management`` channel, attached when first asked for. Authorize first."""
+        async with self._lock:
+            if self._management is None or not self._management.is_open:
+                self._management = await RequestChannel.open(self.connection, MANAGEMENT_NODE)
+            return self._management
+
+    async def _put_token(self, audience: str) -> Token:
+        assert self._cbs is not None
+        token = await self.token_for(audience)
+        request = put_token_request(PutToken(token.token_type, audience, token.value, token.expiry))
+        check_put_token_response(await self._cbs.request(request))
+        return token
+
+    async def _keep_fresh(self, audience: str, token: Token) -> None:
+        """Replace the token again and again; where that fails, the connection ends with the reason."""
+        try:
+            while True:
+                now = self.connection.clock.now_utc().timestamp()
+                await asyncio.sleep(refresh_delay_s(token.expiry, now=now))
+                if not self.connection.is_open:
+                    return
+                async with asyncio.timeout(self.connection.namespace.timeout_s):
+                    fresh = await self._put_token(audience)
+                if fresh.expiry <= token.expiry:
+                    return  # a ready-made signature: there will be no fresher one, the service ends it
+                token = fresh
+        except TimeoutError:
+            self.connection.fail(timed_out("a token refresh", self.connection.namespace.timeout_s))
+        except TidegateError as error:
+            self.connection.fail(error)
+
+
+class Connector:
+    """Keeps one client connected. ``close`` it; nothing can be run afterwards."""
+
+    def __init__(self, namespace: Namespace, *, clock: Clock | None = None) -> None:
+        self.namespace = namespace
+        self.clock: Clock = clock if clock is not None else SystemClock()
+        self.tasks = TaskOwner(f"client of {namespace.host}")
+        self._lock = asyncio.Lock()
+        self._current: AuthorizedConnection | None = None
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._is_closed
+
+    async def connected(self) -> AuthorizedConnection:
+        """The current connection, or a new one. Raises what connecting raises; no retries.
+
+        Cancellation: a half-made connection is taken down again.
+        """
+        async with self._lock:
+            if self._is_closed:
+                raise ClosedError("The client is closed.")
+            if self._current is None or not self._current.connection.is_open:
+                old, self._current = self._current, None
+                if old is not None:
+                    await old.connection.close()
+                connection = await LiveConnection.open(self.namespace, self.clock)
+                self._current = AuthorizedConnection(connection, self.tasks)
+            return self._current
+
+    async def run(self, what: str, operation: Callable[[AuthorizedConnection], Awaitable[T]]) -> T:
+        """Do ``operation`` on a live connection, again where it failed for a passing reason.
+
+        what: the operation's name for errors. Each try has the namespace's time-out, connecting included.
+        Raises the last try's error. Cancellation: ends the try under way, the client stays usable.
+        """
+        retries_done = 0
+        while True:
+            try:
+                return await self.run_once(what, operation)
+            except TidegateError as error:
+                if self._is_closed or not self.namespace.retry.decide_retry(error, retries_done=retries_done):
+                    raise
+                retries_done += 1
+                await self.wait_before_retry(retries_done, error)
+
+    async def run_once(self, what: str, operation: Callable[[AuthorizedConnection], Awaitable[T]]) -> T:
+        """One try of ``run``."""
+        timeout_s = self.namespace.timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await operation(await self.connected())
+        except TimeoutError as error:
+            # A line that swallows requests is better replaced than asked again.
+            if self._current is not None:
+                self._current.connection.fail(BrokenError("The connection was given up: no answer in time."))
+            raise timed_out(what, timeout_s) from error
+
+    async def wait_before_retry(self, retry: int, error: TidegateError) -> None:
+        """Sleep as the retry policy says before retry number ``retry``."""
+        # Jitter needs no secrecy, only spread.
+        await asyncio.sleep(
+            self.namespace.retry.delay_before(retry, jitter_fraction=random.random(), error=error)
+        )
+
+    async def close(self) -> None:
+        """Close the connection and end every task of this client. Idempotent."""
+        self._is_closed = True
+        current, self._current = self._current, None
+        if current is not None:
+            await current.connection.close()
+        await self.tasks.close()

@@ -1,0 +1,164 @@
+"""``EventHubConsumer``: one hub as a consumer group reads it: its properties, and receivers of its
+partitions.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tidegate.client.connector import Connector
+from tidegate.client.entities import EventHubProperties, PartitionProperties
+from tidegate.client.management import read_event_hub, read_partition
+from tidegate.client.namespace import Namespace, event_hub_of
+from tidegate.client.receiver import PREFETCH_BYTES, PREFETCH_EVENTS, PartitionReceiver
+from tidegate.client.retry import RetryPolicy
+from tidegate.model.clock import Clock
+from tidegate.model.connection_string import ConnectionString
+from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate.model.position import EventPosition, PositionKind
+from tidegate.wire.addresses import NodeAddress, entity_audience
+
+
+class EventHubConsumer:
+    """Reads one event hub. Use as ``async with``, or ``close`` it; that ends its receivers, too.
+
+    All receivers share one connection. Not thread-safe: use it on one event loop.
+    """
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        event_hub: str,
+        *,
+        consumer_group: str = DEFAULT_CONSUMER_GROUP,
+        is_batch_delivery_wanted: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        """Connects when first used.
+
+        is_batch_delivery_wanted: False asks for one delivery per event even where the service could do
+        better.
+        """
+        self.event_hub = event_hub
+        self.consumer_group = consumer_group
+        self._connector = Connector(namespace, clock=clock)
+        self._hub_audience = entity_audience(namespace.host, event_hub)
+        # The form that azure-eventhub 5.15.1 uses for consumers.
+        self._group_audience = f"{self._hub_audience}/consumergroups/{consumer_group}"
+        self._is_batch_delivery_wanted = is_batch_delivery_wanted
+
+    @classmethod
+    def from_connection_string(
+        cls,
+        connection_string: str | ConnectionString,
+        event_hub: str | None = None,
+        *,
+        consumer_group: str = DEFAULT_CONSUMER_GROUP,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen, therefore safe to share
+        timeout_s: float = 60.0,
+        ssl_context: ssl.SSLContext | None = None,
+        ca_file: str | Path | None = None,
+        is_batch_delivery_wanted: bool = True,
+    ) -> Self:
+        """A consumer of ``event_hub`` (None: the connection string's EntityPath).
+
+        The other arguments are those of ``Namespace.from_connection_string`` and of the constructor.
+        """
+        namespace = Namespace.from_connection_string(
+            connection_string, retry=retry, timeout_s=timeout_s, ssl_context=ssl_context, ca_file=ca_file
+        )
+        return cls(
+            namespace,
+            event_hub_of(connection_string, event_hub),
+            consumer_group=consumer_group,
+            is_batch_delivery_wanted=is_batch_delivery_wanted,
+        )
+
+    async def get_event_hub_properties(self) -> EventHubProperties:
+        """The hub's name, age and partitions.
+
+        Raises NotFoundError, UnauthorizedError, BrokenError, OperationTimeoutError.
+        """
+        return await read_event_hub(self._connector, self._hub_audience, self.event_hub)
+
+    async def get_partition_properties(self, partition_id: str) -> PartitionProperties:
+        """Where a partition's log begins and ends now. Raises as ``get_event_hub_properties``."""
+        return await read_partition(self._connector, self._hub_audience, self.event_hub, partition_id)
+
+    async def open_receiver(
+        self,
+        partition_id: str,
+        position: EventPosition,
+        *,
+        owner_level: int | None = None,
+        receiver_name: str | None = None,
+        prefetch_events: int = PREFETCH_EVENTS,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        must_start_at_position: bool = False,
+    ) -> PartitionReceiver:
+        """A receiver of one partition that starts at ``position``; returns once the service agreed to it.
+
+        owner_level: an exclusive receiver (epoch): takes the partition from receivers of the group with the
+        same or a lower level, who then get ReceiverStolenError; None shares it. receiver_name: shown in the
+        service's messages. prefetch_events, prefetch_bytes: about how much is fetched ahead, whichever is
+        less (in batched delivery, bytes alone). must_start_at_position: a start by sequence number that
+        retention has removed is PositionOutOfRangeError, instead of a start at the first event held.
+        ``EventPosition.latest()`` means: after the last event that is in the partition now.
+        Raises NotFoundError, UnauthorizedError, ReceiverStolenError (a higher level reads),
+        QuotaExceededError (a 6th shared receiver), PositionOutOfRangeError (beyond the end), BrokenError,
+        OperationTimeoutError.
+        """
+        if position.kind is PositionKind.LATEST:
+            position = await self._pin_latest(partition_id)
+        address = NodeAddress.for_receiving(
+            self.event_hub, consumer_group=self.consumer_group, partition_id=partition_id
+        )
+        receiver = PartitionReceiver(
+            self._connector,
+            event_hub=self.event_hub,
+            partition_id=partition_id,
+            address=address.format(),
+            audience=self._group_audience,
+            hub_audience=self._hub_audience,
+            position=position,
+            owner_level=owner_level,
+            receiver_name=receiver_name,
+            prefetch_events=prefetch_events,
+            prefetch_bytes=prefetch_bytes,
+            is_batch_delivery_wanted=self._is_batch_delivery_wanted,
+            must_start_at_position=must_start_at_position,
+        )
+        await receiver.start()
+        return receiver
+
+    async def close(self) -> None:
+        """Close the connection and all receivers. Idempotent."""
+        await self._connector.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<EventHubConsumer {self.event_hub}/{self.consumer_group}>"
+
+    async def _pin_latest(self, partition_id: str) -> EventPosition:
+        """The end of the partition now, as a number: events that come during a later reconnection are not
+        missed.
+        """
+        properties = await self.get_partition_properties(partition_id)
+        if properties.last_enqueued_sequence_number < 0:
+            return EventPosition.earliest()
+        return EventPosition.from_sequence_number(
+            properties.last_enqueued_sequence_number, is_inclusive=False
+        )

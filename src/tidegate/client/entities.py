@@ -1,0 +1,70 @@
+"""What a client is told about hubs and partitions, and about events that could not be sent: values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from tidegate.model.errors import TidegateError
+
+
+@dataclass(frozen=True, slots=True)
+class EventHubProperties:
+    """An event hub as its service describes it."""
+
+    name: str
+    created_at: datetime
+    """Aware, in UTC."""
+    partition_ids: tuple[str, ...]
+    """In the order of their numbers: "0", "1", …"""
+    retention_hours: int | None = None
+    """How long events are kept; None where the service does not tell (Azure)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionProperties:
+    """Where a partition's log begins and ends, at one moment."""
+
+    event_hub: str
+    partition_id: str
+    begin_sequence_number: int
+    """The first event still held; where none is, the number that the next one gets (Tidegate)."""
+    last_enqueued_sequence_number: int
+    """-1 where no event was ever enqueued."""
+    last_enqueued_offset: str
+    last_enqueued_time: datetime | None
+    """Aware, in UTC; None where no event was ever enqueued."""
+    is_empty: bool
+    """True where no event is held: none came, or retention removed all."""
+
+    @property
+    def next_sequence_number(self) -> int:
+        """One past the last event: the end of the half-open range that the partition holds."""
+        return self.last_enqueued_sequence_number + 1
+
+
+@dataclass(frozen=True, slots=True)
+class FailedEvents:
+    """Events of one batch that were finally not acknowledged."""
+
+    partition_id: str
+    error: TidegateError
+    """Why. After a BrokenError or an OperationTimeoutError the service may nevertheless have stored them."""
+    events: tuple[bytes, ...] = field(repr=False)
+    """The encoded events, in the order they were given; ``tidegate.wire.event_codec.decode_event`` reads
+    them.
+    """
+
+
+class SendFailedError(TidegateError):
+    """Buffered events were finally not acknowledged; ``failed`` holds them, with the reason of each batch."""
+
+    def __init__(self, failed: tuple[FailedEvents, ...]) -> None:
+        count = sum(len(batch.events) for batch in failed)
+        partitions = ", ".join(sorted({batch.partition_id for batch in failed}))
+        super().__init__(
+            f"{count} events for partition {partitions} were not acknowledged: {failed[0].error}",
+            next_step="They are in this error's failed attribute: send them again, or keep them.",
+        )
+        self.failed = failed
+        """One item per batch, in the order of failing."""

@@ -1,0 +1,420 @@
+"""``EventHubProducer``: events in, acknowledged batches out.
+
+One path for everything: whatever is sent becomes batches of one partition, in order, each drained by that
+partition's ``PartitionSender``. A partition key is hashed here, with the service's own hash, so that events
+of different keys share a batch; the key stays inside each event. Events with neither key nor partition take
+turns over the partitions, a batch each.
+
+``send`` and ``send_batch`` wait for the acknowledgement. ``enqueue…`` only put events into a bounded buffer;
+``flush`` and ``on_error`` say what became of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Iterable
+from itertools import repeat
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from tidegate.client.batching import (
+    BatchAccumulator,
+    EventDataBatch,
+    check_destination,
+    check_size,
+    encode_batch,
+    encode_section,
+    largest_batch_bytes,
+)
+from tidegate.client.connector import Connector
+from tidegate.client.entities import EventHubProperties, FailedEvents, SendFailedError
+from tidegate.client.management import read_event_hub
+from tidegate.client.namespace import Namespace, event_hub_of
+from tidegate.client.partition_sender import OutgoingBatch, PartitionSender
+from tidegate.client.retry import RetryPolicy
+from tidegate.model.clock import Clock
+from tidegate.model.connection_string import ConnectionString
+from tidegate.model.errors import ClosedError, InvalidArgumentError, NotFoundError, WouldBlockError
+from tidegate.model.events import EventData
+from tidegate.model.limits import EVENT_BYTES_MAX
+from tidegate.model.partition_key import partition_for_key
+from tidegate.wire.addresses import NodeAddress, entity_audience
+
+_BUFFER_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Our choice: a second of a fast producer, and small beside any machine's memory."""
+_LINGER_MS: Final = 5.0
+"""Our choice: unnoticed by people, and long enough to fill batches from any steady stream."""
+_EVENTS_PER_TURN: Final = 512
+"""How many events ``enqueue_many`` takes before it lets the loop send: about a millisecond's work."""
+
+
+class _Lane:
+    """One partition as the producer sees it: the batch being filled, and the sender of full ones."""
+
+    __slots__ = ("accumulator", "linger", "sender")
+
+    def __init__(self, sender: PartitionSender, bytes_max: int) -> None:
+        self.sender = sender
+        self.accumulator = BatchAccumulator(bytes_max)
+        self.linger: asyncio.TimerHandle | None = None
+
+
+class EventHubProducer:
+    """Sends events to one event hub. Use as ``async with``, or ``close`` it: closing flushes.
+
+    Order: events for one partition are stored in the order in which they were given, whichever method gave
+    them. Where the service is Tidegate, each is stored once, however often the line breaks; elsewhere a batch
+    whose acknowledgement was lost may be stored twice.
+    Not thread-safe: use it on one event loop.
+    """
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        event_hub: str,
+        *,
+        linger_ms: float = _LINGER_MS,
+        batch_bytes_max: int = EVENT_BYTES_MAX,
+        buffer_bytes_max: int = _BUFFER_BYTES_MAX,
+        is_idempotent: bool = True,
+        on_error: Callable[[FailedEvents], None] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Connects when first used.
+
+        linger_ms: how long a buffered event may wait for its batch to fill. batch_bytes_max: most encoded
+        bytes per batch. buffer_bytes_max: most encoded bytes of buffered events not yet acknowledged.
+        is_idempotent: number the batches where the service offers it. on_error: called on the event loop with
+        each batch of buffered events that finally failed; without it ``flush`` raises them.
+        """
+        if linger_ms < 0 or batch_bytes_max <= 0 or buffer_bytes_max <= 0:
+            raise InvalidArgumentError("linger_ms, batch_bytes_max and buffer_bytes_max cannot be negative.")
+        self.event_hub = event_hub
+        self._connector = Connector(namespace, clock=clock)
+        self._audience = entity_audience(namespace.host, event_hub)
+        self._linger_s = linger_ms / 1000.0
+        self._batch_bytes_max = min(largest_batch_bytes(None), batch_bytes_max)
+        self._buffer_bytes_max = buffer_bytes_max
+        self._is_idempotent = is_idempotent
+        self._on_error = on_error
+        self._properties: EventHubProperties | None = None
+        self._lanes: list[_Lane] = []
+        self._lanes_by_id: dict[str, _Lane] = {}
+        self._start_lock = asyncio.Lock()
+        self._turn = 0
+        self._buffered_bytes = 0
+        self._changed = asyncio.Event()
+        """Set whenever a batch is done: wakes those who wait for room or for a flush."""
+        self._failed: list[FailedEvents] = []
+        self._is_closed = False
+
+    @classmethod
+    def from_connection_string(
+        cls,
+        connection_string: str | ConnectionString,
+        event_hub: str | None = None,
+        *,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen, therefore safe to share
+        timeout_s: float = 60.0,
+        ssl_context: ssl.SSLContext | None = None,
+        ca_file: str | Path | None = None,
+        linger_ms: float = _LINGER_MS,
+        batch_bytes_max: int = EVENT_BYTES_MAX,
+        buffer_bytes_max: int = _BUFFER_BYTES_MAX,
+        is_idempotent: bool = True,
+        on_error: Callable[[FailedEvents], None] | None = None,
+    ) -> Self:
+        """A producer for ``event_hub`` (None: the connection string's EntityPath).
+
+        The other arguments are those of ``Namespace.from_connection_string`` and of the constructor.
+        """
+        namespace = Namespace.from_connection_string(
+            connection_string, retry=retry, timeout_s=timeout_s, ssl_context=ssl_context, ca_file=ca_file
+        )
+        return cls(
+            namespace,
+            event_hub_of(connection_string, event_hub),
+            linger_ms=linger_ms,
+            batch_bytes_max=batch_bytes_max,
+            buffer_bytes_max=buffer_bytes_max,
+            is_idempotent=is_idempotent,
+            on_error=on_error,
+        )
+
+    # --- one batch, acknowledged --------------------------------------------------------------------------
+
+    async def send(
+        self,
+        events: Iterable[EventData],
+        *,
+        partition_key: str | None = None,
+        partition_id: str | None = None,
+    ) -> None:
+        """Send events as one batch and return once the service has stored them; all of them or none.
+
+        Raises EventTooLargeError before anything is sent, NotFoundError (hub, partition), UnauthorizedError,
+        and after the retries BrokenError, OperationTimeoutError or ServerBusyError.
+        Cancellation: the batch may still be stored; the producer stays usable.
+        """
+        await self._start()
+        batch = encode_batch(
+            events,
+            partition_key=partition_key,
+            partition_id=partition_id,
+            bytes_max=self._batch_bytes_max,
+        )
+        await self.send_batch(batch)
+
+    async def create_batch(
+        self,
+        *,
+        partition_key: str | None = None,
+        partition_id: str | None = None,
+        bytes_max: int | None = None,
+    ) -> EventDataBatch:
+        """An empty batch to fill with ``try_add`` and to give to ``send_batch``.
+
+        bytes_max: None takes the largest that the service allows; InvalidArgumentError where it is larger.
+        """
+        if bytes_max is not None and not 0 < bytes_max <= self._batch_bytes_max:
+            raise InvalidArgumentError(
+                f"A batch of {bytes_max} bytes is not between 1 and {self._batch_bytes_max}."
+            )
+        return EventDataBatch(
+            bytes_max=bytes_max or self._batch_bytes_max,
+            partition_key=partition_key,
+            partition_id=partition_id,
+        )
+
+    async def send_batch(self, batch: EventDataBatch) -> None:
+        """Send a batch and return once the service has stored it; see ``send``. An empty one does nothing."""
+        if not len(batch):
+            return
+        await self._start()
+        lane = self._lane_for(batch.partition_key, batch.partition_id)
+        self._seal(lane)  # what was enqueued before for this partition goes first
+        outgoing = OutgoingBatch(list(batch.sections), batch.size_bytes)
+        outgoing.acknowledged = asyncio.get_running_loop().create_future()
+        self._buffered_bytes += outgoing.size_bytes
+        lane.sender.submit(outgoing)
+        try:
+            await outgoing.acknowledged
+        except asyncio.CancelledError:
+            if lane.sender.withdraw(outgoing):
+                self._on_done(outgoing)
+            raise
+
+    # --- buffered -----------------------------------------------------------------------------------------
+
+    async def enqueue(
+        self, event: EventData, *, partition_key: str | None = None, partition_id: str | None = None
+    ) -> None:
+        """Put an event into the buffer, once it has room; it is sent when its batch fills or lingered.
+
+        Raises EventTooLargeError, NotFoundError (hub, partition), UnauthorizedError; and SendFailedError with
+        earlier events that failed, which is then not raised by ``flush`` again.
+        Cancellation: the event is not in the buffer.
+        """
+        await self._start()
+        self._raise_failed()
+        await self._wait_room()
+        self.enqueue_nowait(event, partition_key=partition_key, partition_id=partition_id)
+
+    def enqueue_nowait(
+        self, event: EventData, *, partition_key: str | None = None, partition_id: str | None = None
+    ) -> None:
+        """As ``enqueue``, without waiting.
+
+        Raises WouldBlockError where the buffer is full or the producer has not connected yet (``start``).
+        """
+        if self._buffered_bytes >= self._buffer_bytes_max or not self._lanes:
+            self._raise_if_closed()
+            raise WouldBlockError(
+                "The buffer is full." if self._lanes else "The producer is not connected yet.",
+                next_step="Await enqueue, or flush." if self._lanes else "Await start first.",
+            )
+        self._add(event, partition_key, partition_id)
+
+    async def enqueue_many(
+        self,
+        events: Iterable[EventData],
+        *,
+        partition_keys: Iterable[str | None] | None = None,
+        partition_key: str | None = None,
+        partition_id: str | None = None,
+    ) -> int:
+        """Put many events into the buffer; the fast way in, because only a full buffer is waited for.
+
+        partition_keys: the key of each event, in the same order; instead of one ``partition_key`` for all.
+        Returns how many events were taken. Raises as ``enqueue``; those before the one at fault are buffered.
+        Cancellation: a beginning of the events is in the buffer.
+        """
+        if partition_keys is not None and (partition_key is not None or partition_id is not None):
+            raise InvalidArgumentError("Give partition_keys, or partition_key or partition_id.")
+        await self._start()
+        self._raise_failed()
+        keys = partition_keys if partition_keys is not None else repeat(partition_key)
+        count = 0
+        until_turn = _EVENTS_PER_TURN
+        for event, key in zip(events, keys, strict=False):
+            if self._buffered_bytes >= self._buffer_bytes_max:
+                await self._wait_room()
+            self._add(event, key, partition_id)
+            count += 1
+            until_turn -= 1
+            if not until_turn:
+                until_turn = _EVENTS_PER_TURN
+                await asyncio.sleep(0)
+        return count
+
+    async def flush(self) -> None:
+        """Send what is buffered now and return once all of it is acknowledged or has failed.
+
+        Raises SendFailedError with the failed events since the last flush, unless ``on_error`` takes them.
+        Cancellation: sending goes on.
+        """
+        for lane in self._lanes:
+            self._seal(lane)
+        while not all(lane.sender.is_idle for lane in self._lanes):
+            self._changed.clear()
+            await self._changed.wait()
+        self._raise_failed()
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Encoded bytes of events that are not acknowledged yet."""
+        return self._buffered_bytes
+
+    # --- life ---------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connect and learn the hub's partitions; every sending method does it by itself when needed.
+
+        Raises NotFoundError, UnauthorizedError, BrokenError and OperationTimeoutError (after the retries).
+        """
+        await self._start()
+
+    async def get_event_hub_properties(self) -> EventHubProperties:
+        """The hub's name, age and partitions, as the service says now."""
+        self._raise_if_closed()
+        return await read_event_hub(self._connector, self._audience, self.event_hub)
+
+    async def close(self) -> None:
+        """Flush and close. Idempotent. Raises as ``flush``; the producer is closed nevertheless.
+
+        Cancellation: the producer is closed without waiting for what is left, which fails with ClosedError.
+        """
+        if self._is_closed:
+            return
+        try:
+            await self.flush()
+        finally:
+            self._is_closed = True
+            for lane in self._lanes:
+                self._seal(lane)
+                lane.sender.close(ClosedError("The producer was closed before the service answered."))
+            await self._connector.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else f"{len(self._lanes)} partitions"
+        return f"<EventHubProducer {self.event_hub} {state} buffered={self._buffered_bytes}>"
+
+    # --- inside -------------------------------------------------------------------------------------------
+
+    def _raise_if_closed(self) -> None:
+        if self._is_closed:
+            raise ClosedError("The producer is closed.")
+
+    def _raise_failed(self) -> None:
+        failed, self._failed = self._failed, []
+        if failed:
+            raise SendFailedError(tuple(failed))
+
+    async def _start(self) -> None:
+        self._raise_if_closed()
+        if self._lanes:
+            return
+        async with self._start_lock:
+            if self._lanes:
+                return
+            properties = await self.get_event_hub_properties()
+            for partition_id in properties.partition_ids:
+                sender = PartitionSender(
+                    self._connector,
+                    address=NodeAddress.for_sending(self.event_hub, partition_id=partition_id).format(),
+                    audience=self._audience,
+                    partition_id=partition_id,
+                    is_idempotent=self._is_idempotent,
+                    on_done=self._on_done,
+                    on_failed=self._on_failed,
+                )
+                self._lanes_by_id[partition_id] = lane = _Lane(sender, self._batch_bytes_max)
+                self._lanes.append(lane)
+
+    def _lane_for(self, partition_key: str | None, partition_id: str | None) -> _Lane:
+        if partition_key is not None:
+            check_destination(partition_key, partition_id)
+            return self._lanes[partition_for_key(partition_key, len(self._lanes))]
+        if partition_id is not None:
+            lane = self._lanes_by_id.get(partition_id)
+            if lane is None:
+                raise NotFoundError(
+                    f"The event hub {self.event_hub!r} has no partition {partition_id!r}.",
+                    next_step=f"Its partitions are {', '.join(self._lanes_by_id)}.",
+                )
+            return lane
+        # Without a key: one lane until its batch is full or lingered (``_seal`` moves on), then the next.
+        return self._lanes[self._turn % len(self._lanes)]
+
+    def _add(self, event: EventData, partition_key: str | None, partition_id: str | None) -> None:
+        """The hot path of buffering: encode, find the lane, append."""
+        lane = self._lane_for(partition_key, partition_id)
+        section = encode_section(event, partition_key)
+        accumulator = lane.accumulator
+        if not accumulator.try_add(section):
+            check_size(section, accumulator.bytes_max)
+            self._seal(lane)
+            accumulator.try_add(section)
+        self._buffered_bytes += len(section)
+        if lane.linger is None:
+            lane.linger = asyncio.get_running_loop().call_later(self._linger_s, self._seal, lane)
+
+    def _seal(self, lane: _Lane) -> None:
+        """Hand the batch being filled to the lane's sender."""
+        if lane.linger is not None:
+            lane.linger.cancel()
+            lane.linger = None
+        size_bytes = lane.accumulator.size_bytes
+        if size_bytes:
+            lane.sender.submit(OutgoingBatch(lane.accumulator.take(), size_bytes))
+            self._turn += 1
+
+    async def _wait_room(self) -> None:
+        while self._buffered_bytes >= self._buffer_bytes_max:
+            self._changed.clear()
+            await self._changed.wait()
+            self._raise_if_closed()
+            self._raise_failed()
+
+    def _on_done(self, batch: OutgoingBatch) -> None:
+        self._buffered_bytes -= batch.size_bytes
+        self._changed.set()
+
+    def _on_failed(self, failed: FailedEvents) -> None:
+        if self._on_error is not None:
+            self._on_error(failed)
+        else:
+            self._failed.append(failed)

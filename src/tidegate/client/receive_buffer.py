@@ -1,0 +1,100 @@
+"""What a receiver has fetched and not yet handed out, and how much more it should ask for. Pure.
+
+Events lie here encoded, in the chunks in which they arrived; a chunk is cut only where somebody wants fewer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from tidegate.wire.encoded_events import EncodedEvents
+
+_CREDIT_MAX: Final = 4096
+"""Deliveries under way at most: enough for the smallest events on a slow line."""
+_DELIVERY_BYTES_DECAY: Final = 0.9
+"""How fast a large delivery is forgotten when small ones follow."""
+
+
+class ReceiveBuffer:
+    """Chunks of events in the order of their sequence numbers."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[tuple[EncodedEvents, int]] = deque()
+        """Each with its bytes, whose sum is not free."""
+        self._position = 0
+        """Events of the first chunk that were handed out."""
+        self.event_count = 0
+        self.size_bytes = 0
+        """Approximate once a chunk is partly handed out: it counts in the part that is left."""
+
+    def add(self, chunk: EncodedEvents) -> None:
+        """Append a chunk; an empty one leaves no trace."""
+        if len(chunk):
+            size_bytes = chunk.size_bytes
+            self._chunks.append((chunk, size_bytes))
+            self.event_count += len(chunk)
+            self.size_bytes += size_bytes
+
+    def take(self, events_max: int) -> EncodedEvents:
+        """Remove and return up to ``events_max`` events from the front; of length 0 where there are none."""
+        taken: list[EncodedEvents] = []
+        left = min(events_max, self.event_count)
+        while left > 0:
+            (chunk, size_bytes), start = self._chunks[0], self._position
+            count = min(left, len(chunk) - start)
+            if start + count == len(chunk):
+                self._chunks.popleft()
+                self._position = 0
+            else:
+                self._position = start + count
+            part = chunk if count == len(chunk) else chunk[start : start + count]
+            self.size_bytes -= size_bytes * count // len(chunk)
+            self.event_count -= count
+            left -= count
+            taken.append(part)
+        if not self.event_count:
+            self.size_bytes = 0  # the divisions above may have left some
+        return taken[0] if len(taken) == 1 else EncodedEvents.joined(taken)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._chunks.clear()
+        self._position = self.event_count = self.size_bytes = 0
+
+
+class PrefetchWindow:
+    """Decides about credit: keeps fetched and expected bytes near a bound without knowing sizes beforehand.
+
+    A delivery's size is estimated from those that came: the largest lately. Credit is renewed when half of
+    the window is free, so that flows are rare.
+    """
+
+    def __init__(self, *, bytes_max: int, events_max: int | None, delivery_bytes: int) -> None:
+        """events_max: where each delivery is one event, most events; None where it is a batch.
+
+        delivery_bytes: what to expect of a delivery before the first came.
+        """
+        self._bytes_max = bytes_max
+        self._events_max = events_max
+        self._delivery_bytes = float(max(1, delivery_bytes))
+
+    def observe(self, deliveries: int, size_bytes: int) -> None:
+        """Note what deliveries that came together weighed."""
+        average = size_bytes / max(1, deliveries)
+        self._delivery_bytes = max(1.0, average, self._delivery_bytes * _DELIVERY_BYTES_DECAY)
+
+    def decide_credit(self, *, outstanding: int, buffered_events: int, buffered_bytes: int) -> int:
+        """How many more deliveries to allow now; 0 while the window is more than half used."""
+        window = self._deliveries(self._bytes_max)
+        free = self._deliveries(self._bytes_max - buffered_bytes)
+        if self._events_max is not None:
+            window = min(window, self._events_max)
+            free = min(free, self._events_max - buffered_events)
+        if buffered_events == 0:
+            free = max(1, free)  # a single delivery larger than the window must still come through
+        wanted = free - outstanding
+        return wanted if wanted > 0 and 2 * wanted >= min(window, _CREDIT_MAX) else 0
+
+    def _deliveries(self, size_bytes: int) -> int:
+        return max(0, min(_CREDIT_MAX, int(size_bytes / self._delivery_bytes)))

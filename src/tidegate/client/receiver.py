@@ -1,0 +1,396 @@
+"""``PartitionReceiver``: the events of one partition, in order, from a position on, through broken lines.
+
+Theory of operation
+-------------------
+A task keeps the link attached and fills a bounded buffer; ``receive…`` empties it. After a break the link is
+attached again at the number behind the last event in the buffer, so nothing is skipped or repeated. Events
+that come twice nevertheless are dropped. A jump in the numbers is looked into: where retention overtook the
+reader it is an error, because silence would be a loss; where the log itself has holes (compacted hubs on
+Azure) the reader goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Final, Self
+
+from tidegate.amqp.events import Delivery
+from tidegate.amqp.link import ReceiverLink
+from tidegate.amqp.performatives import Attach, Source
+from tidegate.client.connection import LinkHandler, LiveConnection
+from tidegate.client.connector import AuthorizedConnection, Connector
+from tidegate.client.management import read_partition
+from tidegate.client.receive_buffer import PrefetchWindow, ReceiveBuffer
+from tidegate.model.errors import (
+    BrokenError,
+    ClosedError,
+    InvalidArgumentError,
+    PositionOutOfRangeError,
+    ProtocolError,
+    ReceiverStolenError,
+    TidegateError,
+)
+from tidegate.model.events import ReceivedEvent
+from tidegate.model.limits import EVENT_BYTES_MAX
+from tidegate.model.position import EventPosition, PositionKind
+from tidegate.wire.encoded_events import EncodedEvents, events_of_batch, events_of_deliveries
+from tidegate.wire.event_codec import decode_event
+from tidegate.wire.names import BATCH_DELIVERY_CAPABILITY, EPOCH, RECEIVER_NAME
+from tidegate.wire.selector import selector_filter
+
+PREFETCH_EVENTS: Final = 3000
+PREFETCH_BYTES: Final = 16 * 1024 * 1024
+"""Our choice: some tens of milliseconds of a fast reader."""
+_FIRST_CREDIT: Final = 300
+"""Events asked for before any size is known; what azure-eventhub 5.15.1 keeps prefetched."""
+
+
+class PartitionReceiver(LinkHandler):
+    """Reads one partition. Get one from ``EventHubConsumer.open_receiver``; ``async with`` or ``close`` it.
+
+    Not for several readers at once: each event goes to one ``receive`` call.
+    """
+
+    def __init__(
+        self,
+        connector: Connector,
+        *,
+        event_hub: str,
+        partition_id: str,
+        address: str,
+        audience: str,
+        hub_audience: str,
+        position: EventPosition,
+        owner_level: int | None,
+        receiver_name: str | None,
+        prefetch_events: int,
+        prefetch_bytes: int,
+        is_batch_delivery_wanted: bool,
+        must_start_at_position: bool,
+    ) -> None:
+        """For ``EventHubConsumer``; call ``start`` before anything else."""
+        if prefetch_events <= 0 or prefetch_bytes <= 0:
+            raise InvalidArgumentError("prefetch_events and prefetch_bytes must be at least 1.")
+        self.event_hub = event_hub
+        self.partition_id = partition_id
+        self._connector = connector
+        self._address = address
+        self._audience = audience
+        self._hub_audience = hub_audience
+        self._position = position
+        self._owner_level = owner_level
+        self._receiver_name = receiver_name
+        self._prefetch_events = prefetch_events
+        self._prefetch_bytes = prefetch_bytes
+        self._is_batch_delivery_wanted = is_batch_delivery_wanted
+        self._is_batched = False
+        self._buffer = ReceiveBuffer()
+        self._window = self._new_window()
+        self._next: int | None = None
+        """The number that must come next; None while only the service knows where the position lies."""
+        if must_start_at_position and position.kind is PositionKind.SEQUENCE_NUMBER:
+            assert isinstance(position.value, int)
+            self._next = position.value if position.is_inclusive else position.value + 1
+        self._jump: int | None = None
+        """The number that came where ``_next`` was due."""
+        self._connection: LiveConnection | None = None
+        self._link: ReceiverLink | None = None
+        self._is_attached = False
+        self._break: TidegateError | None = None
+        """Why the link is gone; None while it is attached."""
+        self._failure: TidegateError | None = None
+        """Why the receiver is over; None while it is not."""
+        self._has_progressed = False
+        self._changed = asyncio.Event()
+        """Something arrived or ended: for whoever receives."""
+        self._link_changed = asyncio.Event()
+        """The link was attached or is gone: for the task that keeps it."""
+
+    # --- receiving ----------------------------------------------------------------------------------------
+
+    async def receive(self, max_events: int = 1000, max_wait_s: float | None = None) -> list[ReceivedEvent]:
+        """Up to ``max_events`` events as soon as there is one; [] where none came within ``max_wait_s``.
+
+        max_wait_s: seconds; None waits for as long as it takes. Contents are decoded when first asked for.
+        Raises ReceiverStolenError at once; after the events that arrived before: PositionOutOfRangeError
+        (retention overtook this reader), and what a reconnection finally failed with.
+        Cancellation: no event is lost; the next call returns it.
+        """
+        encoded = await self.receive_encoded(max_events, max_wait_s)
+        partition_id = self.partition_id
+        return [
+            ReceivedEvent(
+                partition_id=partition_id,
+                sequence_number=sequence_number,
+                offset=offset,
+                enqueued_time_ms=enqueued_time_ms,
+                encoded=message,
+                decode=decode_event,
+            )
+            for sequence_number, offset, enqueued_time_ms, message in zip(
+                encoded.sequence_numbers,
+                encoded.offsets,
+                encoded.enqueued_times_ms,
+                encoded.messages,
+                strict=True,
+            )
+        ]
+
+    async def receive_encoded(
+        self, max_events: int = 10_000, max_wait_s: float | None = None
+    ) -> EncodedEvents:
+        """As ``receive``, without an object per event; of length 0 where nothing came in time."""
+        if max_events <= 0:
+            raise InvalidArgumentError(f"At least one event must be asked for, not {max_events}.")
+        if not self._buffer.event_count:
+            await self._wait_events(max_wait_s)
+        if isinstance(self._failure, (ReceiverStolenError, ClosedError)):
+            raise self._failure  # what is buffered belongs to somebody else, or to nobody
+        if not self._buffer.event_count and self._failure is not None:
+            raise self._failure
+        taken = self._buffer.take(max_events)
+        self._renew_credit()
+        return taken
+
+    async def __aiter__(self) -> AsyncIterator[ReceivedEvent]:
+        """Every event from here on, for as long as the receiver lives."""
+        while True:
+            for event in await self.receive():
+                yield event
+
+    @property
+    def next_sequence_number(self) -> int | None:
+        """One past the last event fetched (handed out or buffered); None before the first."""
+        return self._next
+
+    @property
+    def buffered_event_count(self) -> int:
+        """Events that ``receive`` would return at once."""
+        return self._buffer.event_count
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was closed, stolen or given up."""
+        return self._failure is not None
+
+    async def close(self) -> None:
+        """Detach. Buffered events are dropped; open another receiver behind the last one handled."""
+        self.close_nowait()
+
+    def close_nowait(self) -> None:
+        """As ``close``, from where nothing can be awaited."""
+        self._fail(ClosedError("The receiver is closed."))
+        self._buffer.clear()
+        self._detach()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        state = "over" if self._failure else "attached" if self._is_attached else "detached"
+        buffered = self._buffer.event_count
+        return f"<PartitionReceiver {self._address} {state} next={self._next} buffered={buffered}>"
+
+    # --- keeping the link ---------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Attach, with retries, and keep attached from then on. Called once, by the consumer."""
+        try:
+            await self._connector.run(f"the attach of {self._address}", self._attach)
+        except BaseException as error:
+            self._fail(error if isinstance(error, TidegateError) else ClosedError("Opening was cancelled."))
+            self._detach()
+            raise
+        self._connector.tasks.start(self._keep_attached(), name=f"receiver of {self._address}")
+
+    async def _keep_attached(self) -> None:
+        retries_done = 0
+        while self._failure is None:
+            self._link_changed.clear()
+            if self._break is None and self._jump is None:
+                await self._link_changed.wait()
+                continue
+            if self._has_progressed:
+                retries_done = 0
+            self._has_progressed = False
+            try:
+                if self._break is not None and not self._break.is_transient:
+                    raise self._break
+                if self._jump is not None:
+                    await self._look_into_jump()
+                await self._connector.run_once(f"the attach of {self._address}", self._attach)
+            except TidegateError as error:
+                if not self._connector.namespace.retry.decide_retry(error, retries_done=retries_done):
+                    self._fail(error)
+                    return
+                retries_done += 1
+                await self._connector.wait_before_retry(retries_done, error)
+
+    async def _attach(self, authorized: AuthorizedConnection) -> None:
+        await authorized.authorize(self._audience)
+        properties: dict[str, object] = {}
+        if self._owner_level is not None:
+            properties[EPOCH] = self._owner_level
+        if self._receiver_name is not None:
+            properties[RECEIVER_NAME] = self._receiver_name
+        self._detach()
+        self._break = None
+        self._is_attached = False
+        self._connection = authorized.connection
+        self._link = authorized.connection.attach_receiver(
+            Source(address=self._address, filter=selector_filter(self._resume_position())),
+            self,
+            properties=properties,
+            desired_capabilities=(BATCH_DELIVERY_CAPABILITY,) if self._is_batch_delivery_wanted else (),
+        )
+        try:
+            while not self._is_attached:
+                self._link_changed.clear()
+                await self._link_changed.wait()
+                if self._break is not None:
+                    raise self._break
+                if self._failure is not None:
+                    raise self._failure
+        except BaseException:
+            self._detach()
+            if self._break is None:
+                self._break = BrokenError(f"The attach of {self._address} was given up.")
+            raise
+
+    def _resume_position(self) -> EventPosition:
+        if self._next is None:
+            return self._position
+        return EventPosition.from_sequence_number(self._next)
+
+    async def _look_into_jump(self) -> None:
+        """Go on behind a hole in the log; raise PositionOutOfRangeError where retention made it."""
+        assert self._next is not None
+        assert self._jump is not None
+        properties = await read_partition(
+            self._connector, self._hub_audience, self.event_hub, self.partition_id
+        )
+        if properties.begin_sequence_number > self._next:
+            raise PositionOutOfRangeError(
+                f"Partition {self.partition_id} of {self.event_hub!r} no longer holds sequence number"
+                f" {self._next}: the first available is {properties.begin_sequence_number}.",
+                next_step="Retention removed it before it was read: start from the first available,"
+                " and keep events longer or read faster.",
+            )
+        self._next = self._jump
+        self._jump = None
+
+    def _detach(self) -> None:
+        link, self._link = self._link, None
+        if link is not None and self._connection is not None:
+            self._connection.detach(link)
+
+    def _fail(self, error: TidegateError) -> None:
+        if self._failure is None:
+            self._failure = error
+        self._changed.set()
+        self._link_changed.set()
+
+    # --- what the link says -------------------------------------------------------------------------------
+
+    def on_attached(self, attach: Attach) -> None:
+        """The service agreed: note how it will deliver, and ask for events."""
+        self._is_attached = True
+        self._is_batched = BATCH_DELIVERY_CAPABILITY in attach.offered_capabilities
+        self._window = self._new_window()
+        self._renew_credit()
+        self._link_changed.set()
+
+    def on_detached(self, error: TidegateError) -> None:
+        """The link is gone: attach again, or end with the reason."""
+        self._link = None
+        self._is_attached = False
+        self._break = error
+        if isinstance(error, ReceiverStolenError) or self._connector.is_closed:
+            self._fail(error)
+        self._link_changed.set()
+
+    def on_deliveries(self, deliveries: list[Delivery]) -> None:
+        """Put events into the buffer, as far as they are the next ones."""
+        if self._jump is not None or self._failure is not None:
+            return
+        link = self._link
+        if link is not None and not deliveries[0].is_settled:
+            link.settle(deliveries[0].delivery_id, deliveries[-1].delivery_id)
+        payloads = [delivery.payload for delivery in deliveries]
+        try:
+            if self._is_batched:
+                for payload in payloads:
+                    self._add(events_of_batch(payload))
+            else:
+                self._add(events_of_deliveries(payloads))
+        except ProtocolError as error:
+            self._fail(error)
+            self._detach()
+            return
+        self._window.observe(len(payloads), sum(map(len, payloads)))
+        self._has_progressed = True
+        self._renew_credit()
+        self._changed.set()
+
+    def _add(self, chunk: EncodedEvents) -> None:
+        if self._jump is not None:
+            return
+        numbers = chunk.sequence_numbers
+        if self._next is not None and numbers[0] != self._next:
+            if numbers[0] > self._next:
+                self._jump = numbers[0]
+                self._link_changed.set()
+                return
+            seen = sum(1 for number in numbers if number < self._next)
+            chunk = chunk[seen:]
+            if not len(chunk):
+                return
+            self._add(chunk)
+            return
+        self._buffer.add(chunk)
+        self._next = numbers[-1] + 1
+
+    def _renew_credit(self) -> None:
+        link = self._link
+        if link is None or not self._is_attached or self._jump is not None:
+            return
+        credit = self._window.decide_credit(
+            outstanding=link.outstanding_credit,
+            buffered_events=self._buffer.event_count,
+            buffered_bytes=self._buffer.size_bytes,
+        )
+        if credit:
+            assert self._connection is not None
+            link.grant_credit(credit)
+            self._connection.flush()
+
+    def _new_window(self) -> PrefetchWindow:
+        if self._is_batched:
+            return PrefetchWindow(
+                bytes_max=self._prefetch_bytes, events_max=None, delivery_bytes=EVENT_BYTES_MAX
+            )
+        return PrefetchWindow(
+            bytes_max=self._prefetch_bytes,
+            events_max=self._prefetch_events,
+            delivery_bytes=self._prefetch_bytes // _FIRST_CREDIT,
+        )
+
+    async def _wait_events(self, max_wait_s: float | None) -> None:
+        """Return when there are events or the receiver is over, or after ``max_wait_s``."""
+        try:
+            async with asyncio.timeout(max_wait_s):
+                while not self._buffer.event_count and self._failure is None:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,189 @@
+"""Requests and responses over a pair of links: how ``$cbs`` and ``$management`` are spoken to.
+
+The receiver's target is an address of our own that each request names as its reply-to, as the official
+JavaScript client does it; the official Python client names none, and the service takes both.
+Source: the clients' behaviour as recorded in shared/wire.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from tidegate.amqp.events import Delivery
+from tidegate.amqp.link import ReceiverLink, SenderLink
+from tidegate.amqp.message import Message, Properties, decode_message, encode_message
+from tidegate.amqp.performatives import Attach, DeliveryState, Rejected, Source
+from tidegate.client.connection import LinkHandler, LiveConnection
+from tidegate.model.errors import BrokenError, ProtocolError, TidegateError
+from tidegate.wire.conditions import error_from_amqp
+
+_CREDIT: Final = 100
+"""Responses on their way at once."""
+
+
+class RequestChannel:
+    """A node that answers requests, on one connection. Make one with ``open``; it ends with the connection.
+
+    Requests may overlap; each gets the response with its own message-id.
+    """
+
+    def __init__(self, connection: LiveConnection, node: str) -> None:
+        self._connection = connection
+        self._node = node
+        self._reply_to = f"{node.strip('$')}-{uuid.uuid4()}"
+        self._numbers = itertools.count(1)
+        self._pending: dict[str, asyncio.Future[Message]] = {}
+        self._request_ids: dict[int, str] = {}
+        self._failure: TidegateError | None = None
+        self._changed = asyncio.Event()
+        self._attached = 0
+        self._sender: SenderLink | None = None
+        self._receiver: ReceiverLink | None = None
+
+    @classmethod
+    async def open(cls, connection: LiveConnection, node: str) -> RequestChannel:
+        """Attach both links. Raises what the service refuses them with. Cancellation: nothing is left."""
+        channel = cls(connection, node)
+        channel._receiver = connection.attach_receiver(
+            Source(address=node),
+            _ResponseHandler(channel),
+            name=channel._reply_to,
+            target_address=channel._reply_to,
+        )
+        try:
+            channel._sender = connection.attach_sender(node, _RequestHandler(channel))
+            await channel._wait(lambda: channel._attached == 2)
+            channel._receiver.grant_credit(_CREDIT)
+            connection.flush()
+            await channel._wait(lambda: channel._sendable() > 0)
+        except BaseException:
+            channel.close()
+            raise
+        return channel
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests can be sent now."""
+        return self._failure is None
+
+    async def request(self, message: Message) -> Message:
+        """Send a request (its message-id and reply-to are set here) and return the response, good or bad.
+
+        Raises BrokenError and what else ends the links. Cancellation: a response that comes later is dropped.
+        """
+        await self._wait(lambda: self._sendable() > 0)
+        assert self._sender is not None
+        message_id = f"{self._reply_to}:{next(self._numbers)}"
+        properties = replace(
+            message.properties or Properties(), message_id=message_id, reply_to=self._reply_to
+        )
+        response: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._pending[message_id] = response
+        delivery_id = self._sender.send(encode_message(replace(message, properties=properties)))
+        self._request_ids[delivery_id] = message_id
+        self._connection.flush()
+        try:
+            return await response
+        finally:
+            self._pending.pop(message_id, None)
+            self._request_ids.pop(delivery_id, None)
+
+    def close(self) -> None:
+        """Detach both links; requests under way end with BrokenError."""
+        self.fail(BrokenError(f"The link to {self._node} was closed."))
+        for link in (self._sender, self._receiver):
+            if link is not None:
+                self._connection.detach(link)
+
+    def fail(self, error: TidegateError) -> None:
+        """End all requests with ``error``; the first reason counts."""
+        if self._failure is None:
+            self._failure = error
+            self._changed.set()
+            for response in self._pending.values():
+                if not response.done():
+                    response.set_exception(error)
+
+    def on_attached(self) -> None:
+        """One of the two links is attached."""
+        self._attached += 1
+        self._changed.set()
+
+    def on_credit(self) -> None:
+        """More requests may be sent."""
+        self._changed.set()
+
+    def on_responses(self, deliveries: list[Delivery]) -> None:
+        """Hand each response to the request it belongs to."""
+        assert self._receiver is not None
+        for delivery in deliveries:
+            try:
+                message = decode_message(delivery.payload)
+            except ProtocolError as error:
+                self.fail(error)
+                return
+            if not delivery.is_settled:
+                self._receiver.settle(delivery.delivery_id, delivery.delivery_id)
+            correlation_id = message.properties.correlation_id if message.properties else None
+            response = self._pending.get(str(correlation_id))
+            if response is not None and not response.done():
+                response.set_result(message)
+        if self._receiver.outstanding_credit < _CREDIT // 2:
+            self._receiver.grant_credit(_CREDIT - self._receiver.outstanding_credit)
+
+    def on_request_settled(self, first: int, last: int, state: DeliveryState | None) -> None:
+        """A request that the service rejects outright gets no response: end it here."""
+        if not isinstance(state, Rejected):
+            return
+        for delivery_id in range(first, last + 1):
+            response = self._pending.get(self._request_ids.get(delivery_id, ""))
+            if response is not None and not response.done():
+                response.set_exception(error_from_amqp(state.error))
+
+    def _sendable(self) -> int:
+        return self._sender.sendable if self._sender is not None else 0
+
+    async def _wait(self, is_reached: Callable[[], bool]) -> None:
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            if is_reached():
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class _RequestHandler(LinkHandler):
+    def __init__(self, channel: RequestChannel) -> None:
+        self._channel = channel
+
+    def on_attached(self, attach: Attach) -> None:
+        self._channel.on_attached()
+
+    def on_detached(self, error: TidegateError) -> None:
+        self._channel.fail(error)
+
+    def on_credit(self) -> None:
+        self._channel.on_credit()
+
+    def on_settled(self, first_delivery_id: int, last_delivery_id: int, state: DeliveryState | None) -> None:
+        self._channel.on_request_settled(first_delivery_id, last_delivery_id, state)
+
+
+class _ResponseHandler(LinkHandler):
+    def __init__(self, channel: RequestChannel) -> None:
+        self._channel = channel
+
+    def on_attached(self, attach: Attach) -> None:
+        self._channel.on_attached()
+
+    def on_detached(self, error: TidegateError) -> None:
+        self._channel.fail(error)
+
+    def on_deliveries(self, deliveries: list[Delivery]) -> None:
+        self._channel.on_responses(deliveries)

@@ -1,0 +1,162 @@
+"""A TCP proxy that misbehaves on purpose: cuts lines, refuses connections, holds bytes back.
+
+    async with CuttingProxy(host, port, seed=7, cut_after_bytes=(1_000, 50_000)) as proxy:
+        client = … connect to proxy.host, proxy.port …
+
+Each connection through it is cut after a number of bytes (both directions together) that the seed decides,
+with a reset, so that what was under way is lost on both sides. ``cut_now`` cuts all at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import struct
+from types import TracebackType
+from typing import Self
+
+_CHUNK_BYTES = 65536
+_LINGER_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER on, zero seconds: close sends a reset and drops what is buffered."""
+
+
+class CuttingProxy:
+    """Listens on a free port of loopback and forwards to one address. ``async with`` it."""
+
+    def __init__(
+        self, host: str, port: int, *, seed: int = 0, cut_after_bytes: tuple[int, int] | None = None
+    ) -> None:
+        """cut_after_bytes: each connection ends after so many bytes, drawn from this range (both ends included);
+        None: only when told."""
+        self.host = "127.0.0.1"
+        self.port = 0
+        self.seed = seed
+        self.connection_count = 0
+        """Connections that were forwarded so far."""
+        self.cut_count = 0
+        """Connections that were cut so far."""
+        self._target = (host, port)
+        self._random = random.Random(seed)
+        self._cut_after_bytes = cut_after_bytes
+        self._server: asyncio.Server | None = None
+        self._lines: set[_Line] = set()
+        self._may_accept = True
+        self._flow = asyncio.Event()
+        self._flow.set()
+
+    def cut_now(self) -> int:
+        """Cut every connection; returns how many there were."""
+        lines = list(self._lines)
+        for line in lines:
+            line.cut()
+        return len(lines)
+
+    def refuse(self, is_refused: bool = True) -> None:
+        """Close new connections at once (True), or forward them again (False)."""
+        self._may_accept = not is_refused
+
+    def hold(self, is_held: bool = True) -> None:
+        """Stop forwarding, both ways, without closing anything (True), or go on (False)."""
+        if is_held:
+            self._flow.clear()
+        else:
+            self._flow.set()
+
+    def stop_cutting(self) -> None:
+        """Let present and new connections live."""
+        self._cut_after_bytes = None
+        for line in self._lines:
+            line.bytes_left = None
+
+    async def start(self) -> None:
+        """Listen; ``host`` and ``port`` are set afterwards."""
+        self._server = await asyncio.start_server(self._forward, self.host, 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        """Stop listening and cut what is left."""
+        self._flow.set()
+        if self._server is not None:
+            self._server.close()
+            self.cut_now()
+            await self._server.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self._may_accept:
+            _reset(writer)
+            return
+        try:
+            there_reader, there_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            _reset(writer)
+            return
+        limits = self._cut_after_bytes
+        line = _Line(writer, there_writer, self._random.randint(*limits) if limits else None)
+        self.connection_count += 1
+        self._lines.add(line)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pump(reader, there_writer, line))
+                group.create_task(self._pump(there_reader, writer, line))
+        finally:
+            self._lines.discard(line)
+            self.cut_count += line.is_cut
+            line.cut()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: _Line) -> None:
+        try:
+            while data := await reader.read(_CHUNK_BYTES):
+                await self._flow.wait()
+                if not line.may_pass(len(data)):
+                    break
+                writer.write(data)
+                await writer.drain()
+            if not line.is_cut and writer.can_write_eof():
+                writer.write_eof()
+        except OSError:
+            line.cut()
+
+
+class _Line:
+    """Both halves of one forwarded connection."""
+
+    def __init__(
+        self, here: asyncio.StreamWriter, there: asyncio.StreamWriter, bytes_left: int | None
+    ) -> None:
+        self.bytes_left = bytes_left
+        self.is_cut = False
+        self._writers = (here, there)
+
+    def may_pass(self, size: int) -> bool:
+        """Count bytes; cuts, and says False, when they were too many."""
+        if self.bytes_left is not None:
+            self.bytes_left -= size
+            if self.bytes_left < 0:
+                self.cut()
+        return not self.is_cut
+
+    def cut(self) -> None:
+        """Reset both halves."""
+        self.is_cut = True
+        for writer in self._writers:
+            _reset(writer)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    connection = writer.get_extra_info("socket")
+    if connection is not None and not writer.is_closing():
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
+    writer.transport.abort()
