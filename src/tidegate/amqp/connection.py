@@ -22,7 +22,14 @@ from typing import Final
 
 from tidegate.amqp.errors import CONNECTION_FORCED, FRAMING_ERROR, INTERNAL_ERROR, FramingError
 from tidegate.amqp.events import ConnectionClosed, ConnectionFailed, ConnectionOpened, Event
-from tidegate.amqp.frames import AMQP_FRAME, EMPTY_FRAME, FRAME_BYTES_MIN, FrameSplitter, encode_frame
+from tidegate.amqp.frames import (
+    AMQP_FRAME,
+    EMPTY_FRAME,
+    FRAME_BYTES_MIN,
+    FrameBounds,
+    FrameSplitter,
+    encode_frame,
+)
 from tidegate.amqp.negotiation import SASL_FRAME_BYTES_MAX, Negotiation
 from tidegate.amqp.performatives import (
     Begin,
@@ -134,6 +141,7 @@ class Connection:
         self._splitter = FrameSplitter(frame_bytes_max=SASL_FRAME_BYTES_MAX)
         self._sessions: dict[int, Session] = {}  # by our channel
         self._sessions_by_remote_channel: dict[int, Session] = {}
+        self._ended_channels: set[int] = set()  # the peer's
         self._local_error: Error | None = None
 
         self._received_at = now
@@ -300,6 +308,7 @@ class Connection:
         self._sessions.pop(session.local_channel, None)
         if session.remote_channel is not None:
             self._sessions_by_remote_channel.pop(session.remote_channel, None)
+            self._ended_channels.add(session.remote_channel)
 
     # --- receiving ---
 
@@ -334,34 +343,38 @@ class Connection:
                 return
             data = view.obj
             assert type(data) is bytes  # ``receive_data`` feeds nothing else
-            for frame_type, channel, start, until in frames:
-                if self.is_finished:
-                    return
-                if frame_type != AMQP_FRAME:
-                    raise FramingError(f"A frame of type {frame_type} came on an open connection.")
-                if start == until:
-                    continue  # an empty frame: only keeps the connection from timing out
+            position, count = 0, len(frames)
+            while position < count and not self.is_finished:
+                frame = frames[position]
+                if frame.frame_type != AMQP_FRAME:
+                    raise FramingError(f"A frame of type {frame.frame_type} came on an open connection.")
                 try:
-                    if is_transfer(data, start):
-                        self._receive_transfer(channel, data, start, until)
-                    else:
-                        self._receive_performative(channel, view[start:until], data, start, until)
+                    if is_transfer(data, frame.start):
+                        position = self._receive_transfers(data, frames, position)
+                        continue
+                    if frame.start < frame.until:  # an empty frame only keeps the line alive
+                        self._receive_performative(data, frames, position)
                 except SessionViolationError as error:
-                    self._end_violated_session(channel, error)
+                    self._end_violated_session(frame.channel, error)
+                position += 1
 
-    def _receive_transfer(self, channel: int, data: bytes, start: int, until: int) -> None:
+    def _receive_transfers(self, data: bytes, frames: list[FrameBounds], position: int) -> int:
+        """The transfer at ``position``, and what may go with it; returns the position after them."""
+        channel = frames[position].channel
         session = self._sessions_by_remote_channel.get(channel)
         if session is None or self.state is not ConnectionState.OPENED:
             self._step(ConnectionInput.RECEIVE_FRAME)
             session = self._session_at(channel)
-        session.receive_transfer(data, start, until)
+            if session is None:
+                return position + 1
+        return session.receive_transfers(data, frames, position)
 
-    def _receive_performative(
-        self, channel: int, body: memoryview, data: bytes, start: int, until: int
-    ) -> None:
+    def _receive_performative(self, data: bytes, frames: list[FrameBounds], position: int) -> None:
+        _, channel, start, until = frames[position]
+        body = memoryview(data)[start:until]
         performative, end = decode_performative(body)
         if isinstance(performative, Transfer):  # with an unusual descriptor
-            self._receive_transfer(channel, data, start, until)
+            self._receive_transfers(data, frames, position)
             return
         if end != len(body):
             raise FramingError(
@@ -377,10 +390,14 @@ class Connection:
                 return  # dropped
             if isinstance(performative, Begin):
                 self._receive_begin(performative, channel)
-            elif isinstance(performative, End):
-                self._session_at(channel).receive_end(performative)
+                return
+            session = self._session_at(channel)
+            if session is None:
+                return
+            if isinstance(performative, End):
+                session.receive_end(performative)
             else:
-                self._session_at(channel).receive_performative(performative)
+                session.receive_performative(performative)
 
     def _receive_open(self, remote: Open) -> None:
         self._step(ConnectionInput.RECEIVE_OPEN)
@@ -419,17 +436,24 @@ class Connection:
             if answered is None or answered.state not in (SessionState.BEGIN_SENT, SessionState.END_PIPE):
                 raise IllegalStateError(f"No session of ours waits on channel {begin.remote_channel}.")
             session = answered
+        self._ended_channels.discard(channel)
         self._sessions_by_remote_channel[channel] = session
         session.receive_begin(begin, channel)
 
-    def _session_at(self, channel: int) -> Session:
+    def _session_at(self, channel: int) -> Session | None:
+        """The session that the peer began there; None where it has ended.
+
+        The official Python client sends detaches behind its end: what comes on an ended channel is dropped.
+        """
         session = self._sessions_by_remote_channel.get(channel)
-        if session is None:
+        if session is None and channel not in self._ended_channels:
             raise IllegalStateError(f"No session has begun on channel {channel}.")
         return session
 
     def _end_violated_session(self, channel: int, error: SessionViolationError) -> None:
-        self._session_at(channel).end(Error(condition=error.condition, description=str(error)))
+        session = self._session_at(channel)
+        assert session is not None  # it has just found the violation
+        session.end(Error(condition=error.condition, description=str(error)))
 
     # --- helpers ---
 

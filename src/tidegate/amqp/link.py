@@ -506,42 +506,19 @@ class ReceiverLink(Link):
 
     # --- for the session ---
 
-    def receive_own_layout(
-        self, data: bytes, payload_start: int, until: int, delivery_id: int, message_format: int
-    ) -> None:
-        """A settled delivery of one frame, recognised by ``transfers.match_own_layout``."""
+    def receive_run(self, deliveries: list[Delivery]) -> None:
+        """Settled deliveries of one frame each, as ``transfers.take_run`` found them."""
         if (
             self.state is not LinkState.ATTACHED
             or self._first is not None
-            or until - payload_start > self._bytes_max
+            or max(len(delivery.payload) for delivery in deliveries) > self._bytes_max
         ):
-            tag = data[payload_start - 16 : payload_start - 12]
-            self.receive_transfer(
-                data,
-                until,
-                IncomingTransfer(0, delivery_id, tag, message_format, True, False, False, payload_start),
-            )
+            for delivery in deliveries:  # the long way judges each
+                delivery_id, tag, message_format, _, payload = delivery
+                transfer = IncomingTransfer(0, delivery_id, tag, message_format, True, False, False, 0)
+                self.receive_transfer(payload, len(payload), transfer)
             return
-        delivery = tuple.__new__(
-            Delivery,
-            (
-                delivery_id,
-                data[payload_start - 16 : payload_start - 12],
-                message_format,
-                True,
-                data[payload_start:until],
-            ),
-        )
-        self.delivery_count = (self.delivery_count + 1) & SERIAL_MASK
-        if self.outstanding_credit > 0:
-            self.outstanding_credit -= 1
-        events = self.session.events
-        group = self._group
-        if group is not None and events and events[-1] is group:
-            group.deliveries.append(delivery)
-        else:
-            self._group = group = DeliveriesReceived(self, [delivery])
-            events.append(group)
+        self._hand_out(deliveries)
 
     def receive_transfer(self, data: bytes, until: int, transfer: IncomingTransfer) -> None:
         """One transfer frame, whose payload ends at ``until`` in ``data``."""
@@ -558,7 +535,7 @@ class ReceiverLink(Link):
             raise SessionViolationError(NOT_ALLOWED, "A delivery starts inside another on the same link.")
         if transfer.is_aborted:
             self._drop_pieces()
-            self._count_delivery()
+            self._count_deliveries(1)
             return
         self._is_settled = self._is_settled or transfer.settled is True
         size = self._pieces_bytes + until - transfer.payload_start
@@ -580,19 +557,22 @@ class ReceiverLink(Link):
             delivery_id, first.delivery_tag or b"", first.message_format or 0, self._is_settled, payload
         )
         self._drop_pieces()
-        self._count_delivery()
+        self._hand_out([delivery])
+
+    def _hand_out(self, deliveries: list[Delivery]) -> None:
+        """Tell the owner, in the event before if that was of this link, too."""
+        self._count_deliveries(len(deliveries))
         events = self.session.events
         group = self._group
         if group is not None and events and events[-1] is group:
-            group.deliveries.append(delivery)
+            group.deliveries.extend(deliveries)
         else:
-            self._group = DeliveriesReceived(self, [delivery])
+            self._group = DeliveriesReceived(self, deliveries)
             events.append(self._group)
 
-    def _count_delivery(self) -> None:
-        self.delivery_count = (self.delivery_count + 1) & SERIAL_MASK
-        if self.outstanding_credit > 0:
-            self.outstanding_credit -= 1
+    def _count_deliveries(self, count: int) -> None:
+        self.delivery_count = (self.delivery_count + count) & SERIAL_MASK
+        self.outstanding_credit = max(0, self.outstanding_credit - count)
 
     def _drop_pieces(self) -> None:
         self._first = None

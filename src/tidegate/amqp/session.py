@@ -20,6 +20,7 @@ from tidegate.amqp.errors import (
     FramingError,
 )
 from tidegate.amqp.events import DeliveriesSettled, Event, LinkAttaching, SessionBegun, SessionEnded
+from tidegate.amqp.frames import FrameBounds
 from tidegate.amqp.link import SERIAL_MASK, Link, LinkRole, ReceiverLink, SenderLink
 from tidegate.amqp.performatives import (
     ROLE_RECEIVER,
@@ -38,7 +39,7 @@ from tidegate.amqp.performatives import (
     Target,
 )
 from tidegate.amqp.states import SESSION, SessionInput, SessionState, SessionViolationError
-from tidegate.amqp.transfers import OWN_LAYOUT_BYTES, Payload, match_own_layout, parse_transfer
+from tidegate.amqp.transfers import Payload, handle_of_run, parse_transfer, take_run
 from tidegate.amqp.types import Symbol
 from tidegate.model.errors import LocalProtocolError
 
@@ -240,27 +241,28 @@ class Session:
             assert isinstance(performative, Detach)
             self._link_at(performative.handle).receive_detach(performative)
 
-    def receive_transfer(self, data: bytes, start: int, until: int) -> None:
-        """A transfer frame, whose performative starts at ``start`` and whose payload ends at ``until``."""
+    def receive_transfers(self, data: bytes, frames: list[FrameBounds], position: int) -> int:
+        """The transfer at ``position``, and those behind it that go with it; the position after them."""
         if self.state is not SessionState.MAPPED:
             self.state = SESSION.after(self.state, SessionInput.RECEIVE_FRAME)
-            return  # we have ended: dropped
-        self.next_incoming_id = (self.next_incoming_id + 1) & SERIAL_MASK
-        self.incoming_window -= 1
-        own = match_own_layout(data, start) if until - start >= OWN_LAYOUT_BYTES else None
-        if own is not None:
-            link = self._links_by_remote_handle.get(own[0])
-            if link.__class__ is ReceiverLink:
-                link.receive_own_layout(data, start + OWN_LAYOUT_BYTES, until, own[1], own[2])
-            else:
-                self._refuse_transfer(own[0])
+            return position + 1  # we have ended: dropped
+        _, _, start, until = frames[position]
+        deliveries, after = take_run(data, frames, position)
+        if after > position:
+            link = self._receiver_at(handle_of_run(data, start))
+            self._count_incoming(after - position)
+            link.receive_run(deliveries)
         else:
+            after = position + 1
             transfer = parse_transfer(data, start, until)
-            link = self._links_by_remote_handle.get(transfer.handle)
-            if link.__class__ is ReceiverLink:
-                link.receive_transfer(data, until, transfer)
-            else:
-                self._refuse_transfer(transfer.handle)
+            link = self._receiver_at(transfer.handle)
+            self._count_incoming(1)
+            link.receive_transfer(data, until, transfer)
+        return after
+
+    def _count_incoming(self, count: int) -> None:
+        self.next_incoming_id = (self.next_incoming_id + count) & SERIAL_MASK
+        self.incoming_window -= count
         if self.incoming_window <= self._incoming_window_full >> 1:
             self._send_session_flow()
 
@@ -394,11 +396,13 @@ class Session:
             raise SessionViolationError(UNATTACHED_HANDLE, f"No link is attached at handle {handle}.")
         return link
 
-    def _refuse_transfer(self, handle: int) -> None:
-        self._link_at(handle)
-        raise SessionViolationError(
-            ERRANT_LINK, f"A transfer came on handle {handle}, where this side is the sender."
-        )
+    def _receiver_at(self, handle: int) -> ReceiverLink:
+        link = self._link_at(handle)
+        if not isinstance(link, ReceiverLink):
+            raise SessionViolationError(
+                ERRANT_LINK, f"A transfer came on handle {handle}, where this side is the sender."
+            )
+        return link
 
     def _receive_attach(self, attach: Attach) -> None:
         if attach.handle > self.handle_max:

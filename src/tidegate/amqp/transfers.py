@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from tidegate.amqp.errors import DecodeError
+from tidegate.amqp.events import Delivery
+from tidegate.amqp.frames import FrameBounds
 from tidegate.amqp.performatives import Transfer, decode_performative
 
 Payload = bytes | bytearray | memoryview
@@ -130,29 +132,51 @@ class IncomingTransfer(NamedTuple):
     payload_start: int
 
 
-_OWN_LAYOUT: Final = struct.Struct(">7sIBI2sIBI7s")
-_unpack_own = _OWN_LAYOUT.unpack_from
+_OWN_LAYOUT: Final = struct.Struct(">12sI2s4s12s")
+"""(descriptor to the code before the delivery id, delivery id, ``TAG_OF_4``, tag, ``batch_tail``)"""
+
 _OWN_FRONT: Final = _TRANSFER + b"\xc0\x1d\x0b\x70"
 _OWN_TAIL: Final = b"\x41\x42" + _LAST_FIELDS
-OWN_LAYOUT_BYTES: Final = _OWN_LAYOUT.size
 
 
-def match_own_layout(data: bytes, start: int) -> tuple[int, int, int] | None:
-    """Handle, delivery id and message format, if this is a settled, one-frame transfer laid out as ours are.
+def take_run(data: bytes, frames: list[FrameBounds], position: int) -> tuple[list[Delivery], int]:
+    """Settled deliveries of one link, one frame each, laid out as ours are, from frame ``position`` on.
 
-    Its tag is the four bytes before the message format, its payload starts OWN_LAYOUT_BYTES after ``start``.
-    The caller makes sure that so many bytes are there.
+    Returns them, and the position after them: ``position`` itself if there is none.
     """
-    front, handle, code_1, delivery_id, tag_code, _, code_2, message_format, tail = _unpack_own(data, start)
+    deliveries: list[Delivery] = []
+    _, channel, start, until = frames[position]
+    layout_bytes = _OWN_LAYOUT.size
+    front, tail = data[start : start + 12], data[start + 22 : start + layout_bytes]
     if (
-        tail == _OWN_TAIL
-        and front == _OWN_FRONT
-        and code_1 == 0x70
-        and tag_code == TAG_OF_4
-        and code_2 == 0x70
+        until - start < layout_bytes
+        or front[:7] != _OWN_FRONT
+        or front[11] != 0x70
+        or tail[0] != 0x70
+        or tail[5:] != _OWN_TAIL
     ):
-        return handle, delivery_id, message_format
-    return None
+        return deliveries, position
+    message_format = _u32(tail, 1)[0]
+    count = len(frames)
+    unpack, tag_of_4, new = _OWN_LAYOUT.unpack_from, TAG_OF_4, tuple.__new__
+    append = deliveries.append
+    while position < count:
+        _, frame_channel, start, until = frames[position]
+        payload_start = start + layout_bytes
+        if payload_start > until:
+            break
+        frame_front, delivery_id, tag_code, tag, frame_tail = unpack(data, start)
+        if frame_front != front or frame_tail != tail or tag_code != tag_of_4 or frame_channel != channel:
+            break
+        append(new(Delivery, (delivery_id, tag, message_format, True, data[payload_start:until])))
+        position += 1
+    return deliveries, position
+
+
+def handle_of_run(data: bytes, start: int) -> int:
+    """The handle of a transfer that ``take_run`` took."""
+    handle: int = _u32(data, start + 7)[0]
+    return handle
 
 
 def is_transfer(data: bytes, start: int) -> bool:
