@@ -1,1 +1,1 @@
-"""(being written)"""
+"""Protocol faces of the broker: AMQP as Event Hubs speaks it, and HTTP publishing."""

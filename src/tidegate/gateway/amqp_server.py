@@ -1,0 +1,126 @@
+"""The AMQP face: listeners, and the connections that came in through them.
+
+Each connection is a ``ConnectionHandler`` over an engine and a driver. ``close`` stops listening, lets every
+connection finish what it has sent, and cuts off what does not end in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import uuid
+from collections.abc import Coroutine
+from typing import Any
+
+from tidegate.amqp.connection import ConnectionConfiguration
+from tidegate.broker import Broker
+from tidegate.gateway.connection_handler import ConnectionHandler
+from tidegate.gateway.management import ManagementService
+from tidegate.model.clock import Clock
+from tidegate.model.limits import EVENT_BYTES_MAX
+from tidegate.transport.driver import AmqpDriver, AmqpServer, EventHandler, serve_amqp
+from tidegate.transport.tasks import TaskOwner
+
+_log = logging.getLogger(__name__)
+
+
+class AmqpGateway:
+    """The AMQP face of a broker; ``listen`` as often as there are ports, and ``close`` once."""
+
+    def __init__(self, broker: Broker, *, clock: Clock, unacknowledged_bytes_max: int) -> None:
+        """unacknowledged_bytes_max: what one connection may have taken in and not yet durable; then reading
+        pauses."""
+        self.broker = broker
+        self.clock = clock
+        self.management = ManagementService(broker)
+        self.unacknowledged_bytes_max = unacknowledged_bytes_max
+        self._tasks = TaskOwner("AMQP gateway")
+        self._servers: list[AmqpServer] = []
+        self._handlers: set[ConnectionHandler] = set()
+        self._is_waiting_for_disk = False
+        self._all_over = asyncio.Event()
+
+    async def listen(
+        self, host: str, port: int, *, ssl_context: ssl.SSLContext | None = None
+    ) -> tuple[str, int]:
+        """Accept connections, with TLS where a context is given; returns the address and port bound.
+
+        port: 0 is any free one. Raises BrokenError when the address cannot be listened on.
+        """
+        configuration = ConnectionConfiguration(
+            container_id=f"tidegate-{uuid.uuid4().hex}",
+            # The largest batch, and as much again for whatever a client wraps around it.
+            message_bytes_max=2 * EVENT_BYTES_MAX,
+            properties={"product": "Tidegate"},
+        )
+        server = await serve_amqp(
+            host,
+            port,
+            ssl=ssl_context,
+            configuration=configuration,
+            clock=self.clock,
+            on_connection=self._on_connection,
+        )
+        self._servers.append(server)
+        return server.addresses[0]
+
+    async def close(self, *, drain_timeout_s: float = 5.0) -> None:
+        """Stop listening and end all connections, each once what it has sent is durable and acknowledged.
+
+        drain_timeout_s: after it, connections are closed whatever they still have under way. Cancellation:
+        connections that are left end by themselves.
+        """
+        for server in self._servers:
+            if server.listener is not None:
+                server.listener.close()
+        self._all_over.clear()
+        for handler in list(self._handlers):
+            handler.stop()
+        if self._handlers:
+            try:
+                async with asyncio.timeout(drain_timeout_s):
+                    await self._all_over.wait()
+            except TimeoutError:
+                _log.warning("%d connections did not end in time and are cut off", len(self._handlers))
+        for server in self._servers:
+            await server.close(timeout_s=1.0)
+        await self._tasks.close()
+
+    @property
+    def connection_count(self) -> int:
+        """Connections open now."""
+        return len(self._handlers)
+
+    # -- for connections (``connection_handler.ConnectionOwner``)
+
+    def on_connection_over(self, handler: ConnectionHandler) -> None:
+        """The connection is gone."""
+        self._handlers.discard(handler)
+        if not self._handlers:
+            self._all_over.set()
+
+    def on_congestion(self) -> None:
+        """The disk is behind: have ``resume_reading`` called once it has caught up."""
+        if not self._is_waiting_for_disk:
+            self._is_waiting_for_disk = True
+            self._tasks.start(self._resume_after_congestion(), name="wait for the disk")
+
+    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run something that waits; it is finished even if the connection ends."""
+        self._tasks.start(work, name=name)
+
+    def _on_connection(self, driver: AmqpDriver) -> EventHandler:
+        handler = ConnectionHandler(self)
+        handler.attach_driver(driver, driver.connection)
+        driver.on_writable = handler.on_writable
+        self._handlers.add(handler)
+        return handler.on_event
+
+    async def _resume_after_congestion(self) -> None:
+        try:
+            await self.broker.wait_uncongested()
+        finally:
+            self._is_waiting_for_disk = False
+        for handler in list(self._handlers):
+            handler.resume_reading()

@@ -1,0 +1,102 @@
+"""What one connection may do: the tokens it has presented, judged each time they are used.
+
+Expiry is enforced twice: ``require`` refuses an expired token when something is asked for, and the owner is
+called back when the next token runs out, to look at the links that are open already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from tidegate.broker import Broker, Claim, Grant
+from tidegate.model.audience import Audience
+from tidegate.model.clock import Clock
+from tidegate.model.errors import UnauthorizedError
+from tidegate.model.sas import make_sas_token
+
+_NAMESPACE = "sb://namespace"
+_SAS_TOKEN_TYPE = "servicebus.windows.net:sastoken"
+_NEVER = 253_402_300_799
+"""Unix time of the end of the year 9999: a policy's key, unlike a token, does not run out."""
+
+
+class ConnectionClaims:
+    """The grants of one connection; ``close`` it with the connection."""
+
+    def __init__(self, broker: Broker, clock: Clock, on_expiry: Callable[[], None]) -> None:
+        """on_expiry: called on the event loop when a grant has run out."""
+        self._broker = broker
+        self._clock = clock
+        self._on_expiry = on_expiry
+        self._grants: dict[Audience, Grant] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def put_token(self, token: str, *, token_type: str, audience: str) -> None:
+        """Verify a token presented for ``audience`` and keep what it allows, in place of an earlier one.
+
+        Raises UnauthorizedError (the token), NotFoundError (a genuine token for an event hub that does not
+        exist: known only to who holds a key).
+        """
+        if token_type != _SAS_TOKEN_TYPE:
+            raise UnauthorizedError(
+                f"InvalidToken: Tokens of type {token_type[:40]!r} are not supported.",
+                next_step="Use a connection string with a shared access key.",
+            )
+        grant = self._broker.authorize(token, audience)
+        wanted = Audience.parse(audience)
+        entity = wanted.path.partition("/")[0]
+        if entity and not entity.startswith("$"):
+            self._broker.event_hub(entity)
+        self._grants[wanted] = grant
+        self._set_timer()
+
+    def put_policy(self, name: str, key: str) -> None:
+        """Accept the name and key of a policy (SASL PLAIN) for the namespace; raises UnauthorizedError."""
+        # Who knows the key could make any token: judged as one that never ends, by the one check there is.
+        token = make_sas_token(audience=_NAMESPACE, key_name=name, key=key, expiry=_NEVER)
+        self._grants[Audience.parse(_NAMESPACE)] = self._broker.authorize(token, _NAMESPACE)
+
+    def require(self, path: str, claim: Claim | None) -> None:
+        """Raise UnauthorizedError unless a grant gives ``claim`` (None: any claim) on ``path`` now."""
+        now_utc = self._clock.now_utc()
+        claims = tuple(Claim) if claim is None else (claim,)
+        if any(
+            grant.permits(path, wanted, now_utc=now_utc)
+            for grant in self._grants.values()
+            for wanted in claims
+        ):
+            return
+        what = "Any" if claim is None else claim.value
+        if any(grant.expiry <= now_utc.timestamp() for grant in self._grants.values()):
+            raise UnauthorizedError(
+                f"ExpiredToken: The token for '{path}' is expired.", next_step="Put a new token to $cbs."
+            )
+        raise UnauthorizedError(
+            f"Unauthorized access. '{what}' claim(s) are required to perform this operation. "
+            f"Resource: '{path}'.",
+            next_step="Use a policy that has the claim, and put its token to $cbs first.",
+        )
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._grants.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = self._clock.now_utc().timestamp()
+        pending = [grant.expiry for grant in self._grants.values() if now < grant.expiry < _NEVER]
+        if pending:
+            # A day at most, because the wall clock may be set meanwhile.
+            delay_s = min(min(pending) - now, 86_400.0)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._set_timer()
+        self._on_expiry()

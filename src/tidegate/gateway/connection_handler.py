@@ -1,0 +1,323 @@
+"""One AMQP connection of a client: events of its engine become calls on nodes, one per link.
+
+    client's link to            node here
+    $cbs, $management           RequestNode     (request_node)
+    hub, hub/Partitions/n       IngressLink     (ingress)
+    …/ConsumerGroups/g/…        EgressLink      (egress)
+
+Everything runs in callbacks of the event loop; the few requests that wait are tasks of the gateway. What is
+written to the client in one turn of the loop leaves in one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol
+
+from tidegate.amqp.connection import Connection
+from tidegate.amqp.errors import CONNECTION_FORCED
+from tidegate.amqp.events import (
+    ConnectionClosed,
+    ConnectionFailed,
+    CreditGranted,
+    DeliveriesReceived,
+    Event,
+    LinkAttaching,
+    LinkDetached,
+    SaslReceived,
+)
+from tidegate.amqp.link import Link
+from tidegate.amqp.performatives import Attach, Error
+from tidegate.broker import Broker
+from tidegate.gateway.claims import ConnectionClaims
+from tidegate.gateway.egress import EgressLink
+from tidegate.gateway.management import ManagementService
+from tidegate.gateway.nodes import LinkNode, NodeOpener
+from tidegate.gateway.request_node import RequestNodes
+from tidegate.model.clock import Clock
+from tidegate.model.errors import Fault, LocalProtocolError, TidegateError, UnauthorizedError
+from tidegate.wire.conditions import to_amqp_error
+from tidegate.wire.names import TRACKING_ID
+
+_log = logging.getLogger(__name__)
+
+
+class ConnectionDriver(Protocol):
+    """What a connection needs of its driver (``transport.driver.AmqpDriver``)."""
+
+    @property
+    def peer_name(self) -> str:
+        """Who is at the other end, for logs."""
+        ...
+
+    @property
+    def is_writable(self) -> bool:
+        """False while the socket's buffer is full."""
+        ...
+
+    def flush(self) -> None:
+        """Write what the engine has to send."""
+        ...
+
+    def pause_reading(self) -> None:
+        """Let the peer's data wait in the socket."""
+        ...
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        ...
+
+
+class ConnectionOwner(Protocol):
+    """What a connection needs of the gateway."""
+
+    @property
+    def broker(self) -> Broker:
+        """The namespace."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """Time."""
+        ...
+
+    @property
+    def management(self) -> ManagementService:
+        """What answers ``$management``."""
+        ...
+
+    @property
+    def unacknowledged_bytes_max(self) -> int:
+        """See ``ServerSettings.connection_unacknowledged_bytes_max``."""
+        ...
+
+    def on_connection_over(self, handler: ConnectionHandler) -> None:
+        """The connection is gone."""
+        ...
+
+    def on_congestion(self) -> None:
+        """The disk is behind: have ``resume_reading`` called once it has caught up."""
+        ...
+
+    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run something that waits; it is finished even if the connection ends."""
+        ...
+
+
+class ConnectionHandler:
+    """The service's end of one connection. Give it the driver with ``attach_driver`` before data comes in."""
+
+    def __init__(self, owner: ConnectionOwner) -> None:
+        self.claims = ConnectionClaims(owner.broker, owner.clock, self._on_claims_expired)
+        self._owner = owner
+        self._driver: ConnectionDriver | None = None
+        self._connection: Connection | None = None
+        self._nodes: dict[Link, LinkNode] = {}
+        requests = RequestNodes(self, owner.management)
+        self._opener = NodeOpener(self, owner.broker, owner.clock, requests)
+        self._unacknowledged_bytes = 0
+        self._is_reading_paused = False
+        self._is_stopping = False
+        self._is_over = False
+        self._pumps: dict[EgressLink, None] = {}
+        self._scheduled: asyncio.Handle | None = None
+
+    # -- for the driver
+
+    def attach_driver(self, driver: ConnectionDriver, connection: Connection) -> None:
+        """The driver that carries this connection."""
+        self._driver = driver
+        self._connection = connection
+
+    def on_event(self, event: Event) -> None:
+        """An event of the engine; called by the driver, which writes what this leaves to send."""
+        match event:
+            case DeliveriesReceived(link, deliveries):
+                node = self._nodes.get(link)
+                if node is not None:
+                    node.on_deliveries(deliveries)
+            case CreditGranted(link):
+                node = self._nodes.get(link)
+                if node is not None:
+                    node.on_credit()
+            case LinkAttaching(link, attach):
+                self._on_attaching(link, attach)
+            case LinkDetached(link):
+                self._drop(link)
+            case SaslReceived(initial_response=response, is_decided=False):
+                self._judge_plain(response)
+            case ConnectionClosed(error):
+                if error is not None:
+                    _log.warning(
+                        "%s: connection closed: %s: %s", self._peer_name, error.condition, error.description
+                    )
+                self._on_over()
+            case ConnectionFailed(error):
+                level = logging.INFO if error.fault is Fault.WORLD else logging.WARNING
+                _log.log(level, "%s: connection ended, %s: %s", self._peer_name, _whose_fault(error), error)
+                self._on_over()
+
+    def on_writable(self) -> None:
+        """The socket takes data again."""
+        for node in list(self._nodes.values()):
+            node.on_credit()
+
+    # -- for the nodes
+
+    @property
+    def is_writable(self) -> bool:
+        """False while the socket's buffer is full."""
+        return self._driver is not None and self._driver.is_writable
+
+    def schedule_flush(self) -> None:
+        """Write what the engine has to send, soon, once for all who asked."""
+        if self._scheduled is None and not self._is_over:
+            self._scheduled = asyncio.get_running_loop().call_soon(self._run_scheduled)
+
+    def schedule_pump(self, link: EgressLink) -> None:
+        """Run ``link.pump`` soon, after others had their turn."""
+        self._pumps[link] = None
+        self.schedule_flush()
+
+    def add_unacknowledged(self, size: int) -> None:
+        """``size`` more bytes (fewer, when negative) wait for the disk: reading may pause or go on."""
+        self._unacknowledged_bytes += size
+        if self._is_reading_paused:
+            self.resume_reading()
+            return
+        is_congested = self._owner.broker.is_congested
+        if size > 0 and (is_congested or self._unacknowledged_bytes > self._owner.unacknowledged_bytes_max):
+            assert self._driver is not None
+            self._is_reading_paused = True
+            self._driver.pause_reading()
+            if is_congested:
+                self._owner.on_congestion()
+
+    def resume_reading(self) -> None:
+        """Read from the socket again, if half of what may wait is done and the disk keeps up."""
+        if (
+            self._is_reading_paused
+            and self._driver is not None
+            and not self._is_stopping
+            and self._unacknowledged_bytes <= self._owner.unacknowledged_bytes_max // 2
+            and not self._owner.broker.is_congested
+        ):
+            self._is_reading_paused = False
+            self._driver.resume_reading()
+
+    def amqp_error(self, error: BaseException) -> Error:
+        """An error as the client is told it: with a tracking id that the log has, too."""
+        tracking_id = str(uuid.uuid4())
+        if not isinstance(error, TidegateError):
+            _log.error("%s: unexpected failure, TrackingId:%s", self._peer_name, tracking_id, exc_info=error)
+        return to_amqp_error(error, tracking_id=tracking_id, now_utc=self._owner.clock.now_utc())
+
+    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run something that waits; it is finished even if the connection ends."""
+        self._owner.start_task(work, name)
+
+    # -- for the gateway
+
+    def stop(self) -> None:
+        """Close the connection because the service stops: once what came in is durable and acknowledged."""
+        self._is_stopping = True
+        if self._driver is not None and not self._is_over:
+            self._is_reading_paused = True
+            self._driver.pause_reading()
+        self.schedule_flush()
+
+    # -- links
+
+    def _on_attaching(self, link: Link, attach: Attach) -> None:
+        try:
+            opened = self._opener.open(link, attach)
+        except TidegateError as error:
+            _log.info("%s: attach of link %.80r refused: %s", self._peer_name, attach.name, error)
+            link.refuse(self.amqp_error(error))
+            return
+        self._nodes[link] = opened.node
+        link.accept(
+            max_message_size=opened.message_bytes_max,
+            properties={**_text_keys(attach.properties), TRACKING_ID: str(uuid.uuid4())},
+            offered_capabilities=opened.offered_capabilities,
+            rcv_settle_mode=0,
+        )
+        opened.node.start()
+
+    def _drop(self, link: Link) -> None:
+        node = self._nodes.pop(link, None)
+        if node is not None:
+            node.close()
+
+    def _on_claims_expired(self) -> None:
+        """A token ran out: detach the links that no other token covers."""
+        for link, node in list(self._nodes.items()):
+            try:
+                node.check_claims()
+            except UnauthorizedError as error:
+                _log.info("%s: link %.80r detached: %s", self._peer_name, link.name, error)
+                self._drop(link)
+                link.detach(self.amqp_error(error))
+        self.schedule_flush()
+
+    # -- the connection
+
+    def _judge_plain(self, response: bytes) -> None:
+        """SASL PLAIN: authorisation identity, policy, key, with NUL between (RFC 4616)."""
+        assert self._connection is not None
+        parts = response.split(b"\0")
+        try:
+            if len(parts) != 3:
+                raise UnauthorizedError("SASL PLAIN takes a policy's name and its key.")
+            self.claims.put_policy(parts[1].decode(), parts[2].decode())
+        except (UnauthorizedError, UnicodeDecodeError) as error:
+            _log.info("%s: SASL PLAIN: %s", self._peer_name, error)
+            self._connection.complete_sasl(is_accepted=False)
+        else:
+            self._connection.complete_sasl(is_accepted=True)
+
+    def _run_scheduled(self) -> None:
+        self._scheduled = None
+        pumps, self._pumps = self._pumps, {}
+        for link in pumps:
+            link.pump()
+        if self._driver is None or self._connection is None:
+            return
+        if self._is_stopping and self._unacknowledged_bytes == 0:
+            self._connection.close(Error(CONNECTION_FORCED, "The service is stopping. Connect again later."))
+            self._is_reading_paused = False
+            self._driver.resume_reading()
+        self._driver.flush()
+
+    @property
+    def _peer_name(self) -> str:
+        return self._driver.peer_name if self._driver is not None else "a client"
+
+    def _on_over(self) -> None:
+        self._is_over = True
+        self.claims.close()
+        for link in list(self._nodes):
+            self._drop(link)
+        self._pumps.clear()
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+            self._scheduled = None
+        self._owner.on_connection_over(self)
+
+
+def _text_keys(properties: Mapping[object, object]) -> dict[str, object]:
+    return {key: value for key, value in properties.items() if isinstance(key, str)}
+
+
+def _whose_fault(error: TidegateError) -> str:
+    if isinstance(error, LocalProtocolError):
+        return "our own fault"
+    return {
+        Fault.CALLER: "the peer's fault",
+        Fault.PEER: "the peer's fault",
+        Fault.WORLD: "nobody's fault",
+        Fault.STATE: "nobody's fault",
+    }[error.fault]

@@ -1,0 +1,255 @@
+"""Receiver links of clients: record batches of the log become deliveries, as fast as credit and socket allow.
+
+Nothing polls and nothing waits in a task: ``pump`` runs when there may be something to do, sends what it can,
+and returns.
+
+    why it runs                      why it stops
+    link attached                    end of the log (the append listener runs it again)
+    credit or window granted         no credit, or no window
+    events appended                  the socket's buffer is full (``on_writable`` runs it again)
+    socket writable again            its share of the loop is used up (it asks to be run again)
+
+Deliveries are settled when sent: the official Python client never answers them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tidegate.amqp.events import Delivery
+from tidegate.amqp.link import SenderLink
+from tidegate.amqp.performatives import Error
+from tidegate.broker import Claim, OnStolen, Partition, ReceiverHandle, RecordBatch
+from tidegate.gateway.claims import ConnectionClaims
+from tidegate.model.clock import Clock
+from tidegate.model.errors import NotFoundError, TidegateError
+from tidegate.wire.batch import BATCH_MESSAGE_FORMAT
+from tidegate.wire.delivery import (
+    NEVER_ENQUEUED_MS,
+    RuntimeMetrics,
+    batched_delivery_prefix,
+    event_deliveries,
+)
+
+_PUMP_BYTES = 1024 * 1024
+"""Payload that one run of ``pump`` sends before others get their turn: about 1 ms of work."""
+_READ_BYTES = 512 * 1024
+"""Payload that one read takes from the log; also what a reader without credit keeps in memory."""
+_EVENTS_PER_ROUND = 1000
+
+_log = logging.getLogger(__name__)
+
+
+class EgressOwner(Protocol):
+    """What an egress link needs of its connection."""
+
+    @property
+    def claims(self) -> ConnectionClaims:
+        """What the connection may do."""
+        ...
+
+    @property
+    def is_writable(self) -> bool:
+        """False while the socket's buffer is full."""
+        ...
+
+    def schedule_pump(self, link: EgressLink) -> None:
+        """Run ``pump`` of this link soon, after others had their turn."""
+        ...
+
+    def schedule_flush(self) -> None:
+        """Write what the engine has to send, soon, once for all who asked."""
+        ...
+
+    def amqp_error(self, error: BaseException) -> Error:
+        """An error as the client is told it."""
+        ...
+
+
+class EgressLink:
+    """One receiver link of a client, on one partition in a consumer group."""
+
+    def __init__(
+        self,
+        owner: EgressOwner,
+        link: SenderLink,
+        partition: Partition,
+        *,
+        path: str,
+        clock: Clock,
+        start_sequence_number: int,
+        is_batched: bool,
+        are_metrics_wanted: bool,
+    ) -> None:
+        """path: the address, for claims and log lines.
+
+        is_batched: ``tidegate:batch-delivery`` was agreed on.
+        """
+        self._owner = owner
+        self._link = link
+        self._partition = partition
+        self._path = path
+        self._clock = clock
+        self._next_sequence_number = start_sequence_number
+        self._is_batched = is_batched
+        self._are_metrics_wanted = are_metrics_wanted
+        self._receiver: ReceiverHandle | None = None
+        self._remove_listener: Callable[[], None] | None = None
+        self._batches: deque[RecordBatch] = deque()
+        self._index = 0  # of the next event in the first batch
+        self._offset = 0  # where its bytes start
+        self._is_closed = False
+
+    def open_receiver(self, consumer_group: str, *, name: str | None, owner_level: int | None) -> None:
+        """Take the partition by the rules of owner levels; whoever loses it is detached.
+
+        Raises NotFoundError, ReceiverStolenError, QuotaExceededError.
+        """
+        on_stolen: OnStolen = self._on_stolen
+        self._receiver = self._partition.open_receiver(
+            consumer_group, name=name, owner_level=owner_level, on_stolen=on_stolen
+        )
+
+    def start(self) -> None:
+        """Begin to deliver; the link has been accepted."""
+        self._remove_listener = self._partition.add_append_listener(self._on_appended)
+        self.pump()
+
+    def check_claims(self) -> None:
+        """Raise UnauthorizedError when the connection may no longer receive here."""
+        self._owner.claims.require(self._path, Claim.LISTEN)
+
+    def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
+        """Nothing is received here."""
+
+    def on_credit(self) -> None:
+        """The client granted credit, or the session's window opened."""
+        self.pump()
+
+    def close(self) -> None:
+        """The link is gone: give up the partition."""
+        self._is_closed = True
+        self._batches.clear()
+        if self._remove_listener is not None:
+            self._remove_listener()
+            self._remove_listener = None
+        if self._receiver is not None:
+            self._receiver.close()
+            self._receiver = None
+
+    def pump(self) -> None:
+        """Send what credit, window, socket and a fair share of time allow."""
+        if self._is_closed:
+            return
+        try:
+            self._pump()
+        except TidegateError as error:
+            self.fail(error)
+
+    def fail(self, error: TidegateError) -> None:
+        """Detach the link with ``error``."""
+        if self._is_closed:
+            return
+        _log.info("%s: receiver detached: %s", self._path, error)
+        self.close()
+        self._link.detach(self._owner.amqp_error(error))
+
+    def _pump(self) -> None:
+        link, owner = self._link, self._owner
+        bytes_left = _PUMP_BYTES
+        while link.sendable > 0 and owner.is_writable:
+            if bytes_left <= 0:
+                owner.schedule_pump(self)
+                return
+            batch = self._current_batch()
+            if batch is None:
+                break
+            bytes_left -= self._send_slice(batch) if self._is_batched else self._send_events(batch)
+        if link.is_drain and (link.credit == 0 or self._current_batch() is None):
+            link.drained()
+        if self._partition.is_closed:
+            raise NotFoundError(
+                f"The messaging entity '{self._path}' was deleted, or the service is stopping."
+            )
+
+    def _current_batch(self) -> RecordBatch | None:
+        """The batch that holds the next event; None at the end of the log."""
+        batches = self._batches
+        if not batches:
+            if self._partition.is_closed:
+                return None
+            start = self._next_sequence_number
+            batches.extend(self._partition.read_nowait(start, bytes_max=_READ_BYTES))
+            if not batches:
+                return None
+            self._enter(batches[0])
+        return batches[0]
+
+    def _enter(self, batch: RecordBatch) -> None:
+        # The first batch of a read may begin before the start, or after it where retention removed events.
+        self._index = max(0, self._next_sequence_number - batch.base_sequence_number)
+        self._offset = sum(batch.lengths[: self._index])
+        self._next_sequence_number = batch.base_sequence_number + self._index
+
+    def _advance(self, batch: RecordBatch, events: int, size: int) -> None:
+        self._index += events
+        self._offset += size
+        self._next_sequence_number += events
+        self._partition.count_delivered(events, size)
+        if self._index == len(batch.lengths):
+            self._batches.popleft()
+            if self._batches:
+                self._enter(self._batches[0])
+
+    def _send_slice(self, batch: RecordBatch) -> int:
+        """Send the rest of the batch as one delivery; returns its bytes."""
+        events = len(batch.lengths) - self._index
+        stored = batch.payload[self._offset :]
+        prefix = batched_delivery_prefix(
+            first_sequence_number=self._next_sequence_number,
+            enqueued_time_ms=batch.enqueued_time_ms,
+            event_count=events,
+        )
+        self._link.send([prefix, stored], message_format=BATCH_MESSAGE_FORMAT, settled=True)
+        self._advance(batch, events, len(stored))
+        return len(stored)
+
+    def _send_events(self, batch: RecordBatch) -> int:
+        """Send events of the batch, one delivery each, as many as credit allows; returns their bytes."""
+        index, offset = self._index, self._offset
+        wanted = min(self._link.sendable, _EVENTS_PER_ROUND)
+        lengths = batch.lengths[index : index + wanted]
+        size = sum(lengths)
+        deliveries = event_deliveries(
+            batch.payload[offset : offset + size],
+            lengths,
+            first_sequence_number=self._next_sequence_number,
+            enqueued_time_ms=batch.enqueued_time_ms,
+            metrics=self._metrics() if self._are_metrics_wanted else None,
+        )
+        taken = self._link.send_settled_batch(deliveries)
+        if taken < len(lengths):
+            size = sum(lengths[:taken])
+        self._advance(batch, taken, size)
+        return size
+
+    def _metrics(self) -> RuntimeMetrics:
+        information = self._partition.runtime_information()
+        last_ms = information.last_enqueued_time_ms
+        return RuntimeMetrics(
+            last_enqueued_sequence_number=information.last_enqueued_sequence_number,
+            last_enqueued_offset=information.last_enqueued_offset,
+            last_enqueued_time_ms=NEVER_ENQUEUED_MS if last_ms is None else last_ms,
+            retrieval_time_ms=int(self._clock.now_utc().timestamp() * 1000),
+        )
+
+    def _on_appended(self) -> None:
+        self.pump()
+        self._owner.schedule_flush()
+
+    def _on_stolen(self, error: TidegateError) -> None:
+        self.fail(error)
+        self._owner.schedule_flush()

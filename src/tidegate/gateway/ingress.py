@@ -1,0 +1,197 @@
+"""Sender links of clients: deliveries become appends, and appends become acknowledgements.
+
+Many appends of one link are in flight at once. Outcomes are sent in the order of the deliveries, each after
+its batch is durable; runs of accepted deliveries share one disposition.
+
+    delivery -> envelope split (no event is decoded) -> append_nowait -> … durable … -> disposition
+
+A refused delivery (too large, no room, out of order) is *rejected* with its condition; the link stays usable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tidegate.amqp.events import Delivery
+from tidegate.amqp.link import ReceiverLink
+from tidegate.amqp.performatives import Accepted, Error, Rejected
+from tidegate.broker import AppendResult, Claim, EventHub, Partition, ProducerBatch
+from tidegate.gateway.claims import ConnectionClaims
+from tidegate.model.errors import EventTooLargeError, InvalidArgumentError, TidegateError
+from tidegate.model.limits import EVENT_BYTES_MAX
+from tidegate.wire.batch import BatchSections, split_message
+
+_CREDIT = 500
+"""Deliveries that a client may have under way on a link. Our choice: memory is bounded in bytes (see
+``IngressOwner.add_unacknowledged``), so this only has to cover a round trip of small batches."""
+
+_log = logging.getLogger(__name__)
+
+
+class IngressOwner(Protocol):
+    """What an ingress link needs of its connection."""
+
+    @property
+    def claims(self) -> ConnectionClaims:
+        """What the connection may do."""
+        ...
+
+    def add_unacknowledged(self, size: int) -> None:
+        """``size`` more bytes (fewer, when negative) wait for the disk: reading may pause or go on."""
+        ...
+
+    def schedule_flush(self) -> None:
+        """Write what the engine has to send, soon, once for all who asked."""
+        ...
+
+    def amqp_error(self, error: BaseException) -> Error:
+        """An error as the client is told it."""
+        ...
+
+
+class IngressLink:
+    """One sender link of a client, to an event hub or to one of its partitions."""
+
+    def __init__(
+        self,
+        owner: IngressOwner,
+        link: ReceiverLink,
+        event_hub: EventHub,
+        partition: Partition | None,
+        *,
+        is_idempotent: bool,
+    ) -> None:
+        """partition: None lets the key, or the turn, choose one for each batch.
+
+        is_idempotent: the client numbers its batches (``tidegate:idempotent-batch`` was agreed on).
+        """
+        self._owner = owner
+        self._link = link
+        self._event_hub = event_hub
+        self._partition = partition
+        self._is_idempotent = is_idempotent
+        self._path = event_hub.name
+        if partition is not None:
+            self._path += f"/Partitions/{partition.partition_id}"
+        self._pending: deque[_Pending] = deque()
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Let the client send."""
+        self._link.grant_credit(_CREDIT)
+
+    def check_claims(self) -> None:
+        """Raise UnauthorizedError when the connection may no longer send here."""
+        self._owner.claims.require(self._path, Claim.SEND)
+
+    def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
+        """Queue appends for complete deliveries, in their order."""
+        for delivery in deliveries:
+            outcome: asyncio.Future[AppendResult] | TidegateError
+            try:
+                outcome = self._append(delivery)
+            except TidegateError as error:
+                outcome = error
+            else:
+                outcome.add_done_callback(self._on_appended)
+            size = len(delivery.payload)
+            self._pending.append(_Pending(delivery.delivery_id, size, delivery.is_settled, outcome))
+            self._owner.add_unacknowledged(size)
+        self._settle()
+        missing = _CREDIT - self._link.outstanding_credit
+        if missing > _CREDIT // 2:
+            self._link.grant_credit(missing)
+
+    def on_credit(self) -> None:
+        """Nothing: the official Python client sends flows on its sender links, which mean nothing here."""
+
+    def close(self) -> None:
+        """The link is gone: appends that are under way end without an answer."""
+        self._is_closed = True
+
+    def _append(self, delivery: Delivery) -> asyncio.Future[AppendResult]:
+        self.check_claims()
+        size = len(delivery.payload)
+        if size > EVENT_BYTES_MAX:
+            raise EventTooLargeError(
+                f"The received message (delivery-id:{delivery.delivery_id}, size:{size} bytes) exceeds the "
+                f"limit ({EVENT_BYTES_MAX} bytes) currently allowed on the link.",
+                next_step="Send fewer events per batch, or smaller ones.",
+            )
+        sections = split_message(delivery.payload, delivery.message_format)
+        partition = self._partition
+        if partition is None:
+            partition = self._event_hub.partition_for(sections.partition_key)
+        producer = _producer_batch(sections) if self._is_idempotent else None
+        return partition.append_nowait(sections.payload, sections.lengths, producer=producer)
+
+    def _on_appended(self, _: asyncio.Future[AppendResult]) -> None:
+        self._settle()
+        self._owner.schedule_flush()
+
+    def _settle(self) -> None:
+        """Answer the deliveries at the head of the queue whose outcome is known."""
+        pending = self._pending
+        run: tuple[int, int] | None = None  # first and last of the accepted deliveries not answered yet
+        while pending and pending[0].is_known:
+            head = pending.popleft()
+            self._owner.add_unacknowledged(-head.size)
+            error = head.error()
+            if error is not None:
+                _log.info("%s: a batch was refused: %s", self._path, error)
+            if head.is_settled or self._is_closed:
+                continue
+            # Delivery ids are counted per session: between two of this link may lie another link's.
+            if error is None and run is not None and run[1] + 1 == head.delivery_id:
+                run = (run[0], head.delivery_id)
+                continue
+            self._accept(run)
+            run = None
+            if error is None:
+                run = (head.delivery_id, head.delivery_id)
+            else:
+                state = Rejected(error=self._owner.amqp_error(error))
+                self._link.settle(head.delivery_id, head.delivery_id, state)
+        self._accept(run)
+
+    def _accept(self, run: tuple[int, int] | None) -> None:
+        if run is not None:
+            self._link.settle(run[0], run[1], Accepted())
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A delivery whose outcome has not been sent."""
+
+    delivery_id: int
+    size: int
+    is_settled: bool
+    """True: the client wants no answer."""
+    outcome: asyncio.Future[AppendResult] | TidegateError
+
+    @property
+    def is_known(self) -> bool:
+        return isinstance(self.outcome, TidegateError) or self.outcome.done()
+
+    def error(self) -> BaseException | None:
+        """Why it was refused; None: it is durable. Only once ``is_known``."""
+        if isinstance(self.outcome, TidegateError):
+            return self.outcome
+        if self.outcome.cancelled():
+            return asyncio.CancelledError()
+        return self.outcome.exception()
+
+
+def _producer_batch(sections: BatchSections) -> ProducerBatch:
+    parts = (sections.producer_id, sections.producer_epoch, sections.producer_sequence_number)
+    if parts[0] is None or parts[1] is None or parts[2] is None:
+        raise InvalidArgumentError(
+            "The batch lacks producer-id, producer-epoch or producer-sequence-number, on a link that was "
+            "attached for numbered batches."
+        )
+    return ProducerBatch(parts[0], parts[1], parts[2])

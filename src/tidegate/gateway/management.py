@@ -1,0 +1,95 @@
+"""What ``$management`` answers: descriptions of event hubs and partitions, and our own administration.
+
+Reading an entity takes any claim on it; making, deleting and listing event hubs takes Manage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from tidegate.amqp.message import MessageId
+from tidegate.broker import Broker, Claim, EventHub, Partition
+from tidegate.gateway.claims import ConnectionClaims
+from tidegate.model.limits import RETENTION_HOURS_DEFAULT
+from tidegate.wire.delivery import NEVER_ENQUEUED_MS
+from tidegate.wire.management import (
+    EventHubDescription,
+    ManagementRequest,
+    Operation,
+    PartitionDescription,
+    encode_management_response,
+)
+from tidegate.wire.request_response import Request
+
+PARTITION_COUNT_DEFAULT = 4
+"""Partitions of a hub whose creator names no number (our choice)."""
+
+
+class ManagementService:
+    """Answers the requests of all connections."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def handle(self, request: Request, claims: ConnectionClaims) -> bytes | Awaitable[bytes]:
+        """The encoded response, or where it takes time an awaitable of it.
+
+        Raises InvalidArgumentError, UnauthorizedError, NotFoundError, AlreadyExistsError, LogFullError; the
+        awaitable raises the same.
+        """
+        wanted = ManagementRequest.from_request(request)
+        claims.require(wanted.event_hub, Claim.MANAGE if wanted.operation.needs_manage_claim else None)
+        match wanted.operation:
+            case Operation.READ_EVENT_HUB:
+                event_hub = self._broker.event_hub(wanted.event_hub)
+                return encode_management_response(request.message_id, describe_event_hub(event_hub))
+            case Operation.READ_PARTITION:
+                assert wanted.partition_id is not None
+                partition = self._broker.event_hub(wanted.event_hub).partition(wanted.partition_id)
+                return encode_management_response(request.message_id, describe_partition(partition))
+            case Operation.CREATE_EVENT_HUB:
+                return self._create(wanted, request.message_id)
+            case Operation.DELETE_EVENT_HUB:
+                return self._delete(wanted, request.message_id)
+            case Operation.QUERY_EVENT_HUBS:
+                found = [describe_event_hub(event_hub) for event_hub in self._broker.list_event_hubs()]
+                return encode_management_response(request.message_id, found)
+
+    def _create(self, wanted: ManagementRequest, message_id: MessageId | None) -> bytes:
+        event_hub = self._broker.create_event_hub(
+            wanted.event_hub,
+            partition_count=_or_default(wanted.partition_count, PARTITION_COUNT_DEFAULT),
+            retention_hours=_or_default(wanted.retention_hours, RETENTION_HOURS_DEFAULT),
+        )
+        return encode_management_response(message_id, describe_event_hub(event_hub), status_code=201)
+
+    async def _delete(self, wanted: ManagementRequest, message_id: MessageId | None) -> bytes:
+        await self._broker.delete_event_hub(wanted.event_hub)
+        return encode_management_response(message_id, None)
+
+
+def describe_event_hub(event_hub: EventHub) -> EventHubDescription:
+    """An event hub as ``$management`` tells it."""
+    description = event_hub.description
+    return EventHubDescription(
+        description.name, description.created_at_ms, description.partition_ids, description.retention_hours
+    )
+
+
+def describe_partition(partition: Partition) -> PartitionDescription:
+    """A partition as ``$management`` tells it."""
+    information = partition.runtime_information()
+    last_ms = information.last_enqueued_time_ms
+    return PartitionDescription(
+        event_hub=information.event_hub,
+        partition_id=information.partition_id,
+        begin_sequence_number=information.begin_sequence_number,
+        last_enqueued_sequence_number=information.last_enqueued_sequence_number,
+        last_enqueued_offset=information.last_enqueued_offset,
+        last_enqueued_time_ms=NEVER_ENQUEUED_MS if last_ms is None else last_ms,
+        is_empty=information.is_empty,
+    )
+
+
+def _or_default(value: int | None, default: int) -> int:
+    return default if value is None else value

@@ -1,0 +1,177 @@
+"""Attaches: which node a link of a client ends in, or why it is refused.
+
+Refusals are errors; the connection handler answers them as the service does (null source and target, detach).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tidegate.amqp.events import Delivery
+from tidegate.amqp.link import Link, ReceiverLink, SenderLink
+from tidegate.amqp.performatives import Attach, Source, Target
+from tidegate.amqp.types import Symbol
+from tidegate.broker import Broker, Claim
+from tidegate.gateway.egress import EgressLink, EgressOwner
+from tidegate.gateway.ingress import IngressLink, IngressOwner
+from tidegate.gateway.request_node import RequestNodes
+from tidegate.model.clock import Clock
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.limits import EVENT_BYTES_MAX
+from tidegate.wire.addresses import NodeAddress, NodeKind
+from tidegate.wire.names import (
+    BATCH_DELIVERY_CAPABILITY,
+    CBS_MESSAGE_BYTES_MAX,
+    EPOCH,
+    IDEMPOTENT_BATCH_CAPABILITY,
+    RECEIVER_NAME,
+    RUNTIME_METRIC_CAPABILITY,
+)
+from tidegate.wire.selector import position_from_filters
+
+
+class LinkNode(Protocol):
+    """What a link of a client ends in."""
+
+    def start(self) -> None:
+        """The link was accepted."""
+        ...
+
+    def check_claims(self) -> None:
+        """Raise UnauthorizedError when the connection may no longer use the link."""
+        ...
+
+    def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
+        """Complete deliveries came in (on links where the client sends)."""
+        ...
+
+    def on_credit(self) -> None:
+        """More may be sent (on links where the client receives)."""
+        ...
+
+    def close(self) -> None:
+        """The link is gone."""
+        ...
+
+
+class NodeOwner(IngressOwner, EgressOwner, Protocol):
+    """What nodes need of their connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedNode:
+    """A node, and what to say in the answer to the attach."""
+
+    node: LinkNode
+    message_bytes_max: int | None
+    offered_capabilities: tuple[Symbol, ...] = ()
+
+
+class NodeOpener:
+    """Opens the nodes of one connection."""
+
+    def __init__(self, owner: NodeOwner, broker: Broker, clock: Clock, requests: RequestNodes) -> None:
+        self._owner = owner
+        self._broker = broker
+        self._clock = clock
+        self._requests = requests
+
+    def open(self, link: Link, attach: Attach) -> OpenedNode:
+        """The node for an attach.
+
+        Raises InvalidArgumentError (address, filter, link property), NotFoundError, UnauthorizedError,
+        ReceiverStolenError, QuotaExceededError, PositionOutOfRangeError; nothing is left open then.
+        """
+        # Our end of a link on which the client sends is the receiving one.
+        if isinstance(link, ReceiverLink):
+            return self._open_for_sending(link, attach)
+        assert isinstance(link, SenderLink)
+        return self._open_for_receiving(link, attach)
+
+    def _open_for_sending(self, link: ReceiverLink, attach: Attach) -> OpenedNode:
+        if not isinstance(attach.target, Target) or not attach.target.address:
+            raise InvalidArgumentError(
+                "The attach names no target address.",
+                next_step="Send to an event hub; transactions are not served.",
+            )
+        address = NodeAddress.parse(attach.target.address)
+        if address.kind in (NodeKind.CBS, NodeKind.MANAGEMENT):
+            return OpenedNode(self._requests.open_requests(link, address.kind), CBS_MESSAGE_BYTES_MAX)
+        if address.kind is NodeKind.PUBLISHER:
+            raise InvalidArgumentError(
+                "Sending as a named publisher is not supported.",
+                next_step=f"Send to {address.event_hub!r} itself.",
+            )
+        if address.kind is NodeKind.CONSUMER:
+            raise InvalidArgumentError(
+                f"'{address}' is for receiving.", next_step="Send to HUB or HUB/Partitions/ID."
+            )
+        # Claims first: who may not send does not learn what exists.
+        self._owner.claims.require(address.format(), Claim.SEND)
+        event_hub = self._broker.event_hub(address.event_hub)
+        partition = None if address.partition_id is None else event_hub.partition(address.partition_id)
+        # Numbered batches need one partition: the numbers count per partition.
+        is_idempotent = partition is not None and IDEMPOTENT_BATCH_CAPABILITY in attach.desired_capabilities
+        node = IngressLink(self._owner, link, event_hub, partition, is_idempotent=is_idempotent)
+        return OpenedNode(node, EVENT_BYTES_MAX, (IDEMPOTENT_BATCH_CAPABILITY,) if is_idempotent else ())
+
+    def _open_for_receiving(self, link: SenderLink, attach: Attach) -> OpenedNode:
+        if not isinstance(attach.source, Source) or not attach.source.address:
+            raise InvalidArgumentError(
+                "The attach names no source address.",
+                next_step="Receive from HUB/ConsumerGroups/GROUP/Partitions/ID.",
+            )
+        address = NodeAddress.parse(attach.source.address)
+        if address.kind in (NodeKind.CBS, NodeKind.MANAGEMENT):
+            return OpenedNode(self._requests.open_responses(link, address.kind), None)
+        if address.consumer_group is None or address.partition_id is None:
+            raise InvalidArgumentError(
+                f"'{address}' is not for receiving.",
+                next_step="Receive from HUB/ConsumerGroups/GROUP/Partitions/ID.",
+            )
+        self._owner.claims.require(address.format(), Claim.LISTEN)
+        partition = self._broker.event_hub(address.event_hub).partition(address.partition_id)
+        position = position_from_filters(attach.source.filter)
+        are_metrics_wanted = RUNTIME_METRIC_CAPABILITY in attach.desired_capabilities
+        # Slices of batches carry no metrics: who wants both gets events one by one.
+        is_batched = BATCH_DELIVERY_CAPABILITY in attach.desired_capabilities and not are_metrics_wanted
+        node = EgressLink(
+            self._owner,
+            link,
+            partition,
+            path=address.format(),
+            clock=self._clock,
+            start_sequence_number=partition.resolve(position),
+            is_batched=is_batched,
+            are_metrics_wanted=are_metrics_wanted,
+        )
+        node.open_receiver(
+            address.consumer_group,
+            name=_text_property(attach, RECEIVER_NAME),
+            owner_level=_owner_level(attach),
+        )
+        offered = [
+            name
+            for name, is_offered in (
+                (BATCH_DELIVERY_CAPABILITY, is_batched),
+                (RUNTIME_METRIC_CAPABILITY, are_metrics_wanted),
+            )
+            if is_offered
+        ]
+        return OpenedNode(node, None, tuple(offered))
+
+
+def _owner_level(attach: Attach) -> int | None:
+    level = attach.properties.get(EPOCH)
+    if level is None:
+        return None
+    if not isinstance(level, int) or isinstance(level, bool) or not 0 <= level < 1 << 63:
+        raise InvalidArgumentError(f"The owner level {level!r:.40} is not a number from 0 on.")
+    return int(level)
+
+
+def _text_property(attach: Attach, name: str) -> str | None:
+    value = attach.properties.get(name)
+    return str(value)[:256] if isinstance(value, str) else None

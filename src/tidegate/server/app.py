@@ -1,0 +1,212 @@
+"""The composition root: builds the broker and its faces from settings, and stops them in reverse.
+
+    start   certificates -> broker (recovers the log) -> AMQP -> HTTP -> ready file, profile
+    stop    ready file -> HTTP -> AMQP (connections get time to finish) -> retention -> broker (log flushed)
+
+A face that cannot start (its port is taken) stops what was started before it, and the start fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import ssl
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Protocol
+
+from tidegate.broker import ROOT_POLICY_NAME, Broker
+from tidegate.gateway.amqp_server import AmqpGateway
+from tidegate.gateway.http import HttpGateway
+from tidegate.model.clock import Clock
+from tidegate.model.connection_string import ConnectionString
+from tidegate.model.errors import BrokenError, ClosedError, InvalidArgumentError, TidegateError
+from tidegate.server.certificates import ServerCertificate, ensure_server_certificate
+from tidegate.server.ready import ReadyInformation, write_profile, write_ready_file
+from tidegate.server.settings import ServerSettings
+from tidegate.transport.clock import SystemClock
+from tidegate.transport.tasks import TaskOwner
+
+_log = logging.getLogger(__name__)
+
+
+class TidegateServer:
+    """One service. ``await start()``, then ``await close()``; it is not started twice."""
+
+    def __init__(self, settings: ServerSettings, *, clock: Clock | None = None) -> None:
+        """clock: None is the system's."""
+        self.settings = settings
+        self._clock = clock if clock is not None else SystemClock()
+        self._exit_stack = AsyncExitStack()
+        self._broker: Broker | None = None
+        self._ready: ReadyInformation | None = None
+
+    @property
+    def broker(self) -> Broker:
+        """The namespace; raises ClosedError while the service does not run."""
+        if self._broker is None:
+            raise ClosedError("The service is not running.")
+        return self._broker
+
+    @property
+    def ready(self) -> ReadyInformation:
+        """Where it listens; raises ClosedError before ``start`` has returned."""
+        if self._ready is None:
+            raise ClosedError("The service is not running.")
+        return self._ready
+
+    async def start(self) -> ReadyInformation:
+        """Start everything; returns once clients can connect.
+
+        Raises InvalidArgumentError (a port that is taken, a host that is not ours), DirectoryInUseError,
+        LogCorruptError, LogFullError, OSError; whatever was started is stopped again.
+        """
+        try:
+            return await self._start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Stop in order. Open connections get ``drain_timeout_s`` to finish. Harmless when repeated."""
+        try:
+            await self._exit_stack.aclose()
+        finally:
+            self._broker = self._ready = None
+
+    async def _start(self) -> ReadyInformation:
+        settings, stack = self.settings, self._exit_stack
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        certificate: ServerCertificate | None = None
+        tls: ssl.SSLContext | None = None
+        if settings.is_tls_used:
+            directory = settings.data_dir / "certificates"
+            certificate = ensure_server_certificate(directory, settings.tls_names, clock=self._clock)
+            tls = certificate.ssl_context()
+        self._broker = await Broker.open(settings.data_dir, clock=self._clock)
+        stack.push_async_callback(self._broker.close)
+        tasks = TaskOwner("service")
+        stack.push_async_callback(tasks.close)
+        tasks.start(self._apply_retention(self._broker), name="retention")
+        amqp = AmqpGateway(
+            self._broker,
+            clock=self._clock,
+            unacknowledged_bytes_max=settings.connection_unacknowledged_bytes_max,
+        )
+        stack.push_async_callback(amqp.close, drain_timeout_s=settings.drain_timeout_s)
+        http = HttpGateway(self._broker, clock=self._clock)
+        stack.push_async_callback(http.close)
+        addresses: dict[str, str | None] = {
+            "amqp": await _listen(amqp, settings.host, settings.amqp_port, None),
+            "amqps": await _listen(amqp, settings.host, settings.amqps_port, tls),
+            "http": await _listen(http, settings.host, settings.http_port, None),
+            "https": await _listen(http, settings.host, settings.https_port, tls),
+        }
+        ready = self._describe(addresses, certificate)
+        if settings.ready_file is not None:
+            write_ready_file(settings.ready_file, ready)
+            stack.callback(settings.ready_file.unlink, missing_ok=True)
+        if settings.is_profile_written:
+            write_profile(ready, os.environ)
+        self._ready = ready
+        return ready
+
+    def _describe(
+        self, addresses: dict[str, str | None], certificate: ServerCertificate | None
+    ) -> ReadyInformation:
+        policy = self.broker.authorizer.policy(ROOT_POLICY_NAME)
+        key = None if policy is None else policy.key
+        name = None if policy is None else policy.name
+        plain = secure = None
+        if (address := addresses["amqp"]) is not None:
+            host, port = _reachable(address)
+            plain = ConnectionString(host, port, name, key, use_development_emulator=True).format()
+        if (address := addresses["amqps"]) is not None:
+            # A name rather than an address: some SDKs (JavaScript) send no address as TLS server name.
+            host, port = _reachable(address)
+            secure_host = self.settings.tls_names[0] if self.settings.tls_names else _loopback_name(host)
+            secure = ConnectionString(secure_host, port, name, key).format()
+        connection_string = secure or plain
+        assert connection_string is not None  # ServerSettings: one of the AMQP faces is on
+        return ReadyInformation(
+            amqp=addresses["amqp"],
+            amqps=addresses["amqps"],
+            http=addresses["http"],
+            https=addresses["https"],
+            flight=None,
+            connection_string=connection_string,
+            connection_string_plain=plain,
+            ca_file=None if certificate is None else str(certificate.ca_file.resolve()),
+            data_dir=str(self.settings.data_dir.resolve()),
+        )
+
+    async def _apply_retention(self, broker: Broker) -> None:
+        while True:
+            await asyncio.sleep(self.settings.retention_interval_s)
+            try:
+                removed = await broker.apply_retention()
+            except TidegateError as error:
+                _log.error("retention: %s; trying again later", error)
+                continue
+            if removed:
+                _log.info("retention removed %d segments", removed)
+
+
+async def run_server(
+    settings: ServerSettings, *, on_ready: Callable[[ReadyInformation], None] | None = None
+) -> None:
+    """Run a service until this coroutine is cancelled, then stop it in order.
+
+    on_ready: called once clients can connect. Raises what ``TidegateServer.start`` raises.
+    Cancellation: is how to stop it; what was acknowledged is on disk.
+    """
+    server = TidegateServer(settings)
+    ready = await server.start()
+    try:
+        if on_ready is not None:
+            on_ready(ready)
+        await asyncio.get_running_loop().create_future()
+    finally:
+        await server.close()
+
+
+class _Face(Protocol):
+    async def listen(
+        self, host: str, port: int, *, ssl_context: ssl.SSLContext | None = None
+    ) -> tuple[str, int]: ...
+
+
+async def _listen(face: _Face, host: str, port: int | None, tls: ssl.SSLContext | None) -> str | None:
+    """Start a face; returns ``host:port`` as bound, None where the face is off."""
+    if port is None:
+        return None
+    try:
+        bound_host, bound_port = await face.listen(host, port, ssl_context=tls)
+    except (OSError, BrokenError) as error:
+        reason = error.message if isinstance(error, BrokenError) else error.strerror or str(error)
+        raise InvalidArgumentError(
+            f"Cannot listen on {host}:{port}: {reason.rstrip('.')}.",
+            next_step="Give another port (0 is any free one) or an address of this machine.",
+        ) from error
+    return f"[{bound_host}]:{bound_port}" if ":" in bound_host else f"{bound_host}:{bound_port}"
+
+
+def _reachable(address: str) -> tuple[str, int]:
+    """Host and port for a client on this machine: a wildcard address is replaced by loopback."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    try:
+        if ipaddress.ip_address(host).is_unspecified:
+            host = "::1" if ":" in host else "127.0.0.1"
+    except ValueError:
+        pass
+    return host, int(port)
+
+
+def _loopback_name(host: str) -> str:
+    try:
+        return "localhost" if ipaddress.ip_address(host).is_loopback else host
+    except ValueError:
+        return host

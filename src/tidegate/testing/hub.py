@@ -1,0 +1,293 @@
+"""A real Tidegate service for tests: in a thread of this process, or in a process of its own.
+
+    with HubService() as service:
+        hub = service.create_hub(partition_count=2)
+        producer = EventHubProducer.from_connection_string(service.connection_string, hub)
+
+Both kinds listen on free ports of loopback, keep them over a restart, and delete the data directory at the
+end if they made it themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from tidegate.broker import Broker
+from tidegate.model.connection_string import ConnectionString
+from tidegate.model.errors import BrokenError, OperationTimeoutError
+from tidegate.server.app import TidegateServer
+from tidegate.server.event_loop import new_event_loop
+from tidegate.server.ready import ReadyInformation
+from tidegate.server.settings import ServerSettings
+
+T = TypeVar("T")
+
+_START_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 30.0
+
+
+class _Hub:
+    """What both kinds share: the data directory, the ports, and the connection strings."""
+
+    def __init__(
+        self, data_dir: Path | None = None, *, is_tls_used: bool = False, is_http_used: bool = False
+    ) -> None:
+        self._cleanup = ExitStack()
+        if data_dir is None:
+            data_dir = Path(tempfile.mkdtemp(prefix="tidegate-hub-"))
+            self._cleanup.callback(shutil.rmtree, data_dir, ignore_errors=True)
+        self.data_dir = data_dir
+        """Where the log is; kept over ``stop`` and ``start``."""
+        self._ports: dict[str, int | None] = {
+            "amqp_port": 0,
+            "amqps_port": 0 if is_tls_used else None,
+            "http_port": 0 if is_http_used else None,
+            "https_port": 0 if is_tls_used and is_http_used else None,
+        }
+        self._ready: ReadyInformation | None = None
+
+    @property
+    def ready(self) -> ReadyInformation:
+        """Addresses and connection strings of the running service."""
+        if self._ready is None:
+            raise BrokenError("The service is not running.", next_step="Call start() first.")
+        return self._ready
+
+    @property
+    def connection_string(self) -> str:
+        """For plain AMQP, without an event hub."""
+        assert self.ready.connection_string_plain is not None
+        return self.ready.connection_string_plain
+
+    def hub_connection_string(self, event_hub: str) -> str:
+        """For plain AMQP, with ``EntityPath``."""
+        return ConnectionString.parse(self.connection_string).with_entity_path(event_hub).format()
+
+    def start(self) -> Self:
+        """Start, and return once the service serves; on the ports it had before, if it ran before."""
+        raise BrokenError("This kind of hub cannot be started.")
+
+    def stop(self) -> None:
+        """Stop in order; nothing happens where it is not running."""
+
+    def restart(self) -> None:
+        """``stop`` and ``start``: the same data directory and ports."""
+        self.stop()
+        self.start()
+
+    def close(self) -> None:
+        """Stop, and delete the data directory unless it was given."""
+        self.stop()
+        self._cleanup.close()
+
+    def _remember(self, ready: ReadyInformation) -> None:
+        self._ready = ready
+        for face in ("amqp", "amqps", "http", "https"):
+            address = getattr(ready, face)
+            if address is not None:
+                self._ports[f"{face}_port"] = int(address.rpartition(":")[2])
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class HubService(_Hub):
+    """The service on an event loop of its own, in a background thread of this process."""
+
+    def __init__(
+        self, data_dir: Path | None = None, *, is_tls_used: bool = False, is_http_used: bool = False
+    ) -> None:
+        """data_dir: None is a temporary one. Nothing runs before ``start`` (or ``with``)."""
+        super().__init__(data_dir, is_tls_used=is_tls_used, is_http_used=is_http_used)
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: TidegateServer | None = None
+        self._stop_requested: asyncio.Event | None = None
+        self._failure: BaseException | None = None
+
+    def start(self) -> Self:
+        """Start, and return once the service serves; raises what the start raised."""
+        assert self._thread is None, "the service is running already"
+        started = threading.Event()
+        self._failure = None
+        self._thread = threading.Thread(target=self._run, args=(started,), name="tidegate-hub", daemon=True)
+        self._thread.start()
+        if not started.wait(_START_TIMEOUT_S):
+            raise OperationTimeoutError(f"The service did not start within {_START_TIMEOUT_S:.0f} s.")
+        if self._server is None:
+            self._thread.join(_STOP_TIMEOUT_S)
+            self._thread = None
+            assert self._failure is not None
+            raise self._failure
+        return self
+
+    def stop(self) -> None:
+        """Stop in order; raises what the service failed with, if it did."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        if self._loop is not None and self._stop_requested is not None and thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop_requested.set)
+        thread.join(_STOP_TIMEOUT_S)
+        if thread.is_alive():
+            raise OperationTimeoutError(f"The service did not stop within {_STOP_TIMEOUT_S:.0f} s.")
+        self._ready = self._server = None
+        if self._failure is not None:
+            raise self._failure
+
+    def call(self, function: Callable[[TidegateServer], Awaitable[T]]) -> T:
+        """The result of ``function(server)``, run on the service's own loop."""
+        server, loop = self._server, self._loop
+        if server is None or loop is None:
+            raise BrokenError("The service is not running.", next_step="Call start() first.")
+
+        async def run() -> T:
+            return await function(server)
+
+        return asyncio.run_coroutine_threadsafe(run(), loop).result(_START_TIMEOUT_S)
+
+    def create_hub(
+        self, name: str | None = None, *, partition_count: int = 4, retention_hours: int | None = None
+    ) -> str:
+        """Create an event hub and return its name; None makes one up."""
+        chosen = name if name is not None else f"hub-{uuid.uuid4().hex[:12]}"
+
+        async def create(server: TidegateServer) -> None:
+            _create(server.broker, chosen, partition_count, retention_hours)
+
+        self.call(create)
+        return chosen
+
+    def _run(self, started: threading.Event) -> None:
+        try:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                runner.run(self._serve(started))
+        except BaseException as error:  # handed to start() or stop(), in the caller's thread
+            self._failure = error
+        finally:
+            started.set()
+
+    async def _serve(self, started: threading.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop_requested = asyncio.Event()
+        server = TidegateServer(ServerSettings(self.data_dir, **self._ports))  # type: ignore[arg-type]
+        self._remember(await server.start())
+        try:
+            self._server = server
+            started.set()
+            await self._stop_requested.wait()
+        finally:
+            await server.close()
+
+
+class HubProcess(_Hub):
+    """The service in a process of its own, which ``kill`` ends without any warning."""
+
+    def __init__(
+        self, data_dir: Path | None = None, *, is_tls_used: bool = False, is_http_used: bool = False
+    ) -> None:
+        """data_dir: None is a temporary one. Nothing runs before ``start`` (or ``with``)."""
+        super().__init__(data_dir, is_tls_used=is_tls_used, is_http_used=is_http_used)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._work_dir = Path(tempfile.mkdtemp(prefix="tidegate-process-"))
+        self._cleanup.callback(shutil.rmtree, self._work_dir, ignore_errors=True)
+        self.log_file = self._work_dir / "service.log"
+        """What the service wrote to its standard output and error, over all its starts."""
+
+    @property
+    def process_id(self) -> int:
+        """The process id of the running service."""
+        assert self._process is not None, "the service is not running"
+        return self._process.pid
+
+    def create_hub(
+        self, name: str | None = None, *, partition_count: int = 4, retention_hours: int | None = None
+    ) -> str:
+        """Create an event hub in the data directory, before ``start``; returns its name."""
+        assert self._process is None, "create hubs before start, or through the service"
+        chosen = name if name is not None else f"hub-{uuid.uuid4().hex[:12]}"
+
+        async def create() -> None:
+            server = TidegateServer(ServerSettings(self.data_dir, amqp_port=0, http_port=None))
+            await server.start()
+            try:
+                _create(server.broker, chosen, partition_count, retention_hours)
+            finally:
+                await server.close()
+
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(create())
+        return chosen
+
+    def start(self) -> Self:
+        """Start the process; returns once it serves. Raises BrokenError with its output when it does not."""
+        assert self._process is None, "the service is running already"
+        ready_file = self._work_dir / "ready.json"
+        ready_file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "tidegate.cli", "serve", "--data-dir", str(self.data_dir)]
+        for name, port in self._ports.items():
+            if port is not None:
+                command += [f"--{name.replace('_', '-')}", str(port)]
+        command += ["--ready-file", str(ready_file)]
+        environment = os.environ | {"TIDEGATE_CONFIG_DIR": str(self._work_dir)}
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            )
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not ready_file.exists():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                output = self.log_file.read_text(errors="replace")[-2000:]
+                raise BrokenError(f"The service did not start. It wrote: {output}")
+            time.sleep(0.02)
+        self._remember(ReadyInformation(**json.loads(ready_file.read_text())))
+        return self
+
+    def kill(self) -> None:
+        """End the process with SIGKILL: nothing is flushed, closed or said. Harmless where none runs."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End the process with SIGTERM and wait for it."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        self._ready = None
+        process.send_signal(number)
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise OperationTimeoutError(f"The service did not stop within {_STOP_TIMEOUT_S:.0f} s.") from None
+
+
+def _create(broker: Broker, name: str, partition_count: int, retention_hours: int | None) -> None:
+    if retention_hours is None:
+        broker.create_event_hub(name, partition_count=partition_count)
+    else:
+        broker.create_event_hub(name, partition_count=partition_count, retention_hours=retention_hours)

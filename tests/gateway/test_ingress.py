@@ -1,0 +1,148 @@
+"""Sender links: what is acknowledged is stored, in order; what is refused says why and harms nothing."""
+
+from __future__ import annotations
+
+from tests.gateway.support import Pair
+
+from tidegate.amqp.link import SenderLink
+from tidegate.amqp.message import Message, encode_message
+from tidegate.amqp.performatives import Accepted, Rejected
+from tidegate.broker import Broker
+from tidegate.model.limits import EVENT_BYTES_MAX
+from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, batch_envelope, iter_events, wrap_event
+from tidegate.wire.names import IDEMPOTENT_BATCH_CAPABILITY
+
+
+def _sender(pair: Pair, address: str, name: str = "sender", **kwargs: object) -> SenderLink:
+    link = pair.session.attach_sender(name, target=address, **kwargs)  # type: ignore[arg-type]
+    pair.exchange()
+    assert link.is_open, pair.events
+    return link
+
+
+def _event(text: str) -> bytes:
+    return encode_message(Message(data=(text.encode(),)))
+
+
+def _batch(*texts: str, **envelope: object) -> bytes:
+    return batch_envelope(**envelope) + b"".join(  # type: ignore[arg-type]
+        wrap_event(_event(text)) for text in texts
+    )
+
+
+def _stored(broker: Broker, partition_id: str) -> list[bytes]:
+    partition = broker.event_hub("hub").partition(partition_id)
+    stored: list[bytes] = []
+    position = partition.begin_sequence_number
+    while batches := partition.read_nowait(position, bytes_max=1 << 20):
+        for batch in batches:
+            stored += [bytes(event) for event in iter_events(batch.payload, batch.lengths)]
+            position = batch.until_sequence_number
+    return stored
+
+
+async def test_batches_and_single_messages_are_stored_byte_for_byte(pair: Pair, broker: Broker) -> None:
+    """Whatever the form they were sent in, events lie in the log exactly as the client encoded them."""
+    link = _sender(pair, "hub/Partitions/1")
+    link.send(_event("one"))
+    link.send(_batch("two", "three"), message_format=BATCH_MESSAGE_FORMAT)
+    await pair.wait_for(lambda: bool(pair.settled(link)) and pair.settled(link)[-1].last_delivery_id == 1)
+    assert all(isinstance(event.state, Accepted) for event in pair.settled(link))
+    assert _stored(broker, "1") == [_event("one"), _event("two"), _event("three")]
+    assert _stored(broker, "0") == []
+
+
+async def test_acknowledgement_follows_durability_and_order(pair: Pair, broker: Broker) -> None:
+    """Nothing is acknowledged before it is readable, and many in flight are answered in their order."""
+    link = _sender(pair, "hub/Partitions/0")
+    for number in range(50):
+        link.send(_event(str(number)))
+    pair.exchange()
+    assert pair.settled(link) == []
+    await pair.wait_for(lambda: bool(pair.settled(link)) and pair.settled(link)[-1].last_delivery_id == 49)
+    firsts = [event.first_delivery_id for event in pair.settled(link)]
+    assert firsts == sorted(firsts)
+    assert _stored(broker, "0") == [_event(str(number)) for number in range(50)]
+
+
+async def test_too_large_batch_is_rejected_and_the_link_goes_on(pair: Pair, broker: Broker) -> None:
+    """A refused batch does not take its neighbours with it: order and link survive."""
+    link = _sender(pair, "hub/Partitions/0")
+    link.send(_event("before"))
+    link.send(b"\x00\x53\x99garbage", message_format=BATCH_MESSAGE_FORMAT)
+    link.send(_event("after"))
+    await pair.wait_for(lambda: bool(pair.settled(link)) and pair.settled(link)[-1].last_delivery_id == 2)
+    states = [type(event.state) for event in pair.settled(link)]
+    assert states == [Accepted, Rejected, Accepted]
+    rejected = pair.settled(link)[1].state
+    assert isinstance(rejected, Rejected)
+    assert rejected.error is not None
+    assert rejected.error.condition == "amqp:decode-error"
+    assert _stored(broker, "0") == [_event("before"), _event("after")]
+
+
+async def test_over_the_limit(pair: Pair, broker: Broker) -> None:
+    """A message over 1 MB ends in message-size-exceeded, and nothing of it is stored."""
+    link = _sender(pair, "hub/Partitions/0")
+    link.send(_event("x" * EVENT_BYTES_MAX))
+    pair.exchange()
+    error = pair.error_of(link)
+    assert error is not None
+    assert error.condition == "amqp:link:message-size-exceeded"
+    again = _sender(pair, "hub/Partitions/0", "again")
+    again.send(_event("fits"))
+    await pair.wait_for(lambda: bool(pair.settled(again)))
+    assert _stored(broker, "0") == [_event("fits")]
+
+
+async def test_partition_key_and_turns(pair: Pair, broker: Broker) -> None:
+    """On the hub's own link, a key goes to the partition of its hash, and no key to each in turn."""
+    link = _sender(pair, "amqps://host:5671/hub/")
+    link.send(_batch("keyed", partition_key="a"), message_format=BATCH_MESSAGE_FORMAT)
+    for text in ("t0", "t1"):
+        link.send(_batch(text), message_format=BATCH_MESSAGE_FORMAT)
+    await pair.wait_for(lambda: bool(pair.settled(link)) and pair.settled(link)[-1].last_delivery_id == 2)
+    assert _stored(broker, "0") == [_event("keyed"), _event("t0")]  # wire.md: "a" is 0 of 4, so 0 of 2
+    assert _stored(broker, "1") == [_event("t1")]
+
+
+async def test_numbered_batches_are_stored_once(pair: Pair, broker: Broker) -> None:
+    """A repeated batch of an idempotent producer is acknowledged and not stored again; a gap is refused."""
+    link = _sender(pair, "hub/Partitions/0", desired_capabilities=(IDEMPOTENT_BATCH_CAPABILITY,))
+    assert link.remote_attach.offered_capabilities == (IDEMPOTENT_BATCH_CAPABILITY,)
+    for sequence in (0, 0, 2, 9):
+        payload = _batch("a", "b", producer_id=7, producer_epoch=0, producer_sequence_number=sequence)
+        link.send(payload, message_format=BATCH_MESSAGE_FORMAT)
+    await pair.wait_for(lambda: bool(pair.settled(link)) and pair.settled(link)[-1].last_delivery_id == 3)
+    last = pair.settled(link)[-1].state
+    assert isinstance(last, Rejected)
+    assert last.error is not None
+    assert last.error.condition == "com.microsoft:out-of-order-sequence"
+    assert len(_stored(broker, "0")) == 4
+
+
+async def test_reading_pauses_while_too_much_waits_for_the_disk(pair: Pair) -> None:
+    """Memory stays bounded: beyond the limit the socket is left alone until the disk has caught up."""
+    link = _sender(pair, "hub/Partitions/0")
+    for number in range(60):
+        link.send(_event(f"{number} " + "x" * 5000))
+        pair.exchange()
+        if not pair.is_reading:
+            break
+    assert not pair.is_reading
+    await pair.wait_for(
+        lambda: bool(pair.settled(link)) and pair.settled(link)[-1].last_delivery_id == number
+    )
+    assert pair.is_reading
+
+
+async def test_stop_answers_what_came_in(pair: Pair, broker: Broker) -> None:
+    """A service that stops acknowledges what it has taken before it closes the connection."""
+    link = _sender(pair, "hub/Partitions/0")
+    for number in range(20):
+        link.send(_event(str(number)))
+    pair.exchange()
+    pair.handler.stop()
+    await pair.wait_for(lambda: bool(pair.owner.ended))
+    assert pair.settled(link)[-1].last_delivery_id == 19
+    assert len(_stored(broker, "0")) == 20
