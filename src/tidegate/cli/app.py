@@ -1,0 +1,92 @@
+"""Puts the commands together, and turns errors into one clear line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from tidegate.cli.check import check
+from tidegate.cli.demo import demo_app
+from tidegate.cli.dlq import dlq_app
+from tidegate.cli.exit_codes import ExitCode, exit_code_of
+from tidegate.cli.hub import hub_app
+from tidegate.cli.options import with_output
+from tidegate.cli.receive import receive
+from tidegate.cli.render import Output
+from tidegate.cli.send import send
+from tidegate.cli.serve import serve
+from tidegate.model.errors import TidegateError
+
+EXIT_CODE_HELP = "; ".join(
+    (
+        f"{ExitCode.DONE} done",
+        f"{ExitCode.FAILED} the operation failed",
+        f"{ExitCode.USAGE} the words are off",
+        f"{ExitCode.UNREACHABLE} it could not reach the service or was not let in",
+        f"{ExitCode.CHECK_FAILED} a check found something wrong",
+        "128 + N ended by signal N",
+    )
+)
+
+app = typer.Typer(
+    name="tidegate",
+    help="Tidegate: a self-hosted Event Hubs, and exactly-once Spark pipelines on top of it.",
+    epilog=f"Exit codes: {EXIT_CODE_HELP}.",
+    no_args_is_help=True,
+    add_completion=False,
+    # Plain help: it starts faster, and the reference page is made from it.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+@with_output()
+def version(output: Output) -> None:
+    """Show the versions of Tidegate and Python.
+
+    \b
+    Example:
+      tidegate version --json
+    """
+    import platform
+
+    from tidegate import __version__
+
+    output.record({"tidegate": __version__, "python": platform.python_version()})
+
+
+@app.callback(invoke_without_command=True)
+def common(
+    context: typer.Context,
+    is_version: Annotated[bool, typer.Option("--version", help="Show Tidegate's version.")] = False,
+) -> None:
+    """Handle what comes before the command."""
+    if is_version:
+        from tidegate import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(ExitCode.USAGE)
+
+
+app.command()(serve)
+app.add_typer(hub_app, name="hub")
+app.command()(send)
+app.command()(receive)
+app.add_typer(dlq_app, name="dlq")
+app.add_typer(demo_app, name="demo")
+app.command()(check)
+
+
+def run() -> None:
+    """Run the command line; leaves the process with an ``ExitCode``."""
+    try:
+        app(prog_name="tidegate")
+    except TidegateError as error:
+        sys.stderr.write(f"Error: {error}\n")
+        sys.exit(exit_code_of(error))

@@ -1,0 +1,90 @@
+"""``tidegate check``: verify every byte of a data directory, and repair it if asked."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.cli.exit_codes import CheckFailedError
+from tidegate.cli.options import with_output
+from tidegate.cli.render import Output
+from tidegate.model.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from tidegate.storage.check import CheckReport, Damage
+
+_COLUMNS = ("file", "position", "damage", "lost_from", "lost_until", "set_aside")
+
+
+@with_output()
+def check(
+    output: Output,
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A service's data directory; no service may run on it.")
+    ],
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair", help="Make damaged logs usable again; damaged files are set aside, not deleted."
+        ),
+    ] = False,
+) -> None:
+    """Read all logs of a data directory and verify every checksum.
+
+    Each damage is listed with the half-open range of sequence numbers that it costs. Exit code 4 if there is
+    damage and it was not repaired.
+
+    \b
+    Examples:
+      tidegate check ./log
+      tidegate check ./log --repair
+    """
+    from tidegate.storage.check import check_log_directory
+
+    try:
+        report = check_log_directory(directory, repair=repair)
+    except FileNotFoundError as error:
+        raise NotFoundError(
+            f"{directory} holds no service's data.",
+            next_step="Name the directory that `tidegate serve --data-dir` uses.",
+        ) from error
+    if report.damages or not output.is_table:
+        output.records((_record(damage) for damage in report.damages), columns=_COLUMNS, title="Damage")
+    sys.stderr.write(_summary(report))
+    if not report.is_sound and not report.is_repaired:
+        raise CheckFailedError(
+            f"{len(report.damages)} damages found.",
+            next_step=f"`tidegate check {directory} --repair` keeps everything that is intact.",
+        )
+
+
+def _record(damage: Damage) -> dict[str, object]:
+    lost_from, lost_until = damage.lost if damage.lost is not None else (None, None)
+    return {
+        "file": str(damage.path),
+        "position": damage.position,
+        "damage": damage.description,
+        "lost_from": lost_from,
+        "lost_until": lost_until,
+        "set_aside": None if damage.set_aside is None else str(damage.set_aside),
+    }
+
+
+def _summary(report: CheckReport) -> str:
+    lines = [
+        f"Read {report.bytes_read / 1e6:,.1f} MB: {report.events:,} events in {report.batches:,} batches, "
+        f"{report.segments:,} segments, {report.partitions:,} partitions."
+    ]
+    lines += [
+        f"{path}: a write was cut short at {position}; nothing acknowledged is in it, and the next start "
+        "cuts it off."
+        for path, position in report.torn_tails
+    ]
+    if report.is_repaired:
+        lines.append(f"Repaired {len(report.damages)} damages.")
+    elif report.is_sound:
+        lines.append("All of it is sound.")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,81 @@
+"""Where the service is, for every command that talks to one.
+
+Order: ``--connection-string``, then ``TIDEGATE_CONNECTION_STRING``, then the profile that ``tidegate
+serve`` left for this user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidegate.cli.exit_codes import NoConnectionError
+from tidegate.cli.options import CONNECTION_STRING_VARIABLE
+from tidegate.model.connection_string import ConnectionString
+
+if TYPE_CHECKING:
+    from tidegate.client import EventHubProperties, RetryPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConnection:
+    """How to reach a service."""
+
+    connection_string: str = field(repr=False)
+    ca_file: str | None
+    """The certificate authority to trust besides the system's; None: only the system's."""
+    origin: str
+    """Which of the three sources it came from, for messages."""
+
+
+def resolve_connection(
+    connection_string: str | None, ca_file: Path | None, environment: Mapping[str, str]
+) -> ServiceConnection:
+    """The connection to use.
+
+    Raises ConnectionStringError for one that does not parse, InvalidArgumentError for a damaged profile, and
+    NoConnectionError where none of the sources has one.
+    """
+    ca_text = None if ca_file is None else str(ca_file)
+    for text, origin in (
+        (connection_string, "--connection-string"),
+        (environment.get(CONNECTION_STRING_VARIABLE), CONNECTION_STRING_VARIABLE),
+    ):
+        if text:
+            ConnectionString.parse(text)
+            return ServiceConnection(text, ca_text, origin)
+    from tidegate.server.ready import profile_path, read_profile
+
+    profile = read_profile(environment)
+    if profile is None:
+        raise NoConnectionError(
+            "Nothing says where the service is: there is no --connection-string, no "
+            f"{CONNECTION_STRING_VARIABLE}, and no profile at {profile_path(environment)}.",
+            next_step="Start one with `tidegate serve`, or give --connection-string.",
+        )
+    return ServiceConnection(
+        profile.connection_string, ca_text or profile.ca_file, f"profile {profile_path(environment)}"
+    )
+
+
+def quick_retry() -> RetryPolicy:
+    """For first contact: somebody waits at the terminal, so a service that is not there is told within
+    seconds."""
+    from tidegate.client import RetryPolicy
+
+    return RetryPolicy(retries_max=3)
+
+
+async def check_event_hub(connection: ServiceConnection, name: str) -> EventHubProperties:
+    """What the service says about a hub: shows that it is there before patient work begins.
+
+    Raises NotFoundError, UnauthorizedError, and BrokenError or OperationTimeoutError within seconds.
+    """
+    from tidegate.client import EventHubConsumer
+
+    async with EventHubConsumer.from_connection_string(
+        connection.connection_string, name, ca_file=connection.ca_file, retry=quick_retry()
+    ) as consumer:
+        return await consumer.get_event_hub_properties()

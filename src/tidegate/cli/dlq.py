@@ -1,0 +1,379 @@
+"""``tidegate dlq``: look at dead letters, run them again, or close them for good."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.cli.connection import resolve_connection
+from tidegate.cli.exit_codes import CheckFailedError
+from tidegate.cli.options import (
+    DATABASE_VARIABLE,
+    CaFileOption,
+    ConnectionStringOption,
+    DatabaseOption,
+    with_output,
+)
+from tidegate.cli.render import Output
+from tidegate.model.errors import InvalidArgumentError, TidegateError
+from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+
+if TYPE_CHECKING:
+    from tidegate.client.blocking import BlockingConsumer
+    from tidegate.sql import Database, DeadLetter, DeadLetterFilter, RedriveReport
+
+dlq_app = typer.Typer(help="Look at dead letters, run them again, or close them.", no_args_is_help=True)
+
+
+class IncompleteRedriveError(TidegateError):
+    """A redrive came to its end and left dead letters open."""
+
+
+class StatusChoice(Enum):
+    """Which dead letters a list shows."""
+
+    OPEN = "open"
+    REDRIVEN = "redriven"
+    DISCARDED = "discarded"
+    ALL = "all"
+
+
+HubFilter = Annotated[str | None, typer.Option("--hub", metavar="HUB", help="Only of this event hub.")]
+GroupFilter = Annotated[
+    str | None, typer.Option("--group", metavar="NAME", help="Only of this consumer group.")
+]
+PartitionFilter = Annotated[
+    str | None, typer.Option("--partition", metavar="ID", help="Only of this partition.")
+]
+ErrorTypeFilter = Annotated[
+    str | None, typer.Option("--error-type", metavar="NAME", help="Only with this error, e.g. ValueError.")
+]
+ReasonFilter = Annotated[
+    str | None, typer.Option("--reason", metavar="TEXT", help="Only those whose reason holds this text.")
+]
+DataDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        metavar="DIR",
+        help="Read events from this directory, not from a service; no running service may have it open.",
+    ),
+]
+
+_LIST_COLUMNS = (
+    "event_hub",
+    "partition",
+    "sequence_number",
+    "key",
+    "status",
+    "attempts",
+    "error_type",
+    "reason",
+    "last_failed_at",
+)
+_COUNT_COLUMNS = ("error_type", "reason", "count", "first_failed_at", "last_failed_at")
+
+
+@dlq_app.command("list")
+@with_output()
+def list_dead_letters(
+    output: Output,
+    database: DatabaseOption = None,
+    status: Annotated[StatusChoice, typer.Option(help="Which ones.")] = StatusChoice.OPEN,
+    by_reason: Annotated[
+        bool, typer.Option("--by-reason", help="How many there are of each error and reason.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Show this many at most.")] = 100,
+    hub: HubFilter = None,
+    group: GroupFilter = None,
+    partition: PartitionFilter = None,
+    error_type: ErrorTypeFilter = None,
+    reason: ReasonFilter = None,
+) -> None:
+    """List dead letters, open ones unless told otherwise.
+
+    \b
+    Examples:
+      tidegate dlq list --database sqlite:///flights.db
+      tidegate dlq list --database postgresql://user@host/name --by-reason --json
+    """
+    from tidegate.sql import DeadLetters
+
+    chosen = _filter(hub, group, partition, error_type, reason, status)
+    with _open_database(database) as opened:
+        dead_letters = DeadLetters(opened)
+        if by_reason:
+            counts = dead_letters.counts_by_reason(chosen)[:limit]
+            output.records(
+                ({name: getattr(item, name) for name in _COUNT_COLUMNS} for item in counts),
+                columns=_COUNT_COLUMNS,
+                title="Dead letters by reason",
+            )
+            return
+        found = dead_letters.list(chosen, limit=limit)
+        count = len(found) if len(found) < limit else dead_letters.count(chosen)
+    output.records((_list_record(item) for item in found), columns=_LIST_COLUMNS, title="Dead letters")
+    if count > len(found):
+        sys.stderr.write(
+            f"Showing {len(found):,} of {count:,}: --limit shows more, --by-reason counts them.\n"
+        )
+
+
+@dlq_app.command("show")
+@with_output()
+def show(
+    output: Output,
+    hub: Annotated[str, typer.Argument(metavar="HUB", help="The event hub.")],
+    partition: Annotated[str, typer.Argument(metavar="PARTITION", help="The partition.")],
+    sequence_number: Annotated[
+        int, typer.Argument(metavar="SEQUENCE_NUMBER", help="The event's sequence number.")
+    ],
+    database: DatabaseOption = None,
+    group: Annotated[
+        str, typer.Option(metavar="NAME", help="The consumer group that put it aside.")
+    ] = DEFAULT_CONSUMER_GROUP,
+    event: Annotated[
+        bool, typer.Option("--event", help="Also read the event itself back from the log.")
+    ] = False,
+    data_dir: DataDirOption = None,
+    connection_string: ConnectionStringOption = None,
+    ca_file: CaFileOption = None,
+) -> None:
+    """Show one dead letter with its traceback, and the event if asked.
+
+    \b
+    Example:
+      tidegate dlq show flights 0 4711 --database sqlite:///flights.db
+    """
+    from tidegate.cli.receive import event_record
+    from tidegate.sql import ConsumerKey, DeadLetters
+
+    with _open_database(database) as opened:
+        letter = DeadLetters(opened).show(ConsumerKey(hub, group), partition, sequence_number)
+    record = dict(_list_record(letter))
+    record |= {
+        "consumer_group": letter.consumer_group,
+        "pipeline": letter.pipeline,
+        "offset": letter.offset,
+        "first_failed_at": letter.first_failed_at,
+        "is_payload_copied": letter.payload is not None,
+        "traceback": letter.traceback,
+    }
+    if event:
+        with _event_reader(hub, data_dir, connection_string, ca_file) as reader:
+            for found in reader.read_events(hub, partition, [sequence_number]):
+                contents = event_record(found)
+                record |= {name: contents[name] for name in ("properties", "body", "body_base64")}
+    output.record(record, title="Dead letter")
+
+
+@dlq_app.command("redrive")
+@with_output()
+def redrive(
+    output: Output,
+    pipeline: Annotated[
+        str,
+        typer.Option(
+            metavar="MODULE:ATTRIBUTE",
+            help="The pipeline to run them through: package.module:attribute or path/to/file.py:attribute.",
+        ),
+    ],
+    database: DatabaseOption = None,
+    data_dir: DataDirOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Read and handle them, but write nothing.")
+    ] = False,
+    max_: Annotated[
+        int | None, typer.Option("--max", min=1, metavar="N", help="Take this many at most.")
+    ] = None,
+    attempts_max: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Leave those alone that have failed so often.")
+    ] = 10,
+    partition: PartitionFilter = None,
+    error_type: ErrorTypeFilter = None,
+    reason: ReasonFilter = None,
+    connection_string: ConnectionStringOption = None,
+    ca_file: CaFileOption = None,
+) -> None:
+    """Run open dead letters through a (corrected) pipeline again.
+
+    Events are read back from the log. The rows, the dead letter's new status and the audit trail are one
+    transaction, so it may be interrupted and repeated: nothing is written twice. What fails again stays open.
+
+    \b
+    Example:
+      tidegate dlq redrive --database sqlite:///flights.db --pipeline my_pipelines:flights --dry-run
+    """
+    from tidegate.sql import DeadLetters, load_pipeline
+
+    # As with `python -m`: a user's module lies where the user stands.
+    sys.path.insert(0, os.getcwd())
+    loaded = load_pipeline(pipeline)
+    chosen = _filter(None, None, partition, error_type, reason, StatusChoice.OPEN)
+    with (
+        _open_database(database) as opened,
+        _event_reader(loaded.event_hub, data_dir, connection_string, ca_file) as reader,
+    ):
+        if not dry_run:
+            opened.ensure_table(loaded.table)
+        dead_letters = DeadLetters(opened)
+        with _redrive_progress(dead_letters.count(chosen), max_) as on_progress:
+            report = dead_letters.redrive(
+                loaded,
+                reader,
+                filter=chosen,
+                maximum=max_,
+                dry_run=dry_run,
+                attempts_max=attempts_max,
+                progress=on_progress,
+            )
+    output.record(
+        {
+            "considered": report.considered,
+            "redriven": report.redriven,
+            "rows": report.rows,
+            "failed": report.failed,
+            "lost": len(report.lost),
+            "exhausted": report.exhausted,
+            "taken_by_others": report.taken_by_others,
+            "is_dry_run": report.is_dry_run,
+        },
+        title="Redrive (dry run: nothing was written)" if dry_run else "Redrive",
+    )
+    _raise_if_incomplete(report)
+
+
+@dlq_app.command("discard")
+def discard(
+    because: Annotated[str, typer.Option(metavar="TEXT", help="Why; the audit trail keeps it.")],
+    database: DatabaseOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask; on anything but a terminal it never asks.")
+    ] = False,
+    hub: HubFilter = None,
+    group: GroupFilter = None,
+    partition: PartitionFilter = None,
+    error_type: ErrorTypeFilter = None,
+    reason: ReasonFilter = None,
+) -> None:
+    """Close open dead letters for good, without running them.
+
+    \b
+    Example:
+      tidegate dlq discard --database sqlite:///flights.db --reason diverted --because "not our flights"
+    """
+    from tidegate.sql import DeadLetters
+
+    chosen = _filter(hub, group, partition, error_type, reason, StatusChoice.OPEN)
+    with _open_database(database) as opened:
+        dead_letters = DeadLetters(opened)
+        if dry_run:
+            sys.stderr.write(f"Would discard {dead_letters.count(chosen):,} dead letters.\n")
+            return
+        if not yes and sys.stdin.isatty():
+            typer.confirm(f"Discard {dead_letters.count(chosen):,} dead letters?", abort=True, err=True)
+        count = dead_letters.discard(chosen, reason=because)
+    sys.stderr.write(f"Discarded {count:,} dead letters.\n")
+
+
+def _filter(
+    hub: str | None,
+    group: str | None,
+    partition: str | None,
+    error_type: str | None,
+    reason: str | None,
+    status: StatusChoice,
+) -> DeadLetterFilter:
+    from tidegate.sql import DeadLetterFilter, DeadLetterStatus
+
+    return DeadLetterFilter(
+        event_hub=hub,
+        consumer_group=group,
+        partition_id=partition,
+        status=None if status is StatusChoice.ALL else DeadLetterStatus(status.value),
+        error_type=error_type,
+        reason_contains=reason,
+    )
+
+
+def _open_database(url: str | None) -> Database:
+    from tidegate.sql import Database
+
+    chosen = url or os.environ.get(DATABASE_VARIABLE)
+    if not chosen:
+        raise InvalidArgumentError(
+            f"No database is named: there is no --database and no {DATABASE_VARIABLE}.",
+            next_step="Give the one that the pipeline writes to, e.g. --database sqlite:///flights.db",
+        )
+    return Database.open(chosen)
+
+
+@contextmanager
+def _event_reader(
+    hub: str, data_dir: Path | None, connection_string: str | None, ca_file: Path | None
+) -> Iterator[BlockingConsumer]:
+    """What reads events back: from a data directory with a service of its own, or from a running service."""
+    from contextlib import ExitStack
+
+    from tidegate.cli.embedded import embedded_service
+    from tidegate.client.blocking import BlockingConsumer
+
+    with ExitStack() as stack:
+        if data_dir is not None:
+            ready = stack.enter_context(embedded_service(data_dir))
+            text, ca_text = ready.connection_string, ready.ca_file
+        else:
+            connection = resolve_connection(connection_string, ca_file, os.environ)
+            text, ca_text = connection.connection_string, connection.ca_file
+        yield stack.enter_context(BlockingConsumer(text, hub, ca_file=ca_text))
+
+
+@contextmanager
+def _redrive_progress(open_count: int, maximum: int | None) -> Iterator[Callable[[RedriveReport], None]]:
+    from tidegate.cli.progress import progress_bar
+
+    total = open_count if maximum is None else min(open_count, maximum)
+    with progress_bar("Redriving", total) as bar:
+
+        def show_progress(report: RedriveReport) -> None:
+            bar.update(report.considered)
+
+        yield show_progress
+
+
+def _raise_if_incomplete(report: RedriveReport) -> None:
+    problems = []
+    if report.failed:
+        problems.append(f"{report.failed:,} failed again")
+    if report.lost:
+        problems.append(f"{len(report.lost):,} are no longer in the log and were not copied")
+    if report.exhausted:
+        problems.append(f"{report.exhausted:,} had failed too often to be tried")
+    if not problems:
+        return
+    text = f"{'; '.join(problems)}. They stay open."
+    if report.is_dry_run:
+        raise CheckFailedError(f"In this dry run {text}", next_step="Correct the pipeline first.")
+    raise IncompleteRedriveError(text, next_step="See `tidegate dlq list --by-reason`.")
+
+
+def _list_record(letter: DeadLetter) -> dict[str, object]:
+    return {
+        "event_hub": letter.event_hub,
+        "partition": letter.partition_id,
+        "sequence_number": letter.sequence_number,
+        "key": letter.partition_key,
+        "status": letter.status.value,
+        "attempts": letter.attempts,
+        "error_type": letter.error_type,
+        "reason": letter.reason,
+        "last_failed_at": letter.last_failed_at,
+    }

@@ -1,0 +1,56 @@
+"""Runs a command's coroutine and turns SIGINT and SIGTERM into an orderly end.
+
+The first signal cancels the coroutine, whose ``finally`` and ``async with`` blocks then run; a second one
+ends the process at once, in case the orderly end hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import typer
+
+T = TypeVar("T")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run_interruptible(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run ``coroutine`` to its end and return its result.
+
+    A signal cancels it; if it then lets the cancellation through, the process leaves with 128 + the signal's
+    number. A coroutine for which being interrupted is its ordinary end (a tail, a service) catches the
+    cancellation and returns.
+    """
+    from tidegate.server.event_loop import new_event_loop
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(_guarded(coroutine))
+
+
+async def _guarded(coroutine: Coroutine[Any, Any, T]) -> T:
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+    received: list[int] = []
+
+    def stop(signal_number: int) -> None:
+        received.append(signal_number)
+        # A second signal finds the default handler again.
+        loop.remove_signal_handler(signal_number)
+        task.cancel()
+
+    for signal_number in _SIGNALS:
+        loop.add_signal_handler(signal_number, stop, signal_number)
+    try:
+        return await coroutine
+    except asyncio.CancelledError:
+        if received:
+            raise typer.Exit(128 + received[0]) from None
+        raise
+    finally:
+        for signal_number in _SIGNALS:
+            loop.remove_signal_handler(signal_number)

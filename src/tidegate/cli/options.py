@@ -1,0 +1,102 @@
+"""Options that several commands share, and the decorator that gives a command its output formats."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Concatenate, ParamSpec
+
+import typer
+
+from tidegate.cli.render import Output, OutputFormat
+from tidegate.model.errors import InvalidArgumentError
+
+P = ParamSpec("P")
+
+CONNECTION_STRING_VARIABLE = "TIDEGATE_CONNECTION_STRING"
+DATABASE_VARIABLE = "TIDEGATE_DATABASE"
+
+ConnectionStringOption = Annotated[
+    str | None,
+    typer.Option(
+        "--connection-string",
+        metavar="TEXT",
+        help=f"Where the service is, and the key. Else {CONNECTION_STRING_VARIABLE}, else the profile that "
+        "`tidegate serve` left for this user.",
+    ),
+]
+
+CaFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca-file", metavar="FILE", help="Certificate authority to trust for TLS. Else the system's."
+    ),
+]
+
+DatabaseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        metavar="URL",
+        help="SQL database in SQLAlchemy's form, e.g. sqlite:///flights.db or postgresql://user@host/name. "
+        f"Else {DATABASE_VARIABLE}.",
+    ),
+]
+
+_FORMAT_HELP = {
+    OutputFormat.TABLE: "A table (the default; plain text when piped).",
+    OutputFormat.JSON: "One JSON value.",
+    OutputFormat.NL: "One JSON object per line.",
+    OutputFormat.CSV: "Comma-separated values with a header line.",
+}
+
+
+def with_output(
+    *formats: OutputFormat,
+) -> Callable[[Callable[Concatenate[Output, P], None]], Callable[P, None]]:
+    """Give a command the format options; the command takes an ``Output`` as its first parameter.
+
+    formats: which of them; none named means all four. More than one option at once is an
+    InvalidArgumentError (exit code 2).
+    """
+    offered = formats or tuple(OutputFormat)
+
+    def decorate(command: Callable[Concatenate[Output, P], None]) -> Callable[P, None]:
+        def run(**arguments: object) -> None:
+            chosen = [name for name in offered if arguments.pop(_parameter_name(name))]
+            if len(chosen) > 1:
+                options = " and ".join(f"--{name.value}" for name in chosen)
+                raise InvalidArgumentError(f"{options} exclude each other.", next_step="Give one of them.")
+            output = Output(chosen[0] if chosen else OutputFormat.TABLE)
+            command(output, **arguments)  # type: ignore[call-arg,arg-type]  # typer calls with keywords only
+
+        functools.update_wrapper(run, command)
+        # Typer reads the parameters from the signature: the first one goes, the format options come.
+        signature = inspect.signature(command, eval_str=True)
+        own = list(signature.parameters.values())[1:]
+        flags = [_format_parameter(name) for name in offered]
+        run.__signature__ = signature.replace(parameters=_in_order(own + flags))  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in own + flags}
+        return run  # type: ignore[return-value]  # the signature that typer sees is P plus the flags
+
+    return decorate
+
+
+def _parameter_name(output_format: OutputFormat) -> str:
+    return f"is_{output_format.value}"
+
+
+def _format_parameter(output_format: OutputFormat) -> inspect.Parameter:
+    option = typer.Option(f"--{output_format.value}", help=_FORMAT_HELP[output_format])
+    return inspect.Parameter(
+        _parameter_name(output_format),
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[bool, option],
+    )
+
+
+def _in_order(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    return sorted(parameters, key=lambda parameter: parameter.kind)

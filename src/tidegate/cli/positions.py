@@ -1,0 +1,40 @@
+"""Where to start reading, as people write it: ``earliest``, ``latest``, ``2h``, ``@4711`` or a time."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.position import EventPosition
+
+_AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_position(text: str, *, now_utc: datetime) -> EventPosition:
+    """The position that ``text`` means.
+
+    ``earliest``; ``latest``; ``90s``, ``15m``, ``2h``, ``7d``: enqueued since that long ago; ``@4711``: that
+    sequence number (counted in each partition by itself); a time in ISO 8601 (without zone: UTC).
+    Raises InvalidArgumentError for anything else.
+    """
+    if text == "earliest":
+        return EventPosition.earliest()
+    if text == "latest":
+        return EventPosition.latest()
+    if text.startswith("@") and text[1:].isascii() and text[1:].isdigit():
+        return EventPosition.from_sequence_number(int(text[1:]))
+    ago = _AGO.fullmatch(text)
+    try:
+        if ago is not None:
+            seconds = float(ago[1]) * _SECONDS[ago[2]]
+            return EventPosition.from_enqueued_time(now_utc - timedelta(seconds=seconds))
+        time = datetime.fromisoformat(text)
+    except (ValueError, OverflowError) as error:
+        raise InvalidArgumentError(
+            f"{text!r} is not a place to start from.",
+            next_step="Use earliest, latest, a time ago (90s, 15m, 2h, 7d), @SEQUENCE_NUMBER, "
+            "or a time in ISO 8601.",
+        ) from error
+    return EventPosition.from_enqueued_time(time if time.tzinfo is not None else time.replace(tzinfo=UTC))

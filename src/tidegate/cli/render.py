@@ -1,0 +1,236 @@
+"""The one renderer: records out as a table, one JSON value, JSON lines or CSV.
+
+A command hands over records (mappings of plain values) and never formats them itself. What is asked for
+goes to standard output; progress and remarks go to standard error, so that a pipe holds the result and
+nothing else. Without a format option a terminal gets a drawn table, and a pipe the same columns as plain
+aligned text.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from enum import Enum
+from typing import TextIO
+
+import orjson
+
+Record = Mapping[str, object]
+"""Names to plain values: text, numbers, booleans, times, bytes, None, and lists and mappings of them."""
+
+_VISIBLE_CONTROLS = {
+    code: {9: "\\t", 10: "\\n", 13: "\\r"}.get(code, f"\\x{code:02x}")
+    for code in (*range(32), *range(127, 160))
+}
+
+
+class OutputFormat(Enum):
+    """How records are written."""
+
+    TABLE = "table"
+    JSON = "json"
+    """One JSON array (or one object where the command shows one thing)."""
+    NL = "nl"
+    """One JSON object per line."""
+    CSV = "csv"
+
+
+class Output:
+    """Where and how a command writes its result."""
+
+    def __init__(self, output_format: OutputFormat, *, stream: TextIO | None = None) -> None:
+        """stream: None: this process's standard output."""
+        self.format = output_format
+        self._stream = stream
+
+    @property
+    def stream(self) -> TextIO:
+        """Where the result goes."""
+        return sys.stdout if self._stream is None else self._stream
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether somebody is looking at the result directly."""
+        return self.stream.isatty()
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the result is for people to read."""
+        return self.format is OutputFormat.TABLE
+
+    def records(self, records: Iterable[Record], *, columns: Sequence[str], title: str | None = None) -> None:
+        """Write a list; ``columns`` says which fields, in which order, also when there is no record.
+
+        title: shown above a table only.
+        """
+        if self.format is OutputFormat.JSON:
+            rows = [{column: plain(record.get(column)) for column in columns} for record in records]
+            self._write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
+        elif self.format is OutputFormat.TABLE:
+            self._table(list(records), columns, title)
+        else:
+            stream = self.record_stream(columns)
+            for record in records:
+                stream.write(record)
+
+    def record(self, record: Record, *, title: str | None = None) -> None:
+        """Write one thing: its fields one below the other as a table, or one JSON object, or one CSV row."""
+        if self.format is OutputFormat.JSON:
+            fields = {key: plain(value) for key, value in record.items()}
+            self._write_bytes(orjson.dumps(fields, option=orjson.OPT_INDENT_2))
+        elif self.format is OutputFormat.TABLE:
+            rows = [{"field": key, "value": cell_text(value)} for key, value in record.items()]
+            self._table(rows, ("field", "value"), title, is_header_shown=False)
+        else:
+            self.record_stream(tuple(record)).write(record)
+
+    def record_stream(self, columns: Sequence[str]) -> RecordStream:
+        """Write records one by one as they come (a tail): JSON lines, CSV, or tab-separated text."""
+        return RecordStream(self, columns)
+
+    def line(self, text: str) -> None:
+        """Write one line of text as it is."""
+        self.stream.write(text + "\n")
+
+    def _write_bytes(self, data: bytes) -> None:
+        self.stream.write(data.decode() + "\n")
+
+    def _table(
+        self,
+        rows: Sequence[Record],
+        columns: Sequence[str],
+        title: str | None,
+        *,
+        is_header_shown: bool = True,
+    ) -> None:
+        if self.is_terminal:
+            _draw_table(self.stream, rows, columns, title, is_header_shown=is_header_shown)
+        else:
+            _write_plain_table(self.stream, rows, columns, is_header_shown=is_header_shown)
+
+
+class RecordStream:
+    """Records written one at a time, each complete on its own line."""
+
+    def __init__(self, output: Output, columns: Sequence[str]) -> None:
+        self._stream = output.stream
+        self._columns = columns
+        self._is_json = output.format in (OutputFormat.JSON, OutputFormat.NL)
+        self._csv = (
+            csv.writer(self._stream, lineterminator="\n") if output.format is OutputFormat.CSV else None
+        )
+        if self._csv is not None:
+            self._csv.writerow(columns)
+
+    def write(self, record: Record) -> None:
+        """Write one record; fields outside the columns are left out."""
+        if self._is_json:
+            fields = {column: plain(record.get(column)) for column in self._columns}
+            self._stream.write(orjson.dumps(fields).decode() + "\n")
+        elif self._csv is not None:
+            self._csv.writerow([csv_text(record.get(column)) for column in self._columns])
+        else:
+            self._stream.write("\t".join(cell_text(record.get(column)) for column in self._columns) + "\n")
+
+    def flush(self) -> None:
+        """Let a reader of the pipe see what was written so far."""
+        self._stream.flush()
+
+
+def plain(value: object) -> object:
+    """A field as JSON holds it: times in ISO 8601 with ``Z``, bytes in base64, UUIDs as text."""
+    if isinstance(value, datetime):
+        return time_text(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def time_text(value: datetime) -> str:
+    """A time in UTC with milliseconds, e.g. ``2026-01-31T12:00:00.250Z``."""
+    return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def cell_text(value: object) -> str:
+    """A field as people read it: ``-`` for nothing, yes/no, one decimal, control characters made visible."""
+    value = plain(value)
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    if isinstance(value, dict):
+        value = " ".join(f"{name}={item}" for name, item in value.items())
+    elif isinstance(value, list):
+        value = ", ".join(map(str, value))
+    # An event's body must not steer the terminal that shows it.
+    return str(value).translate(_VISIBLE_CONTROLS)
+
+
+def csv_text(value: object) -> str:
+    """A field as CSV holds it: empty for nothing, true/false, lists and mappings as JSON."""
+    value = plain(value)
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def _is_number(rows: Sequence[Record], column: str) -> bool:
+    values = [row[column] for row in rows if row.get(column) is not None]
+    return bool(values) and all(type(value) in (int, float) for value in values)
+
+
+def _draw_table(
+    stream: TextIO,
+    rows: Sequence[Record],
+    columns: Sequence[str],
+    title: str | None,
+    *,
+    is_header_shown: bool,
+) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_header=is_header_shown,
+    )
+    for column in columns:
+        table.add_column(
+            column.replace("_", " "),
+            justify="right" if _is_number(rows, column) else "left",
+            overflow="fold",
+            style="bold" if not is_header_shown and column == columns[0] else "",
+        )
+    for row in rows:
+        # Text: a value in square brackets must not be read as markup.
+        table.add_row(*(Text(cell_text(row.get(column))) for column in columns))
+    Console(file=stream, highlight=False).print(table)
+
+
+def _write_plain_table(
+    stream: TextIO, rows: Sequence[Record], columns: Sequence[str], *, is_header_shown: bool
+) -> None:
+    header = [[column.replace("_", " ") for column in columns]] if is_header_shown else []
+    lines = header + [[cell_text(row.get(column)) for column in columns] for row in rows]
+    widths = [max((len(line[index]) for line in lines), default=0) for index in range(len(columns))]
+    is_right = [_is_number(rows, column) for column in columns]
+    for line in lines:
+        cells = (
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, is_right, strict=True)
+        )
+        stream.write("  ".join(cells).rstrip() + "\n")

@@ -1,0 +1,152 @@
+"""``tidegate serve``: run the service until SIGINT or SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from tidegate.server.ready import ReadyInformation
+    from tidegate.server.settings import ServerSettings
+
+
+def serve(
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where the log, the catalog and the certificates lie. "
+            "Default: tidegate in this user's data directory.",
+        ),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on. Default: 127.0.0.1.")
+    ] = None,
+    amqp_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, metavar="N", help="Plain AMQP. Default, with no port given: 5672."),
+    ] = None,
+    amqps_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, metavar="N", help="AMQP over TLS; SDKs without a port use 5671."),
+    ] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, metavar="N", help="Plain HTTP. Default, with no port given: 5300."),
+    ] = None,
+    https_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, metavar="N", help="HTTP over TLS.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="TOML file of settings; options given here win over it."),
+    ] = None,
+    ready_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Written once it serves: one JSON object with addresses and connection string.",
+        ),
+    ] = None,
+    tls_name: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Name that the self-made certificate also holds; repeatable."),
+    ] = None,
+) -> None:
+    """Run the service: a durable event log that every official Event Hubs SDK can talk to.
+
+    Port 0 is any free one. Once any port is given, a face without one is off. Stop it with Ctrl-C or SIGTERM:
+    connections get time to finish, and everything acknowledged is on disk either way.
+
+    \b
+    Examples:
+      tidegate serve
+      tidegate serve --data-dir ./log --amqp-port 0 --ready-file ready.json
+      tidegate serve --host 0.0.0.0 --amqps-port 5671 --https-port 443 --tls-name log.example.org
+    """
+    import asyncio
+
+    from tidegate.cli.interrupt import run_interruptible
+    from tidegate.server.app import run_server
+
+    settings = _settings(
+        config,
+        {
+            "data_dir": data_dir,
+            "host": host,
+            "ready_file": ready_file,
+            "tls_names": tuple(tls_name) if tls_name else None,
+        },
+        {
+            "amqp_port": amqp_port,
+            "amqps_port": amqps_port,
+            "http_port": http_port,
+            "https_port": https_port,
+        },
+    )
+    _log_to_standard_error()
+    is_first_start = not settings.data_dir.exists()
+
+    async def serve_until_stopped() -> None:
+        try:
+            await run_server(settings, on_ready=lambda ready: _announce(ready, is_first_start=is_first_start))
+        except asyncio.CancelledError:
+            # Being stopped is how a service ends well.
+            sys.stderr.write("Tidegate has stopped.\n")
+
+    run_interruptible(serve_until_stopped())
+
+
+def default_data_dir() -> Path:
+    """Where ``serve`` keeps its data when nothing says otherwise (XDG base directory specification)."""
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "tidegate"
+
+
+def _settings(config: Path | None, values: dict[str, object], ports: dict[str, int | None]) -> ServerSettings:
+    from dataclasses import replace
+
+    from tidegate.server.settings import ServerSettings, load_settings
+
+    given = {name: value for name, value in values.items() if value is not None}
+    if config is not None:
+        settings = load_settings(config, data_dir=default_data_dir())
+        given |= {name: port for name, port in ports.items() if port is not None}
+    else:
+        settings = ServerSettings(data_dir=default_data_dir()).with_ports(**ports)
+    return replace(settings, is_profile_written=True, **given)  # type: ignore[arg-type]  # checked by the class
+
+
+def _log_to_standard_error() -> None:
+    import logging
+
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+
+
+def _announce(ready: ReadyInformation, *, is_first_start: bool) -> None:
+    rows = [
+        ("data", ready.data_dir),
+        ("AMQP", ready.amqp),
+        ("AMQP over TLS", ready.amqps),
+        ("HTTP", ready.http),
+        ("HTTP over TLS", ready.https),
+        ("CA to trust", ready.ca_file),
+    ]
+    lines = ["Tidegate serves."]
+    lines += [f"  {name:<14}{value}" for name, value in rows if value is not None]
+    if is_first_start:
+        lines.append("This is its first start: it made the data directory and a key of its own.")
+    lines.append("Connection string for any Event Hubs SDK (it holds the key: treat it as a password):")
+    lines.append(f"  {ready.connection_string}")
+    if ready.connection_string_plain not in (None, ready.connection_string):
+        lines.append("The same without TLS, for clients on this machine:")
+        lines.append(f"  {ready.connection_string_plain}")
+    lines.append("Other commands of this user find it by themselves, e.g.: tidegate hub create NAME")
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,71 @@
+"""The demo's figures, and whether they hold: every event is one row or one dead letter, none twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionAccount:
+    """What became of one partition's events."""
+
+    partition_id: str
+    events: int
+    """In the log."""
+    rows: int
+    """In the result table; its primary key is the event's address, so none is there twice."""
+    dead_letters_open: int
+    dead_letters_redriven: int
+    """Dead letters whose events have become rows since."""
+    dead_letters_discarded: int
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether rows and dead letters together are the events, to the row."""
+        return self.rows + self.dead_letters_open + self.dead_letters_discarded == self.events
+
+    def describe(self) -> str:
+        """The equation, for people."""
+        put_aside = self.dead_letters_open + self.dead_letters_discarded
+        sign = "=" if self.is_exact else "≠"
+        return (
+            f"partition {self.partition_id}: {self.rows:,} rows + {put_aside:,} dead letters "
+            f"{sign} {self.events:,} events"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StageRate:
+    """How fast one stage was."""
+
+    stage: str
+    events: int
+    elapsed_s: float
+
+    @property
+    def events_per_s(self) -> float:
+        """Events per second; 0 where the stage had nothing to do."""
+        return self.events / self.elapsed_s if self.events and self.elapsed_s > 0 else 0.0
+
+
+def account_partitions(
+    events: Mapping[str, int], rows: Mapping[str, int], dead_letters: Mapping[tuple[str, str], int]
+) -> tuple[PartitionAccount, ...]:
+    """One account per partition.
+
+    dead_letters: (partition id, status) → how many. Rows and dead letters of a partition that has no
+    events are accounted for, too: they make that partition's account fail.
+    """
+    partition_ids = sorted({*events, *rows, *(partition_id for partition_id, _ in dead_letters)})
+    return tuple(
+        PartitionAccount(
+            partition_id,
+            events.get(partition_id, 0),
+            rows.get(partition_id, 0),
+            dead_letters.get((partition_id, "open"), 0),
+            dead_letters.get((partition_id, "redriven"), 0),
+            dead_letters.get((partition_id, "discarded"), 0),
+        )
+        for partition_id in partition_ids
+    )

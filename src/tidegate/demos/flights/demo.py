@@ -1,0 +1,186 @@
+"""The demo, step by step: service, events, pipeline with one crash, figures, report.
+
+    this process                     children, each a session of its own
+    ------------                     ----------------------------------
+    reads the flights
+    publishes them            --->   tidegate serve            (ends with the demo)
+    watches SQL and kills     --->   Spark driver, first run   (SIGKILL in mid-batch)
+    waits                     --->   Spark driver, second run  (runs to the end)
+    checks and reports
+
+Whatever happens, an interrupt included, no child is left behind; what is in the data directory and in the
+database stays, and the next run over both goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from sqlalchemy import make_url
+
+from tidegate.demos.flights import report
+from tidegate.demos.flights.accounting import PartitionAccount, StageRate, account_partitions
+from tidegate.demos.flights.crash import MidBatch
+from tidegate.demos.flights.data import FlightEvent, read_flights
+from tidegate.demos.flights.observer import DemoObserver
+from tidegate.demos.flights.publish import Publication, publish
+from tidegate.demos.flights.results import dead_letters_by_partition, prepare_results
+from tidegate.demos.flights.scoring import flight_performance, pipeline
+from tidegate.demos.flights.service import running_service
+from tidegate.demos.flights.spark_stage import PipelineRun, SparkStage
+from tidegate.server.event_loop import new_event_loop
+from tidegate.server.ready import ReadyInformation
+from tidegate.sql import Database, DeadLetterFilter, DeadLetters, ReasonCount
+
+FILES_DIR_NAME = "demo-flights"
+"""Where the demo's own files (logs of its children, Spark's journal) lie in the data directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlightsDemo:
+    """What the demo can be told."""
+
+    data_dir: Path | None = None
+    """None: a new temporary directory, which stays."""
+    database_url: str | None = None
+    """None: the SQLite file ``flights.db`` in the data directory."""
+    events_per_trigger: int = 48_000
+    """Events of one micro-batch at most: some seven batches, so that there is a middle to crash in."""
+    flights_max: int | None = None
+    """Only this many of the flights; None: all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlightsReport:
+    """What came of it."""
+
+    data_dir: Path
+    database: str
+    """URL, its password hidden."""
+    is_password_hidden: bool
+    """Whether ``database`` cannot be used as it is."""
+    partitions: tuple[PartitionAccount, ...]
+    flights_expected: int
+    crash: MidBatch | None
+    """Where the driver was killed; None: it was not, because there was nothing left to process."""
+    stages: tuple[StageRate, ...]
+    carriers: tuple[report.CarrierDelay, ...]
+    routes: tuple[report.RouteDelay, ...]
+    reasons: tuple[ReasonCount, ...]
+    """Of open dead letters."""
+
+    @property
+    def published(self) -> int:
+        """Events in the hub."""
+        return sum(account.events for account in self.partitions)
+
+    @property
+    def rows(self) -> int:
+        """Rows in the result table."""
+        return sum(account.rows for account in self.partitions)
+
+    @property
+    def dead_letters_open(self) -> int:
+        """Dead letters that nobody has dealt with yet."""
+        return sum(account.dead_letters_open for account in self.partitions)
+
+    @property
+    def dead_letters_total(self) -> int:
+        """All dead letters there ever were."""
+        redriven = sum(account.dead_letters_redriven for account in self.partitions)
+        discarded = sum(account.dead_letters_discarded for account in self.partitions)
+        return self.dead_letters_open + redriven + discarded
+
+    @property
+    def crashes(self) -> int:
+        """How often the driver was killed in this run."""
+        return 0 if self.crash is None else 1
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What does not hold, one sentence each; empty: every figure holds."""
+        failures = [account.describe() for account in self.partitions if not account.is_exact]
+        if self.published != self.flights_expected:
+            failures.append(f"{self.published:,} events in the hub, and {self.flights_expected:,} flights")
+        return tuple(failures)
+
+
+def run_flights_demo(demo: FlightsDemo, observer: DemoObserver) -> FlightsReport:
+    """Run the whole demo; returns what came of it, whether or not the figures hold.
+
+    Raises ChildFailedError where the service or the pipeline ended on its own, and what opening the database
+    and publishing raise.
+    Cancellation: an exception raised in this thread (KeyboardInterrupt) ends the children and comes through.
+    """
+    data_dir = _make_data_dir(demo.data_dir)
+    files_dir = data_dir / FILES_DIR_NAME
+    files_dir.mkdir(mode=0o700, exist_ok=True)
+    url = demo.database_url or f"sqlite:///{data_dir / 'flights.db'}"
+    observer.step("Starting the service")
+    with Database.open(url) as database, running_service(data_dir, files_dir) as ready:
+        observer.note(f"The service listens on {ready.amqp}; its data lies in {data_dir}.")
+        observer.step("Reading the flights")
+        flights = list(islice(read_flights(), demo.flights_max))
+        observer.step("Publishing")
+        publication = _publish(ready, flights, observer)
+        if prepare_results(database, publication.event_hub_created_at_ms):
+            observer.note("The database held the results of an earlier demo with another log: cleared.")
+        database.ensure_table(flight_performance)
+        observer.step("Running the Spark pipeline")
+        stage = SparkStage(
+            connection_string=ready.connection_string,
+            database=database,
+            database_url=url,
+            files_dir=files_dir,
+            events_per_trigger=demo.events_per_trigger,
+            observer=observer,
+        )
+        run = stage.run(publication.events_by_partition)
+        observer.step("Checking every figure")
+        return _make_report(demo, data_dir, database, publication, run)
+
+
+def _make_data_dir(data_dir: Path | None) -> Path:
+    if data_dir is None:
+        return Path(tempfile.mkdtemp(prefix="tidegate-flights-"))
+    data_dir.mkdir(parents=True, exist_ok=True)
+    return data_dir.resolve()
+
+
+def _publish(ready: ReadyInformation, flights: list[FlightEvent], observer: DemoObserver) -> Publication:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        publication = runner.run(publish(ready.connection_string, flights, observer.progress))
+    if publication.published_now < len(flights):
+        there = len(flights) - publication.published_now
+        observer.note(f"{there:,} of the flights were in the hub already, from an earlier run.")
+    return publication
+
+
+def _make_report(
+    demo: FlightsDemo, data_dir: Path, database: Database, publication: Publication, run: PipelineRun
+) -> FlightsReport:
+    with database.read() as connection:
+        rows = report.rows_by_partition(connection)
+        carriers = tuple(report.worst_carriers(connection))
+        routes = tuple(report.worst_routes(connection))
+    url = make_url(demo.database_url or database.url)
+    accounts = account_partitions(publication.events_by_partition, rows, dead_letters_by_partition(database))
+    return FlightsReport(
+        data_dir=data_dir,
+        database=url.render_as_string(hide_password=True),
+        is_password_hidden=url.password is not None,
+        partitions=accounts,
+        flights_expected=publication.flights_expected,
+        crash=run.crash,
+        stages=(
+            StageRate("publish", publication.published_now, publication.elapsed_s),
+            StageRate("pipeline", run.events, run.elapsed_s),
+        ),
+        carriers=carriers,
+        routes=routes,
+        reasons=tuple(DeadLetters(database).counts_by_reason(DeadLetterFilter(event_hub=pipeline.event_hub))),
+    )

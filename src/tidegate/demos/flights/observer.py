@@ -1,0 +1,21 @@
+"""How the demo tells whoever watches what it is doing; the command line draws it, tests collect it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class DemoObserver(Protocol):
+    """Is told about steps, progress within a step, and things worth a sentence."""
+
+    def step(self, title: str) -> None:
+        """A new step begins; the one before it is done."""
+        ...
+
+    def progress(self, done: int, total: int) -> None:
+        """The current step has done ``done`` of ``total`` events."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something happened that people want to know."""
+        ...

@@ -1,0 +1,120 @@
+"""The pipeline stage: a Spark driver that is killed once in mid-batch, and one that brings it to the end."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidegate.demos.flights.crash import MidBatch, find_mid_batch
+from tidegate.demos.flights.observer import DemoObserver
+from tidegate.demos.flights.processes import ChildSession
+from tidegate.demos.flights.results import processed_events
+from tidegate.sql import Database
+
+CONNECTION_STRING_VARIABLE = "TIDEGATE_CONNECTION_STRING"
+DATABASE_VARIABLE = "TIDEGATE_DATABASE"
+
+_POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRun:
+    """What the stage did."""
+
+    events: int
+    """Events that were not committed before and are now."""
+    elapsed_s: float
+    """While a query was running, start of Spark left out, in seconds."""
+    crash: MidBatch | None
+
+
+class SparkStage:
+    """Runs the driver until everything in the hub is committed in SQL."""
+
+    def __init__(
+        self,
+        *,
+        connection_string: str,
+        database: Database,
+        database_url: str,
+        files_dir: Path,
+        events_per_trigger: int,
+        observer: DemoObserver,
+    ) -> None:
+        """database_url: with its password, for the driver."""
+        self._environment = {CONNECTION_STRING_VARIABLE: connection_string, DATABASE_VARIABLE: database_url}
+        self._database = database
+        self._files_dir = files_dir
+        self._events_per_trigger = events_per_trigger
+        self._observer = observer
+        self._crash: MidBatch | None = None
+        self._elapsed_s = 0.0
+
+    def run(self, events_by_partition: Mapping[str, int]) -> PipelineRun:
+        """Start the driver, kill it once, start it again, and return once it has ended by itself.
+
+        There is no crash where less is left than one needs: a batch before it, and more to come behind it.
+        Raises ChildFailedError where the driver fails.
+        """
+        total = sum(events_by_partition.values())
+        before = sum(processed_events(self._database).values())
+        # A journal of its own for each demo: SQL is what tells where to go on, Spark's journal is disposable.
+        with tempfile.TemporaryDirectory(prefix="spark-", dir=self._files_dir) as checkpoint_dir:
+            while self._run_driver(Path(checkpoint_dir), total):
+                assert self._crash is not None
+                self._observer.note(
+                    f"Killed the Spark driver with SIGKILL while {self._crash.describe()}. Starting it again."
+                )
+        after = sum(processed_events(self._database).values())
+        return PipelineRun(after - before, self._elapsed_s, self._crash)
+
+    def _run_driver(self, checkpoint_dir: Path, total: int) -> bool:
+        """Run a driver to its end, or to the moment to kill it; returns whether it was killed."""
+        started_file = self._files_dir / "driver-started"
+        started_file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "tidegate.demos.flights.driver"]
+        command += ["--checkpoint-dir", str(checkpoint_dir), "--started-file", str(started_file)]
+        command += ["--events-per-trigger", str(self._events_per_trigger)]
+        started: float | None = None
+        with ChildSession(
+            "Spark driver",
+            command,
+            log_file=self._files_dir / "driver.log",
+            environment=self._environment,
+        ) as driver:
+            while driver.exit_code is None:
+                if started is None and started_file.exists():
+                    started = time.monotonic()
+                processed = processed_events(self._database)
+                self._observer.progress(sum(processed.values()), total)
+                if self._crash is None and self._kill_in_mid_batch(driver, checkpoint_dir, total, processed):
+                    break
+                time.sleep(_POLL_S)
+            is_killed = driver.exit_code is None
+            if not is_killed and driver.exit_code != 0:
+                raise driver.failure()
+        self._elapsed_s += 0.0 if started is None else time.monotonic() - started
+        return is_killed
+
+    def _kill_in_mid_batch(
+        self, driver: ChildSession, checkpoint_dir: Path, total: int, processed: Mapping[str, int]
+    ) -> bool:
+        if not _is_moment_to_crash(find_mid_batch(checkpoint_dir, processed), total):
+            return False
+        driver.freeze()
+        # Nothing moves any more: what is found now is what the crash leaves behind.
+        found = find_mid_batch(checkpoint_dir, processed_events(self._database))
+        if not _is_moment_to_crash(found, total):
+            driver.thaw()
+            return False
+        self._crash = found
+        return True
+
+
+def _is_moment_to_crash(found: MidBatch | None, total: int) -> bool:
+    """In mid-batch, and not in the last batch: more is to come after the crash."""
+    return found is not None and sum(found.until.values()) < total

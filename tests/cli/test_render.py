@@ -1,0 +1,116 @@
+"""The renderer: four formats, one per purpose, and nothing that steers a terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from datetime import UTC, datetime
+from uuid import UUID
+
+import pytest
+
+from tidegate.cli.render import Output, OutputFormat, cell_text
+
+COLUMNS = ("name", "events", "share", "is_empty", "at", "properties")
+RECORDS = [
+    {
+        "name": "telemetry",
+        "events": 12345,
+        "share": 0.25,
+        "is_empty": False,
+        "at": datetime(2026, 1, 31, 12, 0, 0, 250_000, tzinfo=UTC),
+        "properties": {"id": UUID(int=1), "raw": b"\x00\xff"},
+        "hidden": "not a column",
+    },
+    {"name": "empty, with comma", "events": 0, "share": None, "is_empty": True, "at": None},
+]
+
+
+def _written(output_format: OutputFormat) -> str:
+    stream = io.StringIO()
+    Output(output_format, stream=stream).records(RECORDS, columns=COLUMNS, title="Hubs")
+    return stream.getvalue()
+
+
+def test_json_is_one_array_of_plain_values() -> None:
+    """Scripts parse --json whole: one array, ISO times, base64 bytes, null for what is missing."""
+    first, second = json.loads(_written(OutputFormat.JSON))
+    assert first == {
+        "name": "telemetry",
+        "events": 12345,
+        "share": 0.25,
+        "is_empty": False,
+        "at": "2026-01-31T12:00:00.250Z",
+        "properties": {"id": "00000000-0000-0000-0000-000000000001", "raw": "AP8="},
+    }
+    assert second["properties"] is None
+
+
+def test_nl_is_one_object_per_line() -> None:
+    """--nl can be cut with head and parsed line by line."""
+    lines = _written(OutputFormat.NL).splitlines()
+    assert [json.loads(line)["name"] for line in lines] == ["telemetry", "empty, with comma"]
+
+
+def test_csv_has_a_header_and_quotes() -> None:
+    """--csv survives commas, and says nothing as nothing."""
+    rows = list(csv.DictReader(io.StringIO(_written(OutputFormat.CSV))))
+    assert rows[0]["is_empty"] == "false"
+    assert rows[1]["name"] == "empty, with comma"
+    assert rows[1]["share"] == ""
+
+
+def test_plain_table_aligns_and_cuts_nothing() -> None:
+    """A piped table holds whole values, numbers to the right, and no drawing."""
+    header, first, second = _written(OutputFormat.TABLE).splitlines()
+    assert header.startswith("name               events  share")
+    assert first.index("12345") + 5 == second.index(" 0 ") + 2
+    assert "is empty" in header
+    assert "Hubs" not in header
+
+
+def test_empty_list_still_has_its_shape() -> None:
+    """No result is [] for JSON and a header for CSV, so that scripts need no special case."""
+    stream = io.StringIO()
+    Output(OutputFormat.JSON, stream=stream).records([], columns=("a",))
+    Output(OutputFormat.CSV, stream=stream).records([], columns=("a", "b"))
+    assert stream.getvalue() == "[]\na,b\n"
+
+
+@pytest.mark.parametrize("output_format", list(OutputFormat))
+def test_single_record_in_every_format(output_format: OutputFormat) -> None:
+    """A command that shows one thing shows every field of it, whatever the format."""
+    stream = io.StringIO()
+    Output(output_format, stream=stream).record({"published": 7, "database": "sqlite:///x.db"})
+    text = stream.getvalue()
+    assert "published" in text
+    assert "7" in text
+    assert "sqlite:///x.db" in text
+
+
+def test_drawn_table_shows_markup_as_it_is() -> None:
+    """On a terminal a value in square brackets is data, not markup, and long values are not cut."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    value = "[red]" + "x" * 300
+    Output(OutputFormat.TABLE, stream=stream).records([{"a": value}], columns=("a",), title="T")
+    assert "[red]" in stream.getvalue()
+    assert stream.getvalue().count("x") == 300
+
+
+def test_control_characters_cannot_reach_a_terminal() -> None:
+    """An event's body with escape sequences is shown, not obeyed."""
+    assert cell_text("\x1b[2Jhi\n\tthere\x9b") == "\\x1b[2Jhi\\n\\tthere\\x9b"
+
+
+def test_a_stream_writes_each_record_at_once() -> None:
+    """A tail's reader sees a record when it comes, not when the tail ends."""
+    stream = io.StringIO()
+    records = Output(OutputFormat.NL, stream=stream).record_stream(("a",))
+    records.write({"a": 1})
+    assert stream.getvalue() == '{"a":1}\n'
