@@ -26,7 +26,6 @@ from tidegate.amqp.frames import (
     AMQP_FRAME,
     EMPTY_FRAME,
     FRAME_BYTES_MIN,
-    FrameBounds,
     FrameSplitter,
     encode_frame,
 )
@@ -49,9 +48,8 @@ from tidegate.amqp.states import (
     ConnectionState,
     IllegalStateError,
     SessionState,
-    SessionViolationError,
 )
-from tidegate.amqp.transfers import Payload, is_transfer
+from tidegate.amqp.transfers import Payload, is_own_transfer, is_transfer, run_address, take_run
 from tidegate.amqp.types import Symbol
 from tidegate.model.errors import (
     BrokenError,
@@ -212,6 +210,7 @@ class Connection:
             return
         self._negotiation.complete_sasl(is_accepted)
         if is_accepted:
+            self._splitter.feed(b"")  # what the client has pipelined
             self._process()
         else:
             self._fail(UnauthorizedError("The client's SASL response was refused."))
@@ -221,8 +220,7 @@ class Connection:
         if self.is_finished or not data:
             return
         self._received_at = now
-        # One copy into bytes of our own: payloads are cut from it, and indexing bytes is fast.
-        self._splitter.feed(data if type(data) is bytes else bytes(data))
+        self._splitter.feed(data)
         self._process()
 
     def receive_eof(self, *, now: float, error: TidegateError | None = None) -> None:
@@ -328,6 +326,8 @@ class Connection:
             self._receive_frames()
         except (RemoteProtocolError, UnauthorizedError) as error:
             self._fail(error)
+        finally:
+            self._splitter.release()
 
     def _begin_amqp(self) -> None:
         self._splitter.frame_bytes_max = self.configuration.max_frame_size
@@ -336,45 +336,43 @@ class Connection:
             self._step(ConnectionInput.SEND_HEADER)
 
     def _receive_frames(self) -> None:
-        """All whole frames of what was fed. Transfers are told by their first bytes and go a short way."""
-        while True:
-            view, frames = self._splitter.take_frames()
-            if not frames:
-                return
+        """All whole frames of what was fed. Small settled deliveries are told by their first bytes, and taken
+        many at a time; all else goes frame by frame."""
+        splitter = self._splitter
+        while not self.is_finished:
+            view, position = splitter.peek()
             data = view.obj
-            assert type(data) is bytes  # ``receive_data`` feeds nothing else
-            position, count = 0, len(frames)
-            while position < count and not self.is_finished:
-                frame = frames[position]
-                if frame.frame_type != AMQP_FRAME:
-                    raise FramingError(f"A frame of type {frame.frame_type} came on an open connection.")
-                try:
-                    if is_transfer(data, frame.start):
-                        position = self._receive_transfers(data, frames, position)
-                        continue
-                    if frame.start < frame.until:  # an empty frame only keeps the line alive
-                        self._receive_performative(data, frames, position)
-                except SessionViolationError as error:
-                    self._end_violated_session(frame.channel, error)
-                position += 1
+            assert type(data) is bytes  # the splitter keeps nothing else
+            if self.state is ConnectionState.OPENED and is_own_transfer(data, position):
+                self._receive_run(data, position)
+            frame = splitter.next_frame()
+            if frame is None:
+                return
+            if frame.frame_type != AMQP_FRAME:
+                raise FramingError(f"A frame of type {frame.frame_type} came on an open connection.")
+            if frame.body:  # an empty frame only keeps the line alive
+                until = splitter.peek()[1]
+                self._receive_body(frame.channel, data, until - len(frame.body), until)
 
-    def _receive_transfers(self, data: bytes, frames: list[FrameBounds], position: int) -> int:
-        """The transfer at ``position``, and what may go with it; returns the position after them."""
-        channel = frames[position].channel
+    def _receive_run(self, data: bytes, position: int) -> None:
+        channel, handle = run_address(data, position)
         session = self._sessions_by_remote_channel.get(channel)
-        if session is None or self.state is not ConnectionState.OPENED:
-            self._step(ConnectionInput.RECEIVE_FRAME)
-            session = self._session_at(channel)
-            if session is None:
-                return position + 1
-        return session.receive_transfers(data, frames, position)
+        if session is None or not session.is_receiving:
+            return  # the long way knows what to make of it
+        deliveries, position = take_run(data, position, self._splitter.frame_bytes_max)
+        if deliveries:
+            self._splitter.skip_to(position)
+            session.receive_run(handle, deliveries)
 
-    def _receive_performative(self, data: bytes, frames: list[FrameBounds], position: int) -> None:
-        _, channel, start, until = frames[position]
+    def _receive_body(self, channel: int, data: bytes, start: int, until: int) -> None:
+        """One frame: its performative starts at ``start``, its payload ends at ``until``."""
+        if is_transfer(data, start):
+            self._receive_transfer(channel, data, start, until)
+            return
         body = memoryview(data)[start:until]
         performative, end = decode_performative(body)
         if isinstance(performative, Transfer):  # with an unusual descriptor
-            self._receive_transfers(data, frames, position)
+            self._receive_transfer(channel, data, start, until)
             return
         if end != len(body):
             raise FramingError(
@@ -398,6 +396,12 @@ class Connection:
                 session.receive_end(performative)
             else:
                 session.receive_performative(performative)
+
+    def _receive_transfer(self, channel: int, data: bytes, start: int, until: int) -> None:
+        self._step(ConnectionInput.RECEIVE_FRAME)
+        session = self._session_at(channel)
+        if session is not None and self.state is not ConnectionState.CLOSE_SENT:
+            session.receive_transfer(data, start, until)
 
     def _receive_open(self, remote: Open) -> None:
         self._step(ConnectionInput.RECEIVE_OPEN)
@@ -449,11 +453,6 @@ class Connection:
         if session is None and channel not in self._ended_channels:
             raise IllegalStateError(f"No session has begun on channel {channel}.")
         return session
-
-    def _end_violated_session(self, channel: int, error: SessionViolationError) -> None:
-        session = self._session_at(channel)
-        assert session is not None  # it has just found the violation
-        session.end(Error(condition=error.condition, description=str(error)))
 
     # --- helpers ---
 
@@ -524,7 +523,6 @@ class Connection:
             session.finish(error)
         self.state = ConnectionState.END
         self.is_finished = True
-        self._splitter.release()
         self.events.append(event)
 
 

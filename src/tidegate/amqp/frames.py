@@ -1,7 +1,7 @@
 """Bytes to frames and back, and the protocol headers before them.
 
-A splitter copies only what a frame leaves over between two reads; frames that lie whole in one read are
-views of it. Source: AMQP 1.0 part 2 sections 2.2 and 2.3.
+A splitter copies each read once, into bytes that payloads may be cut from; frames are views of them.
+Source: AMQP 1.0 part 2 sections 2.2 and 2.3.
 """
 
 from __future__ import annotations
@@ -45,21 +45,12 @@ SASL_HEADER: Final = ProtocolHeader(3, 1, 0, 0)
 
 
 class Frame(NamedTuple):
-    """One frame. ``body`` is a view that holds until the next ``feed``."""
+    """One frame. ``body`` is a view of bytes that nothing changes."""
 
     frame_type: int
     channel: int
     body: memoryview
     """The performative and a transfer's payload; empty in a frame that only keeps the line alive."""
-
-
-class FrameBounds(NamedTuple):
-    """Where one frame's body lies in the buffer that ``take_frames`` gave."""
-
-    frame_type: int
-    channel: int
-    start: int
-    until: int
 
 
 _frame_header = struct.Struct(">IBBH").unpack_from
@@ -74,8 +65,9 @@ def encode_frame(channel: int, body: bytes | bytearray, frame_type: int = AMQP_F
 class FrameSplitter:
     """Cuts a byte stream into protocol headers and frames; the caller asks for what is due next.
 
-    ``feed`` the bytes of a read, then call ``next_header``, ``next_frame`` or ``take_frames`` until there is
-    nothing. The buffer given to ``feed`` may be reused once ``is_drained`` was reached or ``release`` called.
+    ``feed`` the bytes of a read, then call ``next_header`` or ``next_frame`` until there is nothing, then
+    ``release``, which lets go of them. What was given to ``feed`` may be reused at once; the frames are views
+    of bytes that live as long as the views.
     """
 
     def __init__(self, *, frame_bytes_max: int) -> None:
@@ -90,13 +82,11 @@ class FrameSplitter:
     def feed(self, data: Buffer) -> None:
         """Take the bytes of one read; bytes of the read before that were not taken are kept (copied)."""
         self.release()
-        if not self._kept:
-            self._buffer = memoryview(data)
-        elif self._kept_bytes + len(data) < self._needed_bytes:
+        if self._kept and self._kept_bytes + len(data) < self._needed_bytes:
             self._keep(bytes(data))
         else:
-            self._kept.append(bytes(data))
-            self._buffer = memoryview(b"".join(self._kept))
+            # One copy, into bytes of our own: no copy at all where bytes come alone.
+            self._buffer = memoryview(b"".join((*self._kept, data)))
             self._kept.clear()
             self._kept_bytes = 0
 
@@ -149,29 +139,13 @@ class FrameSplitter:
         self._position = start + size
         return Frame(frame_type, channel, buffer[start + body_offset : start + size])
 
-    def take_frames(self) -> tuple[memoryview, list[FrameBounds]]:
-        """All whole frames at once, for the hot path: the buffer, and where each frame's body lies in it.
+    def peek(self) -> tuple[memoryview, int]:
+        """What was fed, and the position of the next frame in it, for who recognises frames by itself."""
+        return self._buffer, self._position
 
-        The buffer is valid until the next ``feed`` or ``release``.
-        Raises FramingError as ``next_frame`` does, once the whole frames before the damage were taken.
-        """
-        buffer, position, limit = self._buffer, self._position, len(self._buffer)
-        bytes_max = self.frame_bytes_max
-        frames: list[FrameBounds] = []
-        append, make = frames.append, FrameBounds._make
-        while limit - position >= FRAME_HEADER_BYTES:
-            size, data_offset, frame_type, channel = _frame_header(buffer, position)
-            body_offset = data_offset * 4
-            if size > bytes_max or body_offset < FRAME_HEADER_BYTES or body_offset > size:
-                if frames:
-                    break  # what came before is good; the next call raises
-                raise self._garbled(size, data_offset)
-            if limit - position < size:
-                break
-            append(make((frame_type, channel, position + body_offset, position + size)))
-            position += size
+    def skip_to(self, position: int) -> None:
+        """Count the whole frames before ``position`` of what ``peek`` showed as taken."""
         self._position = position
-        return buffer, frames
 
     @property
     def buffered_bytes(self) -> int:

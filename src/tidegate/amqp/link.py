@@ -1,44 +1,31 @@
-"""Links, both roles: credit, deliveries in and out, attach and detach.
+"""The two ends of a link: credit, deliveries out and in.
 
-A link acts through its session (``LinkSession``) and never on the connection. Calls on a link that has
-ended do nothing, because the peer may end it at any moment and ``LinkDetached`` tells the owner; only
-``send`` raises.
+    application -> SenderLink.send / send_settled_batch          -> frames in the connection's output
+    frames      -> ReceiverLink.receive_run / receive_transfer   -> DeliveriesReceived
 
-    application -> SenderLink.send / send_settled_batch -> frames in the connection's output
-    frames      -> ReceiverLink.receive_transfer        -> DeliveriesReceived
+Calls on a link that has ended do nothing; only ``SenderLink.send`` raises.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
-from enum import Enum
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 from tidegate.amqp.errors import INVALID_FIELD, MESSAGE_SIZE_EXCEEDED, NOT_ALLOWED
 from tidegate.amqp.events import (
     CreditGranted,
     DeliveriesReceived,
     Delivery,
-    Event,
-    LinkAttached,
-    LinkDetached,
     LinkDrained,
 )
+from tidegate.amqp.link_base import SERIAL_MASK, Link, LinkRole, LinkSession
 from tidegate.amqp.performatives import (
     ROLE_RECEIVER,
-    ROLE_SENDER,
     Accepted,
     Attach,
-    Coordinator,
     DeliveryState,
-    Detach,
     Disposition,
     Error,
     Flow,
-    Performative,
-    Source,
-    Target,
 )
 from tidegate.amqp.states import LINK, LinkInput, LinkState, SessionViolationError
 from tidegate.amqp.transfers import (
@@ -52,239 +39,9 @@ from tidegate.amqp.transfers import (
     batch_tail,
     split_delivery,
 )
-from tidegate.amqp.types import Symbol
 from tidegate.model.errors import LocalProtocolError
 
-SERIAL_MASK = 0xFFFFFFFF
-"""Delivery counts and ids are serial numbers of 32 bits (RFC 1982; AMQP 1.0 part 2 section 2.8.10)."""
-
-
-class LinkRole(Enum):
-    """Which end of a link this side is."""
-
-    SENDER = ROLE_SENDER
-    RECEIVER = ROLE_RECEIVER
-
-
-class LinkSession(Protocol):
-    """What a link needs of its session."""
-
-    local_channel: int
-    remote_incoming_window: int
-    next_outgoing_id: int
-    next_delivery_id: int
-    events: deque[Event]
-    output: list[Payload]
-
-    @property
-    def is_mapped(self) -> bool:
-        """Whether frames may be sent on it."""
-        ...
-
-    @property
-    def has_blocked_frames(self) -> bool:
-        """Whether transfers wait for the window."""
-        ...
-
-    @property
-    def frame_bytes_max(self) -> int:
-        """The largest frame that the peer takes."""
-        ...
-
-    @property
-    def message_bytes_max(self) -> int:
-        """The largest incoming message on links that advertise no limit."""
-        ...
-
-    def send_performative(self, performative: Performative) -> None:
-        """Queue one frame."""
-        ...
-
-    def send_frames(self, link: SenderLink, frames: list[list[Payload]]) -> None:
-        """Queue transfer frames, as far as the window allows; the others go out when it opens."""
-        ...
-
-    def is_link_blocked(self, link: SenderLink) -> bool:
-        """Whether frames of this link wait for the window."""
-        ...
-
-    def add_unsettled(self, delivery_id: int, link: SenderLink) -> None:
-        """Remember to whom a disposition of this delivery goes."""
-        ...
-
-    def send_link_flow(
-        self, handle: int, *, delivery_count: int | None, link_credit: int, drain: bool, echo: bool = False
-    ) -> None:
-        """Queue a flow with the session's windows and this link's credit."""
-        ...
-
-    def forget_link(self, link: Link) -> None:
-        """Free the link's handles, name and unsettled deliveries."""
-        ...
-
-
-class Link:
-    """One link; ``SenderLink`` or ``ReceiverLink``."""
-
-    role: LinkRole
-
-    def __init__(self, session: LinkSession, name: str, handle: int) -> None:
-        self.session = session
-        self.name = name
-        self.handle = handle
-        """Ours; what our frames carry."""
-        self.remote_handle: int | None = None
-        self.state = LINK.initial
-        self.context: Any = None
-        """Free for the application."""
-        self.local_attach: Attach | None = None
-        self._remote_attach: Attach | None = None
-        self._local_error: Error | None = None
-        self._is_refused_by_peer = False
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r} handle={self.handle} {self.state.name}>"
-
-    @property
-    def remote_attach(self) -> Attach:
-        """The peer's attach. Raises LocalProtocolError before it came."""
-        if self._remote_attach is None:
-            raise LocalProtocolError(f"The peer has not answered the attach of link {self.name!r} yet.")
-        return self._remote_attach
-
-    @property
-    def is_open(self) -> bool:
-        """Attached on both sides, nothing ended yet."""
-        return self.state is LinkState.ATTACHED
-
-    def accept(
-        self,
-        *,
-        source: Source | None = None,
-        target: Target | Coordinator | None = None,
-        max_message_size: int | None = None,
-        properties: Mapping[str, object] | None = None,
-        offered_capabilities: Sequence[str] | None = None,
-        snd_settle_mode: int | None = None,
-        rcv_settle_mode: int | None = None,
-    ) -> None:
-        """Answer the peer's attach. What is None is echoed: source, target, properties, settle modes.
-
-        max_message_size: bytes; on a receiver enforced, too.
-        Raises LocalProtocolError when the link was answered before.
-        """
-        if self._is_over():
-            return
-        remote = self.remote_attach
-        self._send_attach(
-            Attach(
-                name=self.name,
-                handle=self.handle,
-                role=self.role.value,
-                snd_settle_mode=remote.snd_settle_mode if snd_settle_mode is None else snd_settle_mode,
-                rcv_settle_mode=remote.rcv_settle_mode if rcv_settle_mode is None else rcv_settle_mode,
-                source=source or remote.source or Source(),
-                target=target or remote.target or Target(),
-                initial_delivery_count=0 if self.role is LinkRole.SENDER else None,
-                max_message_size=max_message_size,
-                offered_capabilities=tuple(map(Symbol, offered_capabilities or ())),
-                properties=remote.properties if properties is None else dict(properties.items()),
-            )
-        )
-        self._became_attached()
-
-    def refuse(self, error: Error) -> None:
-        """Answer the peer's attach with null source and target, then detach with ``error``."""
-        if self._is_over():
-            return
-        self._send_refusing_attach()
-        self._send_detach(error, closed=True)
-
-    def detach(self, error: Error | None = None, *, closed: bool = True) -> None:
-        """End the link; ``LinkDetached`` follows when the peer has answered.
-
-        closed: False ends only this attachment.
-        """
-        if self._is_over() or self.state in (LinkState.DETACH_SENT, LinkState.DETACH_PIPE):
-            return
-        if self.state is LinkState.ATTACH_RCVD:
-            self._send_refusing_attach()
-        self._send_detach(error, closed=closed)
-
-    # --- for the session ---
-
-    def send_first_attach(self, attach: Attach) -> None:
-        """Start a link of ours."""
-        self._send_attach(attach)
-
-    def receive_attach(self, attach: Attach) -> None:
-        """The peer's attach, first or in answer to ours."""
-        is_answer = self.state is not LINK.initial
-        self.state = LINK.after(self.state, LinkInput.RECEIVE_ATTACH)
-        self._remote_attach = attach
-        self.remote_handle = attach.handle
-        self._take_remote_attach(attach)
-        if is_answer and self.state is LinkState.ATTACHED:
-            answered = attach.target if self.role is LinkRole.SENDER else attach.source
-            if answered is None:
-                self._is_refused_by_peer = True  # its detach follows, and tells the reason
-                return
-            self.session.events.append(LinkAttached(self, attach))
-            self._became_attached()
-
-    def receive_detach(self, detach: Detach) -> None:
-        """The peer's detach: answered at once where ours has not gone out yet."""
-        self.state = LINK.after(self.state, LinkInput.RECEIVE_DETACH)
-        if self.state is LinkState.DETACH_RCVD:
-            if self.local_attach is None:
-                self._send_refusing_attach()
-            self._send_detach(None, closed=detach.closed)
-        self.end(detach.error or self._local_error, closed=detach.closed)
-
-    def receive_flow(self, flow: Flow) -> None:
-        """A flow that names this link."""
-        self.state = LINK.after(self.state, LinkInput.RECEIVE_FLOW)
-        if self.state is LinkState.DETACH_SENT:
-            return
-        self._take_flow(flow)
-        if flow.echo and self.state is LinkState.ATTACHED:
-            self._send_flow()
-
-    def end(self, error: Error | None, *, closed: bool) -> None:
-        """The link is over, by its own detach or with its session: report it once."""
-        self.state = LinkState.DETACHED
-        self.session.forget_link(self)
-        self.session.events.append(LinkDetached(self, error, closed))
-
-    # --- helpers ---
-
-    def _is_over(self) -> bool:
-        return self.state is LinkState.DETACHED or not self.session.is_mapped
-
-    def _send_attach(self, attach: Attach) -> None:
-        self.state = LINK.after(self.state, LinkInput.SEND_ATTACH)
-        self.local_attach = attach
-        self.session.send_performative(attach)
-
-    def _send_refusing_attach(self) -> None:
-        self._send_attach(Attach(name=self.name, handle=self.handle, role=self.role.value))
-
-    def _send_detach(self, error: Error | None, *, closed: bool) -> None:
-        self.state = LINK.after(self.state, LinkInput.SEND_DETACH)
-        self._local_error = error
-        self.session.send_performative(Detach(handle=self.handle, closed=closed, error=error))
-
-    def _take_remote_attach(self, attach: Attach) -> None:
-        """What a role notes of the peer's attach."""
-
-    def _became_attached(self) -> None:
-        """What a role does once both sides are attached."""
-
-    def _take_flow(self, flow: Flow) -> None:
-        """What a role notes of a flow."""
-
-    def _send_flow(self) -> None:
-        """Tell the peer this link's state."""
+__all__ = ["Link", "LinkRole", "LinkSession", "ReceiverLink", "SenderLink"]
 
 
 class SenderLink(Link):

@@ -19,9 +19,9 @@ from tidegate.amqp.errors import (
     UNATTACHED_HANDLE,
     FramingError,
 )
-from tidegate.amqp.events import DeliveriesSettled, Event, LinkAttaching, SessionBegun, SessionEnded
-from tidegate.amqp.frames import FrameBounds
-from tidegate.amqp.link import SERIAL_MASK, Link, LinkRole, ReceiverLink, SenderLink
+from tidegate.amqp.events import DeliveriesSettled, Delivery, Event, LinkAttaching, SessionBegun, SessionEnded
+from tidegate.amqp.link import Link, LinkRole, ReceiverLink, SenderLink
+from tidegate.amqp.link_base import SERIAL_MASK
 from tidegate.amqp.performatives import (
     ROLE_RECEIVER,
     ROLE_SENDER,
@@ -39,7 +39,7 @@ from tidegate.amqp.performatives import (
     Target,
 )
 from tidegate.amqp.states import SESSION, SessionInput, SessionState, SessionViolationError
-from tidegate.amqp.transfers import Payload, handle_of_run, parse_transfer, take_run
+from tidegate.amqp.transfers import Payload, parse_transfer
 from tidegate.amqp.types import Symbol
 from tidegate.model.errors import LocalProtocolError
 
@@ -108,7 +108,7 @@ class Session:
         self._links: dict[int, Link] = {}  # by our handle
         self._links_by_remote_handle: dict[int, Link] = {}
         self._links_by_name: dict[tuple[str, LinkRole], Link] = {}
-        self._blocked: deque[tuple[SenderLink, list[Payload]]] = deque()
+        self._blocked: deque[tuple[Link, list[Payload]]] = deque()
         self._unsettled: dict[int, SenderLink] = {}
         self._local_error: Error | None = None
 
@@ -231,34 +231,43 @@ class Session:
         self.state = SESSION.after(self.state, SessionInput.RECEIVE_FRAME)
         if self.state is not SessionState.MAPPED:
             return  # we have ended: dropped
-        if isinstance(performative, Flow):
-            self._receive_flow(performative)
-        elif isinstance(performative, Disposition):
-            self._receive_disposition(performative)
-        elif isinstance(performative, Attach):
-            self._receive_attach(performative)
-        else:
-            assert isinstance(performative, Detach)
-            self._link_at(performative.handle).receive_detach(performative)
+        try:
+            if isinstance(performative, Flow):
+                self._receive_flow(performative)
+            elif isinstance(performative, Disposition):
+                self._receive_disposition(performative)
+            elif isinstance(performative, Attach):
+                self._receive_attach(performative)
+            else:
+                assert isinstance(performative, Detach)
+                self._link_at(performative.handle).receive_detach(performative)
+        except SessionViolationError as error:
+            self._end_violated(error)
 
-    def receive_transfers(self, data: bytes, frames: list[FrameBounds], position: int) -> int:
-        """The transfer at ``position``, and those behind it that go with it; the position after them."""
-        if self.state is not SessionState.MAPPED:
-            self.state = SESSION.after(self.state, SessionInput.RECEIVE_FRAME)
-            return position + 1  # we have ended: dropped
-        _, _, start, until = frames[position]
-        deliveries, after = take_run(data, frames, position)
-        if after > position:
-            link = self._receiver_at(handle_of_run(data, start))
-            self._count_incoming(after - position)
-            link.receive_run(deliveries)
-        else:
-            after = position + 1
-            transfer = parse_transfer(data, start, until)
-            link = self._receiver_at(transfer.handle)
+    @property
+    def is_receiving(self) -> bool:
+        """Whether transfers that come now count."""
+        return self.state is SessionState.MAPPED
+
+    def receive_run(self, handle: int, deliveries: list[Delivery]) -> None:
+        """Deliveries of one frame each that came on one link while ``is_receiving``."""
+        try:
+            self._count_incoming(len(deliveries))
+            self._receiver_at(handle).receive_run(deliveries)
+        except SessionViolationError as error:
+            self._end_violated(error)
+
+    def receive_transfer(self, data: bytes, start: int, until: int) -> None:
+        """A transfer frame, whose performative starts at ``start`` and whose payload ends at ``until``."""
+        self.state = SESSION.after(self.state, SessionInput.RECEIVE_FRAME)
+        if not self.is_receiving:
+            return  # we have ended: dropped
+        transfer = parse_transfer(data, start, until)
+        try:
             self._count_incoming(1)
-            link.receive_transfer(data, until, transfer)
-        return after
+            self._receiver_at(transfer.handle).receive_transfer(data, until, transfer)
+        except SessionViolationError as error:
+            self._end_violated(error)
 
     def _count_incoming(self, count: int) -> None:
         self.next_incoming_id = (self.next_incoming_id + count) & SERIAL_MASK
@@ -297,17 +306,18 @@ class Session:
         self.state = SESSION.after(self.state, SessionInput.SEND_FRAME)
         self.connection.send_performative(self.local_channel, performative)
 
-    def send_frames(self, link: SenderLink, frames: list[list[Payload]]) -> None:
+    def send_frames(self, link: Link, frames: list[list[Payload]]) -> None:
         """Queue transfer frames, as far as the window allows; the others go out when it opens."""
         self._blocked.extend((link, frame) for frame in frames)
         self._send_blocked()
 
-    def is_link_blocked(self, link: SenderLink) -> bool:
+    def is_link_blocked(self, link: Link) -> bool:
         """Whether frames of this link wait for the window."""
         return any(owner is link for owner, _ in self._blocked)
 
-    def add_unsettled(self, delivery_id: int, link: SenderLink) -> None:
+    def add_unsettled(self, delivery_id: int, link: Link) -> None:
         """Remember to whom a disposition of this delivery goes."""
+        assert isinstance(link, SenderLink)
         self._unsettled[delivery_id] = link
 
     def send_link_flow(
@@ -331,6 +341,9 @@ class Session:
                 self._wake_senders()
 
     # --- helpers ---
+
+    def _end_violated(self, error: SessionViolationError) -> None:
+        self.end(Error(condition=error.condition, description=str(error)))
 
     def _send_begin(self) -> None:
         self.connection.send_performative(

@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 
 from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.events import Delivery
-from tidegate.amqp.frames import FrameBounds
 from tidegate.amqp.performatives import Transfer, decode_performative
 
 Payload = bytes | bytearray | memoryview
@@ -132,51 +131,53 @@ class IncomingTransfer(NamedTuple):
     payload_start: int
 
 
-_OWN_LAYOUT: Final = struct.Struct(">12sI2s4s12s")
-"""(descriptor to the code before the delivery id, delivery id, ``TAG_OF_4``, tag, ``batch_tail``)"""
+_OWN_FRAME: Final = struct.Struct(">I16sI2s4s12s")
+"""What ``batch_head`` makes: frame size, ``batch_front``, delivery id, ``TAG_OF_4``, tag, ``batch_tail``."""
 
-_OWN_FRONT: Final = _TRANSFER + b"\xc0\x1d\x0b\x70"
-_OWN_TAIL: Final = b"\x41\x42" + _LAST_FIELDS
+_OWN_START: Final = _TRANSFER + b"\xc0\x1d\x0b\x70"
+_OWN_END: Final = b"\x41\x42" + _LAST_FIELDS
 
 
-def take_run(data: bytes, frames: list[FrameBounds], position: int) -> tuple[list[Delivery], int]:
-    """Settled deliveries of one link, one frame each, laid out as ours are, from frame ``position`` on.
+def is_own_transfer(data: bytes, position: int) -> bool:
+    """Whether the frame at ``position`` starts as ``batch_head`` makes it: worth a try with ``take_run``."""
+    return data[position + 8 : position + 15] == _OWN_START
 
-    Returns them, and the position after them: ``position`` itself if there is none.
+
+def run_address(data: bytes, position: int) -> tuple[int, int]:
+    """Channel and handle of the frame at ``position``, if ``is_own_transfer``; else nothing that counts."""
+    return int.from_bytes(data[position + 6 : position + 8], "big"), int.from_bytes(
+        data[position + 15 : position + 19], "big"
+    )
+
+
+def take_run(data: bytes, position: int, frame_bytes_max: int) -> tuple[list[Delivery], int]:
+    """Settled deliveries of one link, one whole frame each, as ``batch_head`` makes them.
+
+    From ``position`` on; returns them, and the position after them. The first that differs in anything ends
+    the run.
     """
     deliveries: list[Delivery] = []
-    _, channel, start, until = frames[position]
-    layout_bytes = _OWN_LAYOUT.size
-    front, tail = data[start : start + 12], data[start + 22 : start + layout_bytes]
-    if (
-        until - start < layout_bytes
-        or front[:7] != _OWN_FRONT
-        or front[11] != 0x70
-        or tail[0] != 0x70
-        or tail[5:] != _OWN_TAIL
-    ):
+    limit = len(data)
+    front, tail = data[position + 4 : position + 20], data[position + 30 : position + 42]
+    if front[:2] != b"\x02\x00" or front[15:] != b"\x70" or tail[:1] != b"\x70" or tail[5:] != _OWN_END:
         return deliveries, position
-    message_format = _u32(tail, 1)[0]
-    count = len(frames)
-    unpack, tag_of_4, new = _OWN_LAYOUT.unpack_from, TAG_OF_4, tuple.__new__
+    message_format = int.from_bytes(tail[1:5], "big")
+    unpack, tag_of_4, new, head_bytes = _OWN_FRAME.unpack_from, TAG_OF_4, tuple.__new__, BATCH_HEAD_BYTES
     append = deliveries.append
-    while position < count:
-        _, frame_channel, start, until = frames[position]
-        payload_start = start + layout_bytes
-        if payload_start > until:
+    while limit - position >= head_bytes:
+        size, frame_front, delivery_id, tag_code, tag, frame_tail = unpack(data, position)
+        end = position + size
+        if (
+            frame_front != front
+            or frame_tail != tail
+            or tag_code != tag_of_4
+            or end > limit
+            or not head_bytes <= size <= frame_bytes_max
+        ):
             break
-        frame_front, delivery_id, tag_code, tag, frame_tail = unpack(data, start)
-        if frame_front != front or frame_tail != tail or tag_code != tag_of_4 or frame_channel != channel:
-            break
-        append(new(Delivery, (delivery_id, tag, message_format, True, data[payload_start:until])))
-        position += 1
+        append(new(Delivery, (delivery_id, tag, message_format, True, data[position + head_bytes : end])))
+        position = end
     return deliveries, position
-
-
-def handle_of_run(data: bytes, start: int) -> int:
-    """The handle of a transfer that ``take_run`` took."""
-    handle: int = _u32(data, start + 7)[0]
-    return handle
 
 
 def is_transfer(data: bytes, start: int) -> bool:
