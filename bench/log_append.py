@@ -22,14 +22,19 @@ async def _measure(directory: Path, *, partitions: int, events: int, batch: int,
     manager.create_logs("bench", partitions)
     logs = [manager.log("bench", str(number)) for number in range(partitions)]
     payload, lengths = bytes(_EVENT_BYTES * batch), [_EVENT_BYTES] * batch
-    pending: set[asyncio.Future[AppendResult]] = set()
+    slots = asyncio.Semaphore(in_flight)
+
+    def release(future: asyncio.Future[AppendResult]) -> None:
+        future.result()
+        slots.release()
+
     started, started_cpu = time.perf_counter(), time.process_time()
     for number in range(events // batch):
-        if len(pending) >= in_flight:
-            _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        await slots.acquire()
         log = logs[number % partitions]
-        pending.add(log.append_nowait(payload, lengths, enqueued_time_ms=number))
-    await asyncio.wait(pending)
+        log.append_nowait(payload, lengths, enqueued_time_ms=number).add_done_callback(release)
+    for _ in range(in_flight):
+        await slots.acquire()
     append_s, append_cpu_s = time.perf_counter() - started, time.process_time() - started_cpu
     started = time.perf_counter()
     for log in logs:

@@ -64,8 +64,8 @@ def read_all(log: PartitionLog) -> list[RecordBatch]:
     """Every batch that the log holds."""
     batches: list[RecordBatch] = []
     start = log.begin_sequence_number
-    while start < log.next_sequence_number:
-        batches += log.read_nowait(start, bytes_max=2000)
+    while read := log.read_nowait(start, bytes_max=2000):
+        batches += read
         start = batches[-1].until_sequence_number
     return batches
 
@@ -115,7 +115,8 @@ async def _apply_retention(manager: LogManager, log: PartitionLog) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 async def test_acknowledged_events_survive_power_losses(seed: int) -> None:
-    """Random appends, cancellations, full disks, short writes and retention, and 4 power losses at random moments.
+    """Random appends, cancellations, full disks, short writes and retention, and 4 power losses at random
+    moments.
 
     Unsynced sectors are lost in any combination, as are unsynced creations, renames and removals of files.
     """

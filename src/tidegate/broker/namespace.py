@@ -9,6 +9,7 @@ Everything is called on the event loop that ran ``Broker.open``. On disk:
 
 from __future__ import annotations
 
+import logging
 import secrets
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -29,6 +30,8 @@ from tidegate.storage.files import Files, OsFiles
 from tidegate.storage.log_manager import LogManager
 from tidegate.storage.options import LogOptions
 from tidegate.storage.partition_log import PartitionLog
+
+_logger = logging.getLogger(__name__)
 
 
 class Broker:
@@ -64,6 +67,10 @@ class Broker:
             broker = cls(catalog, logs, clock)
             for record in catalog.contents.event_hubs:
                 broker._add_event_hub(record)
+            known = [record.hub_id for record in catalog.contents.event_hubs]
+            for hub_id in logs.unknown_hub_ids(known):
+                # An older catalog may have been restored: removing the logs is for their owner to decide.
+                _logger.warning("The logs %s belong to no event hub of the catalog; they are kept.", hub_id)
         except BaseException:
             await logs.close()
             raise

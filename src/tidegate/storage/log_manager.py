@@ -210,6 +210,7 @@ class LogManager:
             view=recovered.view,
             salt=recovered.salt,
             producers=recovered.producers,
+            unsaved_bytes=recovered.unsaved_bytes,
         )
         log = self._by_writer[writer] = PartitionLog(
             directory,

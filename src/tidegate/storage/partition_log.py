@@ -20,7 +20,7 @@ from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch, encode_lengths
 from tidegate.storage.segment import Segment, corrupt_error, iter_headers
 from tidegate.storage.segment_reader import SegmentCache, read_batches
-from tidegate.storage.sparse_index import NO_TIME, SparseIndex
+from tidegate.storage.sparse_index import NO_TIME
 
 _CURSORS_MAX = 256
 """Our choice: how many places of sequential readers are remembered, to go on without a look-up."""
@@ -59,7 +59,7 @@ class PartitionLog:
         self._commit = commit
         self._cache = cache
         self._admission = admission
-        self._gaps = gaps
+        self._gaps = sorted(gaps)
         self._loop = loop
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._listeners: dict[object, Callable[[], None]] = {}
@@ -148,7 +148,7 @@ class PartitionLog:
         """
         while True:
             view = self.writer.view
-            start = max(start_sequence_number, view.begin_sequence_number)
+            start = self._skip_gaps(max(start_sequence_number, view.begin_sequence_number))
             if start >= view.next_sequence_number:
                 return []
             try:
@@ -175,6 +175,7 @@ class PartitionLog:
         """Return once the event ``sequence_number`` can be read. Raises ClosedError. Cancellation: leaves
         no trace.
         """
+        sequence_number = self._skip_gaps(sequence_number)
         if self.next_sequence_number > sequence_number:
             return
         if self.is_closed:
@@ -294,30 +295,29 @@ class PartitionLog:
 
     def _read_view(self, view: LogView, start: int, bytes_max: int) -> list[RecordBatch]:
         segment, position = self._locate(view, start)
-        number = view.segments.index(segment)
-        while True:
-            index = self._cache.index(segment)
-            is_last = number == len(view.segments) - 1
-            end = view.end_position if is_last else index.end_position
-            file, salt = self._cache.file(segment)
-            batches, position = read_batches(
-                segment,
-                file,
-                salt,
-                position=position,
-                end=end,
-                start_sequence_number=start,
-                bytes_max=bytes_max,
-            )
-            if batches:
-                self._remember(batches[-1].until_sequence_number, segment, position)
-                return batches
-            if is_last:
-                raise corrupt_error(segment.path, position, f"the event {start} is missing")
-            following = view.segments[number + 1]
-            self._require_contiguous(index, segment, following)
-            segment, number = following, number + 1
-            position = self._cache.index(segment).find_sequence_number(start)
+        is_last = segment is view.segments[-1]
+        end = view.end_position if is_last else self._cache.index(segment).end_position
+        file, salt = self._cache.file(segment)
+        batches, position = read_batches(
+            segment,
+            file,
+            salt,
+            position=position,
+            end=end,
+            start_sequence_number=start,
+            bytes_max=bytes_max,
+        )
+        if not batches:
+            raise corrupt_error(segment.path, position, f"the event {start} is missing")
+        self._remember(batches[-1].until_sequence_number, segment, position)
+        return batches
+
+    def _skip_gaps(self, sequence_number: int) -> int:
+        """The number itself; behind the gap, where a repair gave the event up."""
+        for start, until in self._gaps:
+            if start <= sequence_number < until:
+                return until
+        return sequence_number
 
     def _locate(self, view: LogView, start: int) -> tuple[Segment, int]:
         cursor = self._cursors.get(start)
@@ -338,13 +338,6 @@ class PartitionLog:
         self._cursors[sequence_number] = (segment, position)
         if len(self._cursors) > _CURSORS_MAX:
             del self._cursors[next(iter(self._cursors))]
-
-    def _require_contiguous(self, index: SparseIndex, segment: Segment, following: Segment) -> None:
-        until, base = index.until_sequence_number, following.base_sequence_number
-        if until != base and (until, base) not in self._gaps:
-            raise corrupt_error(
-                segment.path, index.end_position, f"the events {until} to {base - 1} are missing behind it"
-            )
 
     def _find_time(self, view: LogView, time_ms: int) -> int:
         if view.last_enqueued_time_ms is None or time_ms > view.last_enqueued_time_ms:

@@ -87,8 +87,12 @@ class PartitionWriter:
         view: LogView,
         salt: int,
         producers: ProducerTable,
+        unsaved_bytes: int = 0,
     ) -> None:
-        """view: as recovered, all of it durable. salt: of the last segment (0 where there is none)."""
+        """view: as recovered, all of it durable. salt: of the last segment (0 where there is none).
+
+        unsaved_bytes: how much of the view no snapshot covers.
+        """
         self._directory = directory
         self._files = files
         self._options = options
@@ -101,7 +105,7 @@ class PartitionWriter:
         self._position = view.end_position
         self._next_sequence_number = view.next_sequence_number
         self._last_time_ms = view.last_enqueued_time_ms
-        self._snapshot_bytes = 0
+        self._snapshot_bytes = unsaved_bytes
         """Bytes made durable since the last snapshot."""
         self._buffers: list[bytes] = []
         self._buffered: list[_Written] = []

@@ -65,6 +65,8 @@ class RecoveredLog:
     producers: ProducerTable
     gaps: frozenset[tuple[int, int]]
     """Ranges of sequence numbers that a repair gave up."""
+    unsaved_bytes: int = 0
+    """Bytes of log that no snapshot covers yet."""
 
 
 def recover_log(directory: Path, *, files: Files, options: LogOptions) -> RecoveredLog:
@@ -84,7 +86,7 @@ def recover_log(directory: Path, *, files: Files, options: LogOptions) -> Recove
         files.remove(path)
         if not bases:
             return RecoveredLog(LogView((), 0, 0, None), 0, ProducerTable(options.producers_max), gaps)
-    return RecoveredLog(recovered, tail.salt, tail.producers, gaps)
+    return RecoveredLog(recovered, tail.salt, tail.producers, gaps, tail.unsaved_bytes)
 
 
 def read_gaps(files: Files, directory: Path) -> frozenset[tuple[int, int]]:
@@ -125,6 +127,17 @@ def find_batch(file: ReadableFile, salt: int, start: int, end: int) -> tuple[int
             return None
         position += len(chunk) - HEADER_BYTES + 1
     return None
+
+
+def is_damage_proved(file: ReadableFile, salt: int, position: int, end: int) -> bool:
+    """Whether a batch behind ``position`` says that ``position`` was durable when it was written."""
+    found = find_batch(file, salt, position, end)
+    while found is not None:
+        found_position, header = found
+        if header.durable_position > position:
+            return True
+        found = find_batch(file, salt, found_position + 1, end)
+    return False
 
 
 def _existing_bases(files: Files, directory: Path, snapshot: Snapshot | None) -> list[int]:
@@ -174,6 +187,7 @@ class _Tail:
         self.directory = directory
         self.snapshot = snapshot
         self.salt = 0
+        self.unsaved_bytes = 0
         self.producers = ProducerTable(options.producers_max)
         self._files = files
         self._options = options
@@ -224,11 +238,12 @@ class _Tail:
             raise corrupt_error(
                 last.path, size, f"the segment ends there and had {index.end_position} durable bytes"
             )
-        is_grown = index.end_position < size
+        start = index.end_position
         end, scanned_time_ms = self._scan(last, file, index, size)
+        self.unsaved_bytes = end - start
         if end < size:
             self._cut_off(last.path, end, size)
-        if is_grown:
+        if end > start:
             # Batches that were written but perhaps not synced are about to be served: now they are durable.
             self._sync(last.path)
         last.index = index
@@ -289,7 +304,8 @@ class _Tail:
         time_ms: int | None = None
         for position, header, batch in iter_batches(file, self.salt, index.end_position, size):
             if header is None or batch is None or header.base_sequence_number != index.until_sequence_number:
-                self._require_torn(segment, file, position, size)
+                if is_damage_proved(file, self.salt, position, size):
+                    raise corrupt_error(segment.path, position, "an acknowledged batch is damaged")
                 break
             self._take_in(header)
             time_ms = header.enqueued_time_ms
@@ -301,17 +317,6 @@ class _Tail:
                 header.total_length,
             )
         return index.end_position, time_ms
-
-    def _require_torn(self, segment: Segment, file: ReadableFile, position: int, size: int) -> None:
-        """Raise LogCorruptError where a batch behind ``position`` proves that ``position`` was durable
-        once.
-        """
-        found = find_batch(file, self.salt, position, size)
-        while found is not None:
-            found_position, header = found
-            if header.durable_position > position:
-                raise corrupt_error(segment.path, position, "an acknowledged batch is damaged")
-            found = find_batch(file, self.salt, found_position + 1, size)
 
     def _take_in(self, header: BatchHeader) -> None:
         if header.producer_id != NO_PRODUCER_ID:

@@ -1,0 +1,255 @@
+"""The namespace: hubs, groups and policies survive restarts; names, limits and partitions follow Event
+Hubs.
+"""
+
+from __future__ import annotations
+
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from tests.broker.conftest import SetClock
+from tests.storage.simulated_files import SimulatedFiles
+
+from tidegate.broker import Broker, Partition, ProducerBatch
+from tidegate.broker.catalog import CATALOG_NAME
+from tidegate.model.errors import (
+    AlreadyExistsError,
+    ClosedError,
+    DirectoryInUseError,
+    EventTooLargeError,
+    InvalidArgumentError,
+    LogCorruptError,
+    LogFullError,
+    NotFoundError,
+    PositionOutOfRangeError,
+    QuotaExceededError,
+)
+from tidegate.model.limits import EVENT_BYTES_MAX
+from tidegate.model.partition_key import partition_for_key
+from tidegate.model.position import EventPosition
+from tidegate.storage.options import LogOptions
+
+
+async def test_everything_is_there_after_a_restart(tmp_path: Path, clock: SetClock) -> None:
+    """Hubs with their ids and times, groups, the key, and events; the catalog is for its owner's eyes
+    only.
+    """
+    broker = await Broker.open(tmp_path, clock=clock)
+    hub = broker.create_event_hub("Flights", partition_count=3, retention_hours=24, retention_bytes=10_000)
+    hub.create_consumer_group("Tail")
+    await hub.partition("2").append(b"event", [5])
+    description, policies = hub.description, broker.authorizer.policies
+    await broker.close()
+    assert stat.S_IMODE((tmp_path / CATALOG_NAME).stat().st_mode) == 0o600
+    broker = await Broker.open(tmp_path, clock=clock)
+    assert broker.event_hub("FLIGHTS").description == description
+    assert description.consumer_groups == ("$Default", "Tail")
+    assert description.partition_ids == ("0", "1", "2")
+    assert description.created_at_ms == 1795176000500
+    assert broker.authorizer.policies == policies
+    assert (
+        bytes(broker.event_hub("flights").partition("2").read_nowait(0, bytes_max=1)[0].payload) == b"event"
+    )
+    await broker.close()
+
+
+async def test_a_second_broker_is_refused(broker: Broker, tmp_path: Path, clock: SetClock) -> None:
+    """One directory, one service."""
+    with pytest.raises(DirectoryInUseError):
+        await Broker.open(tmp_path, clock=clock)
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a-", "a b", "ä", "a/b", "x" * 257, "$management", "a\n"])
+def test_names_follow_the_rules(broker: Broker, name: str) -> None:
+    """What Event Hubs would not take, we do not take."""
+    with pytest.raises(InvalidArgumentError):
+        broker.create_event_hub(name, partition_count=1)
+
+
+def test_limits_of_a_hub(broker: Broker) -> None:
+    """Partitions, hours, bytes, a name that is taken in another letter case, consumer groups."""
+    for partition_count, retention_hours in ((0, 1), (1025, 1), (1, 0), (1, 2161)):
+        with pytest.raises(InvalidArgumentError):
+            broker.create_event_hub("h", partition_count=partition_count, retention_hours=retention_hours)
+    with pytest.raises(InvalidArgumentError):
+        broker.create_event_hub("h", partition_count=1, retention_bytes=0)
+    hub = broker.create_event_hub("h.u-b_1", partition_count=1)
+    with pytest.raises(AlreadyExistsError):
+        broker.create_event_hub("H.U-B_1", partition_count=1)
+    for name in ("bad name", "x" * 51, "$default"):
+        with pytest.raises((InvalidArgumentError, AlreadyExistsError)):
+            hub.create_consumer_group(name)
+    hub.create_consumer_group("Group")
+    with pytest.raises(AlreadyExistsError):
+        hub.create_consumer_group("gROUP")
+    with pytest.raises(InvalidArgumentError):
+        hub.delete_consumer_group("$DEFAULT")
+    hub.delete_consumer_group("GROUP")
+    with pytest.raises(NotFoundError):
+        hub.delete_consumer_group("group")
+
+
+async def test_consumer_groups_have_receivers_of_their_own(broker: Broker) -> None:
+    """Names compare without regard to case; an epoch in one group does not touch the other; unknown is not
+    found.
+    """
+    hub = broker.create_event_hub("hub", partition_count=1)
+    hub.create_consumer_group("other")
+    partition = hub.partition("0")
+    first = partition.open_receiver("$default", name=None, owner_level=5, on_stolen=lambda _: None)
+    partition.open_receiver("Other", name=None, owner_level=None, on_stolen=lambda _: None)
+    partition.open_receiver("$DEFAULT", name=None, owner_level=5, on_stolen=lambda _: None)
+    assert not first.is_open
+    assert len(partition.receivers()) == 2
+    with pytest.raises(NotFoundError, match="could not be found"):
+        partition.open_receiver("nobody", name=None, owner_level=None, on_stolen=lambda _: None)
+    for _ in range(4):
+        partition.open_receiver("other", name=None, owner_level=None, on_stolen=lambda _: None)
+    with pytest.raises(QuotaExceededError):
+        partition.open_receiver("other", name=None, owner_level=None, on_stolen=lambda _: None)
+
+
+async def test_a_deleted_hub_is_gone(broker: Broker, tmp_path: Path) -> None:
+    """Not listed, not found, its files removed; the name is free and begins anew."""
+    hub = broker.create_event_hub("hub", partition_count=1)
+    partition = hub.partition("0")
+    await partition.append(b"x", [1])
+    await broker.delete_event_hub("HUB")
+    assert broker.list_event_hubs() == []
+    with pytest.raises(NotFoundError, match="The messaging entity 'hub' could not be found"):
+        broker.event_hub("hub")
+    with pytest.raises(ClosedError):
+        await partition.append(b"x", [1])
+    assert list((tmp_path / "logs").iterdir()) == []
+    again = broker.create_event_hub("hub", partition_count=1)
+    assert again.description.hub_id != hub.description.hub_id
+    assert again.partition("0").next_sequence_number == 0
+
+
+def test_events_go_to_the_partition_of_their_key(broker: Broker) -> None:
+    """Event Hubs' hash for a key, taking turns without one."""
+    hub = broker.create_event_hub("hub", partition_count=4)
+    for key in ("device-1", "漢字", "a"):
+        assert hub.partition_for(key).partition_id == str(partition_for_key(key, 4))
+    assert [hub.partition_for(None).partition_id for _ in range(5)] == ["0", "1", "2", "3", "0"]
+    with pytest.raises(InvalidArgumentError):
+        hub.partition_for("k" * 129)
+    with pytest.raises(NotFoundError):
+        hub.partition("4")
+
+
+async def _filled(broker: Broker, clock: SetClock) -> Partition:
+    partition = broker.create_event_hub("hub", partition_count=1).partition("0")
+    for _ in range(3):
+        await partition.append(b"xy", [1, 1])
+        clock.advance(seconds=10)
+    return partition
+
+
+async def test_positions_resolve(broker: Broker, clock: SetClock) -> None:
+    """All five kinds, inclusive and not, at the ends and beyond."""
+    start_time = clock.now
+    partition = await _filled(broker, clock)
+    by_number, by_time = EventPosition.from_sequence_number, EventPosition.from_enqueued_time
+    second = timedelta(seconds=1)
+    table = [
+        (EventPosition.earliest(), 0),
+        (EventPosition.latest(), 6),
+        (EventPosition.from_offset("-1"), 0),
+        (EventPosition.from_offset("@latest"), 6),
+        (EventPosition.from_offset("3"), 4),
+        (EventPosition.from_offset("3", is_inclusive=True), 3),
+        (by_number(3), 3),
+        (by_number(3, is_inclusive=False), 4),
+        (by_number(-1, is_inclusive=False), 0),
+        (by_number(5, is_inclusive=False), 6),
+        (by_number(6), 6),
+        (by_time(start_time - second), 0),
+        (by_time(start_time), 0),
+        (by_time(start_time, is_inclusive=False), 2),
+        (by_time(start_time + second), 2),
+        (by_time(start_time + 10 * second), 2),
+        (by_time(start_time + 21 * second), 6),
+        (by_time(datetime(2100, 1, 1, tzinfo=UTC)), 6),
+    ]
+    assert [partition.resolve(position) for position, _ in table] == [expected for _, expected in table]
+    text = "The supplied sequence number '488' is invalid. The last sequence number in the system is '5'"
+    with pytest.raises(PositionOutOfRangeError) as caught:
+        partition.resolve(by_number(488))
+    assert str(caught.value) == text
+    with pytest.raises(PositionOutOfRangeError, match="offset '6' is invalid"):
+        partition.resolve(EventPosition.from_offset("6"))
+    for offset in ("", "-2", "1.5", "٣", "9" * 30):
+        with pytest.raises(InvalidArgumentError):
+            partition.resolve(EventPosition.from_offset(offset))
+
+
+async def test_runtime_information(broker: Broker, clock: SetClock) -> None:
+    """Of an empty partition, a filled one, and one that retention emptied."""
+    empty = broker.create_event_hub("empty", partition_count=1).partition("0").runtime_information()
+    assert (empty.begin_sequence_number, empty.last_enqueued_sequence_number) == (0, -1)
+    assert (empty.last_enqueued_offset, empty.last_enqueued_time_ms, empty.is_empty) == ("-1", None, True)
+    partition = await _filled(broker, clock)
+    information = partition.runtime_information()
+    assert (information.begin_sequence_number, information.last_enqueued_sequence_number) == (0, 5)
+    assert (information.last_enqueued_offset, information.is_empty) == ("5", False)
+    assert information.last_enqueued_time_ms == 1795176020500
+    clock.advance(hours=169)
+    assert await broker.apply_retention() == 1
+    information = partition.runtime_information()
+    assert (information.begin_sequence_number, information.last_enqueued_sequence_number) == (6, 5)
+    assert information.is_empty
+    assert partition.resolve(EventPosition.earliest()) == 6
+
+
+async def test_an_event_over_the_limit_is_refused(broker: Broker) -> None:
+    """One clear error, nothing stored; the largest allowed event, in its stored form, fits."""
+    partition = broker.create_event_hub("hub", partition_count=1).partition("0")
+    with pytest.raises(EventTooLargeError, match="exceeds the limit"):
+        await partition.append(bytes(EVENT_BYTES_MAX + 9), [EVENT_BYTES_MAX + 9])
+    assert partition.next_sequence_number == 0
+    await partition.append(bytes(EVENT_BYTES_MAX + 8), [EVENT_BYTES_MAX + 8])
+
+
+async def test_statistics_count_events_and_bytes(broker: Broker) -> None:
+    """In what was stored once, repeats excluded; out what was handed on."""
+    hub = broker.create_event_hub("hub", partition_count=2)
+    partition = hub.partition("1")
+    for _ in range(2):
+        await partition.append(memoryview(b"abcde"), [2, 3], producer=ProducerBatch(1, 0, 0))
+    partition.count_delivered(7, 70)
+    statistics = hub.statistics()
+    assert (statistics.incoming_events, statistics.incoming_bytes) == (2, 5)
+    assert (statistics.outgoing_events, statistics.outgoing_bytes) == (7, 70)
+
+
+async def test_a_damaged_catalog_is_refused_and_shows_no_key(tmp_path: Path, clock: SetClock) -> None:
+    """Nothing is guessed, nothing is overwritten, and the error does not quote the file."""
+    broker = await Broker.open(tmp_path, clock=clock)
+    key = broker.authorizer.policies[0].key
+    await broker.close()
+    path = tmp_path / CATALOG_NAME
+    damaged = path.read_bytes()[:-30]
+    path.write_bytes(damaged)
+    with pytest.raises(LogCorruptError, match=r"catalog\.json does not parse") as caught:
+        await Broker.open(tmp_path, clock=clock)
+    assert key not in str(caught.value)
+    assert path.read_bytes() == damaged
+
+
+async def test_a_full_disk_leaves_the_catalog_as_it_was(clock: SetClock) -> None:
+    """A hub that could not be written does not exist, before and after a restart."""
+    files = SimulatedFiles()
+    broker = await Broker.open(Path("/data"), clock=clock, files=files, options=LogOptions())
+    broker.create_event_hub("first", partition_count=1)
+    files.space_left = 10
+    with pytest.raises(LogFullError):
+        broker.create_event_hub("second", partition_count=1)
+    files.space_left = None
+    assert [hub.name for hub in broker.list_event_hubs()] == ["first"]
+    await broker.close()
+    broker = await Broker.open(Path("/data"), clock=clock, files=files)
+    assert [hub.name for hub in broker.list_event_hubs()] == ["first"]
+    await broker.close()

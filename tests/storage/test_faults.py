@@ -1,0 +1,227 @@
+"""Full disks, failing syncs, torn tails and damage: one clear error, and nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from pathlib import Path
+
+import pytest
+from tests.storage.simulated_files import SimulatedFiles
+from tests.storage.test_power_loss import read_all
+
+from tidegate.model.errors import LogCorruptError, LogFailedError, LogFullError
+from tidegate.storage.log_manager import LogManager
+from tidegate.storage.options import LogOptions
+from tidegate.storage.partition_log import PartitionLog
+from tidegate.storage.record import ProducerBatch
+from tidegate.storage.segment import segment_path
+
+_DATA = Path("/data")
+_DIRECTORY = _DATA / "logs/hub/0"
+_OPTIONS = LogOptions(segment_bytes_max=5000, index_interval_bytes=300)
+
+
+async def _open(files: SimulatedFiles) -> tuple[LogManager, list[PartitionLog]]:
+    manager = await LogManager.open(_DATA, options=_OPTIONS, files=files, is_threaded=False)
+    manager.create_logs("hub", 2)
+    return manager, [manager.log("hub", "0"), manager.log("hub", "1")]
+
+
+def _append(
+    manager: LogManager, log: PartitionLog, payload: bytes, *, producer: ProducerBatch | None = None
+) -> int:
+    future = log.append_nowait(payload, [len(payload)], enqueued_time_ms=1, producer=producer)
+    manager.commit_queued()
+    return future.result().start_sequence_number
+
+
+@pytest.mark.parametrize("space_left", [0, 1, 70, 163, 164, 300, 500])
+async def test_a_full_disk_refuses_whole_batches_and_recovers(space_left: int) -> None:
+    """Nothing is half acknowledged, no sequence number is lost, and the log works again when space
+    returns.
+    """
+    files = SimulatedFiles()
+    manager, logs = await _open(files)
+    assert [_append(manager, log, b"first") for log in logs] == [0, 0]
+    files.space_left = space_left
+    futures = [logs[0].append_nowait(bytes([n]) * 300, [300], enqueued_time_ms=1) for n in range(3)]
+    manager.commit_queued()
+    for future in futures:
+        error = future.exception()
+        assert isinstance(error, LogFullError)
+        assert error.is_transient
+    files.space_left = None
+    assert _append(manager, logs[1], b"the other partition") == 1
+    assert _append(manager, logs[0], b"after") == 1
+    await manager.close()
+    manager, logs = await _open(files)
+    assert [bytes(batch.payload) for batch in read_all(logs[0])] == [b"first", b"after"]
+    await manager.close()
+
+
+async def test_one_full_partition_leaves_the_others_alone() -> None:
+    """In the same round the batch that fits is stored, the one that does not is refused."""
+    files = SimulatedFiles()
+    manager, logs = await _open(files)
+    for log in logs:
+        _append(manager, log, b"first")
+    files.space_left = 200
+    fits = logs[0].append_nowait(b"x" * 50, [50], enqueued_time_ms=1)
+    too_large = logs[1].append_nowait(b"x" * 500, [500], enqueued_time_ms=1)
+    manager.commit_queued()
+    assert fits.result().start_sequence_number == 1
+    assert isinstance(too_large.exception(), LogFullError)
+    await manager.close()
+
+
+async def test_a_full_disk_when_a_segment_begins() -> None:
+    """No room for a new segment: refused, and later the new segment is made after all."""
+    files = SimulatedFiles()
+    manager, (log, _) = await _open(files)
+    _append(manager, log, b"x" * 4000)
+    files.space_left = 20
+    future = log.append_nowait(b"y" * 4000, [4000], enqueued_time_ms=1)
+    manager.commit_queued()
+    assert isinstance(future.exception(), LogFullError)
+    files.space_left = None
+    assert _append(manager, log, b"z" * 4000) == 1
+    assert len(log.view.segments) == 2
+    await manager.close()
+
+
+async def test_an_idempotent_producer_retries_after_a_full_disk() -> None:
+    """The refused batch left no trace in the producer's state: its retry is stored, its successor waits
+    for it.
+    """
+    files = SimulatedFiles()
+    manager, (log, _) = await _open(files)
+    _append(manager, log, b"a", producer=ProducerBatch(5, 0, 0))
+    files.space_left = 10
+    refused = log.append_nowait(b"b", [1], enqueued_time_ms=1, producer=ProducerBatch(5, 0, 1))
+    manager.commit_queued()
+    assert isinstance(refused.exception(), LogFullError)
+    files.space_left = None
+    assert _append(manager, log, b"b", producer=ProducerBatch(5, 0, 1)) == 1
+    await manager.close()
+
+
+async def test_short_writes_are_completed() -> None:
+    """A write that writes less than asked is gone on with."""
+    files = SimulatedFiles()
+    files.write_bytes_max = 7
+    manager, (log, _) = await _open(files)
+    assert _append(manager, log, b"0123456789" * 20) == 0
+    assert bytes(read_all(log)[0].payload) == b"0123456789" * 20
+    await manager.close()
+
+
+async def test_after_a_failed_sync_nothing_is_acknowledged_until_a_restart() -> None:
+    """The partition says so clearly; the other goes on; a restart verifies the file and appends go on."""
+    files = SimulatedFiles()
+    manager, logs = await _open(files)
+    for log in logs:
+        _append(manager, log, b"first")
+    files.sync_error, files.sync_error_name = errno.EIO, "hub/0/"
+    futures = [log.append_nowait(b"second", [6], enqueued_time_ms=1) for log in logs]
+    manager.commit_queued()
+    assert isinstance(futures[0].exception(), LogFailedError)
+    assert futures[1].result().start_sequence_number == 1
+    files.sync_error = None
+    later = logs[0].append_nowait(b"third", [5], enqueued_time_ms=1)
+    manager.commit_queued()
+    with pytest.raises(LogFailedError, match=r"sync failed.*restart the service"):
+        later.result()
+    assert [bytes(batch.payload) for batch in read_all(logs[0])] == [b"first"]
+    await manager.close()
+    manager, logs = await _open(files)
+    assert _append(manager, logs[0], b"third") == 1
+    await manager.close()
+
+
+async def _crashed_log(events: int) -> SimulatedFiles:
+    """A disk as a killed service leaves it: no last snapshot."""
+    files = SimulatedFiles()
+    manager, (log, _) = await _open(files)
+    for number in range(events):
+        _append(manager, log, bytes([number]) * 100)
+    files.locked.clear()
+    return files
+
+
+def _content(files: SimulatedFiles) -> bytearray:
+    return files.entries[segment_path(_DIRECTORY, 0)].content
+
+
+@pytest.mark.parametrize("cut", [1, 50, 99, 100, 163, 167])
+async def test_a_torn_tail_is_cut_off_and_told(cut: int, caplog: pytest.LogCaptureFixture) -> None:
+    """The last batch is incomplete: it goes, with a line in the log; what was before it stays, appends go
+    on.
+    """
+    files = await _crashed_log(5)
+    content = _content(files)
+    del content[-cut:]
+    with caplog.at_level(logging.WARNING):
+        manager, (log, _) = await _open(files)
+    assert "torn" in caplog.text
+    assert log.next_sequence_number == 4
+    assert _append(manager, log, b"again") == 4
+    assert len(read_all(log)) == 5
+    await manager.close()
+
+
+@pytest.mark.parametrize("position", [40, 70, 110, 198, 202, 260, 300])
+async def test_damage_before_acknowledged_events_is_refused(position: int) -> None:
+    """A later batch proves that the damaged bytes were durable: nothing is cut off, the error says where
+    and what.
+    """
+    files = await _crashed_log(5)
+    content = _content(files)
+    size = len(content)
+    content[position] ^= 0x10
+    with pytest.raises(LogCorruptError, match=r"at byte \d+ of .*0\.log.*tidegate check /data") as caught:
+        await _open(files)
+    assert "--repair" in str(caught.value)
+    assert len(content) == size
+
+
+async def test_damage_that_a_snapshot_covers_is_refused() -> None:
+    """After a clean stop a shorter file is damage, even though nothing follows."""
+    files = SimulatedFiles()
+    manager, (log, _) = await _open(files)
+    for _ in range(3):
+        _append(manager, log, b"x" * 100)
+    await manager.close()
+    del _content(files)[-1:]
+    with pytest.raises(LogCorruptError, match="durable bytes"):
+        await _open(files)
+
+
+async def test_a_clean_start_reads_only_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a clean stop no batch is read at start, however large the log is."""
+    files = await _crashed_log(20)
+    manager, _ = await _open(files)
+    await manager.close()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a batch was read")
+
+    monkeypatch.setattr("tidegate.storage.segment_reader.decode_header", refuse)
+    manager, (log, _) = await _open(files)
+    assert log.next_sequence_number == 20
+    await manager.close()
+
+
+async def test_an_event_that_holds_a_segment_is_just_an_event() -> None:
+    """A copy of another segment, sent as an event and then torn, is not taken for acknowledged batches of
+    ours.
+    """
+    copy = bytes(_content(await _crashed_log(3)))
+    files = SimulatedFiles()
+    manager, (log, _) = await _open(files)
+    _append(manager, log, copy)
+    files.locked.clear()
+    del _content(files)[-1:]
+    manager, (log, _) = await _open(files)
+    assert log.next_sequence_number == 0
+    await manager.close()

@@ -1,0 +1,283 @@
+"""The partition log on a real disk: appending, reading, waiting, producers, retention, closing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.storage.test_power_loss import read_all
+
+from tidegate.model.errors import (
+    ClosedError,
+    DirectoryInUseError,
+    LogCorruptError,
+    OutOfOrderSequenceError,
+    ServerBusyError,
+)
+from tidegate.storage.log_manager import LogManager
+from tidegate.storage.options import LogOptions
+from tidegate.storage.partition_log import PartitionLog
+from tidegate.storage.record import AppendResult, ProducerBatch
+
+_OPTIONS = LogOptions(segment_bytes_max=2000, index_interval_bytes=300, snapshot_interval_bytes=1500)
+OpenLog = Callable[[], AbstractAsyncContextManager[tuple[LogManager, PartitionLog]]]
+
+
+@pytest.fixture
+def open_log(tmp_path: Path) -> OpenLog:
+    """Opens the same log again and again."""
+
+    @asynccontextmanager
+    async def open_once() -> AsyncIterator[tuple[LogManager, PartitionLog]]:
+        manager = await LogManager.open(tmp_path, options=_OPTIONS)
+        manager.create_logs("hub", 1)
+        try:
+            yield manager, manager.log("hub", "0")
+        finally:
+            await manager.close()
+
+    return open_once
+
+
+async def _append(log: PartitionLog, number: int, *, count: int = 1, size: int = 100) -> AppendResult:
+    payload = number.to_bytes(4, "big") * (size // 4) * count
+    return await log.append(payload, [size] * count, enqueued_time_ms=1000 + number)
+
+
+async def test_events_are_read_back_in_order_after_a_restart(open_log: OpenLog) -> None:
+    """Over many segments, from every sequence number, with small and large reads, before and after a
+    restart.
+    """
+    async with open_log() as (_, log):
+        results = await asyncio.gather(*(_append(log, number, count=3) for number in range(40)))
+        assert [result.start_sequence_number for result in results] == list(range(0, 120, 3))
+        assert len(log.view.segments) > 5
+        before = read_all(log)
+    async with open_log() as (_, log):
+        after = read_all(log)
+        assert [(batch.base_sequence_number, bytes(batch.payload)) for batch in before] == [
+            (batch.base_sequence_number, bytes(batch.payload)) for batch in after
+        ]
+        for start in range(120):
+            batch = log.read_nowait(start, bytes_max=1)[0]
+            assert batch.base_sequence_number <= start < batch.until_sequence_number
+        assert log.read_nowait(120, bytes_max=1000) == []
+        assert (await _append(log, 50)).start_sequence_number == 120
+
+
+async def test_a_batch_larger_than_the_read_is_not_stuck(open_log: OpenLog) -> None:
+    """A reader with a small bytes_max still gets a large batch, and one larger than a segment is stored."""
+    async with open_log() as (_, log):
+        await _append(log, 1)
+        await _append(log, 2, count=1, size=50_000)
+        await _append(log, 3)
+        assert [batch.base_sequence_number for batch in read_all(log)] == [0, 1, 2]
+        assert len(log.read_nowait(1, bytes_max=10)[0].payload) == 50_000
+
+
+async def test_enqueued_times_never_go_back(open_log: OpenLog) -> None:
+    """A clock that is set back does not make times go back, and look-ups by time find the first event."""
+    async with open_log() as (_, log):
+        times = [5, 9, 3, 9, 20, 20, 30] * 3
+        results = [await log.append(b"x" * 200, [200], enqueued_time_ms=time_ms) for time_ms in times]
+        stored = [result.enqueued_time_ms for result in results]
+        assert stored == sorted(stored)
+        for wanted in range(35):
+            expected = next(
+                (number for number, time_ms in enumerate(stored) if time_ms >= wanted), len(stored)
+            )
+            assert log.sequence_number_at_time(wanted) == expected
+
+
+async def test_a_waiter_wakes_when_its_event_can_be_read(open_log: OpenLog) -> None:
+    """Waiters and listeners are told after the event is readable; a cancelled waiter leaves nothing
+    behind.
+    """
+    async with open_log() as (_, log):
+        calls: list[int] = []
+        remove = log.add_append_listener(lambda: calls.append(log.next_sequence_number))
+        cancelled = asyncio.wait_for(log.wait_appended(5), timeout=0.001)
+        with pytest.raises(TimeoutError):
+            await cancelled
+        await asyncio.gather(log.wait_appended(1), _append(log, 1), _append(log, 2))
+        assert log.next_sequence_number == 2
+        assert calls[-1] == 2
+        remove()
+        await _append(log, 3)
+        assert calls[-1] == 2
+
+
+async def test_a_cancelled_append_is_wholly_there_or_wholly_absent(open_log: OpenLog) -> None:
+    """Cancellation before the writer takes it: absent. After: present. Later appends are unaffected either
+    way.
+    """
+    async with open_log() as (_, log):
+        futures = [
+            log.append_nowait(bytes([number]) * 40, [20, 20], enqueued_time_ms=1) for number in range(60)
+        ]
+        for future in futures[::3]:
+            future.cancel()
+        kept = [future for number, future in enumerate(futures) if number % 3]
+        await asyncio.gather(*kept)
+        payloads = [bytes(batch.payload) for batch in read_all(log)]
+        present = [payload[0] for payload in payloads]
+        assert present == sorted(present)
+        assert {number for number in range(60) if number % 3} <= set(present)
+        assert all(payload == payload[:1] * 40 for payload in payloads)
+
+
+async def test_a_repeated_batch_is_stored_once_also_after_restarts(open_log: OpenLog) -> None:
+    """Producer state comes back from snapshot and headers; a repeat in the same round, too, is answered."""
+    async with open_log() as (_, log):
+        first = log.append_nowait(b"aabb", [2, 2], enqueued_time_ms=1, producer=ProducerBatch(7, 0, 0))
+        again = log.append_nowait(b"aabb", [2, 2], enqueued_time_ms=2, producer=ProducerBatch(7, 0, 0))
+        assert await first == AppendResult(0, 2, 1)
+        assert await again == AppendResult(0, 2, 1, is_duplicate=True)
+        for number in range(30):
+            producer = ProducerBatch(8, 0, number)
+            await log.append(b"x" * 100, [100], enqueued_time_ms=3, producer=producer)
+    async with open_log() as (_, log):
+        repeat = await log.append(b"aabb", [2, 2], enqueued_time_ms=9, producer=ProducerBatch(7, 0, 0))
+        assert repeat == AppendResult(0, 2, 1, is_duplicate=True)
+        with pytest.raises(OutOfOrderSequenceError, match="number 30 comes next"):
+            await log.append(b"x", [1], enqueued_time_ms=9, producer=ProducerBatch(8, 0, 31))
+        following = await log.append(b"x", [1], enqueued_time_ms=9, producer=ProducerBatch(8, 0, 30))
+        assert following.start_sequence_number == 32
+
+
+async def test_retention_removes_whole_old_segments(open_log: OpenLog, tmp_path: Path) -> None:
+    """By time, by size, and the last segment when all of it is old; numbers go on, readers get what is
+    left.
+    """
+    async with open_log() as (_, log):
+        for number in range(60):
+            await _append(log, number, size=200)
+        reader_start = log.read_nowait(0, bytes_max=100)[-1].until_sequence_number
+        assert await log.apply_retention(before_ms=0, bytes_max=None) == 0
+        assert await log.apply_retention(before_ms=1030, bytes_max=None) > 0
+        assert 0 < log.begin_sequence_number <= 30
+        assert (
+            log.read_nowait(reader_start, bytes_max=100)[0].base_sequence_number == log.begin_sequence_number
+        )
+        begin = log.begin_sequence_number
+        assert await log.apply_retention(before_ms=0, bytes_max=3000) > 0
+        kept = sum(path.stat().st_size for path in (tmp_path / "logs/hub/0").glob("*.log"))
+        assert log.begin_sequence_number > begin
+        assert 3000 <= kept < 3000 + 2 * _OPTIONS.segment_bytes_max
+        assert await log.apply_retention(before_ms=10_000, bytes_max=None) > 0
+        assert (log.begin_sequence_number, log.next_sequence_number) == (60, 60)
+        assert log.last_enqueued_time_ms == 1059
+    async with open_log() as (_, log):
+        assert (log.begin_sequence_number, log.next_sequence_number) == (60, 60)
+        assert log.last_enqueued_time_ms == 1059
+        assert (await _append(log, 60)).start_sequence_number == 60
+
+
+async def test_lost_and_damaged_indexes_are_rebuilt(open_log: OpenLog, tmp_path: Path) -> None:
+    """Without index files, with garbled ones, and without the snapshot, everything is still found."""
+    async with open_log() as (_, log):
+        for number in range(40):
+            await _append(log, number)
+    directory = tmp_path / "logs/hub/0"
+    indexes = sorted(directory.glob("*.index"))
+    for path in indexes[::2]:
+        path.unlink()
+    for path in indexes[1::2]:
+        path.write_bytes(path.read_bytes()[:-9] + b"\0" * 9)
+    (directory / "state").unlink()
+    async with open_log() as (_, log):
+        assert [batch.base_sequence_number for batch in read_all(log)] == list(range(40))
+        assert log.sequence_number_at_time(1020) == 20
+        assert log.last_enqueued_time_ms == 1039
+        assert len(sorted(directory.glob("*.index"))) == len(indexes)
+
+
+async def test_altered_events_are_never_served(open_log: OpenLog, tmp_path: Path) -> None:
+    """One flipped bit in an old segment: reading it names file, byte and command; the others are still
+    read.
+    """
+    async with open_log() as (_, log):
+        for number in range(40):
+            await _append(log, number)
+    path = sorted((tmp_path / "logs/hub/0").glob("*.log"))[1]
+    data = bytearray(path.read_bytes())
+    data[500] ^= 4
+    path.write_bytes(data)
+    base = int(path.stem)
+    async with open_log() as (_, log):
+        with pytest.raises(LogCorruptError, match=rf"byte \d+ of {path}.*tidegate check {tmp_path}"):
+            log.read_nowait(base + 2, bytes_max=100)
+        assert log.read_nowait(0, bytes_max=100)[0].base_sequence_number == 0
+        assert (await _append(log, 41)).start_sequence_number == 40
+
+
+async def test_a_segment_that_vanished_is_noticed_at_start(open_log: OpenLog, tmp_path: Path) -> None:
+    """Acknowledged events are missing: refuse, rather than give their numbers to others."""
+    async with open_log() as (_, log):
+        for number in range(40):
+            await _append(log, number)
+    paths = sorted((tmp_path / "logs/hub/0").glob("*.log"))
+    paths[2].rename(tmp_path / "elsewhere")
+    with pytest.raises(LogCorruptError, match="missing"):
+        async with open_log():
+            pass
+
+
+async def test_two_services_cannot_share_a_directory(open_log: OpenLog, tmp_path: Path) -> None:
+    """The second one is told who owns it; after a close the directory is free."""
+    async with open_log():
+        with pytest.raises(DirectoryInUseError, match="in use by another service"):
+            await LogManager.open(tmp_path)
+    async with open_log():
+        pass
+
+
+async def test_close_finishes_what_was_queued(open_log: OpenLog) -> None:
+    """Queued appends are stored and acknowledged; later ones and waiters get ClosedError; closing twice is
+    fine.
+    """
+    async with open_log() as (manager, log):
+        futures = [log.append_nowait(b"abc", [3], enqueued_time_ms=1) for _ in range(50)]
+        waiter = asyncio.gather(log.wait_appended(1000), return_exceptions=True)
+        await asyncio.sleep(0)
+        await manager.close()
+        assert [future.result().start_sequence_number for future in futures] == list(range(50))
+        assert isinstance((await waiter)[0], ClosedError)
+        with pytest.raises(ClosedError):
+            log.append_nowait(b"abc", [3], enqueued_time_ms=1)
+        await manager.close()
+    async with open_log() as (_, log):
+        assert log.next_sequence_number == 50
+
+
+async def test_the_queue_is_bounded(tmp_path: Path) -> None:
+    """Beyond the bound appends are refused as busy, and go through once the disk has caught up."""
+    options = LogOptions(queued_bytes_max=1000, congested_bytes=300)
+    manager = await LogManager.open(tmp_path, options=options, is_threaded=False)
+    manager.create_logs("hub", 1)
+    log = manager.log("hub", "0")
+    futures = [log.append_nowait(b"x" * 400, [400], enqueued_time_ms=1) for _ in range(2)]
+    with pytest.raises(ServerBusyError) as caught:
+        log.append_nowait(b"x" * 400, [400], enqueued_time_ms=1)
+    assert caught.value.retry_after_s == 4.0
+    assert manager.is_congested
+    manager.commit_queued()
+    await manager.wait_uncongested()
+    assert [future.result().start_sequence_number for future in futures] == [0, 1]
+    log.append_nowait(b"x" * 400, [400], enqueued_time_ms=1)
+    await manager.close()
+
+
+async def test_deleted_logs_are_gone(open_log: OpenLog, tmp_path: Path) -> None:
+    """Queued appends are answered, waiters get ClosedError, the directory is removed."""
+    async with open_log() as (manager, log):
+        await _append(log, 1)
+        log.read_nowait(0, bytes_max=10)
+        queued = log.append_nowait(b"x", [1], enqueued_time_ms=1)
+        await manager.delete_logs("hub")
+        assert queued.done()
+        assert log.is_closed
+        assert list((tmp_path / "logs").iterdir()) == []

@@ -1,0 +1,68 @@
+"""Idempotent producers: a repeat is recognised, a gap and an old epoch are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidegate.model.errors import OutOfOrderSequenceError, ProducerEpochStolenError
+from tidegate.storage.producers import SEQUENCE_MODULUS, ProducerState, ProducerTable
+from tidegate.storage.record import AppendResult, ProducerBatch
+
+
+def _table() -> ProducerTable:
+    table = ProducerTable(10)
+    table.record(ProducerBatch(1, 3, 0), 4, 100, 5000)
+    table.record(ProducerBatch(1, 3, 4), 2, 110, 5001)
+    return table
+
+
+@pytest.mark.parametrize(
+    ("batch", "count", "expected"),
+    [
+        (ProducerBatch(1, 3, 6), 1, None),
+        (ProducerBatch(1, 3, 0), 4, AppendResult(100, 104, 5000, True)),
+        (ProducerBatch(1, 3, 4), 2, AppendResult(110, 112, 5001, True)),
+        (ProducerBatch(1, 3, 1), 2, AppendResult(101, 103, 5000, True)),
+        (ProducerBatch(1, 4, 0), 1, None),
+        (ProducerBatch(1, 4, 6), 1, None),
+        (ProducerBatch(2, 0, 0), 1, None),
+    ],
+)
+def test_the_next_batch_and_repeats(batch: ProducerBatch, count: int, expected: AppendResult | None) -> None:
+    """What comes next is let in; what lies in the log is answered with its place; a new epoch begins at 0
+    or goes on.
+    """
+    assert _table().check(batch, count) == expected
+
+
+@pytest.mark.parametrize(
+    ("batch", "count", "error"),
+    [
+        (ProducerBatch(1, 3, 7), 1, OutOfOrderSequenceError),
+        (ProducerBatch(1, 3, 2), 4, OutOfOrderSequenceError),
+        (ProducerBatch(1, 4, 3), 1, OutOfOrderSequenceError),
+        (ProducerBatch(9, 0, 5), 1, OutOfOrderSequenceError),
+        (ProducerBatch(1, 2, 6), 1, ProducerEpochStolenError),
+    ],
+)
+def test_gaps_and_old_epochs(batch: ProducerBatch, count: int, error: type[Exception]) -> None:
+    """A gap, a repeat cut differently, an unknown producer in mid-count, and an epoch that was taken over."""
+    with pytest.raises(error):
+        _table().check(batch, count)
+
+
+def test_the_count_wraps() -> None:
+    """After 2**31 events a producer's count begins at 0 again, and repeats across the wrap are known."""
+    table = ProducerTable(10)
+    table.restore(1, ProducerState(0, SEQUENCE_MODULUS - 2, ()))
+    table.record(ProducerBatch(1, 0, SEQUENCE_MODULUS - 2), 5, 7, 1)
+    assert table.check(ProducerBatch(1, 0, 3), 1) is None
+    assert table.check(ProducerBatch(1, 0, 1), 2) == AppendResult(10, 12, 1, True)
+
+
+def test_the_longest_silent_is_forgotten_first() -> None:
+    """The table is bounded, and a busy producer stays in it."""
+    table = ProducerTable(2)
+    for producer_id in (1, 2, 1, 3):
+        table.record(ProducerBatch(producer_id, 0, 0), 1, 0, 0)
+    assert set(table.states) == {1, 3}
