@@ -96,8 +96,8 @@ class LiveConnection:
     async def open(cls, namespace: Namespace, clock: Clock) -> LiveConnection:
         """Connect, with TLS where the namespace says so, and exchange headers, SASL and open.
 
-        Raises BrokenError (nobody answers, or hangs up), UnauthorizedError (a certificate that is not trusted,
-        SASL), RemoteProtocolError.
+        Raises BrokenError (nobody answers, or hangs up), UnauthorizedError (a certificate that is not
+        trusted, SASL), RemoteProtocolError.
         Cancellation: nothing stays open.
         """
         connection = cls(namespace, clock)

@@ -194,6 +194,7 @@ class EventHubProducer:
             return
         await self._start()
         lane = self._lane_for(batch.partition_key, batch.partition_id)
+        self._turn += 1
         self._seal(lane)  # what was enqueued before for this partition goes first
         outgoing = OutgoingBatch(list(batch.sections), batch.size_bytes)
         outgoing.acknowledged = asyncio.get_running_loop().create_future()

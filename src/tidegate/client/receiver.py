@@ -171,6 +171,11 @@ class PartitionReceiver(LinkHandler):
         return self._buffer.event_count
 
     @property
+    def is_batched(self) -> bool:
+        """Whether the service delivers slices of batches (Tidegate) instead of single events."""
+        return self._is_batched
+
+    @property
     def is_over(self) -> bool:
         """Whether it was closed, stolen or given up."""
         return self._failure is not None

@@ -27,8 +27,8 @@ class CuttingProxy:
     def __init__(
         self, host: str, port: int, *, seed: int = 0, cut_after_bytes: tuple[int, int] | None = None
     ) -> None:
-        """cut_after_bytes: each connection ends after so many bytes, drawn from this range (both ends included);
-        None: only when told."""
+        """cut_after_bytes: each connection ends after so many bytes, drawn from this range (both ends
+        included); None: only when told."""
         self.host = "127.0.0.1"
         self.port = 0
         self.seed = seed
