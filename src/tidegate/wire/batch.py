@@ -191,16 +191,19 @@ def _find_data_sections(view: memoryview, offset: int, lengths: array[int]) -> i
     until = len(view)
     unpack, append, section_8, section_32 = _two_u32, lengths.append, DATA_SECTION_8, DATA_SECTION_32
     last_word = until - 8
-    while offset <= last_word:
-        word, length = unpack(view, offset)
-        if word == section_32:
-            length += 8
-        elif word == section_8:
-            length = (length >> 24) + 5
-        else:
-            return offset
-        offset += length
-        append(length)
+    try:
+        while offset <= last_word:
+            word, length = unpack(view, offset)
+            if word == section_32:
+                length += 8
+            elif word == section_8:
+                length = (length >> 24) + 5
+            else:
+                return offset
+            offset += length
+            append(length)
+    except OverflowError as exc:  # a length of almost 2**32
+        raise DecodeError("A data section of the batch is longer than any message.") from exc
     if offset < until and offset + 5 <= until and _u32(view, offset)[0] == DATA_SECTION_8:
         # Too near the end for the loop: a section with at most two bytes in it, or a cut one.
         length = view[offset + 4] + 5

@@ -1,7 +1,7 @@
 """Single events: ``EventData`` to its encoded message, and encoded messages to bodies or whole contents.
 
 These are hot: the shapes that our client and the official ones write are handled here directly, and anything
-else (rarer encodings, bodies of several parts) by the general codec. An integer property goes as AMQP int
+else (rarer encodings, bodies of several parts) by the general codec. An integer property goes as an int
 where it fits and as long beyond, as the official Python client sends it; our messages carry no header section.
 """
 

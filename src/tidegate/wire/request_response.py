@@ -139,6 +139,8 @@ def encode_response(
     properties: dict[object, object] = {
         _STATUS_CODE: Int(status_code),
         _STATUS_DESCRIPTION: status_description,
+        # The official Python client looks for the draft's spelling in answers of $management.
+        "statusDescription": status_description,
     }
     if error_condition is not None:
         properties[_ERROR_CONDITION] = Symbol(error_condition)

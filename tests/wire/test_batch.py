@@ -1,0 +1,159 @@
+"""Batches: boundaries, envelopes, and refusing what is garbled."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from azure.eventhub._pyamqp.message import Message
+from tests.wire.official_client import batch_payload, event, message_payload
+
+from tidegate.amqp.encode import encode_value
+from tidegate.amqp.errors import DecodeError
+from tidegate.amqp.message import decode_message
+from tidegate.amqp.types import Symbol
+from tidegate.wire.batch import (
+    BATCH_MESSAGE_FORMAT,
+    batch_envelope,
+    iter_events,
+    section_lengths,
+    split_batch,
+    split_message,
+    split_single,
+    unwrap,
+    wrap_event,
+)
+
+SIZES = [0, 1, 2, 3, 4, 247, 255, 256, 257, 70_000]
+
+
+def test_the_official_clients_batch_is_found_and_not_copied() -> None:
+    """Protects ingest of azure-eventhub 5.15.1's batches: each event's bytes, in order, as views."""
+    payload = batch_payload([event(b"x" * size, n=size) for size in SIZES], partition_key="device-1")
+    sections = split_message(payload, BATCH_MESSAGE_FORMAT)
+    assert sections.partition_key == "device-1"
+    assert sections.producer_sequence_number is None
+    assert sections.payload.obj is payload
+    messages = [decode_message(item) for item in iter_events(sections.payload, sections.lengths)]
+    assert [len(b"".join(message.data)) for message in messages] == SIZES
+    assert [message.application_properties for message in messages] == [{"n": size} for size in SIZES]
+
+
+@pytest.mark.parametrize("sizes", [[size] for size in SIZES] + [SIZES, SIZES[::-1], [0] * 50])
+def test_sections_of_any_size_are_found_wherever_they_end(sizes: list[int]) -> None:
+    """Protects the hot loop's last steps, where fewer than eight bytes are left."""
+    events = [bytes([index % 256]) * size for index, size in enumerate(sizes)]
+    stored = b"".join(map(wrap_event, events))
+    for payload in (stored, batch_envelope(partition_key="k") + stored, stored + b"\x00\x53\x71\xc1\x01\x00"):
+        sections = split_batch(payload)
+        assert sections.payload == stored
+        assert sum(sections.lengths) == len(stored)
+        assert sections.lengths.typecode == "I"
+        assert [bytes(item) for item in iter_events(sections.payload, sections.lengths)] == events
+    assert section_lengths(stored) == sections.lengths
+
+
+def test_data_sections_that_lie_apart_are_brought_together() -> None:
+    """Protects batches of peers that write other sections between the data, or rarer descriptors."""
+    wide = b"\x00\x80\x00\x00\x00\x00\x00\x00\x00\x75\xa0\x01c"
+    payload = wrap_event(b"a") + b"\x00\x53\x78\xc1\x01\x00" + wrap_event(b"b") + wide
+    sections = split_batch(payload)
+    assert [bytes(item) for item in iter_events(sections.payload, sections.lengths)] == [b"a", b"b", b"c"]
+
+
+def test_the_envelope_says_who_sent_it() -> None:
+    """Protects idempotent producers' numbering of batches."""
+    envelope = batch_envelope(
+        partition_key="k", producer_id=2**40, producer_epoch=3, producer_sequence_number=70_000
+    )
+    sections = split_batch(envelope + wrap_event(b"x"))
+    assert sections.partition_key == "k"
+    assert (sections.producer_id, sections.producer_epoch, sections.producer_sequence_number) == (
+        2**40,
+        3,
+        70_000,
+    )
+
+
+def test_a_single_message_becomes_one_section() -> None:
+    """Protects messages of format 0: stored whole, the partition key read."""
+    payload = message_payload(
+        Message(data=[b"a", b"b"], message_annotations={b"x-opt-partition-key": "k"}, footer={b"f": 1})
+    )
+    sections = split_message(payload, 0)
+    assert sections.partition_key == "k"
+    assert list(sections.lengths) == [len(sections.payload)]
+    assert unwrap(sections.payload) == payload
+
+
+def test_every_cut_of_a_batch_is_refused_or_a_shorter_batch() -> None:
+    """Protects the log from half an event: a cut batch never yields bytes that were not sent as an event."""
+    events = [b"x" * 5, b"", b"y" * 300]
+    envelope = batch_envelope(partition_key="k")
+    whole = envelope + b"".join(map(wrap_event, events))
+    ends = {len(envelope) + sum(len(wrap_event(item)) for item in events[:count]) for count in (1, 2, 3)}
+    for end in range(len(whole)):
+        if end in ends:
+            assert list(iter_events(*_stored(whole[:end]))) == events[: sorted(ends).index(end) + 1]
+        else:
+            with pytest.raises(DecodeError):
+                split_batch(whole[:end])
+
+
+def _stored(payload: bytes) -> tuple[memoryview, list[int]]:
+    sections = split_batch(payload)
+    return sections.payload, list(sections.lengths)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        batch_envelope(partition_key="k"),
+        b"\x00\x53\x77\xa1\x01x",
+        wrap_event(b"x") + b"\x00\x53\x76\x45",
+        wrap_event(b"x") + b"garbage",
+        b"\x00\x53\x75\xb0\xff\xff\xff\xff12345678",
+        b"\x00\x53\x72" + encode_value({Symbol("x-opt-partition-key"): 5}) + wrap_event(b"x"),
+        b"\x00\x53\x72" + encode_value({Symbol("com.microsoft:producer-id"): "5"}) + wrap_event(b"x"),
+        b"\x00\x53\x72" + encode_value([1]) + wrap_event(b"x"),
+        b"\x00\x53\x75\xa1\x01x",
+    ],
+    ids=lambda payload: payload[:16].hex(),
+)
+def test_what_is_no_batch_is_refused(payload: bytes) -> None:
+    """Protects the log: an unclear batch is the sender's error, whole."""
+    with pytest.raises(DecodeError):
+        split_batch(payload)
+
+
+def test_a_garbled_single_message_is_refused() -> None:
+    """Protects the log from a single message that has no end."""
+    with pytest.raises(DecodeError):
+        split_single(b"\x00\x53\x75\xa0\x05x")
+
+
+@pytest.mark.parametrize(
+    "section", [b"", b"\x00\x53\x75\xa0", wrap_event(b"abc")[:-1], wrap_event(b"a" * 300) + b"x"]
+)
+def test_a_garbled_stored_section_is_refused(section: bytes) -> None:
+    """Protects readers of the log from lengths that do not fit."""
+    with pytest.raises(DecodeError):
+        unwrap(section)
+    with pytest.raises(DecodeError):
+        section_lengths(wrap_event(b"abc") + (section or b"?"))
+
+
+def test_random_bytes_are_refused_or_split_whole() -> None:
+    """Protects the hot loop: nothing but DecodeError comes out, and nothing is counted twice."""
+    chance = random.Random(1)
+    good = batch_envelope(partition_key="k") + b"".join(wrap_event(bytes(size)) for size in (3, 300, 0))
+    for _ in range(2000):
+        data = bytearray(good)
+        for _ in range(chance.randint(1, 3)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        try:
+            sections = split_batch(bytes(data))
+        except DecodeError:
+            continue
+        assert sum(sections.lengths) == len(sections.payload)
