@@ -225,3 +225,19 @@ async def test_an_event_that_holds_a_segment_is_just_an_event() -> None:
     manager, (log, _) = await _open(files)
     assert log.next_sequence_number == 0
     await manager.close()
+
+
+async def test_a_mistake_in_the_writer_strands_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unexpected exception fails the appends of its partition; the other partition and the thread go on."""
+    files = SimulatedFiles()
+    manager, logs = await _open(files)
+    for log in logs:
+        _append(manager, log, b"first")
+    with monkeypatch.context() as patch:
+        patch.setattr(logs[0].writer, "sync", lambda: 1 // 0)
+        futures = [log.append_nowait(b"second", [6], enqueued_time_ms=1) for log in logs]
+        manager.commit_queued()
+    assert isinstance(futures[0].exception(), LogFailedError)
+    assert futures[1].result().start_sequence_number == 1
+    assert [bytes(batch.payload) for batch in read_all(logs[0])] == [b"first"]
+    await manager.close()

@@ -18,9 +18,9 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 
-from tidegate.model.errors import TidegateError
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
 
 _logger = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ def _commit(taken: list[_Queued]) -> Delivery:
             by_writer = {}
             try:
                 item.result = item.run()
-            except (TidegateError, OSError) as error:
+            except Exception as error:  # Whoever waits for the command is told, whatever it is.
                 item.error = error
             commands.append(item)
         else:
@@ -141,9 +141,18 @@ def _commit_appends(
     by_writer: dict[PartitionWriter, list[AppendRequest]],
 ) -> list[tuple[PartitionWriter, list[AppendRequest]]]:
     for writer, requests in by_writer.items():
-        writer.write(requests)
-    for writer in by_writer:
-        writer.sync()
-    for writer in by_writer:
-        writer.finish()
+        _guard(writer, requests, partial(writer.write, requests))
+    for writer, requests in by_writer.items():
+        _guard(writer, requests, writer.sync)
+    for writer, requests in by_writer.items():
+        _guard(writer, requests, writer.finish)
     return list(by_writer.items())
+
+
+def _guard(writer: PartitionWriter, requests: list[AppendRequest], step: Callable[[], None]) -> None:
+    """Do a step; a mistake of ours ends this partition's appends, and not the thread that all need."""
+    try:
+        step()
+    except Exception as error:
+        _logger.exception("The writer of a partition failed.")
+        writer.abort(requests, error)

@@ -210,16 +210,7 @@ class PartitionLog:
         view = self.writer.view
         if not view.segments:
             return 0
-        sizes = [self._cache.index(segment).end_position for segment in view.segments]
-        remaining = sum(sizes)
-        count = 0
-        for segment, size in zip(view.segments[:-1], sizes, strict=False):
-            is_expired = self._cache.index(segment).last_time_ms < before_ms
-            is_surplus = bytes_max is not None and remaining - size >= bytes_max
-            if not (is_expired or is_surplus):
-                break
-            remaining -= size
-            count += 1
+        count = self._count_removable(view, before_ms, bytes_max)
         last_time_ms = self._cache.index(view.segments[-1]).last_time_ms
         is_last_expired = count == len(view.segments) - 1 and NO_TIME < last_time_ms < before_ms
         if count == 0 and not is_last_expired:
@@ -278,6 +269,18 @@ class PartitionLog:
             self._cache.forget(segment)
 
     # -- helpers
+
+    def _count_removable(self, view: LogView, before_ms: int, bytes_max: int | None) -> int:
+        """How many of the sealed segments retention removes."""
+        sealed = view.segments[:-1]
+        surplus_bytes = 0
+        if bytes_max is not None:
+            surplus_bytes = sum(map(self._cache.sealed_bytes, sealed)) + view.end_position - bytes_max
+        for count, segment in enumerate(sealed):
+            surplus_bytes -= self._cache.sealed_bytes(segment) if bytes_max is not None else 1
+            if surplus_bytes < 0 and self._cache.index(segment).last_time_ms >= before_ms:
+                return count
+        return len(sealed)
 
     def _remove_listener(self, key: object) -> None:
         self._listeners.pop(key, None)

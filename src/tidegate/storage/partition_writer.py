@@ -160,6 +160,15 @@ class PartitionWriter:
         if self._snapshot_bytes >= self._options.snapshot_interval_bytes and self.failure is None:
             self.save_snapshot(is_durable=False)
 
+    def abort(self, requests: list[AppendRequest], error: Exception) -> None:
+        """Take no more appends after a mistake of ours; requests that have no result yet get an error."""
+        self._duplicates, self._buffers, self._buffered, self._unsynced = [], [], [], []
+        failure = self.failure or self._fail(error, "step of the writer")
+        self._cut_off(self.view.end_position)
+        for request in requests:
+            if request.result is None and request.error is None:
+                request.error = failure
+
     def _stage(self, request: AppendRequest) -> None:
         """Take a request into the buffers. Raises a TidegateError that concerns this request."""
         if request.producer is not None:
@@ -283,6 +292,7 @@ class PartitionWriter:
         segments = self.view.segments
         if segments:
             segments[-1].is_sealed = True
+            segments[-1].sealed_bytes = self.view.end_position
             self._save_index(segments[-1])
         segment = Segment(path, base)
         segment.is_sealed = False
@@ -402,9 +412,10 @@ class PartitionWriter:
             return False
         return True
 
-    def _fail(self, error: OSError, what: str) -> LogFailedError:
+    def _fail(self, error: Exception, what: str) -> LogFailedError:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
         self.failure = LogFailedError(
-            f"The log {self._directory} takes no more events: a {what} failed ({error.strerror or error}).",
+            f"The log {self._directory} takes no more events: a {what} failed ({reason}).",
             next_step="Check the disk and restart the service, which verifies the log; "
             "what was acknowledged is safe.",
         )

@@ -46,7 +46,7 @@ class SegmentHeader:
 class Segment:
     """A segment of an open log. Readers fill in and drop what it caches (``SegmentCache``)."""
 
-    __slots__ = ("base_sequence_number", "file", "index", "is_sealed", "path", "salt")
+    __slots__ = ("base_sequence_number", "file", "index", "is_sealed", "path", "salt", "sealed_bytes")
 
     def __init__(self, path: Path, base_sequence_number: int) -> None:
         self.path = path
@@ -54,6 +54,8 @@ class Segment:
         self.is_sealed = True
         """False for the one that is appended to, whose index is the writer's and stays in memory."""
         self.salt: int | None = None
+        self.sealed_bytes: int | None = None
+        """Its size, once it is sealed and was looked at."""
         self.index: SparseIndex | None = None
         self.file: ReadableFile | None = None
 

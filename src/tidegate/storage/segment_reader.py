@@ -59,8 +59,13 @@ class SegmentCache:
         """
         if segment.index is None:
             segment.index = load_index(self._files, segment, self.file(segment), self._index_interval_bytes)
+            segment.sealed_bytes = segment.index.end_position
         self._touch(segment)
         return segment.index
+
+    def sealed_bytes(self, segment: Segment) -> int:
+        """The size of a sealed segment. Raises FileNotFoundError, LogCorruptError."""
+        return self.index(segment).end_position if segment.sealed_bytes is None else segment.sealed_bytes
 
     def forget(self, segment: Segment) -> None:
         """Close a segment that is gone."""
