@@ -1,0 +1,116 @@
+"""Measure every stage and print events/s, MB/s, CPU per event, and ratios to baselines of the same run.
+
+Run as ``make bench`` or ``python -m bench [--events N] [--event-bytes N] [--without-spark] [--json FILE]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from bench import baselines, stages
+from bench.measure import Measurement
+from bench.report import as_json, print_table
+from tidegate.testing.hub import HubProcess
+
+_PARTITIONS = 4
+_HUB = "bench"
+_progress = Console(stderr=True)
+
+
+def main() -> None:
+    """Parse the options, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--events", type=int, default=200_000, help="events to publish, in all")
+    parser.add_argument("--event-bytes", type=int, default=1024, help="bytes of each event's body")
+    parser.add_argument("--sdk-events", type=int, default=30_000, help="events for the official SDK's stages")
+    parser.add_argument("--without-spark", action="store_true", help="leave the two Spark stages out")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the figures there, too ('-': stdout)"
+    )
+    arguments = parser.parse_args()
+    events = arguments.events - arguments.events % _PARTITIONS
+    with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as name:
+        found_baselines, found_stages = _measure(
+            Path(name),
+            events=events,
+            event_bytes=arguments.event_bytes,
+            sdk_events=min(arguments.sdk_events, events // _PARTITIONS),
+            is_spark_used=not arguments.without_spark,
+        )
+    if str(arguments.json) == "-":
+        sys.stdout.write(as_json(found_baselines, found_stages) + "\n")
+        return
+    print_table(found_baselines, found_stages)
+    if arguments.json is not None:
+        arguments.json.write_text(as_json(found_baselines, found_stages))
+
+
+def _measure(
+    directory: Path, *, events: int, event_bytes: int, sdk_events: int, is_spark_used: bool
+) -> tuple[list[Measurement], list[Measurement]]:
+    # Random bodies, so that nothing on the way can compress or share them.
+    bodies = [os.urandom(event_bytes) for _ in range(events)]
+    payload_bytes = events * event_bytes
+    _progress.print("measuring the baselines …")
+    copy = baselines.loopback_copy(max(payload_bytes, 1 << 28), event_bytes)
+    disk = baselines.disk_write(max(payload_bytes, 1 << 27), event_bytes, directory)
+    encode = baselines.sdk_encode(bodies[:sdk_events])
+    decode = baselines.sdk_decode(bodies[:sdk_events])
+    rows = [
+        (str(index % _PARTITIONS), index, "d-1", event_bytes, 1_700_000_000_000) for index in range(events)
+    ]
+    insert = baselines.sqlite_bulk_insert(rows, directory)
+    found: list[Measurement] = []
+    service = HubProcess(directory / "data")
+    service.create_hub(_HUB, partition_count=_PARTITIONS)
+    with service:
+        _progress.print("measuring ingest …")
+        ingest = stages.ingest(service, _HUB, bodies, _PARTITIONS)
+        ingest.compare_with(encode)
+        ingest.compare_with(disk, by_bytes=True)
+        ingest.compare_with(copy, by_bytes=True)
+        _progress.print("measuring delivery …")
+        delivery = stages.delivery(service, _HUB, event_bytes, _PARTITIONS)
+        delivery.compare_with(decode)
+        delivery.compare_with(copy, by_bytes=True)
+        sdk = stages.sdk_delivery(service, _HUB, sdk_events, event_bytes)
+        sdk.compare_with(decode)
+        found += [ingest, delivery, sdk]
+        if is_spark_used:
+            _progress.print("measuring Spark …")
+            found += _measure_spark(directory, service, events, event_bytes, decode, insert)
+    return [copy, disk, encode, decode, insert], found
+
+
+def _measure_spark(
+    directory: Path,
+    service: HubProcess,
+    events: int,
+    event_bytes: int,
+    decode: Measurement,
+    insert: Measurement,
+) -> list[Measurement]:
+    # Imported here: a machine without the spark extra can still measure the rest.
+    from bench import spark_stages
+    from tidegate.spark.session import spark_session
+
+    spark = spark_session("tidegate-bench")
+    try:
+        read = spark_stages.spark_read(spark, service, _HUB, events, event_bytes)
+        read.compare_with(decode)
+        pipeline = spark_stages.exactly_once(spark, service, _HUB, events, event_bytes, directory)
+        pipeline.compare_with(insert)
+        pipeline.compare_with(decode)
+    finally:
+        spark.stop()
+    return [read, pipeline]
+
+
+if __name__ == "__main__":
+    main()

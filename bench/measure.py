@@ -1,0 +1,104 @@
+"""What a measurement is, and how CPU time of this process and of a child is read."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(slots=True)
+class Measurement:
+    """One stage or baseline: events, payload bytes, wall time and CPU time."""
+
+    name: str
+    events: int = 0
+    payload_bytes: int = 0
+    wall_s: float = 0.0
+    client_cpu_s: float = 0.0
+    service_cpu_s: float = 0.0
+    """0.0 where no service takes part."""
+    baselines: dict[str, float] = field(default_factory=dict)
+    """What it is compared with, to the ratio: this measurement's rate by the baseline's."""
+
+    @property
+    def events_per_s(self) -> float:
+        """Events per second of wall time."""
+        return self.events / self.wall_s
+
+    @property
+    def megabytes_per_s(self) -> float:
+        """Payload, in 10^6 bytes per second of wall time."""
+        return self.payload_bytes / self.wall_s / 1e6
+
+    @property
+    def cpu_us_per_event(self) -> float:
+        """CPU of client and service together, in microseconds per event."""
+        return (self.client_cpu_s + self.service_cpu_s) / self.events * 1e6
+
+    @property
+    def service_us_per_event(self) -> float:
+        """CPU of the service alone, in microseconds per event."""
+        return self.service_cpu_s / self.events * 1e6
+
+    def compare_with(self, baseline: Measurement, *, by_bytes: bool = False) -> None:
+        """Note the ratio of this rate to a baseline's, in events or in bytes per second."""
+        mine, theirs = (
+            (self.megabytes_per_s, baseline.megabytes_per_s)
+            if by_bytes
+            else (self.events_per_s, baseline.events_per_s)
+        )
+        self.baselines[baseline.name] = mine / theirs
+
+
+@contextmanager
+def timed(
+    name: str,
+    *,
+    events: int,
+    payload_bytes: int,
+    service_pid: int | None = None,
+    with_descendants: bool = False,
+) -> Iterator[Measurement]:
+    """Measure the block. ``with_descendants`` adds this process' living descendants (Spark's JVM)."""
+    measurement = Measurement(name, events, payload_bytes)
+    own_before = _own_cpu_s(service_pid, with_descendants)
+    service_before = process_cpu_s(service_pid) if service_pid else 0.0
+    started = time.perf_counter()
+    yield measurement
+    measurement.wall_s = time.perf_counter() - started
+    measurement.client_cpu_s = _own_cpu_s(service_pid, with_descendants) - own_before
+    if service_pid:
+        measurement.service_cpu_s = process_cpu_s(service_pid) - service_before
+
+
+def process_cpu_s(pid: int) -> float:
+    """User and system time of a process and of its ended, awaited children, in seconds."""
+    # The fields follow the command name, which may itself hold blanks and brackets (proc(5)).
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(int(ticks) for ticks in fields[11:15]) / _TICKS_PER_S
+
+
+def _own_cpu_s(service_pid: int | None, with_descendants: bool) -> float:
+    if not with_descendants:
+        return time.process_time()
+    return sum(process_cpu_s(pid) for pid in _family(os.getpid()) if pid != service_pid)
+
+
+def _family(root: int) -> set[int]:
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue  # It ended while we looked.
+    family = {root}
+    while grown := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= grown
+    return family

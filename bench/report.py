@@ -1,0 +1,78 @@
+"""Measurements as a table for people and as JSON for scripts."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.measure import Measurement
+
+
+def print_table(baselines: Sequence[Measurement], stages: Sequence[Measurement]) -> None:
+    """One table of baselines, one of stages with their ratios."""
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    console.print(_table("Baselines of this run", baselines))
+    console.print(_table("Tidegate", stages))
+    console.print(
+        "CPU is client + service; a ratio is this rate by the baseline's, measured in the same run."
+    )
+
+
+def as_json(baselines: Sequence[Measurement], stages: Sequence[Measurement]) -> str:
+    """One JSON object: the machine, the baselines, the stages."""
+    return json.dumps(
+        {
+            "machine": {
+                "python": platform.python_version(),
+                "cpu": _cpu_model(),
+                "system": platform.platform(),
+            },
+            "baselines": [_as_dict(measurement) for measurement in baselines],
+            "stages": [_as_dict(measurement) for measurement in stages],
+        },
+        indent=2,
+    )
+
+
+def _as_dict(measurement: Measurement) -> dict[str, object]:
+    return {
+        "name": measurement.name,
+        "events": measurement.events,
+        "events_per_s": round(measurement.events_per_s),
+        "megabytes_per_s": round(measurement.megabytes_per_s, 1),
+        "cpu_us_per_event": round(measurement.cpu_us_per_event, 2),
+        "service_us_per_event": round(measurement.service_us_per_event, 2),
+        "ratios": {name: round(ratio, 3) for name, ratio in measurement.baselines.items()},
+    }
+
+
+def _table(title: str, measurements: Sequence[Measurement]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("stage")
+    for column in ("events", "events/s", "MB/s", "CPU µs/event", "of it service"):
+        table.add_column(column, justify="right")
+    table.add_column("ratio to baseline")
+    for measurement in measurements:
+        table.add_row(
+            measurement.name,
+            f"{measurement.events:,}",
+            f"{measurement.events_per_s:,.0f}",
+            f"{measurement.megabytes_per_s:,.1f}" if measurement.payload_bytes else "–",
+            f"{measurement.cpu_us_per_event:.2f}",
+            f"{measurement.service_us_per_event:.2f}" if measurement.service_cpu_s else "–",
+            "\n".join(f"{ratio:.3g} × {name}" for name, ratio in measurement.baselines.items()) or "–",
+        )
+    return table
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()

@@ -1,0 +1,96 @@
+"""The Spark stages: reading to a no-op sink, and the exactly-once pipeline into SQLite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sqlalchemy as sa
+from pyspark.sql import SparkSession
+
+from bench.measure import Measurement, timed
+from tidegate.model.events import ReceivedEvent
+from tidegate.spark import register, run_pipeline
+from tidegate.sql import Database, Pipeline
+from tidegate.testing.hub import HubProcess
+
+TABLE = sa.Table(
+    "bench_reading",
+    sa.MetaData(),
+    sa.Column("partition_id", sa.String(8), primary_key=True),
+    sa.Column("sequence_number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("device", sa.String(16)),
+    sa.Column("body_bytes", sa.Integer),
+    sa.Column("enqueued_time_ms", sa.BigInteger),
+)
+
+
+def reading(event: ReceivedEvent) -> dict[str, object]:
+    """A trivial handler: one row of five columns per event."""
+    return {
+        "partition_id": event.partition_id,
+        "sequence_number": event.sequence_number,
+        "device": event.properties.get("device"),
+        "body_bytes": len(event.body),
+        "enqueued_time_ms": event.enqueued_time_ms,
+    }
+
+
+def spark_read(
+    spark: SparkSession, service: HubProcess, hub: str, events: int, event_bytes: int
+) -> Measurement:
+    """A batch read of the whole hub, all columns, to Spark's ``noop`` sink; Spark is warm."""
+    register(spark)
+
+    def read() -> None:
+        frame = (
+            spark.read.format("eventhubs")
+            .option("eventhubs.connectionString", service.hub_connection_string(hub))
+            .option("eventhubs.startingPosition", "earliest")
+            .load()
+        )
+        frame.write.format("noop").mode("overwrite").save()
+
+    read()
+    with timed(
+        "Spark read → no-op",
+        events=events,
+        payload_bytes=events * event_bytes,
+        service_pid=service.process_id,
+        with_descendants=True,
+    ) as measurement:
+        read()
+    return measurement
+
+
+def exactly_once(
+    spark: SparkSession, service: HubProcess, hub: str, events: int, event_bytes: int, directory: Path
+) -> Measurement:
+    """The pipeline with a Python handler: rows and checkpoint in one SQLite transaction per partition batch.
+
+    From the start of the query to its end, planning included; rows are counted afterwards.
+    """
+    database_url = f"sqlite:///{directory / 'pipeline.db'}"
+    pipeline = Pipeline(name="bench", event_hub=hub, table=TABLE, handler=reading)
+    with timed(
+        "exactly-once → SQLite",
+        events=events,
+        payload_bytes=events * event_bytes,
+        service_pid=service.process_id,
+        with_descendants=True,
+    ) as measurement:
+        query = run_pipeline(
+            spark,
+            pipeline,
+            connection_string=service.hub_connection_string(hub),
+            database_url=database_url,
+            checkpoint_location=str(directory / "checkpoint"),
+            available_now=True,
+            max_events_per_trigger=max(events // 4, 1),
+        )
+        query.awaitTermination()
+    database = Database.open(database_url)
+    with database.read() as connection:
+        rows = connection.execute(sa.select(sa.func.count()).select_from(TABLE)).scalar_one()
+    database.close()
+    assert rows == events, f"{rows} rows of {events} events"
+    return measurement

@@ -1,0 +1,107 @@
+"""The stages of the data path, each against a real service in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from azure.eventhub import EventData as SdkEventData
+from azure.eventhub import EventHubConsumerClient, PartitionContext
+
+from bench.measure import Measurement, timed
+from tidegate.client import EventHubConsumer, EventHubProducer
+from tidegate.model.events import EventData
+from tidegate.model.position import EventPosition
+from tidegate.testing.hub import HubProcess
+
+PROPERTIES = {"device": "d-1", "kind": "reading"}
+_RECEIVE_TIMEOUT_S = 60.0
+
+
+def ingest(service: HubProcess, hub: str, bodies: Sequence[bytes], partition_count: int) -> Measurement:
+    """Our producer encodes and publishes events with two properties; each acknowledgement follows an fsync.
+
+    Encoding is inside the measurement, making the ``EventData`` values is not.
+    """
+
+    async def publish() -> Measurement:
+        events = [EventData(body, PROPERTIES) for body in bodies]
+        share = len(events) // partition_count
+        async with EventHubProducer.from_connection_string(service.connection_string, hub) as producer:
+            await producer.start()
+            with timed(
+                "ingest, our producer",
+                events=share * partition_count,
+                payload_bytes=sum(map(len, bodies[: share * partition_count])),
+                service_pid=service.process_id,
+            ) as measurement:
+                # Side by side, as a program with a task for each partition would.
+                await asyncio.gather(
+                    *(
+                        producer.enqueue_many(
+                            events[index * share : (index + 1) * share], partition_id=str(index)
+                        )
+                        for index in range(partition_count)
+                    )
+                )
+                await producer.flush()
+        return measurement
+
+    return asyncio.run(publish())
+
+
+def delivery(service: HubProcess, hub: str, event_bytes: int, partition_count: int) -> Measurement:
+    """Our consumer reads every partition side by side and looks at each body and sequence number."""
+
+    async def drain(consumer: EventHubConsumer, partition_id: str) -> int:
+        until = (await consumer.get_partition_properties(partition_id)).next_sequence_number
+        received = payload_bytes = 0
+        async with await consumer.open_receiver(partition_id, EventPosition.earliest()) as receiver:
+            while received < until:
+                events = await receiver.receive(10_000, _RECEIVE_TIMEOUT_S)
+                assert events, f"partition {partition_id} stopped at {received} of {until}"
+                for event in events:
+                    payload_bytes += len(event.body)
+                received += len(events)
+                assert events[-1].sequence_number == received - 1
+        assert payload_bytes == received * event_bytes
+        return received
+
+    async def consume() -> Measurement:
+        async with EventHubConsumer.from_connection_string(service.connection_string, hub) as consumer:
+            await consumer.get_event_hub_properties()
+            with timed(
+                "delivery, our consumer", events=0, payload_bytes=0, service_pid=service.process_id
+            ) as measurement:
+                counts = await asyncio.gather(
+                    *(drain(consumer, str(index)) for index in range(partition_count))
+                )
+        measurement.events = sum(counts)
+        measurement.payload_bytes = measurement.events * event_bytes
+        return measurement
+
+    return asyncio.run(consume())
+
+
+def sdk_delivery(service: HubProcess, hub: str, events: int, event_bytes: int) -> Measurement:
+    """The unmodified official SDK reads one partition from its beginning and looks at each field."""
+    received = 0
+    client = EventHubConsumerClient.from_connection_string(
+        service.connection_string, "$Default", eventhub_name=hub
+    )
+
+    def on_event_batch(context: PartitionContext, batch: list[SdkEventData]) -> None:
+        nonlocal received
+        for event in batch:
+            _ = (event.sequence_number, event.offset, event.body_as_str("latin-1"), event.properties)
+        received += len(batch)
+        if received >= events:
+            client.close()
+
+    with timed(
+        "delivery, official SDK", events=0, payload_bytes=0, service_pid=service.process_id
+    ) as measurement:
+        client.receive_batch(on_event_batch, max_batch_size=300, partition_id="0", starting_position="-1")
+    measurement.events = received
+    measurement.payload_bytes = received * event_bytes
+    return measurement
