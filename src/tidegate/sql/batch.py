@@ -44,6 +44,7 @@ def process_partition_batch(
     event_hub_created_at_ms: int | None = None,
     is_gap_allowed: bool = False,
     owner: str | None = None,
+    lease_epoch: int | None = None,
 ) -> BatchResult:
     """Run the pipeline's handler over ``events`` and commit its rows, its dead letters and the checkpoint.
 
@@ -51,7 +52,8 @@ def process_partition_batch(
     The checkpoint moves to ``until_sequence_number``. Events below the checkpoint have no effect a second
     time.
     event_hub_created_at_ms: which hub of this name; None: not checked. is_gap_allowed: accept a batch that
-    starts beyond the checkpoint, when the events between are known to be lost.
+    starts beyond the checkpoint, when the events between are known to be lost. lease_epoch: the lease that
+    this owner holds; None: none. A checkpoint under a higher epoch refuses the batch, done or not.
 
     Raises CheckpointGapError, EventHubReplacedError, FencedError, InvalidArgumentError (events out of order
     or range), DatabaseError and DatabaseUnavailableError; whatever it raises, nothing of the batch was
@@ -70,6 +72,7 @@ def process_partition_batch(
             pipeline_name=pipeline.name,
             partition_id=partition_id,
             owner=owner,
+            lease_epoch=lease_epoch,
             start=start_sequence_number,
             until=until_sequence_number,
             event_hub_created_at_ms=event_hub_created_at_ms,
@@ -96,6 +99,7 @@ def commit_partition_batch(
     event_hub_created_at_ms: int | None = None,
     is_gap_allowed: bool = False,
     owner: str | None = None,
+    lease_epoch: int | None = None,
     pipeline_name: str = "",
 ) -> BatchResult:
     """Commit rows that were computed elsewhere, such as by a DataFrame transformation.
@@ -128,6 +132,7 @@ def commit_partition_batch(
             pipeline_name=pipeline_name,
             partition_id=partition_id,
             owner=owner,
+            lease_epoch=lease_epoch,
             start=start_sequence_number,
             until=until_sequence_number,
             event_hub_created_at_ms=event_hub_created_at_ms,
@@ -150,6 +155,7 @@ class _Work:
     pipeline_name: str
     partition_id: str
     owner: str | None
+    lease_epoch: int | None
     start: int
     until: int
     event_hub_created_at_ms: int | None
@@ -170,7 +176,13 @@ def _commit(work: _Work) -> BatchResult:
 
 
 def _attempt(work: _Work, *, is_careful: bool) -> BatchResult:
-    unit = UnitOfWork(work.database, work.consumer, pipeline_name=work.pipeline_name, owner=work.owner)
+    unit = UnitOfWork(
+        work.database,
+        work.consumer,
+        pipeline_name=work.pipeline_name,
+        owner=work.owner,
+        lease_epoch=work.lease_epoch,
+    )
     with unit:
         locked = unit.lock_checkpoint(work.partition_id)
         _check_checkpoint(work, locked)
@@ -246,8 +258,7 @@ def _check_checkpoint(work: _Work, locked: LockedCheckpoint) -> None:
     if number is not None and number < work.start and not work.is_gap_allowed:
         raise CheckpointGapError(
             f"The batch [{work.start}, {work.until}) of partition {work.partition_id} of {work.consumer} "
-            f"starts beyond the checkpoint: the events from {number} to {work.start - 1} were never "
-            "processed.",
+            f"starts beyond the checkpoint: events {number} to {work.start - 1} were never processed.",
             next_step="Start from the checkpoint; if retention has taken those events, accept the gap on "
             "purpose.",
         )

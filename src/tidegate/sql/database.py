@@ -113,21 +113,29 @@ class Database:
         except exc.SQLAlchemyError as error:
             raise translate(error, doing="reading", where=self.url) from error
 
-    def connect(self) -> Connection:
-        """A connection whose next transaction writes. The caller holds ``writer_lock()`` and closes it.
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A connection whose next transaction may write, with the right to write where that is one at a time.
 
-        Raises DatabaseUnavailableError.
+        The caller begins and ends the transaction.
+        Raises DatabaseError, and DatabaseUnavailableError without a connection, or when other writers do not
+        let go within ``lock_wait_s``.
         """
-        try:
-            return self.engine().connect()
-        except exc.SQLAlchemyError as error:
-            raise self._connect_error(error) from error
+        while True:
+            engine = self.engine()
+            with self._writer_lock():
+                if self._is_stale():
+                    # The file was replaced while we queued; preparing a new one needs the lock, so let it go.
+                    continue
+                try:
+                    connection = engine.connect()
+                except exc.SQLAlchemyError as error:
+                    raise self._connect_error(error) from error
+                with connection:
+                    yield connection
+                return
 
-    def writer_lock(self) -> AbstractContextManager[object]:
-        """The right to write, to be taken before a writing transaction begins; free of charge on PostgreSQL.
-
-        Raises DatabaseUnavailableError when it is not free within ``lock_wait_s``.
-        """
+    def _writer_lock(self) -> AbstractContextManager[object]:
         return nullcontext() if self._path is None else WriterLock(self._path, wait_s=self._lock_wait_s)
 
     def ensure_table(self, table: Table) -> None:
@@ -136,7 +144,7 @@ class Database:
         Raises DatabaseError when a table of that name exists and lacks columns of this one.
         """
         try:
-            with self.writer_lock(), self.connect() as connection, connection.begin():
+            with self.writing() as connection, connection.begin():
                 self._serialise_schema_changes(connection)
                 table.create(connection, checkfirst=True)
                 present = {
@@ -246,7 +254,7 @@ class Database:
                     connection = connection.execution_options(**{_IS_READER: True})
                     if schema.current_version(connection) == len(schema.MIGRATIONS):
                         return
-            with self.writer_lock(), engine.connect() as connection, connection.begin():
+            with self._writer_lock(), engine.connect() as connection, connection.begin():
                 self._serialise_schema_changes(connection)
                 schema.migrate(connection, now=self._clock.now_utc())
         except exc.SQLAlchemyError as error:

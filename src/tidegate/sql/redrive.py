@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from sqlalchemy import distinct, func, select, update
+from sqlalchemy import func, select, update
 
 from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
 from tidegate.model.events import ReceivedEvent
@@ -100,7 +100,7 @@ class Redrive:
         meant = [*conditions_of(self._conditions()), row.attempts < self.attempts_max]
         with self.database.read() as connection:
             partition_ids = (
-                connection.execute(select(distinct(row.partition_id)).where(*meant)).scalars().all()
+                connection.execute(select(row.partition_id).where(*meant).distinct()).scalars().all()
             )
         left = self.maximum
         for partition_id in sorted(partition_ids, key=lambda text: (len(text), text)):

@@ -121,8 +121,7 @@ class UnitOfWork:
         """Take the writers' lock (SQLite) and begin. Raises DatabaseUnavailableError."""
         assert self._stack is None, "a unit of work is used once"
         with ExitStack() as stack:
-            stack.enter_context(self.database.writer_lock())
-            connection = stack.enter_context(self.database.connect())
+            connection = stack.enter_context(self.database.writing())
             with self._translating("beginning a transaction"):
                 connection.begin()
             self._connection = connection
@@ -148,9 +147,19 @@ class UnitOfWork:
         return self.lock_checkpoint(partition_id).next_sequence_number
 
     def lock_checkpoint(self, partition_id: str) -> LockedCheckpoint:
-        """As ``lock``, with the identity of the hub that the checkpoint belongs to."""
+        """As ``lock``, with the identity of the hub that the checkpoint belongs to.
+
+        Raises FencedError where somebody holds it under a higher lease epoch than this unit's.
+        """
         with self._translating(f"locking partition {partition_id} of {self.consumer}"):
-            return self._lock_checkpoint(self.connection, partition_id)
+            locked = self._lock_checkpoint(self.connection, partition_id)
+        if self.lease_epoch is not None and (locked.lease_epoch or 0) > self.lease_epoch:
+            raise FencedError(
+                f"Partition {partition_id} of {self.consumer} was taken over by {locked.owner} under lease "
+                f"epoch {locked.lease_epoch}; this owner's is {self.lease_epoch}.",
+                next_step="Nothing of this batch was written; leave the partition to that owner.",
+            )
+        return locked
 
     def insert_rows(self, table: Table, rows: Sequence[Row]) -> int:
         """Insert rows of any mix of columns; rows with the same columns go together. Returns how many.
@@ -364,7 +373,13 @@ class UnitOfWork:
     def _lock_checkpoint(self, connection: Connection, partition_id: str) -> LockedCheckpoint:
         row = schema.checkpoint.c
         statement = (
-            select(row.next_sequence_number, row.event_hub_created_at_ms, row.transaction_token)
+            select(
+                row.next_sequence_number,
+                row.event_hub_created_at_ms,
+                row.transaction_token,
+                row.owner,
+                row.lease_epoch,
+            )
             .where(self._at(partition_id))
             .with_for_update()
         )
@@ -411,12 +426,14 @@ class UnitOfWork:
         return CommitOutcome.ROLLED_BACK if number is None or number < until else CommitOutcome.SUPERSEDED
 
     def _enter_ledger(self, connection: Connection, key: Mapping[str, object]) -> bool:
+        # The row count of an insert is not always kept by the driver; the returned key tells as well.
         entered = connection.execute(
             self._upsert(schema.batch_ledger)
             .values(**key, transaction_token=self.token, committed_at=self.database.clock.now_utc())
             .on_conflict_do_nothing()
+            .returning(schema.batch_ledger.c.task_id)
         )
-        return entered.rowcount == 1
+        return entered.first() is not None
 
     def _ledger_outcome(self, connection: Connection, key: Mapping[str, object]) -> CommitOutcome:
         # The attempt to enter it again waits for the lost transaction; it is rolled back afterwards.
@@ -458,11 +475,7 @@ class UnitOfWork:
         deadline = time.monotonic() + RECONNECT_S_MAX
         while True:
             try:
-                with (
-                    self.database.writer_lock(),
-                    self.database.connect() as connection,
-                    connection.begin() as asking,
-                ):
+                with self.database.writing() as connection, connection.begin() as asking:
                     outcome = self._witness(connection)
                     asking.rollback()
                     return outcome
@@ -475,17 +488,27 @@ class UnitOfWork:
 class LockedCheckpoint:
     """A checkpoint's row as it was when it was locked."""
 
-    __slots__ = ("event_hub_created_at_ms", "next_sequence_number", "transaction_token")
+    __slots__ = (
+        "event_hub_created_at_ms",
+        "lease_epoch",
+        "next_sequence_number",
+        "owner",
+        "transaction_token",
+    )
 
     def __init__(
         self,
         next_sequence_number: int | None,
         event_hub_created_at_ms: int | None,
         transaction_token: str | None,
+        owner: str | None,
+        lease_epoch: int | None,
     ) -> None:
         self.next_sequence_number = next_sequence_number
         self.event_hub_created_at_ms = event_hub_created_at_ms
         self.transaction_token = transaction_token
+        self.owner = owner
+        self.lease_epoch = lease_epoch
 
 
 def dead_letter_texts(error_type: str, reason: str, traceback: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventContents, EventData, ReceivedEvent
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate.wire.event_codec import decode_event, encode_event
 
 Row = Mapping[str, object]
 """One row for the target table: column name → value."""
@@ -141,8 +142,6 @@ def place_of(event: ReceivedEvent, *, is_payload_copied: bool = False) -> EventP
 
 def encode_contents(event: ReceivedEvent) -> bytes:
     """The event as an encoded message, for a copy that outlives the log."""
-    from tidegate.wire.event_codec import encode_event
-
     contents = event.contents
     data = EventData(
         body=contents.body,
@@ -156,8 +155,6 @@ def encode_contents(event: ReceivedEvent) -> bytes:
 
 def decode_copy(payload: bytes | memoryview) -> EventContents:
     """The contents of a copy that ``encode_contents`` made."""
-    from tidegate.wire.event_codec import decode_event
-
     return decode_event(bytes(payload))
 
 

@@ -64,8 +64,7 @@ class WriterLock:
                 if time.monotonic() >= deadline:
                     raise DatabaseUnavailableError(
                         f"Other writers held the SQLite database {self._path.name.removesuffix('-writer')} "
-                        "for "
-                        f"{self._wait_s:g} s; nothing was written.",
+                        f"for {self._wait_s:g} s; nothing was written.",
                         next_step="Try again; if many processes write at once, PostgreSQL suits them better.",
                     ) from None
                 time.sleep(pause_s)

@@ -98,6 +98,12 @@ class PostgresqlServer:
         self.execute(f'CREATE DATABASE "{name}"')
         return self.url(name)
 
+    def create_schema(self) -> str:
+        """The URL of a fresh, empty schema: as good as a database of its own, and made in milliseconds."""
+        name = f"test_{uuid.uuid4().hex[:12]}"
+        self.execute(f'CREATE SCHEMA "{name}"')
+        return f"{self.url()}?options=-csearch_path%3D{name}"
+
     def execute(self, statement: str) -> None:
         """Run one statement as superuser, outside a transaction."""
         import psycopg

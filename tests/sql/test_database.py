@@ -1,0 +1,194 @@
+"""Opening databases: settings, schema, forks, replaced files, and errors that tell what to do."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Integer, MetaData, Table, text
+from tests.sql.support import CONSUMER, flights, row_count
+
+from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
+from tidegate.sql import AuditEntry, Checkpoint, Database, DeadLetter, UnitOfWork, schema
+from tidegate.sql.writer_lock import WriterLock
+from tidegate.testing.postgresql import PASSWORD, PostgresqlServer
+
+
+def test_tables_are_made_once_and_kept(database_url: str) -> None:
+    """A second opening finds the same version and the same data."""
+    with Database.open(database_url) as database, UnitOfWork(database, CONSUMER) as unit:
+        unit.advance("0", unit.lock("0"), 5)
+    with Database.open(database_url) as database, database.read() as connection:
+        assert schema.current_version(connection) == len(schema.MIGRATIONS)
+        assert connection.execute(text("SELECT next_sequence_number FROM tidegate_checkpoint")).scalar() == 5
+
+
+def test_columns_are_the_fields_of_the_values() -> None:
+    """Rows become values by name, so the two must not drift apart."""
+    for table, value in (
+        (schema.checkpoint, Checkpoint),
+        (schema.dead_letter, DeadLetter),
+        (schema.dead_letter_audit, AuditEntry),
+    ):
+        columns = {column.name for column in table.columns} - {"id"}
+        assert columns == {field.name for field in fields(value)}
+
+
+def test_many_may_open_a_new_database_at_once(database_url: str) -> None:
+    """Creating the tables is serialised: everyone succeeds."""
+    errors: list[BaseException] = []
+
+    def open_it() -> None:
+        try:
+            Database.open(database_url).close()
+        except BaseException as error:  # the main thread reports it
+            errors.append(error)
+
+    threads = [threading.Thread(target=open_it) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_a_newer_schema_is_left_alone(database_url: str) -> None:
+    """An old program does not write to tables it does not know."""
+    with Database.open(database_url) as database, UnitOfWork(database, CONSUMER) as unit:
+        unit.connection.execute(text("UPDATE tidegate_schema_version SET version = 99"))
+    with pytest.raises(DatabaseError, match=r"version 99.*Upgrade Tidegate"):
+        Database.open(database_url)
+
+
+def test_sqlite_is_durable_and_concurrent(sqlite_url: str) -> None:
+    """WAL, so that readers do not wait; synchronous=FULL, so that a commit survives power loss."""
+    with Database.open(sqlite_url) as database, database.read() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+        assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+
+
+def test_readers_do_not_wait_for_a_writer(database: Database) -> None:
+    """The command line lists dead letters while a batch is being committed."""
+    with UnitOfWork(database, CONSUMER) as unit:
+        unit.insert_rows(flights, [{"sequence_number": 1, "partition_id": "0", "delay": 1}])
+        assert row_count(database) == 0
+    assert row_count(database) == 1
+
+
+def test_waiting_for_another_writer_is_bounded(database_url: str) -> None:
+    """A writer that never ends gives the next one a clear error instead of a hang."""
+    with Database.open(database_url, lock_wait_s=0.1) as database:
+        with UnitOfWork(database, CONSUMER) as maker:
+            maker.lock("0")
+        with UnitOfWork(database, CONSUMER) as first:
+            first.lock("0")
+            second = UnitOfWork(database, CONSUMER)
+            with pytest.raises(DatabaseUnavailableError, match=r"0\.1 s|lock timeout"), second:
+                second.lock("0")
+
+
+def test_a_replaced_sqlite_file_is_noticed(tmp_path: Path, sqlite_url: str) -> None:
+    """Nothing is written into a file that is no longer there under its name."""
+    with Database.open(sqlite_url) as database:
+        database.ensure_table(flights)
+        for path in tmp_path.glob("tidegate.db*"):
+            path.unlink()
+        database.ensure_table(flights)
+        with UnitOfWork(database, CONSUMER) as unit:
+            unit.advance("0", unit.lock("0"), 5)
+        with sqlite3.connect(tmp_path / "tidegate.db") as connection:
+            found = connection.execute("SELECT next_sequence_number FROM tidegate_checkpoint").fetchall()
+        connection.close()
+        assert found == [(5,)]
+
+
+def test_shared_is_one_per_process_and_url(sqlite_url: str) -> None:
+    """Spark tasks ask for it again and again and get the same one."""
+    database = Database.shared(sqlite_url)
+    assert Database.shared(sqlite_url) is database
+    database.close()
+
+
+def test_a_lock_held_at_a_fork_does_not_outlive_its_owner(tmp_path: Path) -> None:
+    """A child that is forked while the lock is held keeps nobody out once the parent lets go."""
+    path = tmp_path / "x.db"
+    reading, writing = os.pipe()
+    with WriterLock(path, wait_s=1):
+        child = os.fork()
+        if child == 0:
+            os.read(reading, 1)
+            os._exit(0)
+    try:
+        with WriterLock(path, wait_s=1):
+            pass
+    finally:
+        os.write(writing, b"x")
+        os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
+
+
+def test_ensure_table_refuses_one_that_lacks_columns(database: Database) -> None:
+    """Found before the first batch, not in its middle."""
+    database.ensure_table(flights)
+    wider = Table(
+        "flights", MetaData(), *[Column(c.name, c.type) for c in flights.columns], Column("x", Integer)
+    )
+    with pytest.raises(DatabaseError, match="has no column x"):
+        database.ensure_table(wider)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("nonsense", "does not parse"),
+        ("mysql://user:secret@host/db", "mysql"),
+        ("sqlite://", "in-memory"),
+        ("sqlite:////no/such/folder/x.db", "does not exist"),
+        ("postgresql://user:secret@127.0.0.1:1/db", "Connection refused"),
+        ("postgresql://user:secret@host:port/db", "does not parse"),
+    ],
+)
+def test_urls_that_cannot_be_meant(url: str, words: str) -> None:
+    """Each gives one error with a next step, and never the password."""
+    with pytest.raises(DatabaseError, match=words) as caught:
+        Database.open(url)
+    assert caught.value.next_step
+    assert "secret" not in str(caught.value)
+
+
+def test_a_wrong_password_is_named_and_not_shown(postgresql: PostgresqlServer) -> None:
+    """The user hears which database refused, not what was sent to it."""
+    with pytest.raises(DatabaseError, match="does not let this user in") as caught:
+        Database.open(postgresql.url().replace(PASSWORD, "wrong-secret"))
+    assert "wrong-secret" not in str(caught.value)
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    """Some other file at the path is left as it is."""
+    path = tmp_path / "notes.txt"
+    path.write_text("not a database, but long enough to have a header of its own" * 10)
+    with pytest.raises(DatabaseError, match="not a SQLite database"):
+        Database.open(f"sqlite:///{path}")
+
+
+def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever installed without PostgreSQL is told what to install."""
+    real_import: Callable[..., Any] = builtins.__import__
+
+    def import_without(name: str, *arguments: Any, **options: Any) -> Any:
+        if name.split(".")[0] == "psycopg":
+            raise ModuleNotFoundError("No module named 'psycopg'", name="psycopg")
+        return real_import(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", import_without)
+    with pytest.raises(DatabaseError, match=r"pip install 'tidegate\[postgresql\]'"):
+        Database.open("postgresql://user@127.0.0.1:1/db")

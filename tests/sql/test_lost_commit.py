@@ -1,0 +1,275 @@
+"""A connection that breaks during COMMIT: what happened is found out, and never done twice.
+
+A real proxy stands between the driver and a real PostgreSQL and cuts the line at chosen moments.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from enum import Enum
+
+import pytest
+from sqlalchemy import text
+from tests.sql.support import (
+    CONSUMER,
+    PIPELINE,
+    LogOfEvents,
+    dead_numbers,
+    event_with,
+    events_between,
+    flights,
+    row_count,
+)
+
+from tidegate.model.errors import DatabaseUnavailableError, FencedError
+from tidegate.sql import (
+    BatchResult,
+    CheckpointReader,
+    Database,
+    DeadLetters,
+    UnitOfWork,
+    process_partition_batch,
+)
+from tidegate.testing.postgresql import PostgresqlServer
+
+
+class Cut(Enum):
+    """When the line is cut."""
+
+    BEFORE_COMMIT = "COMMIT does not arrive"
+    AFTER_COMMIT = "COMMIT is carried out, its answer does not arrive"
+    WITH_COMMIT = "COMMIT is sent on, and the line cut at once: either may be"
+
+
+class CuttingProxy:
+    """Forwards TCP connections; when armed, cuts the one that sends COMMIT after it wrote, once."""
+
+    def __init__(self, target_port: int) -> None:
+        self._target_port = target_port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.armed: Cut | None = None
+        self.cuts = 0
+        self._sockets: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        """Cut everything and wait for the threads."""
+        # A listener that is only closed does not wake its accept().
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in list(self._sockets):
+            _cut(connection)
+        for thread in list(self._threads):
+            thread.join(10)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._target_port))
+            self._sockets += [client, server]
+            swallowing = threading.Event()
+            for forward in (self._to_server, self._to_client):
+                thread = threading.Thread(target=forward, args=(client, server, swallowing))
+                self._threads.append(thread)
+                thread.start()
+
+    def _to_server(self, client: socket.socket, server: socket.socket, swallowing: threading.Event) -> None:
+        has_written = False
+        while data := _receive(client):
+            armed = self.armed
+            has_written = has_written or b"INSERT" in data or b"UPDATE" in data or b"COPY" in data
+            if armed is not None and has_written and b"COMMIT\0" in data:
+                self.armed = None
+                self.cuts += 1
+                if armed is Cut.AFTER_COMMIT:
+                    swallowing.set()
+                if armed is not Cut.BEFORE_COMMIT:
+                    with suppress(OSError):
+                        server.sendall(data)
+                if armed is not Cut.AFTER_COMMIT:
+                    break
+            else:
+                with suppress(OSError):
+                    server.sendall(data)
+        if not swallowing.is_set():
+            _cut(client)
+            _cut(server)
+
+    def _to_client(self, client: socket.socket, server: socket.socket, swallowing: threading.Event) -> None:
+        while data := _receive(server):
+            if swallowing.is_set():
+                # This is the answer to COMMIT: the transaction is done, and the client never hears of it.
+                break
+            with suppress(OSError):
+                client.sendall(data)
+        _cut(client)
+        _cut(server)
+
+
+def _receive(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(65536)
+    except OSError:
+        return b""
+
+
+def _cut(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
+@pytest.fixture
+def proxy(postgresql: PostgresqlServer) -> Iterator[CuttingProxy]:
+    """A proxy in front of the run's PostgreSQL."""
+    proxy = CuttingProxy(postgresql.port)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def cut_database(postgresql: PostgresqlServer, proxy: CuttingProxy) -> Iterator[Database]:
+    """A database behind the proxy."""
+    url = postgresql.create_schema().replace(f":{postgresql.port}/", f":{proxy.port}/")
+    with Database.open(url) as database:
+        database.ensure_table(flights)
+        yield database
+
+
+def process(database: Database) -> BatchResult:
+    """One batch of three rows and a dead letter."""
+    events = [*events_between(0, 3), event_with({"delay": None}, 3)]
+    return process_partition_batch(
+        database, PIPELINE, "0", events, start_sequence_number=0, until_sequence_number=4
+    )
+
+
+def test_a_commit_whose_answer_is_lost_is_found_committed(
+    cut_database: Database, proxy: CuttingProxy
+) -> None:
+    """The token in the checkpoint proves it; the caller is told of success, and nothing is sent again."""
+    proxy.armed = Cut.AFTER_COMMIT
+    assert process(cut_database) == BatchResult(3, 1, 0, 0, 4)
+    assert proxy.cuts == 1
+    assert (row_count(cut_database), dead_numbers(cut_database)) == (3, [3])
+
+
+def test_a_commit_that_never_arrived_is_found_rolled_back(
+    cut_database: Database, proxy: CuttingProxy
+) -> None:
+    """The caller hears that nothing was written, and the same batch then goes through."""
+    proxy.armed = Cut.BEFORE_COMMIT
+    with pytest.raises(DatabaseUnavailableError, match="rolled back"):
+        process(cut_database)
+    assert (row_count(cut_database), dead_numbers(cut_database)) == (0, [])
+    assert process(cut_database) == BatchResult(3, 1, 0, 0, 4)
+
+
+def test_a_commit_cut_in_flight_is_one_or_the_other(cut_database: Database, proxy: CuttingProxy) -> None:
+    """Whichever came true, what the caller hears agrees with what is stored."""
+    proxy.armed = Cut.WITH_COMMIT
+    try:
+        process(cut_database)
+    except DatabaseUnavailableError:
+        assert row_count(cut_database) == 0
+    else:
+        assert row_count(cut_database) == 3
+    process(cut_database)
+    assert (row_count(cut_database), dead_numbers(cut_database)) == (3, [3])
+    assert DeadLetters(cut_database).list()[0].attempts == 1
+
+
+def test_a_redrive_whose_commit_is_lost_is_found_committed(
+    cut_database: Database, proxy: CuttingProxy
+) -> None:
+    """The audit trail is the witness of a redrive: it counts once and closes the dead letter once."""
+    events = [event_with({"delay": None}, 0)]
+    process_partition_batch(
+        cut_database, PIPELINE, "0", events, start_sequence_number=0, until_sequence_number=1
+    )
+    corrected = type(PIPELINE)(
+        "flights", "flights", flights, lambda event: {"sequence_number": 0, "partition_id": "0", "delay": 0}
+    )
+    proxy.armed = Cut.BEFORE_COMMIT
+    with pytest.raises(DatabaseUnavailableError, match="rolled back"):
+        DeadLetters(cut_database).redrive(corrected, LogOfEvents(events))
+    proxy.armed = Cut.AFTER_COMMIT
+    report = DeadLetters(cut_database).redrive(corrected, LogOfEvents(events))
+    assert (proxy.cuts, report.redriven, report.rows) == (2, 1, 1)
+    assert (row_count(cut_database), dead_numbers(cut_database)) == (1, [])
+
+
+def test_a_ledger_entry_whose_commit_is_lost_is_found(cut_database: Database, proxy: CuttingProxy) -> None:
+    """The same for shuffled micro-batches, whose witness is the ledger."""
+    proxy.armed = Cut.BEFORE_COMMIT
+    with (
+        pytest.raises(DatabaseUnavailableError, match="rolled back"),
+        UnitOfWork(cut_database, CONSUMER) as unit,
+    ):
+        assert unit.claim_batch("q", 1)
+    proxy.armed = Cut.AFTER_COMMIT
+    with UnitOfWork(cut_database, CONSUMER) as unit:
+        assert unit.claim_batch("q", 1)
+    with UnitOfWork(cut_database, CONSUMER) as unit:
+        assert not unit.claim_batch("q", 1)
+
+
+def test_an_owner_that_moved_on_meanwhile_is_not_taken_for_failure(
+    cut_database: Database, proxy: CuttingProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another token further on: the range is done, once; the late owner is sent to the checkpoint."""
+    original = UnitOfWork._find_outcome
+
+    def move_on_first(self: UnitOfWork, error: object) -> object:
+        monkeypatch.setattr(UnitOfWork, "_find_outcome", original)
+        process(cut_database)
+        return original(self, error)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(UnitOfWork, "_find_outcome", move_on_first)
+    proxy.armed = Cut.BEFORE_COMMIT
+    with pytest.raises(FencedError, match="this batch is done, once"):
+        process(cut_database)
+    assert row_count(cut_database) == 3
+
+
+def test_statements_alone_leave_an_unknown_commit_unknown(
+    cut_database: Database, proxy: CuttingProxy
+) -> None:
+    """Without a checkpoint, an audit row or a ledger entry there is no witness, and none is invented."""
+    proxy.armed = Cut.AFTER_COMMIT
+    with (
+        pytest.raises(DatabaseUnavailableError, match="not known"),
+        UnitOfWork(cut_database, CONSUMER) as unit,
+    ):
+        unit.insert_rows(flights, [{"sequence_number": 1, "partition_id": "0", "delay": 1}])
+
+
+def test_a_backend_killed_before_commit_writes_nothing(postgresql_url: str) -> None:
+    """A lost connection in mid-transaction is reported as such, and the next batch gets a fresh one."""
+    with Database.open(postgresql_url) as database:
+        database.ensure_table(flights)
+        with pytest.raises(DatabaseUnavailableError, match="lost while"):
+            lose_the_backend(database)
+        assert row_count(database) == 0
+        assert process(database).rows == 3
+        assert CheckpointReader(database).read(CONSUMER)["0"].next_sequence_number == 4
+
+
+def lose_the_backend(database: Database) -> None:
+    """A transaction whose server process is ended in its middle, by an administrator so to say."""
+    with UnitOfWork(database, CONSUMER) as unit:
+        start = unit.lock("0")
+        unit.insert_rows(flights, [{"sequence_number": 1, "partition_id": "0", "delay": 1}])
+        process_id = unit.connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        with UnitOfWork(database, CONSUMER) as other:
+            other.connection.execute(text("SELECT pg_terminate_backend(:id, 10000)"), {"id": process_id})
+        unit.advance("0", start, 5)
