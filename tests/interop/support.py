@@ -56,8 +56,8 @@ class SdkTarget:
         )
 
 
-_QUICK: dict[str, Any] = {"retry_total": 0, "retry_backoff_factor": 0.01}
-"""Without this, the SDK hides a refusal behind seconds of retries."""
+_QUICK: dict[str, Any] = {"retry_total": 0, "retry_backoff_factor": 0.01, "socket_timeout": 0.02}
+"""Without this, the SDK hides a refusal behind seconds of retries, and polls its socket at leisure."""
 
 
 def target_of(service: HubService, transport: str) -> SdkTarget:
@@ -94,6 +94,7 @@ class Reader:
             "max_wait_time": 0.2,
             **kwargs,
         }
+        client._load_balancing_interval = 0.05
         self.context: Any = None
         self._thread = threading.Thread(target=client.receive_batch, kwargs=arguments)
         self._thread.start()

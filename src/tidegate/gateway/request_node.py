@@ -118,11 +118,13 @@ class RequestNodes:
     def _refuse(self, route: _Route, error: TidegateError) -> None:
         told = self._owner.amqp_error(error)
         _log.info("%s request refused: %s", route.kind.value, told.description)
+        # The official Python client drops status and text of a $cbs answer that has a condition, and tells
+        # its user nothing but "Status code: None"; the other clients deduce the condition from the status.
         response = encode_response(
             correlation_id=route.message_id,
             status_code=http_status_for(error),
             status_description=told.description or "",
-            error_condition=told.condition,
+            error_condition=None if route.kind is NodeKind.CBS else told.condition,
         )
         self._respond(route, response)
 
