@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from importlib.metadata import PackageNotFoundError
 
 import orjson
 import pytest
@@ -81,7 +82,7 @@ def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     """Without the data the error names the extra to install."""
 
     def nothing(name: str) -> object:
-        raise data.PackageNotFoundError(name)
+        raise PackageNotFoundError(name)
 
     monkeypatch.setattr(data, "distribution", nothing)
     with pytest.raises(NotFoundError, match=r"tidegate\[demos\]"):

@@ -50,17 +50,28 @@ def read_flights() -> Iterator[FlightEvent]:
         rows = csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
         columns = next(rows)
         carrier_index, flight_index = columns.index("carrier"), columns.index("flight")
-        number_indexes = [index for index, name in enumerate(columns) if name not in _TEXT_COLUMNS]
-        text_indexes = [index for index, name in enumerate(columns) if name in _TEXT_COLUMNS]
+        texts, numbers = _Texts(), _Numbers()
+        converters = [texts if name in _TEXT_COLUMNS else numbers for name in columns]
         for row in rows:
-            values: list[object] = list(row)
-            for index in number_indexes:
-                values[index] = None if row[index] in _MISSING else int(row[index])
-            for index in text_indexes:
-                if row[index] in _MISSING:
-                    values[index] = None
+            values = [converter[text] for converter, text in zip(converters, row, strict=True)]
             body = orjson.dumps(dict(zip(columns, values, strict=True)))
             yield FlightEvent(row[carrier_index] + row[flight_index], body)
+
+
+class _Numbers(dict[str, int | None]):
+    """Texts to numbers, each converted once: the data set has few thousand different ones."""
+
+    def __missing__(self, text: str) -> int | None:
+        value = self[text] = None if text in _MISSING else int(text)
+        return value
+
+
+class _Texts(dict[str, str | None]):
+    """Texts to themselves, missing ones to None."""
+
+    def __missing__(self, text: str) -> str | None:
+        value = self[text] = None if text in _MISSING else text
+        return value
 
 
 def airline_names() -> dict[str, str]:
