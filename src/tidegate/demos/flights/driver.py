@@ -1,0 +1,50 @@
+"""The demo's Spark driver, a process of its own: ``python -m tidegate.demos.flights.driver``.
+
+It processes what the hub holds and ends. The connection string and the database's URL come in environment
+variables, because everybody on the machine can read a command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from tidegate.demos.flights.scoring import pipeline
+from tidegate.demos.flights.spark_stage import CONNECTION_STRING_VARIABLE, DATABASE_VARIABLE
+from tidegate.spark.errors import explain
+from tidegate.spark.pipeline import Trigger, run_pipeline
+from tidegate.spark.session import spark_session
+
+
+def main() -> int:
+    """Run the pipeline over what there is; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--checkpoint-dir", type=Path, required=True)
+    parser.add_argument("--started-file", type=Path, required=True, help="made when the query has begun")
+    parser.add_argument("--events-per-trigger", type=int, required=True)
+    arguments = parser.parse_args()
+    spark = spark_session("tidegate demo flights")
+    try:
+        query = run_pipeline(
+            spark,
+            pipeline,
+            connection_string=os.environ[CONNECTION_STRING_VARIABLE],
+            database_url=os.environ[DATABASE_VARIABLE],
+            checkpoint_location=arguments.checkpoint_dir,
+            trigger=Trigger(is_available_now=True),
+            max_events_per_trigger=arguments.events_per_trigger,
+        )
+        arguments.started_file.touch()
+        query.awaitTermination()
+    except Exception as error:  # whatever ends a query: the log gets one sentence instead of Java's pages
+        sys.stderr.write(f"{explain(error)}\n")
+        return 1
+    finally:
+        spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
