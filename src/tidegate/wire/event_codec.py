@@ -83,7 +83,7 @@ def encode_event(event: EventData, partition_key: str | None = None) -> bytes:
         ) from exc
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=65536)
 def _partition_key_section(partition_key: str) -> bytes:
     return b"\x00\x53\x72" + encode_value({PARTITION_KEY: partition_key})
 
