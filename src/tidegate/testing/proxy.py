@@ -4,7 +4,9 @@
         client = … connect to proxy.host, proxy.port …
 
 Each connection through it is cut after a number of bytes (both directions together) that the seed decides,
-with a reset, so that what was under way is lost on both sides. ``cut_now`` cuts all at once.
+with a reset, so that what was under way is lost on both sides. The seed also decides whether the bytes that
+reach the limit are lost, or still pass and what follows them is: a request that never came, or a lost answer.
+``cut_now`` cuts all at once.
 """
 
 from __future__ import annotations
@@ -104,7 +106,8 @@ class CuttingProxy:
             _reset(writer)
             return
         limits = self._cut_after_bytes
-        line = _Line(writer, there_writer, self._random.randint(*limits) if limits else None)
+        bytes_left = self._random.randint(*limits) if limits else None
+        line = _Line(writer, there_writer, bytes_left, is_last_passed=self._random.random() < 0.5)
         self.connection_count += 1
         self._lines.add(line)
         try:
@@ -134,9 +137,15 @@ class _Line:
     """Both halves of one forwarded connection."""
 
     def __init__(
-        self, here: asyncio.StreamWriter, there: asyncio.StreamWriter, bytes_left: int | None
+        self,
+        here: asyncio.StreamWriter,
+        there: asyncio.StreamWriter,
+        bytes_left: int | None,
+        *,
+        is_last_passed: bool,
     ) -> None:
         self.bytes_left = bytes_left
+        self._is_last_passed = is_last_passed
         self.is_cut = False
         self._writers = (here, there)
 
@@ -144,7 +153,9 @@ class _Line:
         """Count bytes; cuts, and says False, when they were too many."""
         if self.bytes_left is not None:
             self.bytes_left -= size
-            if self.bytes_left < 0:
+            if self.bytes_left < 0 and self._is_last_passed:
+                self.bytes_left, self._is_last_passed = 0, False
+            elif self.bytes_left < 0:
                 self.cut()
         return not self.is_cut
 
