@@ -52,3 +52,22 @@ def test_contents_are_decoded_once_and_only_when_asked() -> None:
     assert calls == []
     assert (event.body, event.partition_key, event.body) == (b"body", "k", b"body")
     assert calls == [b"raw"]
+
+
+def test_the_body_alone_does_not_decode_the_rest() -> None:
+    """Most handlers read the body only: they must not pay for properties they never look at."""
+
+    def decode(encoded: bytes | memoryview) -> EventContents:
+        raise AssertionError("everything was decoded")
+
+    event = ReceivedEvent(
+        partition_id="0",
+        sequence_number=1,
+        offset="1",
+        enqueued_time_ms=0,
+        encoded=b"..body",
+        decode=decode,
+        decode_body=lambda encoded: memoryview(encoded)[2:],
+    )
+    assert event.body == b"body"
+    assert event.body is event.body

@@ -32,7 +32,7 @@ from tidegate.model.events import ReceivedEvent
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.model.position import EventPosition
 from tidegate.wire.encoded_events import EncodedEvents
-from tidegate.wire.event_codec import decode_event
+from tidegate.wire.event_codec import decode_event, event_body
 
 T = TypeVar("T")
 
@@ -209,6 +209,7 @@ class BlockingConsumer:
                             enqueued_time_ms=chunk.enqueued_times_ms[index],
                             encoded=chunk.messages[index],
                             decode=decode_event,
+                            decode_body=event_body,
                         )
 
     def close(self) -> None:

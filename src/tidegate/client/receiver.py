@@ -36,7 +36,7 @@ from tidegate.model.events import ReceivedEvent
 from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.wire.encoded_events import EncodedEvents, events_of_batch, events_of_deliveries
-from tidegate.wire.event_codec import decode_event
+from tidegate.wire.event_codec import decode_event, event_body
 from tidegate.wire.names import BATCH_DELIVERY_CAPABILITY, EPOCH, RECEIVER_NAME
 from tidegate.wire.selector import selector_filter
 
@@ -128,6 +128,7 @@ class PartitionReceiver(LinkHandler):
                 enqueued_time_ms=enqueued_time_ms,
                 encoded=message,
                 decode=decode_event,
+                decode_body=event_body,
             )
             for sequence_number, offset, enqueued_time_ms, message in zip(
                 encoded.sequence_numbers,

@@ -41,13 +41,15 @@ class EventContents:
 class ReceivedEvent:
     """An event as read from a partition; its contents are decoded when first asked for.
 
-    Reading a consumer's position (sequence number, offset, enqueued time) costs nothing; the first use of
-    ``body``, ``properties`` or ``partition_key`` decodes the event once.
+    Reading a consumer's position (sequence number, offset, enqueued time) costs nothing. ``body`` alone finds
+    the body; the first use of ``properties``, ``partition_key`` or ``contents`` decodes everything, once.
     """
 
     __slots__ = (
+        "_body",
         "_contents",
         "_decode",
+        "_decode_body",
         "_encoded",
         "enqueued_time_ms",
         "offset",
@@ -64,9 +66,13 @@ class ReceivedEvent:
         enqueued_time_ms: int,
         encoded: bytes | memoryview | None = None,
         decode: Callable[[bytes | memoryview], EventContents] | None = None,
+        decode_body: Callable[[bytes | memoryview], bytes | memoryview] | None = None,
         contents: EventContents | None = None,
     ) -> None:
-        """Give either ``contents``, or ``encoded`` with the function that decodes it."""
+        """Give either ``contents``, or ``encoded`` with the function that decodes it.
+
+        decode_body: a faster way to the body alone; None: the body comes with everything else.
+        """
         assert (contents is None) == (encoded is not None and decode is not None)
         self.partition_id = partition_id
         self.sequence_number = sequence_number
@@ -76,7 +82,9 @@ class ReceivedEvent:
         """When the service accepted it: milliseconds since 1970-01-01 UTC."""
         self._encoded = encoded
         self._decode = decode
+        self._decode_body = decode_body
         self._contents = contents
+        self._body: bytes | None = None
 
     @property
     def enqueued_time(self) -> datetime:
@@ -96,7 +104,13 @@ class ReceivedEvent:
     @property
     def body(self) -> bytes:
         """The body as bytes."""
-        return self.contents.body
+        if self._body is None:
+            if self._contents is None and self._decode_body is not None:
+                assert self._encoded is not None
+                self._body = bytes(self._decode_body(self._encoded))
+            else:
+                self._body = self.contents.body
+        return self._body
 
     @property
     def properties(self) -> Mapping[str, PropertyValue]:
