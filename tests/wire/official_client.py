@@ -23,7 +23,7 @@ def batch_payload(events: Sequence[EventData], *, partition_key: str | None = No
 def event(body: bytes, **properties: Any) -> EventData:
     """An event with application properties."""
     data = EventData(body)
-    data.properties = {**properties}
+    data.properties = {str(name): value for name, value in properties.items()}
     return data
 
 

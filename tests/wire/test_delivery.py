@@ -14,6 +14,7 @@ from tests.amqp.strategies import typed
 from tests.wire.official_client import batch_payload, event, message_payload, received
 
 from tidegate.amqp.encode import encode_value
+from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.message import (
     NO_VALUE,
     Header,
@@ -228,8 +229,6 @@ def test_a_batched_delivery_gives_the_same_events_as_single_ones() -> None:
 
 def test_a_cut_or_wrong_batched_delivery_is_refused() -> None:
     """Protects the client from silently missing events."""
-    from tidegate.amqp.errors import DecodeError
-
     stored = wrap_event(b"a" * 300) + wrap_event(b"b")
     prefix = batched_delivery_prefix(first_sequence_number=1, enqueued_time_ms=1, event_count=2)
     whole = prefix + stored

@@ -285,6 +285,8 @@ def _array_items(data: Buffer, offset: int, depth: int, width: int) -> tuple[Arr
             raise DecodeError(f"Descriptors are nested more than {DEPTH_MAX} deep.")
     code = data[offset]
     offset += 1
+    if code not in _TYPES:
+        raise DecodeError(f"0x{code:02x} is no AMQP constructor (byte {offset - 1}).")
     if count > (end - offset if _WIDTHS[code] else ZERO_WIDTH_ELEMENTS_MAX):
         raise DecodeError(f"An array of {count} elements has {end - offset} bytes.")
     decoder = _DECODERS[code]
@@ -297,7 +299,7 @@ def _array_items(data: Buffer, offset: int, depth: int, width: int) -> tuple[Arr
         items.append(item)
     if offset != end:
         raise DecodeError(f"An array's elements end at byte {offset}, and its size says {end}.")
-    return Array(tuple(items), Described if descriptors else _element_type(code)), end
+    return Array(tuple(items), Described if descriptors else _TYPES[code][0]), end
 
 
 def _compound(items: Callable[[Buffer, int, int, int], tuple[object, int]], width: int) -> _Decoder:
@@ -353,10 +355,6 @@ _TYPES: dict[int, tuple[type, _Decoder]] = {
     0xE0: (Array, _compound(_array_items, 1)),
     0xF0: (Array, _compound(_array_items, 4)),
 }
-
-
-def _element_type(code: int) -> type:
-    return _TYPES[code][0]
 
 
 _DECODERS: list[_Decoder] = [_TYPES[code][1] if code in _TYPES else _unknown(code) for code in range(256)]

@@ -2,7 +2,7 @@
 
 These are hot: the shapes that our client and the official ones write are handled here directly, and anything
 else (rarer encodings, bodies of several parts) by the general codec. An integer property goes as an int
-where it fits and as long beyond, as the official Python client sends it; our messages carry no header section.
+where it fits and as long beyond, as the official Python client sends it. Our messages have no header section.
 """
 
 from __future__ import annotations
@@ -206,8 +206,7 @@ def _only_data_section(data: Buffer, until: int) -> tuple[int, int] | None:
             continue
         else:
             return None
-        # Behind the body there may be a footer, or what the official Python client writes there.
-        return (start, end) if end == until or (end + 2 < until and data[end + 2] != DATA) else None
+        return (start, end) if end == until else None  # more data may follow, or a footer
     return None
 
 

@@ -1,0 +1,1 @@
+"""Corpora of what peers send, and their replay by the ordinary test run."""

@@ -1,0 +1,70 @@
+"""Every entry point that decodes what a peer sent, by the name of its corpus folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidegate.amqp.decode import decode_value, skip_value
+from tidegate.amqp.frames import FrameSplitter
+from tidegate.amqp.message import decode_message, iter_sections
+from tidegate.amqp.performatives import decode_performative
+from tidegate.amqp.sasl import decode_sasl
+from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, split_message
+from tidegate.wire.delivery import RuntimeMetrics, event_deliveries
+from tidegate.wire.encoded_events import events_of_batch, events_of_deliveries
+from tidegate.wire.event_codec import decode_bodies, decode_event, event_body
+
+_METRICS = RuntimeMetrics(1, "1", 2, 3)
+
+
+def _frames(data: bytes) -> None:
+    splitter = FrameSplitter(frame_bytes_max=4096)
+    if data.startswith(b"A"):
+        splitter.feed(data[:4])
+        splitter.feed(data[4:])
+        if splitter.next_header() is None:
+            return
+    else:
+        splitter.feed(data[: len(data) // 2])
+        splitter.feed(data[len(data) // 2 :])
+    while splitter.next_frame() is not None:
+        pass
+
+
+def _values(data: bytes) -> None:
+    end = decode_value(data)[1]
+    assert skip_value(data) == end
+
+
+def _messages(data: bytes) -> None:
+    list(iter_sections(data))
+    decode_message(data)
+
+
+def _batches(data: bytes) -> None:
+    for message_format in (BATCH_MESSAGE_FORMAT, 0):
+        sections = split_message(data, message_format)
+        assert sum(sections.lengths) == len(sections.payload)
+        _deliver(sections.payload, list(sections.lengths))
+
+
+def _events(data: bytes) -> None:
+    contents = decode_event(data)
+    assert event_body(data) == contents.body == decode_bodies([data])[0]
+
+
+def _deliver(stored: bytes | memoryview, lengths: list[int]) -> None:
+    """Whatever was stored is delivered: garbage inside an event must not raise."""
+    for metrics in (None, _METRICS):
+        event_deliveries(stored, lengths, first_sequence_number=1, enqueued_time_ms=1, metrics=metrics)
+
+
+TARGETS: dict[str, tuple[Callable[[bytes], object], ...]] = {
+    "value": (_values,),
+    "performative": (decode_performative, decode_value),
+    "sasl": (decode_sasl, decode_performative),
+    "frames": (_frames,),
+    "message": (_messages, decode_event, event_body),
+    "batch": (_batches, events_of_batch),
+    "event": (_events, lambda data: events_of_deliveries([data]), decode_message),
+}

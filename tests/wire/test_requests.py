@@ -1,0 +1,186 @@
+"""$cbs and $management: requests and responses of both sides, as the official Python client has them, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+from azure.eventhub._pyamqp import _decode
+from azure.eventhub._pyamqp.message import Message as TheirMessage
+from azure.eventhub._pyamqp.message import Properties as TheirProperties
+from tests.wire.official_client import message_payload
+
+from tidegate.amqp.message import Message, MessageId, Properties, decode_message, encode_message
+from tidegate.amqp.types import ULong
+from tidegate.model.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    NotFoundError,
+    RemoteProtocolError,
+    UnauthorizedError,
+)
+from tidegate.wire.cbs import (
+    SAS_TOKEN_TYPE,
+    PutToken,
+    check_put_token_response,
+    encode_put_token_accepted,
+    put_token_request,
+)
+from tidegate.wire.management import (
+    EventHubDescription,
+    ManagementRequest,
+    Operation,
+    PartitionDescription,
+    check_management_response,
+    encode_management_response,
+    event_hub_in,
+    event_hubs_in,
+    partition_in,
+)
+from tidegate.wire.request_response import Request, Response, encode_error_response
+
+HUB = EventHubDescription("hub", 1_700_000_000_000, ("0", "1"), 24)
+PARTITION = PartitionDescription("hub", "0", 5, 16, "16", 1_700_000_000_000, False)
+
+
+def _over_the_wire(message: Message) -> Message:
+    sent = replace(message, properties=Properties(message_id="1", reply_to="here"))
+    return decode_message(encode_message(sent))
+
+
+def test_a_token_is_put_and_accepted() -> None:
+    """Protects our client's authorisation, and the secrecy of the token in logs."""
+    put = PutToken(SAS_TOKEN_TYPE, "sb://h/hub", "SharedAccessSignature secret", 5)
+    request = Request.from_message(_over_the_wire(put_token_request(put)))
+    assert PutToken.from_request(request) == replace(put, expires_at_s=None)
+    assert (request.message_id, request.reply_to) == ("1", "here")
+    assert "secret" not in repr(request) + repr(put)
+    check_put_token_response(decode_message(encode_put_token_accepted("1")))
+
+
+def test_the_official_clients_put_token_is_read() -> None:
+    """Protects azure-eventhub 5.15.1's authorisation."""
+    payload = message_payload(
+        TheirMessage(
+            value="SharedAccessSignature sr=x",
+            properties=TheirProperties(message_id=UUID(int=7), reply_to="cbs"),
+            application_properties={
+                "name": "sb://h/hub",
+                "operation": "put-token",
+                "type": "servicebus.windows.net:sastoken",
+                "expiration": 1_700_000_000,
+            },
+        )
+    )
+    request = Request.from_message(decode_message(payload))
+    assert PutToken.from_request(request).audience == "sb://h/hub"
+    assert request.message_id == UUID(int=7)
+
+
+@pytest.mark.parametrize("message_id", ["text", UUID(int=7), ULong(7), b"bytes"], ids=repr)
+def test_the_correlation_id_has_the_type_of_the_message_id(message_id: MessageId) -> None:
+    """Protects clients that compare the two by type, too."""
+    properties = decode_message(encode_put_token_accepted(message_id)).properties
+    assert properties is not None
+    assert (type(properties.correlation_id), properties.correlation_id) == (type(message_id), message_id)
+
+
+def test_refusals_carry_status_text_and_condition() -> None:
+    """Protects the way in which clients learn why, and that ours raises the same error again."""
+    for error, status in ((NotFoundError("no hub"), 404), (UnauthorizedError("bad key"), 401)):
+        message = decode_message(encode_error_response("1", error, tracking_id="t-1"))
+        response = Response.from_message(message)
+        assert response.status_code == status
+        assert response.status_description.startswith(f"{error} TrackingId:t-1")
+        with pytest.raises(type(error)):
+            check_put_token_response(message)
+
+
+def test_the_official_client_reads_our_answers() -> None:
+    """Protects azure-eventhub 5.15.1's properties calls: the keys and types that it looks for."""
+    theirs = _decode.decode_payload(memoryview(encode_management_response("1", HUB)))
+    assert theirs.application_properties == {
+        b"status-code": 200,
+        b"status-description": b"OK",
+        b"statusDescription": b"OK",
+    }
+    assert theirs.value is not None
+    assert theirs.value[b"name"] == b"hub"
+    assert theirs.value[b"partition_ids"] == [b"0", b"1"]
+    assert theirs.value[b"created_at"] == HUB.created_at_ms
+    theirs = _decode.decode_payload(memoryview(encode_management_response("1", PARTITION)))
+    assert theirs.value is not None
+    assert theirs.value[b"begin_sequence_number"] == 5
+    assert theirs.value[b"last_enqueued_offset"] == b"16"
+    assert theirs.value[b"is_partition_empty"] is False
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ManagementRequest(Operation.READ_EVENT_HUB, "hub", security_token="secret"),
+        ManagementRequest(Operation.READ_PARTITION, "hub", "3"),
+        ManagementRequest(Operation.CREATE_EVENT_HUB, "hub", partition_count=4, retention_hours=24),
+        ManagementRequest(Operation.CREATE_EVENT_HUB, "hub"),
+        ManagementRequest(Operation.DELETE_EVENT_HUB, "hub"),
+        ManagementRequest(Operation.QUERY_EVENT_HUBS),
+    ],
+    ids=lambda request: request.operation.name,
+)
+def test_a_management_request_comes_back(request_: ManagementRequest) -> None:
+    """Protects both sides of every operation; only reading needs no Manage claim."""
+    message = _over_the_wire(request_.to_message())
+    assert ManagementRequest.from_request(Request.from_message(message)) == request_
+    assert request_.operation.needs_manage_claim == (not request_.operation.name.startswith("READ"))
+    assert "secret" not in repr(request_)
+
+
+def test_descriptions_come_back() -> None:
+    """Protects the answers of every operation."""
+    assert event_hub_in(decode_message(encode_management_response("1", HUB, status_code=201))) == HUB
+    assert partition_in(decode_message(encode_management_response("1", PARTITION))) == PARTITION
+    azure = replace(HUB, retention_hours=None)
+    assert event_hubs_in(decode_message(encode_management_response("1", [HUB, azure]))) == [HUB, azure]
+    check_management_response(decode_message(encode_management_response("1", None)))
+    with pytest.raises(AlreadyExistsError):
+        event_hub_in(decode_message(encode_error_response("1", AlreadyExistsError("there is one"))))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(),
+        Message(application_properties={"operation": "READ"}),
+        Message(application_properties={"operation": "READ", "type": "com.microsoft:topic", "name": "h"}),
+        Message(application_properties={"operation": "READ", "type": "com.microsoft:eventhub"}),
+        Message(application_properties={"operation": "READ", "type": "com.microsoft:partition", "name": "h"}),
+        Message(
+            application_properties={"operation": "CREATE", "type": "com.microsoft:eventhub", "name": "h"},
+            value={"partition_count": "four"},
+        ),
+        Message(application_properties={"operation": "DROP", "type": "com.microsoft:eventhub", "name": "h"}),
+    ],
+)
+def test_a_request_that_lacks_something_is_refused(message: Message) -> None:
+    """Protects the service from guessing, and tells the caller what is missing."""
+    with pytest.raises(InvalidArgumentError):
+        ManagementRequest.from_request(Request.from_message(message))
+    with pytest.raises(InvalidArgumentError):
+        PutToken.from_request(Request.from_message(message))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(),
+        Message(application_properties={"status-code": "200"}),
+        Message(application_properties={"status-code": 200}),
+        Message(application_properties={"status-code": 200}, value={"name": 5}),
+    ],
+)
+def test_an_answer_that_lacks_something_is_refused(message: Message) -> None:
+    """Protects the client from half an answer."""
+    for read in (event_hub_in, partition_in, event_hubs_in):
+        with pytest.raises(RemoteProtocolError):
+            read(message)

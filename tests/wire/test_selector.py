@@ -1,0 +1,111 @@
+"""Position filters: every client's way of writing them, and back."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate.amqp.types import Described, Symbol, ULong
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.position import EventPosition
+from tidegate.wire.selector import (
+    format_selector,
+    honoured_filters,
+    parse_selector,
+    position_from_filters,
+    selector_filter,
+)
+
+TIME = datetime(2026, 9, 1, 12, 0, 0, 5000, tzinfo=UTC)
+MS = 1788264000005
+
+
+@pytest.mark.parametrize(
+    ("expression", "position"),
+    [
+        ("amqp.annotation.x-opt-offset > '-1'", EventPosition.earliest()),
+        ("amqp.annotation.x-opt-offset >= '-1'", EventPosition.earliest()),
+        ("amqp.annotation.x-opt-offset > '@latest'", EventPosition.latest()),
+        ("amqp.annotation.x-opt-offset > @latest", EventPosition.latest()),
+        ("amqp.annotation.x-opt-offset > '8448'", EventPosition.from_offset("8448")),
+        ("amqp.annotation.x-opt-offset >= '1:2:3'", EventPosition.from_offset("1:2:3", is_inclusive=True)),
+        (
+            "amqp.annotation.x-opt-sequence-number > '15'",
+            EventPosition.from_sequence_number(15, is_inclusive=False),
+        ),
+        ("amqp.annotation.x-opt-sequence-number >= 15", EventPosition.from_sequence_number(15)),
+        (
+            "amqp.annotation.x-opt-sequence-number > '-1'",
+            EventPosition.from_sequence_number(-1, is_inclusive=False),
+        ),
+        (
+            f"amqp.annotation.x-opt-enqueued-time > '{MS}'",
+            EventPosition.from_enqueued_time(TIME, is_inclusive=False),
+        ),
+        (f"  amqp.annotation.x-opt-enqueued-time>={MS} ", EventPosition.from_enqueued_time(TIME)),
+    ],
+)
+def test_every_clients_form_is_understood(expression: str, position: EventPosition) -> None:
+    """Protects receivers of every client, quoted or not, inclusive or not."""
+    assert parse_selector(expression) == position
+    assert parse_selector(format_selector(position)) == position
+
+
+times = st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31)).map(  # noqa: DTZ001  (made aware below)
+    lambda value: value.replace(tzinfo=UTC, microsecond=value.microsecond // 1000 * 1000)
+)
+
+
+@settings(deadline=None, derandomize=True, max_examples=50)
+@given(
+    st.one_of(
+        st.builds(EventPosition.from_enqueued_time, times, is_inclusive=st.booleans()),
+        st.builds(EventPosition.from_sequence_number, st.integers(-1, 2**63 - 1), is_inclusive=st.booleans()),
+    )
+)
+def test_a_position_comes_back(position: EventPosition) -> None:
+    """Protects our own client's positions to the millisecond, far years included."""
+    assert position_from_filters(selector_filter(position)) == position
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "",
+        "true",
+        "amqp.annotation.x-opt-offset = '5'",
+        "amqp.annotation.x-opt-offset < '5'",
+        "amqp.annotation.x-opt-offset > ''",
+        "amqp.annotation.x-opt-colour > '5'",
+        "amqp.annotation.x-opt-sequence-number > 'five'",
+        "amqp.annotation.x-opt-enqueued-time > '99999999999999999999999'",
+        "amqp.annotation.x-opt-offset > '5' OR 1",
+        "amqp.annotation.x-opt-offset > '" + " " * 100_000,
+    ],
+    ids=lambda text: text[:40],
+)
+def test_what_means_no_position_is_refused(expression: str) -> None:
+    """Protects a receiver from starting somewhere that was not asked for, and quickly."""
+    with pytest.raises(InvalidArgumentError):
+        parse_selector(expression)
+
+
+@pytest.mark.parametrize("descriptor", [Symbol("x"), ULong(0x468C00000004), ULong(0x1370000000A), "text"])
+def test_the_filters_descriptor_does_not_matter(descriptor: object) -> None:
+    """Protects clients, each of which has a descriptor of its own."""
+    key = Symbol("apache.org:selector-filter:string")
+    filters: dict[object, object] = {key: Described(descriptor, "amqp.annotation.x-opt-offset > '5'"), "x": 1}
+    assert position_from_filters(filters) == EventPosition.from_offset("5")
+    assert honoured_filters(filters) == {key: filters[key]}
+
+
+def test_no_filter_is_the_start_and_a_strange_one_is_refused() -> None:
+    """Protects receivers without a filter, and from one that is no text."""
+    assert position_from_filters({}) == EventPosition.earliest()
+    assert honoured_filters({}) == {}
+    with pytest.raises(InvalidArgumentError):
+        position_from_filters({Symbol("apache.org:selector-filter:string"): Described("d", 5)})
+    assert timedelta(0) == TIME.utcoffset()
