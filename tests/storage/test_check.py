@@ -51,7 +51,7 @@ async def test_a_sound_log_is_called_sound(tmp_path: Path) -> None:
     await manager.close()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(16))
 async def test_a_repair_keeps_all_that_is_intact(seed: int, tmp_path: Path) -> None:
     """Random damage in random places: exactly the events that the report calls lost are lost, none is
     altered.

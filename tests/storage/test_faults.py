@@ -213,9 +213,7 @@ async def test_a_clean_start_reads_only_the_snapshot(monkeypatch: pytest.MonkeyP
 
 
 async def test_an_event_that_holds_a_segment_is_just_an_event() -> None:
-    """A copy of another segment, sent as an event and then torn, is not taken for acknowledged batches of
-    ours.
-    """
+    """A copy of another segment, sent as an event and then torn, is not taken for acknowledged batches."""
     copy = bytes(_content(await _crashed_log(3)))
     files = SimulatedFiles()
     manager, (log, _) = await _open(files)
@@ -228,7 +226,7 @@ async def test_an_event_that_holds_a_segment_is_just_an_event() -> None:
 
 
 async def test_a_mistake_in_the_writer_strands_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unexpected exception fails the appends of its partition; the other partition and the thread go on."""
+    """An unexpected exception fails the appends of its partition; the other and the thread go on."""
     files = SimulatedFiles()
     manager, logs = await _open(files)
     for log in logs:

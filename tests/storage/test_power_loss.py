@@ -113,7 +113,7 @@ async def _apply_retention(manager: LogManager, log: PartitionLog) -> None:
     await asyncio.gather(log.apply_retention(before_ms=0, bytes_max=7000), drive(), return_exceptions=True)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 async def test_acknowledged_events_survive_power_losses(seed: int) -> None:
     """Random appends, cancellations, full disks, short writes and retention, and 4 power losses at random
     moments.
