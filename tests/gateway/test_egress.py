@@ -1,0 +1,256 @@
+"""Receiver links: order, credit, positions, waiting at the end, steals, drains and slices of batches."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import pytest
+from tests.gateway.conftest import ManualClock
+from tests.gateway.support import Pair
+
+from tidegate.amqp.events import LinkDrained
+from tidegate.amqp.link import ReceiverLink
+from tidegate.amqp.message import DELIVERY_ANNOTATIONS, Message, decode_message
+from tidegate.amqp.performatives import Source
+from tidegate.broker import Broker
+from tidegate.model.events import EventData
+from tidegate.model.position import EventPosition
+from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, wrap_event
+from tidegate.wire.event_codec import encode_event
+from tidegate.wire.names import (
+    BATCH_DELIVERY_CAPABILITY,
+    EPOCH,
+    OFFSET,
+    RUNTIME_METRIC_CAPABILITY,
+    SEQUENCE_NUMBER,
+)
+from tidegate.wire.selector import selector_filter
+
+ADDRESS = "hub/ConsumerGroups/$Default/Partitions/0"
+
+
+async def _append(broker: Broker, *texts: str) -> None:
+    sections = [wrap_event(encode_event(EventData(text.encode()))) for text in texts]
+    await broker.event_hub("hub").partition("0").append(b"".join(sections), array("I", map(len, sections)))
+
+
+def _attach(
+    pair: Pair,
+    position: EventPosition | None = None,
+    *,
+    name: str = "receiver",
+    credit: int = 0,
+    **kwargs: Any,
+) -> ReceiverLink:
+    source = Source(address=ADDRESS, filter={} if position is None else selector_filter(position))
+    link = pair.session.attach_receiver(name, source=source, target="client", **kwargs)
+    if credit:
+        link.grant_credit(credit)
+    pair.exchange()
+    return link
+
+
+def _messages(pair: Pair, link: ReceiverLink) -> list[Message]:
+    return [decode_message(delivery.payload) for delivery in pair.deliveries(link)]
+
+
+def _texts(pair: Pair, link: ReceiverLink) -> list[str]:
+    return [message.data[0].decode() for message in _messages(pair, link)]
+
+
+async def test_events_come_with_sequence_number_and_offset(pair: Pair, broker: Broker) -> None:
+    """Each event says where it lies, settled, across batches and reads."""
+    await _append(broker, "a", "b")
+    await _append(broker, "c")
+    link = _attach(pair, credit=10)
+    assert _texts(pair, link) == ["a", "b", "c"]
+    assert all(delivery.is_settled for delivery in pair.deliveries(link))
+    annotations = [message.message_annotations for message in _messages(pair, link)]
+    assert [item[SEQUENCE_NUMBER] for item in annotations] == [0, 1, 2]
+    assert [item[OFFSET] for item in annotations] == ["0", "1", "2"]
+
+
+async def test_no_more_than_the_credit_is_sent(pair: Pair, broker: Broker) -> None:
+    """A slow client gets what it asked for, in the middle of batches too, and the rest when it asks again."""
+    await _append(broker, *(str(number) for number in range(7)))
+    link = _attach(pair, credit=3)
+    assert _texts(pair, link) == ["0", "1", "2"]
+    for _ in range(2):
+        link.grant_credit(2)
+        pair.exchange()
+    assert _texts(pair, link) == [str(number) for number in range(7)]
+
+
+async def test_reader_at_the_end_is_woken_by_appends(pair: Pair, broker: Broker) -> None:
+    """Who waits at the end gets each event as soon as it is durable, without asking."""
+    await _append(broker, "old")
+    link = _attach(pair, EventPosition.latest(), credit=10)
+    assert _texts(pair, link) == []
+    await _append(broker, "new")
+    await pair.wait_for(lambda: bool(pair.deliveries(link)))
+    assert _texts(pair, link) == ["new"]
+
+
+@pytest.mark.parametrize(
+    ("position", "expected"),
+    [
+        (EventPosition.earliest(), ["0", "1", "2", "3"]),
+        (EventPosition.from_sequence_number(1), ["1", "2", "3"]),
+        (EventPosition.from_sequence_number(1, is_inclusive=False), ["2", "3"]),
+        (EventPosition.from_offset("2"), ["3"]),
+        (EventPosition.from_offset("2", is_inclusive=True), ["2", "3"]),
+    ],
+)
+async def test_positions_inside_batches(
+    pair: Pair, broker: Broker, position: EventPosition, expected: list[str]
+) -> None:
+    """A start in the middle of a batch gives none of the events before it, either way of delivery."""
+    await _append(broker, "0", "1")
+    await _append(broker, "2", "3")
+    link = _attach(pair, position, credit=10)
+    assert _texts(pair, link) == expected
+    batched = _attach(
+        pair, position, name="batched", credit=10, desired_capabilities=(BATCH_DELIVERY_CAPABILITY,)
+    )
+    texts = [
+        decode_message(section).data[0].decode()
+        for delivery in pair.deliveries(batched)
+        for section in decode_message(delivery.payload).data
+    ]
+    assert texts == expected
+
+
+async def test_slices_of_batches_are_the_stored_bytes(pair: Pair, broker: Broker) -> None:
+    """Our own client gets one delivery per batch, however many events: credit counts deliveries."""
+    await _append(broker, *(str(number) for number in range(100)))
+    link = _attach(pair, credit=1, desired_capabilities=(BATCH_DELIVERY_CAPABILITY,))
+    assert link.remote_attach.offered_capabilities == (BATCH_DELIVERY_CAPABILITY,)
+    (delivery,) = pair.deliveries(link)
+    assert delivery.message_format == BATCH_MESSAGE_FORMAT
+    stored = broker.event_hub("hub").partition("0").read_nowait(0, bytes_max=1 << 20)[0]
+    assert delivery.payload.endswith(bytes(stored.payload))
+
+
+async def test_runtime_metrics_only_where_asked(pair: Pair, broker: Broker) -> None:
+    """Delivery annotations tell the end of the partition to who desires them, and nobody else."""
+    await _append(broker, "a", "b")
+    with_metrics = _attach(pair, name="with", credit=1, desired_capabilities=(RUNTIME_METRIC_CAPABILITY,))
+    without = _attach(pair, name="without", credit=1)
+    (message,) = _messages(pair, with_metrics)
+    assert message.delivery_annotations["last_enqueued_sequence_number"] == 1
+    assert message.delivery_annotations["last_enqueued_offset"] == "1"
+    assert bytes((0, 0x53, DELIVERY_ANNOTATIONS)) not in pair.deliveries(without)[0].payload
+
+
+async def test_steal_ends_the_earlier_link(pair: Pair, broker: Broker) -> None:
+    """The loser is detached with link:stolen at once, even while it waits; the winner reads."""
+    await _append(broker, "a")
+    first = _attach(pair, name="first", credit=5, properties={EPOCH: 1})
+    second = _attach(pair, name="second", credit=5, properties={EPOCH: 2})
+    error = pair.error_of(first)
+    assert error is not None
+    assert error.condition == "amqp:link:stolen"
+    assert "higher epoch of '2'" in (error.description or "")
+    assert "TrackingId:" in (error.description or "")
+    assert _texts(pair, second) == ["a"]
+    lower = _attach(pair, name="lower", credit=5, properties={EPOCH: 1})
+    refused = pair.error_of(lower)
+    assert refused is not None
+    assert refused.condition == "amqp:link:stolen"
+
+
+async def test_detach_frees_the_place(pair: Pair, broker: Broker) -> None:
+    """A receiver that closed does not count: five readers, over and over."""
+    for round_number in range(3):
+        links = [_attach(pair, name=f"{round_number}-{number}", credit=1) for number in range(5)]
+        sixth = _attach(pair, name=f"{round_number}-sixth")
+        error = pair.error_of(sixth)
+        assert error is not None
+        assert error.condition == "amqp:resource-limit-exceeded"
+        for link in links:
+            link.detach()
+        pair.exchange()
+
+
+async def test_lost_connection_frees_the_place(pair: Pair, broker: Broker, clock: ManualClock) -> None:
+    """A client that vanished does not hold its partition."""
+    _attach(pair, properties={EPOCH: 5})
+    pair.server.receive_eof(now=clock.monotonic())
+    pair.exchange()
+    assert pair.owner.ended == [pair.handler]
+    assert broker.event_hub("hub").partition("0").receivers() == []
+
+
+async def test_drain_gives_credit_back(pair: Pair, broker: Broker) -> None:
+    """A client that asks to drain is answered: events first, then the rest of the credit."""
+    await _append(broker, "a", "b")
+    link = _attach(pair)
+    link.grant_credit(10)
+    link.drain()
+    pair.exchange()
+    assert _texts(pair, link) == ["a", "b"]
+    assert len(pair.of_kind(LinkDrained)) == 1
+    assert link.outstanding_credit == 0
+
+
+async def test_full_socket_stops_the_pump(pair: Pair, broker: Broker) -> None:
+    """While the socket's buffer is full nothing is read from the log; it goes on when there is room."""
+    await _append(broker, "a", "b")
+    pair.is_writable = False
+    link = _attach(pair, credit=10)
+    assert _texts(pair, link) == []
+    pair.is_writable = True
+    pair.handler.on_writable()
+    pair.exchange()
+    assert _texts(pair, link) == ["a", "b"]
+
+
+async def test_backlog_is_sent_in_turns(pair: Pair, broker: Broker) -> None:
+    """Many megabytes for one link arrive whole although each run of the pump sends only its share."""
+    texts = [f"{number} " + "x" * 9_000 for number in range(600)]
+    for start in range(0, len(texts), 100):
+        await _append(broker, *texts[start : start + 100])
+    link = _attach(pair, credit=1000)
+    assert len(pair.deliveries(link)) < len(texts)
+    await pair.wait_for(lambda: len(pair.deliveries(link)) == len(texts))
+    assert _texts(pair, link) == texts
+
+
+async def test_deleted_hub_ends_its_receivers(pair: Pair, broker: Broker) -> None:
+    """A receiver of a hub that is deleted is told so, instead of waiting for ever."""
+    link = _attach(pair, credit=10)
+    await broker.delete_event_hub("hub")
+    await pair.wait_for(lambda: not link.is_open)
+    error = pair.error_of(link)
+    assert error is not None
+    assert error.condition == "amqp:not-found"
+
+
+@pytest.mark.parametrize(
+    ("address", "condition"),
+    [
+        ("hub/ConsumerGroups/nobody/Partitions/0", "amqp:not-found"),
+        ("hub/ConsumerGroups/$Default/Partitions/9", "amqp:not-found"),
+        ("other/ConsumerGroups/$Default/Partitions/0", "amqp:not-found"),
+        ("hub/Partitions/0", "com.microsoft:argument-error"),
+        ("a/b/c", "com.microsoft:argument-error"),
+    ],
+)
+async def test_wrong_source_is_refused(pair: Pair, address: str, condition: str) -> None:
+    """Each wrong address has its condition, and the session is usable afterwards."""
+    link = pair.session.attach_receiver("wrong", source=address, target="client")
+    pair.exchange()
+    error = pair.error_of(link)
+    assert error is not None
+    assert error.condition == condition
+    assert _attach(pair).is_open
+
+
+async def test_position_beyond_the_end_is_refused(pair: Pair, broker: Broker) -> None:
+    """The refusal names the position and the end, as the service words it."""
+    await _append(broker, "a")
+    link = _attach(pair, EventPosition.from_sequence_number(488))
+    error = pair.error_of(link)
+    assert error is not None
+    assert "The supplied sequence number '488' is invalid" in (error.description or "")

@@ -1,0 +1,215 @@
+"""$cbs and $management: who gets in, for how long, and what is answered where."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.gateway.conftest import ManualClock
+from tests.gateway.support import HOST, WAIT_S, Pair
+
+from tidegate.amqp.message import Message, Properties, decode_message, encode_message
+from tidegate.amqp.performatives import Target
+from tidegate.broker import ROOT_POLICY_NAME, Broker
+from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
+from tidegate.wire.management import (
+    EventHubDescription,
+    ManagementRequest,
+    Operation,
+    PartitionDescription,
+)
+from tidegate.wire.request_response import Response
+
+RECEIVER = "hub/ConsumerGroups/$Default/Partitions/0"
+
+
+@pytest.fixture
+async def stranger(broker: Broker, clock: ManualClock) -> Pair:
+    """A connected client that has presented no token."""
+    pair = Pair(broker, clock)
+    pair.exchange()
+    return pair
+
+
+@pytest.mark.parametrize("target", ["hub", "hub/Partitions/0"])
+async def test_links_need_a_token(stranger: Pair, target: str) -> None:
+    """Without a token nothing can be attached but $cbs and $management."""
+    sender = stranger.session.attach_sender("s", target=target)
+    receiver = stranger.session.attach_receiver("r", source=RECEIVER, target="client")
+    stranger.exchange()
+    for link in (sender, receiver):
+        error = stranger.error_of(link)
+        assert error is not None
+        assert error.condition == "amqp:unauthorized-access"
+
+
+async def test_wrong_key_unknown_hub_and_wrong_type(stranger: Pair, broker: Broker) -> None:
+    """Each refusal has its status and a sentence; a stranger does not learn which hubs exist."""
+    wrong = stranger.put_token(broker, f"sb://{HOST}/hub", key="wrong")
+    assert (wrong.status_code, "InvalidSignature" in wrong.status_description) == (401, True)
+    blind = stranger.put_token(broker, f"sb://{HOST}/nothing", key="wrong")
+    assert blind.status_code == 401
+    unknown = stranger.put_token(broker, f"sb://{HOST}/nothing")
+    assert unknown.status_code == 404
+    assert "'nothing' could not be found" in unknown.status_description
+    assert "TrackingId:" in unknown.status_description
+    sender, receiver = stranger.request_links("$cbs", stranger.client.begin_session())
+    jwt = stranger.request(sender, receiver, put_token_request(PutToken("jwt", f"sb://{HOST}/hub", "x.y.z")))
+    assert jwt.status_code == 401
+    assert "shared access key" in jwt.status_description
+
+
+async def test_token_covers_its_entity_only(stranger: Pair, broker: Broker) -> None:
+    """A token for one hub opens its partitions and groups, and no other hub."""
+    broker.create_event_hub("other", partition_count=1)
+    assert stranger.put_token(broker, f"amqps://{HOST}:5671/HUB/").status_code == 202
+    inside = stranger.session.attach_receiver("inside", source=RECEIVER, target="client")
+    outside = stranger.session.attach_sender("outside", target="other")
+    stranger.exchange()
+    assert inside.is_open
+    error = stranger.error_of(outside)
+    assert error is not None
+    assert error.condition == "amqp:unauthorized-access"
+
+
+async def test_expired_token_ends_open_links(stranger: Pair, broker: Broker, clock: ManualClock) -> None:
+    """When a token runs out its links are detached; a renewed token keeps them."""
+    expiry = int(clock.now.timestamp()) + 100
+    stranger.put_token(broker, f"sb://{HOST}/hub", expiry=expiry)
+    link = stranger.session.attach_receiver("r", source=RECEIVER, target="client")
+    stranger.exchange()
+    clock.advance(90)
+    stranger.put_token(broker, f"sb://{HOST}/hub", expiry=expiry + 100)
+    clock.advance(50)
+    stranger.handler._on_claims_expired()
+    stranger.exchange()
+    assert link.is_open
+    clock.advance(100)
+    stranger.handler._on_claims_expired()
+    stranger.exchange()
+    error = stranger.error_of(link)
+    assert error is not None
+    assert error.condition == "amqp:unauthorized-access"
+    assert "expired" in (error.description or "")
+
+
+async def test_expiry_is_noticed_without_traffic(broker: Broker, clock: ManualClock) -> None:
+    """A timer, not the next frame, ends links whose token ran out."""
+    pair = Pair(broker, clock)
+    pair.put_token(broker, f"sb://{HOST}/hub", expiry=int(clock.now.timestamp()) + 1)
+    link = pair.session.attach_receiver("r", source=RECEIVER, target="client")
+    pair.exchange()
+    clock.advance(5)
+    async with asyncio.timeout(WAIT_S):
+        while link.is_open:
+            pair._changed.clear()
+            await pair._changed.wait()
+
+
+async def test_plain_takes_a_policy(broker: Broker, clock: ManualClock) -> None:
+    """SASL PLAIN with a policy's name and key lets in; with another key the connection ends."""
+    policy = broker.authorizer.policy(ROOT_POLICY_NAME)
+    assert policy is not None
+    response = b"\0" + policy.name.encode() + b"\0" + policy.key.encode()
+    pair = Pair(broker, clock, sasl_mechanism="PLAIN", sasl_initial_response=response)
+    link = pair.session.attach_sender("s", target="hub")
+    pair.exchange()
+    assert link.is_open
+    refused = Pair(broker, clock, sasl_mechanism="PLAIN", sasl_initial_response=response + b"x")
+    refused.exchange()
+    assert refused.owner.ended == [refused.handler]
+
+
+async def test_reply_goes_where_reply_to_says(stranger: Pair, broker: Broker) -> None:
+    """Responses find the link by reply-to on another session, else the one of the same session."""
+    policy = broker.authorizer.policy(ROOT_POLICY_NAME)
+    assert policy is not None
+    here, there = stranger.session, stranger.client.begin_session()
+    sender = here.attach_sender("requests", target="$cbs")
+    same_session = here.attach_receiver("cbs-same", source="$cbs", target=Target())
+    by_name = there.attach_receiver("cbs-123", source="$cbs", target=Target())
+    by_target = there.attach_receiver("responses", source="$cbs", target="my-address")
+    for link in (same_session, by_name, by_target):
+        link.grant_credit(5)
+    stranger.exchange()
+    token = put_token_request(PutToken(SAS_TOKEN_TYPE, f"sb://{HOST}/hub", "SharedAccessSignature bad"))
+    for reply_to, expected in ((None, same_session), ("cbs-123", by_name), ("my-address", by_target)):
+        properties = Properties(message_id=7, reply_to=reply_to)
+        sender.send(
+            encode_message(
+                Message(
+                    properties=properties,
+                    application_properties=token.application_properties,
+                    value=token.value,
+                )
+            )
+        )
+        stranger.exchange()
+        (delivery,) = stranger.deliveries(expected)
+        message = decode_message(delivery.payload)
+        assert message.properties is not None
+        assert message.properties.correlation_id == 7
+        assert Response.from_message(message).status_code == 401
+
+
+async def test_description_of_hub_and_partition(pair: Pair) -> None:
+    """READ tells what is there, and 404 for what is not."""
+    links = pair.request_links("$management")
+
+    def ask(operation: Operation, event_hub: str = "", **kwargs: object) -> Response:
+        request = ManagementRequest(operation, event_hub, **kwargs)  # type: ignore[arg-type]
+        return pair.request(*links, request.to_message())
+
+    hub = EventHubDescription.from_map(ask(Operation.READ_EVENT_HUB, "HUB").value)
+    assert (hub.name, hub.partition_ids) == ("hub", ("0", "1"))
+    partition = ask(Operation.READ_PARTITION, "hub", partition_id="1").value
+    assert PartitionDescription.from_map(partition).is_empty
+    assert ask(Operation.READ_EVENT_HUB, "nothing").status_code == 404
+    assert ask(Operation.READ_PARTITION, "hub", partition_id="2").status_code == 404
+
+
+async def test_administration_over_amqp(pair: Pair, broker: Broker) -> None:
+    """Hubs are made, listed and deleted with a Manage claim."""
+    links = pair.request_links("$management")
+    create = ManagementRequest(Operation.CREATE_EVENT_HUB, "made", partition_count=3, retention_hours=2)
+    assert pair.request(*links, create.to_message()).status_code == 201
+    assert pair.request(*links, create.to_message()).status_code == 409
+    response = pair.request(*links, ManagementRequest(Operation.QUERY_EVENT_HUBS).to_message())
+    assert isinstance(response.value, list)
+    listed = [EventHubDescription.from_map(item) for item in response.value]
+    assert [(hub.name, len(hub.partition_ids), hub.retention_hours) for hub in listed][-1] == ("made", 3, 2)
+    sender, receiver = links
+    seen = len(pair.deliveries(receiver))
+    sender.send(encode_message(ManagementRequest(Operation.DELETE_EVENT_HUB, "made").to_message()))
+    await pair.wait_for(lambda: len(pair.deliveries(receiver)) > seen)
+    assert [hub.name for hub in broker.list_event_hubs()] == ["hub"]
+
+
+async def test_management_needs_a_claim(stranger: Pair) -> None:
+    """Without a token $management tells nothing and changes nothing."""
+    links = stranger.request_links("$management")
+    for request in (
+        ManagementRequest(Operation.READ_EVENT_HUB, "hub"),
+        ManagementRequest(Operation.QUERY_EVENT_HUBS),
+        ManagementRequest(Operation.CREATE_EVENT_HUB, "made"),
+    ):
+        assert stranger.request(*links, request.to_message()).status_code == 401
+
+
+async def test_garbled_requests_are_refused(stranger: Pair) -> None:
+    """A request without operation is answered with 400, and one that is no message is rejected."""
+    links = stranger.request_links("$management")
+    assert stranger.request(*links, Message(data=(b"",))).status_code == 400
+    links[0].send(b"\x00\x53\x99")
+    stranger.exchange()
+    assert stranger.settled(links[0])[-1].state is not None
+    assert links[0].is_open
+
+
+async def test_publishers_are_refused_clearly(pair: Pair) -> None:
+    """Named publishers are not served, and say so."""
+    link = pair.session.attach_sender("p", target="hub/Publishers/me")
+    pair.exchange()
+    error = pair.error_of(link)
+    assert error is not None
+    assert "publisher" in (error.description or "")

@@ -1,0 +1,150 @@
+"""The whole service: what it says it is, restarts, stops, and starts that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from tidegate.model.connection_string import ConnectionString
+from tidegate.model.errors import ClosedError, InvalidArgumentError, TidegateError
+from tidegate.server.app import TidegateServer, run_server
+from tidegate.server.ready import ReadyInformation, profile_path
+from tidegate.server.settings import ServerSettings
+from tidegate.testing.hub import HubProcess, HubService
+
+
+def _settings(tmp_path: Path, **kwargs: object) -> ServerSettings:
+    values: dict[str, object] = {"amqp_port": 0, "http_port": None, **kwargs}
+    return ServerSettings(tmp_path / "data", **values)  # type: ignore[arg-type]
+
+
+async def test_ready_information_of_all_faces(tmp_path: Path) -> None:
+    """Addresses are where it listens, and each connection string is for the face it should be for."""
+    server = TidegateServer(_settings(tmp_path, amqps_port=0, http_port=0, https_port=0))
+    ready = await server.start()
+    try:
+        for address in (ready.amqp, ready.amqps, ready.http, ready.https):
+            assert address is not None
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=5).close()
+        assert ready.connection_string_plain is not None
+        plain = ConnectionString.parse(ready.connection_string_plain)
+        assert plain.use_development_emulator
+        assert f"{plain.host}:{plain.port}" == ready.amqp
+        secure = ConnectionString.parse(ready.connection_string)
+        assert not secure.use_development_emulator
+        assert (secure.host, str(secure.port)) == ("localhost", str(ready.amqps).rpartition(":")[2])
+        assert ready.ca_file is not None
+        assert Path(ready.ca_file).exists()
+        assert ready.flight is None
+    finally:
+        await server.close()
+    with pytest.raises(ClosedError):
+        _ = server.ready
+
+
+async def test_key_and_hubs_survive_a_restart(tmp_path: Path) -> None:
+    """Clients' connection strings stay good over a restart of the service."""
+    server = TidegateServer(_settings(tmp_path))
+    first = await server.start()
+    server.broker.create_event_hub("kept", partition_count=1)
+    await server.close()
+    again = TidegateServer(_settings(tmp_path))
+    second = await again.start()
+    assert [hub.name for hub in again.broker.list_event_hubs()] == ["kept"]
+    await again.close()
+    keys = [ConnectionString.parse(ready.connection_string).shared_access_key for ready in (first, second)]
+    assert keys[0] == keys[1]
+
+
+async def test_taken_port_names_it_and_leaves_nothing_running(tmp_path: Path) -> None:
+    """A start that fails says which port, and releases the data directory."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for faces in ({"amqp_port": port}, {"http_port": port}):
+            with pytest.raises(InvalidArgumentError, match=str(port)):
+                await TidegateServer(_settings(tmp_path, **faces)).start()
+    server = TidegateServer(_settings(tmp_path))
+    await server.start()
+    await server.close()
+
+
+async def test_second_service_on_one_directory_is_refused(tmp_path: Path) -> None:
+    """Two services never write one log."""
+    server = TidegateServer(_settings(tmp_path))
+    await server.start()
+    try:
+        with pytest.raises(TidegateError, match="data"):
+            await TidegateServer(_settings(tmp_path)).start()
+    finally:
+        await server.close()
+
+
+async def test_ready_file_and_profile_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ready file is there exactly while the service serves; the profile stays for later commands."""
+    monkeypatch.setenv("TIDEGATE_CONFIG_DIR", str(tmp_path / "config"))
+    ready_file = tmp_path / "ready.json"
+    was_ready: list[ReadyInformation] = []
+    is_ready = asyncio.Event()
+
+    def on_ready(ready: ReadyInformation) -> None:
+        was_ready.append(ready)
+        is_ready.set()
+
+    settings = _settings(tmp_path, ready_file=ready_file, is_profile_written=True)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(run_server(settings, on_ready=on_ready))
+        await is_ready.wait()
+        assert ReadyInformation.from_json(ready_file.read_text()) == was_ready[0]
+        running.cancel()
+    assert not ready_file.exists()
+    assert profile_path(os.environ).exists()
+
+
+async def test_no_secret_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Starting and stopping logs nothing that would let a reader of the log in."""
+    caplog.set_level(logging.DEBUG)
+    server = TidegateServer(_settings(tmp_path, amqps_port=0))
+    ready = await server.start()
+    await server.close()
+    key = ConnectionString.parse(ready.connection_string).shared_access_key
+    assert key is not None
+    assert key not in caplog.text
+
+
+def test_hub_service_restarts_on_its_ports(tmp_path: Path) -> None:
+    """Tests can cut a client's service off and bring it back where the client looks for it."""
+    with HubService(tmp_path / "data") as service:
+        hub = service.create_hub()
+        before = service.ready
+        service.restart()
+        assert service.ready == before
+        with pytest.raises(TidegateError, match=hub):
+            service.create_hub(hub)
+
+
+def test_hub_service_reports_a_failed_start(tmp_path: Path) -> None:
+    """What hinders the service from starting is raised where the test started it."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        HubService(tmp_path / "file").start()
+
+
+@pytest.mark.slow
+def test_hub_process_keeps_ports_over_a_kill(tmp_path: Path) -> None:
+    """The subprocess variant comes back on its ports and data after SIGKILL, and stops on SIGTERM."""
+    service = HubProcess(tmp_path / "data")
+    hub = service.create_hub()
+    with service:
+        before = service.ready
+        assert hub in service.hub_connection_string(hub)
+        service.kill()
+        service.start()
+        assert service.ready == before
+        service.stop()
+    assert "Traceback" not in before.to_json()
