@@ -63,7 +63,11 @@ def process_partition_batch(
     handled = handle_events(
         pipeline.handler, pipeline.table, events, is_payload_copied=pipeline.is_payload_copied
     )
-    by_number = {event.sequence_number: event for event in events} if handled.groups else {}
+
+    def find_place(number: int) -> EventPlace:
+        event = events[bisect_left(events, number, key=lambda each: each.sequence_number)]
+        return place_of(event, is_payload_copied=pipeline.is_payload_copied)
+
     return _commit(
         _Work(
             database=database,
@@ -79,7 +83,7 @@ def process_partition_batch(
             is_gap_allowed=is_gap_allowed,
             groups=handled.groups,
             dead_letters=handled.dead_letters,
-            place_of=lambda number: place_of(by_number[number], is_payload_copied=pipeline.is_payload_copied),
+            place_of=find_place,
             last=EventPlace(events[-1].offset, events[-1].enqueued_time_ms) if events else None,
         )
     )
@@ -221,7 +225,8 @@ def insert_carefully(
     """
     if not unit.database.is_sqlite:
         # A constraint that waits for the commit could not be put down to an event.
-        unit.connection.execute(text("SET CONSTRAINTS ALL IMMEDIATE"))
+        with unit.translating("making constraints immediate"):
+            unit.connection.execute(text("SET CONSTRAINTS ALL IMMEDIATE"))
     numbers = sorted({number for group in groups for number in group.sequence_numbers})
     refused: list[NewDeadLetter] = []
     row_count = 0

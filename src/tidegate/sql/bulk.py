@@ -7,7 +7,7 @@ insert.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -32,17 +32,12 @@ def insert_values(
     if plan.is_core_needed:
         connection.execute(table.insert(), [dict(zip(columns, row, strict=True)) for row in values])
         return
-    if plan.processors is not None:
-        processors = plan.processors
-        values = [
-            tuple(
-                [
-                    value if process is None else process(value)
-                    for process, value in zip(processors, row, strict=True)
-                ]
-            )
-            for row in values
-        ]
+    if plan.processors:
+        # Column by column: most columns need no processing, and the loop then runs inside map.
+        by_column: list[Iterable[object]] = list(zip(*values, strict=True))
+        for i, process in plan.processors:
+            by_column[i] = map(process, by_column[i])
+        values = list(zip(*by_column, strict=True))
     if plan.is_copy:
         _copy(connection, plan.statement, values)
     else:
@@ -54,8 +49,8 @@ class _Plan:
     statement: str
     is_copy: bool
     is_core_needed: bool
-    processors: tuple[Processor | None, ...] | None
-    """Per column; None as a whole where no column needs one."""
+    processors: tuple[tuple[int, Processor], ...]
+    """Indexes of the columns whose values need processing, with what does it."""
 
 
 @lru_cache(maxsize=256)
@@ -68,9 +63,7 @@ def _plan(table: Table, columns: tuple[str, ...], dialect: Dialect) -> _Plan:
         statement = f"COPY {target} ({names}) FROM STDIN"
     else:
         statement = f"INSERT INTO {target} ({names}) VALUES ({', '.join('?' * len(columns))})"
-    processors = tuple(
-        table.columns[key].type.dialect_impl(dialect).bind_processor(dialect) for key in columns
-    )
+    processors = [table.columns[key].type.dialect_impl(dialect).bind_processor(dialect) for key in columns]
     given = set(columns)
     return _Plan(
         statement=statement,
@@ -79,7 +72,7 @@ def _plan(table: Table, columns: tuple[str, ...], dialect: Dialect) -> _Plan:
             column.default is not None and not column.default.is_sequence and column.key not in given
             for column in table.columns
         ),
-        processors=processors if any(processors) else None,
+        processors=tuple((i, process) for i, process in enumerate(processors) if process is not None),
     )
 
 

@@ -146,7 +146,8 @@ class DeadLetters:
     def _discard_some(
         self, consumer: ConsumerKey, partition_id: str, numbers: Sequence[int], reason: str, actor: str | None
     ) -> int:
-        with UnitOfWork(self._database, consumer) as unit:
+        unit = UnitOfWork(self._database, consumer)
+        with unit, unit.translating("discarding dead letters"):
             still_open = lock_open(unit, partition_id, numbers)
             unit.connection.execute(
                 update(dead_letter)

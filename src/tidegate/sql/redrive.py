@@ -155,7 +155,8 @@ class Redrive:
     def _commit_page(
         self, partition_id: str, events: dict[int, ReceivedEvent], handled: HandledEvents, *, is_careful: bool
     ) -> _PageOutcome:
-        with UnitOfWork(self.database, self.pipeline.consumer, pipeline_name=self.pipeline.name) as unit:
+        unit = UnitOfWork(self.database, self.pipeline.consumer, pipeline_name=self.pipeline.name)
+        with unit, unit.translating("redriving dead letters"):
             still_open = set(lock_open(unit, partition_id, list(events)))
             groups = [_rows_of_events(group, still_open) for group in handled.groups]
             failed = [letter for letter in handled.dead_letters if letter.sequence_number in still_open]

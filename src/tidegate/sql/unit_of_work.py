@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
 from typing import Final
@@ -122,7 +123,7 @@ class UnitOfWork:
         assert self._stack is None, "a unit of work is used once"
         with ExitStack() as stack:
             connection = stack.enter_context(self.database.writing())
-            with self._translating("beginning a transaction"):
+            with self.translating("beginning a transaction"):
                 connection.begin()
             self._connection = connection
             self._stack = stack.pop_all()
@@ -151,7 +152,7 @@ class UnitOfWork:
 
         Raises FencedError where somebody holds it under a higher lease epoch than this unit's.
         """
-        with self._translating(f"locking partition {partition_id} of {self.consumer}"):
+        with self.translating(f"locking partition {partition_id} of {self.consumer}"):
             locked = self._lock_checkpoint(self.connection, partition_id)
         if self.lease_epoch is not None and (locked.lease_epoch or 0) > self.lease_epoch:
             raise FencedError(
@@ -182,8 +183,16 @@ class UnitOfWork:
     @contextmanager
     def savepoint(self) -> Iterator[None]:
         """What fails inside is undone, and the transaction stays usable."""
-        with self._translating("setting a savepoint"), self.connection.begin_nested():
+        with self.translating("setting a savepoint"), self.connection.begin_nested():
             yield
+
+    @contextmanager
+    def translating(self, doing: str) -> Iterator[None]:
+        """SQLAlchemy's errors inside become DatabaseError, told as what happened while ``doing`` it."""
+        try:
+            yield
+        except sqlalchemy_errors.SQLAlchemyError as error:
+            raise translate(error, doing=doing, where=self.database.url) from error
 
     def add_dead_letters(self, partition_id: str, dead_letters: Sequence[NewDeadLetter]) -> int:
         """Put events aside. One that is there already is opened again, with one attempt more.
@@ -224,7 +233,7 @@ class UnitOfWork:
         statement = insert.on_conflict_do_update(
             index_elements=list(schema.dead_letter.primary_key), set_=changes
         )
-        with self._translating("writing dead letters"):
+        with self.translating("writing dead letters"):
             self.connection.execute(statement, records)
         return len(records)
 
@@ -262,7 +271,7 @@ class UnitOfWork:
             changes["event_hub_created_at_ms"] = event_hub_created_at_ms
         if self.lease_epoch is not None:
             changes["lease_epoch"] = self.lease_epoch
-        with self._translating(f"moving the checkpoint of partition {partition_id}"):
+        with self.translating(f"moving the checkpoint of partition {partition_id}"):
             moved = self.connection.execute(update(schema.checkpoint).where(here).values(changes)).rowcount
             if moved != 1:
                 raise self._fenced(partition_id, from_sequence_number, until_sequence_number)
@@ -277,7 +286,7 @@ class UnitOfWork:
         entered the same batch and not yet committed.
         """
         key = {"query_name": query_name, "batch_id": batch_id, "task_id": task_id}
-        with self._translating(f"entering batch {batch_id} of {query_name} into the ledger"):
+        with self.translating(f"entering batch {batch_id} of {query_name} into the ledger"):
             is_new = self._enter_ledger(self.connection, key)
         if is_new:
             self.set_witness(lambda connection: self._ledger_outcome(connection, key))
@@ -363,13 +372,6 @@ class UnitOfWork:
                 raise _refused(error, f"rows for {table.name}") from error
             raise translate(error, doing=f"inserting into {table.name}", where=self.database.url) from error
 
-    @contextmanager
-    def _translating(self, doing: str) -> Iterator[None]:
-        try:
-            yield
-        except sqlalchemy_errors.SQLAlchemyError as error:
-            raise translate(error, doing=doing, where=self.database.url) from error
-
     def _lock_checkpoint(self, connection: Connection, partition_id: str) -> LockedCheckpoint:
         row = schema.checkpoint.c
         statement = (
@@ -452,14 +454,12 @@ class UnitOfWork:
         if outcome is CommitOutcome.SUPERSEDED:
             raise FencedError(
                 "The connection broke during COMMIT, and another owner has moved the work of "
-                f"{self.consumer} on "
-                "since: this batch is done, once.",
+                f"{self.consumer} on since: this batch is done, once.",
                 next_step="Continue from the checkpoint.",
             ) from error
         raise DatabaseUnavailableError(
-            f"The connection to {self.database.url} broke during COMMIT, and the transaction was rolled "
-            "back: "
-            f"{reason_of(error)}",
+            f"The connection to {self.database.url} gave no good answer to COMMIT, and the transaction was "
+            f"rolled back: {reason_of(error)}",
             next_step="Nothing of the batch was written; run it again.",
         ) from error
 
@@ -485,30 +485,15 @@ class UnitOfWork:
                 time.sleep(0.1)
 
 
+@dataclass(frozen=True, slots=True)
 class LockedCheckpoint:
-    """A checkpoint's row as it was when it was locked."""
+    """A checkpoint's row as it was when it was locked; the fields are those of ``Checkpoint``."""
 
-    __slots__ = (
-        "event_hub_created_at_ms",
-        "lease_epoch",
-        "next_sequence_number",
-        "owner",
-        "transaction_token",
-    )
-
-    def __init__(
-        self,
-        next_sequence_number: int | None,
-        event_hub_created_at_ms: int | None,
-        transaction_token: str | None,
-        owner: str | None,
-        lease_epoch: int | None,
-    ) -> None:
-        self.next_sequence_number = next_sequence_number
-        self.event_hub_created_at_ms = event_hub_created_at_ms
-        self.transaction_token = transaction_token
-        self.owner = owner
-        self.lease_epoch = lease_epoch
+    next_sequence_number: int | None
+    event_hub_created_at_ms: int | None
+    transaction_token: str | None
+    owner: str | None
+    lease_epoch: int | None
 
 
 def dead_letter_texts(error_type: str, reason: str, traceback: str) -> dict[str, str]:
