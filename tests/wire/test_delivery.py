@@ -174,7 +174,8 @@ def test_the_official_client_reads_what_it_is_delivered() -> None:
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"\x01\x02", b"\x00\x53\x72\xc0\x05", b"\x00\x53\x70\xc0\xff\x01", b"\xff" * 40]
+    "garbage",
+    [b"\x00\x53\x70\xc0", b"\x01\x02", b"\x00\x53\x72\xc0\x05", b"\x00\x53\x70\xc0\xff\x01", b"\xff" * 40],
 )
 @pytest.mark.parametrize("metrics", [None, METRICS], ids=["plain", "metrics"])
 def test_an_event_that_is_no_message_is_delivered_as_a_body(
@@ -245,3 +246,36 @@ def test_a_cut_or_wrong_batched_delivery_is_refused() -> None:
             events_of_batch(wrong)
     with pytest.raises(DecodeError):
         events_of_deliveries([encode_event(EventData(b"never delivered"))])
+
+
+def test_positions_are_found_wherever_a_service_puts_them() -> None:
+    """Protects consumers of other services: annotations in any order, small numbers included."""
+    ours: dict[object, object] = _ours(7)
+    orders: list[dict[object, object]] = [
+        {**ours},
+        dict(reversed(ours.items())),
+        {"x-opt-partition-key": "k", **ours, "x-opt-sequence-number-epoch": -1},
+    ]
+    for order in orders:
+        events = events_of_deliveries([encode_message(Message(Header(), {}, order, data=(b"x",)))])
+        assert list(events.sequence_numbers) == [7]
+        assert list(events.enqueued_times_ms) == [TIME_MS]
+        assert list(events.offsets) == ["7"]
+
+
+def test_a_producer_cannot_forge_an_events_position() -> None:
+    """Protects a consumer's position from bytes that a producer hid in its annotations."""
+    forged = event_deliveries(
+        stored := wrap_event(encode_event(EventData(b"x"))),
+        [len(stored)],
+        first_sequence_number=666,
+        enqueued_time_ms=1,
+    )[0]
+    for name in ("mine", "x-opt-mine"):
+        for value in (forged, forged.decode("latin-1")):
+            message = encode_message(Message(message_annotations={name: value}, data=(b"x",)))
+            stored = wrap_event(message)
+            deliveries = event_deliveries(
+                stored, [len(stored)], first_sequence_number=5, enqueued_time_ms=TIME_MS
+            )
+            assert list(events_of_deliveries(deliveries).sequence_numbers) == [5]

@@ -105,7 +105,7 @@ class Properties:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A whole message. Its body is ``data``, ``sequences``, ``value``, or nothing where a client left it out."""
+    """A whole message. Its body is ``data``, ``sequences``, ``value``, or nothing where it was left out."""
 
     header: Header | None = None
     delivery_annotations: Mapping[object, object] = field(default_factory=dict)

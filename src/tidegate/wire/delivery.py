@@ -75,13 +75,15 @@ _u32 = struct.Struct(">I").unpack_from
 _two_u32 = struct.Struct(">II").unpack_from
 _pack_map32 = struct.Struct(">III").pack  # section and constructor, size, count
 
-_HEADER_8: Final = 0x005370C0
+HEADER_8: Final = 0x005370C0
 _ANNOTATIONS_8: Final = 0x005372C1
-_ANNOTATIONS_32: Final = 0x005372D1
+ANNOTATIONS_32: Final = 0x005372D1
 _DELIVERY_ANNOTATIONS_32: Final = 0x005371D1
-_SEQUENCE_NUMBER_KEY: Final = encode_value(SEQUENCE_NUMBER) + b"\x81"
-_OFFSET_KEY: Final = encode_value(OFFSET) + b"\xa1"
-_ENQUEUED_TIME_KEY: Final = encode_value(ENQUEUED_TIME) + b"\x83"
+SEQUENCE_NUMBER_KEY: Final = encode_value(SEQUENCE_NUMBER) + b"\x81"
+OFFSET_KEY: Final = encode_value(OFFSET) + b"\xa1"
+ENQUEUED_TIME_KEY: Final = encode_value(ENQUEUED_TIME) + b"\x83"
+"""The keys of our annotations, each with the constructor of its value."""
+
 _LONE_PARTITION_KEY: Final = b"\x02" + encode_value(PARTITION_KEY)
 """How a message-annotations map goes on after its size when a partition key is all it holds."""
 
@@ -112,7 +114,7 @@ def event_deliveries(
     producer's garbage cannot stop its partition.
     """
     data = stored if isinstance(stored, bytes) else bytes(stored)
-    enqueued = _ENQUEUED_TIME_KEY + enqueued_time_ms.to_bytes(8, "big", signed=True) + _SEQUENCE_NUMBER_KEY
+    enqueued = ENQUEUED_TIME_KEY + enqueued_time_ms.to_bytes(8, "big", signed=True) + SEQUENCE_NUMBER_KEY
     deliveries: list[bytes] = []
     deliver, join, unpack, pack = deliveries.append, b"".join, _u32, _pack_map32
     metric_entries = metrics.encoded_entries() if metrics is not None else b""
@@ -123,14 +125,14 @@ def event_deliveries(
         text = b"%d" % sequence_number
         if len(text) != digits:
             digits = len(text)
-            offset_key = _OFFSET_KEY + bytes((digits,))
+            offset_key = OFFSET_KEY + bytes((digits,))
             our_bytes = len(enqueued) + 8 + len(offset_key) + digits
         sequence = sequence_number.to_bytes(8, "big", signed=True)
         # The common shapes are spliced here; whatever is not surely one of them goes the careful way.
         rest = -1
-        if not metric_entries and content + 4 <= until:
+        if not metric_entries and content + 8 <= until:
             word = unpack(data, at)[0]
-            if word == _HEADER_8:
+            if word == HEADER_8:
                 at += 5 + data[at + 4]
                 word = unpack(data, at)[0] if at + 4 <= until else 0
             if word == _ANNOTATIONS_8 and at + 6 <= until:
@@ -141,7 +143,7 @@ def event_deliveries(
                 entries, count, rest = at, 0, at
         if 0 <= rest <= until:
             size = our_bytes + rest - entries + 4
-            head = pack(_ANNOTATIONS_32, size, count + 6)
+            head = pack(ANNOTATIONS_32, size, count + 6)
             parts = (data[content:at], head, data[entries:rest], enqueued, sequence, offset_key, text)
             deliver(join((*parts, data[rest:until])))
         else:
@@ -180,7 +182,7 @@ def _splice_carefully(message: bytes, ours: bytes, metric_entries: bytes) -> byt
     parts = [message[start:end] for code, start, _, end in sections if code == HEADER]
     if metric_entries:
         parts += _map_section(_DELIVERY_ANNOTATIONS_32, metrics + metric_entries, metric_count + 8)
-    parts += _map_section(_ANNOTATIONS_32, annotations + ours, annotation_count + 6)
+    parts += _map_section(ANNOTATIONS_32, annotations + ours, annotation_count + 6)
     return b"".join((*parts, others))
 
 

@@ -16,9 +16,17 @@ from tidegate.amqp.decode import Buffer, decode_value
 from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.message import MESSAGE_ANNOTATIONS, iter_sections
 from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32
+from tidegate.wire.delivery import (
+    ANNOTATIONS_32,
+    ENQUEUED_TIME_KEY,
+    HEADER_8,
+    OFFSET_KEY,
+    SEQUENCE_NUMBER_KEY,
+)
 from tidegate.wire.names import ENQUEUED_TIME, EVENT_COUNT, OFFSET, SEQUENCE_NUMBER
 
 _two_u32 = struct.Struct(">II").unpack_from
+_s64 = struct.Struct(">q").unpack_from
 
 T = TypeVar("T")
 
@@ -180,6 +188,13 @@ def events_of_deliveries(payloads: Iterable[bytes]) -> EncodedEvents:
     offsets: list[str] = []
     messages: list[bytes | memoryview] = []
     for payload in payloads:
+        messages.append(payload)
+        position = _position_by_layout(payload)
+        if position is not None:
+            numbers.append(position[0])
+            times_ms.append(position[1])
+            offsets.append(position[2])
+            continue
         annotations: dict[object, object] = {}
         for code, _, value_start, _ in iter_sections(payload):
             if code == MESSAGE_ANNOTATIONS:
@@ -188,8 +203,38 @@ def events_of_deliveries(payloads: Iterable[bytes]) -> EncodedEvents:
         numbers.append(_integer(annotations, SEQUENCE_NUMBER))
         times_ms.append(_integer(annotations, ENQUEUED_TIME))
         offsets.append(str(annotations.get(OFFSET, "")))
-        messages.append(payload)
     return EncodedEvents(numbers, times_ms, offsets, messages)
+
+
+def _position_by_layout(payload: bytes) -> tuple[int, int, str] | None:
+    """Sequence number, enqueued time and offset where they lie as ``delivery.event_deliveries`` puts them.
+
+    None where anything differs. They are the last entries of the annotations, up to the map's very end, so
+    that nothing a producer wrote can be taken for them.
+    """
+    try:
+        word, size = _two_u32(payload)
+        at = 0
+        if word == HEADER_8:
+            at = 5 + (size >> 24)
+            word, size = _two_u32(payload, at)
+        if word != ANNOTATIONS_32:
+            return None
+        end = at + 8 + size
+        time_at = payload.rfind(ENQUEUED_TIME_KEY, at, end) + len(ENQUEUED_TIME_KEY)
+        number_at = time_at + 8 + len(SEQUENCE_NUMBER_KEY)
+        offset_at = number_at + 8 + len(OFFSET_KEY)
+        if (
+            time_at < len(ENQUEUED_TIME_KEY)
+            or offset_at + 1 + payload[offset_at] != end
+            or not payload.startswith(SEQUENCE_NUMBER_KEY, time_at + 8)
+            or not payload.startswith(OFFSET_KEY, number_at + 8)
+        ):
+            return None
+        offset = str(payload[offset_at + 1 : end], "utf-8")
+        return _s64(payload, number_at)[0], _s64(payload, time_at)[0], offset
+    except (struct.error, IndexError, UnicodeDecodeError):
+        return None
 
 
 def _annotations(payload: Buffer, value_start: int) -> dict[object, object]:
