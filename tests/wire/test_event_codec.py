@@ -211,6 +211,8 @@ def test_enums_go_as_their_values() -> None:
         EventData(b"", {"x": [1]}),  # type: ignore[dict-item]
         EventData(b"", {5: "x"}),  # type: ignore[dict-item]
         EventData(b"", {"x": 2**64}),
+        EventData(b"", {"x": "\ud800"}),
+        EventData(b"", {"\ud800": "x"}),
         EventData(b"", {"x": datetime(2026, 1, 1)}),  # noqa: DTZ001  (that is the point)
     ],
     ids=repr,
@@ -219,6 +221,8 @@ def test_what_has_no_place_in_an_event_is_refused_by_name(data: EventData) -> No
     """Protects the producer's caller, who is told which property is wrong."""
     with pytest.raises(InvalidArgumentError):
         encode_event(data)
+    with pytest.raises(InvalidArgumentError):
+        encode_event(EventData(b""), 5)  # type: ignore[arg-type]
 
 
 def test_cut_events_are_refused() -> None:

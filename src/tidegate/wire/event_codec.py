@@ -85,6 +85,8 @@ def encode_event(event: EventData, partition_key: str | None = None) -> bytes:
 
 @lru_cache(maxsize=65536)
 def _partition_key_section(partition_key: str) -> bytes:
+    if not isinstance(partition_key, str):
+        raise InvalidArgumentError(f"A partition key is text, not {type(partition_key).__name__}.")
     return b"\x00\x53\x72" + encode_value({PARTITION_KEY: partition_key})
 
 
@@ -102,16 +104,17 @@ def _application_properties(properties: Mapping[str, PropertyValue]) -> tuple[by
     entries: list[bytes] = []
     append, encoded_key = entries.append, _encoded_key
     for key, value in properties.items():
-        append(encoded_key(key))
-        if type(value) is str:
-            text = value.encode()
-            append(b"\xa1%c%b" % (len(text), text) if len(text) < 256 else _pack_u32(0xB1, len(text)) + text)
-        else:
-            encoder = _PROPERTY_ENCODERS.get(type(value)) or _property_encoder(key, value)
-            try:
+        try:
+            append(encoded_key(key))
+            if type(value) is str:
+                text = value.encode()
+                length = len(text)
+                append(b"\xa1%c%b" % (length, text) if length < 256 else _pack_u32(0xB1, length) + text)
+            else:
+                encoder = _PROPERTY_ENCODERS.get(type(value)) or _property_encoder(key, value)
                 append(encoder(value))
-            except (struct.error, EncodeError, OverflowError) as exc:
-                raise InvalidArgumentError(f"The value of the property {key!r} has no AMQP form.") from exc
+        except (struct.error, EncodeError, OverflowError, UnicodeEncodeError) as exc:
+            raise InvalidArgumentError(f"The property {key!r} has no AMQP form: {exc}.") from exc
     joined = b"".join(entries)
     size, count = len(joined), 2 * len(properties)
     if size < 255 and count < 256:
