@@ -22,14 +22,16 @@ import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from tidegate.broker import Broker
+from tidegate.client import EventHubAdministrator
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import BrokenError, OperationTimeoutError
+from tidegate.model.limits import RETENTION_HOURS_DEFAULT
 from tidegate.server.app import TidegateServer
 from tidegate.server.event_loop import new_event_loop
 from tidegate.server.ready import ReadyInformation
@@ -170,10 +172,14 @@ class HubService(_Hub):
         self, name: str | None = None, *, partition_count: int = 4, retention_hours: int | None = None
     ) -> str:
         """Create an event hub and return its name; None makes one up."""
-        chosen = name if name is not None else f"hub-{uuid.uuid4().hex[:12]}"
+        chosen = name if name is not None else _make_name()
 
         async def create(server: TidegateServer) -> None:
-            _create(server.broker, chosen, partition_count, retention_hours)
+            server.broker.create_event_hub(
+                chosen,
+                partition_count=partition_count,
+                retention_hours=RETENTION_HOURS_DEFAULT if retention_hours is None else retention_hours,
+            )
 
         self.call(create)
         return chosen
@@ -223,20 +229,23 @@ class HubProcess(_Hub):
     def create_hub(
         self, name: str | None = None, *, partition_count: int = 4, retention_hours: int | None = None
     ) -> str:
-        """Create an event hub in the data directory, before ``start``; returns its name."""
-        assert self._process is None, "create hubs before start, or through the service"
-        chosen = name if name is not None else f"hub-{uuid.uuid4().hex[:12]}"
+        """Create an event hub and return its name; None makes one up. Works before ``start``, too."""
+        if self._process is None:
+            with HubService(self.data_dir) as service:
+                return service.create_hub(
+                    name, partition_count=partition_count, retention_hours=retention_hours
+                )
+        chosen = name if name is not None else _make_name()
 
         async def create() -> None:
-            server = TidegateServer(ServerSettings(self.data_dir, amqp_port=0, http_port=None))
-            await server.start()
-            try:
-                _create(server.broker, chosen, partition_count, retention_hours)
-            finally:
-                await server.close()
+            async with EventHubAdministrator.from_connection_string(self.connection_string) as administrator:
+                await administrator.create_event_hub(
+                    chosen, partition_count=partition_count, retention_hours=retention_hours
+                )
 
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(create())
+        # In a thread of its own, because the caller may be on an event loop.
+        with ThreadPoolExecutor(1) as executor:
+            executor.submit(asyncio.run, create()).result(_START_TIMEOUT_S)
         return chosen
 
     def start(self) -> Self:
@@ -286,8 +295,5 @@ class HubProcess(_Hub):
             raise OperationTimeoutError(f"The service did not stop within {_STOP_TIMEOUT_S:.0f} s.") from None
 
 
-def _create(broker: Broker, name: str, partition_count: int, retention_hours: int | None) -> None:
-    if retention_hours is None:
-        broker.create_event_hub(name, partition_count=partition_count)
-    else:
-        broker.create_event_hub(name, partition_count=partition_count, retention_hours=retention_hours)
+def _make_name() -> str:
+    return f"hub-{uuid.uuid4().hex[:12]}"
