@@ -6,13 +6,14 @@ end, after a small envelope. Sizes here are those bytes, so that what fits here 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from typing import Final
 
 from tidegate.model.errors import EventTooLargeError, InvalidArgumentError
 from tidegate.model.events import EventData
 from tidegate.model.limits import EVENT_BYTES_MAX, PARTITION_KEY_CHARACTERS_MAX
-from tidegate.wire.batch import wrap_event
+from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32
 from tidegate.wire.event_codec import encode_event
 
 ENVELOPE_BYTES_MAX: Final = 256
@@ -20,39 +21,49 @@ ENVELOPE_BYTES_MAX: Final = 256
 bytes).
 """
 
+_pack_header = struct.Struct(">II").pack
+_SHORT_HEADERS: Final = tuple(struct.pack(">IB", DATA_SECTION_8, length) for length in range(256))
+_HEADER_BYTES_MAX: Final = 8
+
 
 class BatchAccumulator:
-    """The sections of one batch being filled.
+    """The data sections of one batch being filled, each as two parts: its header, and the encoded event.
 
-    Owned by one caller; ``take`` empties it for the next batch.
+    Kept in parts so that an event's bytes are copied once, when the batch is sent. Owned by one caller;
+    ``take`` empties it for the next batch.
     """
 
-    __slots__ = ("bytes_max", "sections", "size_bytes")
+    __slots__ = ("bytes_max", "parts", "size_bytes")
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         """Most bytes of sections, envelope excluded."""
-        self.sections: list[bytes] = []
+        self.parts: list[bytes] = []
+        """Headers at even places, encoded events at odd ones."""
         self.size_bytes = 0
 
-    def try_add(self, section: bytes) -> bool:
-        """Add a section where it fits; False, and nothing added, where it does not."""
-        size_bytes = self.size_bytes + len(section)
+    def try_add(self, encoded: bytes) -> int:
+        """Add an encoded event; returns the bytes that it takes, or 0, and nothing added, without room."""
+        length = len(encoded)
+        header = _SHORT_HEADERS[length] if length < 256 else _pack_header(DATA_SECTION_32, length)
+        added_bytes = length + len(header)
+        size_bytes = self.size_bytes + added_bytes
         if size_bytes > self.bytes_max:
-            return False
-        self.sections.append(section)
+            return 0
+        self.parts += (header, encoded)
         self.size_bytes = size_bytes
-        return True
+        return added_bytes
 
     def take(self) -> list[bytes]:
-        """The sections so far, in order; the accumulator is empty afterwards."""
-        sections = self.sections
-        self.sections = []
+        """The parts so far, in order; the accumulator is empty afterwards."""
+        parts = self.parts
+        self.parts = []
         self.size_bytes = 0
-        return sections
+        return parts
 
     def __len__(self) -> int:
-        return len(self.sections)
+        """How many events there are."""
+        return len(self.parts) // 2
 
 
 class EventDataBatch:
@@ -69,9 +80,11 @@ class EventDataBatch:
 
         Raises EventTooLargeError for an event that no batch of this size could hold.
         """
-        section = encode_section(event, self.partition_key)
-        check_size(section, self._accumulator.bytes_max)
-        return self._accumulator.try_add(section)
+        encoded = encode_event(event, self.partition_key)
+        if self._accumulator.try_add(encoded):
+            return True
+        check_size(encoded, self._accumulator.bytes_max)
+        return False
 
     @property
     def size_bytes(self) -> int:
@@ -84,23 +97,15 @@ class EventDataBatch:
         return self._accumulator.bytes_max
 
     @property
-    def sections(self) -> tuple[bytes, ...]:
-        """The encoded events so far, each as its AMQP data section."""
-        return tuple(self._accumulator.sections)
+    def parts(self) -> list[bytes]:
+        """The sections so far, as ``BatchAccumulator`` holds them; a copy."""
+        return list(self._accumulator.parts)
 
     def __len__(self) -> int:
         return len(self._accumulator)
 
     def __repr__(self) -> str:
         return f"<EventDataBatch events={len(self)} bytes={self.size_bytes} of {self.bytes_max}>"
-
-
-def encode_section(event: EventData, partition_key: str | None) -> bytes:
-    """An event as the data section that holds it.
-
-    Raises InvalidArgumentError where a property is of a type that AMQP has no word for.
-    """
-    return wrap_event(encode_event(event, partition_key))
 
 
 def encode_batch(
@@ -118,11 +123,11 @@ def encode_batch(
     return batch
 
 
-def check_size(section: bytes, bytes_max: int) -> None:
+def check_size(encoded: bytes, bytes_max: int) -> None:
     """Raise EventTooLargeError where even a batch of its own could not hold the event."""
-    if len(section) > bytes_max:
+    if len(encoded) + _HEADER_BYTES_MAX > bytes_max:
         raise EventTooLargeError(
-            f"An event of {len(section)} encoded bytes is over the limit of {bytes_max}.",
+            f"An event of {len(encoded)} encoded bytes is over the limit of {bytes_max - _HEADER_BYTES_MAX}.",
             next_step="Store large content elsewhere and send a reference to it.",
         )
 

@@ -35,7 +35,7 @@ from tidegate.client.connection import LinkHandler, LiveConnection, timed_out
 from tidegate.client.connector import AuthorizedConnection, Connector
 from tidegate.client.entities import FailedEvents
 from tidegate.model.errors import BrokenError, ClosedError, OutOfOrderSequenceError, TidegateError
-from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, batch_envelope, unwrap
+from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, batch_envelope
 from tidegate.wire.conditions import error_from_amqp
 from tidegate.wire.names import IDEMPOTENT_BATCH_CAPABILITY
 
@@ -48,12 +48,13 @@ _SEQUENCE_NUMBERS: Final = 1 << 31
 
 
 class OutgoingBatch:
-    """Sections on their way to one partition."""
+    """Events on their way to one partition."""
 
-    __slots__ = ("acknowledged", "is_unknown", "sections", "sequence", "size_bytes")
+    __slots__ = ("acknowledged", "is_unknown", "parts", "sequence", "size_bytes")
 
-    def __init__(self, sections: list[bytes], size_bytes: int) -> None:
-        self.sections = sections
+    def __init__(self, parts: list[bytes], size_bytes: int) -> None:
+        """parts, size_bytes: as a ``BatchAccumulator`` has them."""
+        self.parts = parts
         self.size_bytes = size_bytes
         self.acknowledged: asyncio.Future[None] | None = None
         """Whom to tell; None for buffered events, whose failure goes to ``on_failed``."""
@@ -61,6 +62,11 @@ class OutgoingBatch:
         """The number of its first event under the current producer id; None before it was sent under it."""
         self.is_unknown = False
         """True once a try ended without the service's word: it may be stored."""
+
+    @property
+    def event_count(self) -> int:
+        """How many events it holds."""
+        return len(self.parts) // 2
 
 
 class PartitionSender(LinkHandler):
@@ -214,7 +220,7 @@ class PartitionSender(LinkHandler):
                 break
             self._queue.popleft()
             # One buffer per batch, made anew for a re-send: its envelope may have changed.
-            payload = b"".join((self._envelope(batch), *batch.sections))
+            payload = b"".join((self._envelope(batch), *batch.parts))
             delivery_id = link.send(payload, message_format=BATCH_MESSAGE_FORMAT)
             self._in_flight[delivery_id] = batch
             has_sent = True
@@ -233,12 +239,12 @@ class PartitionSender(LinkHandler):
         """Give a batch its sequence number; False while it must wait because the numbers are used up."""
         if batch.sequence is not None:
             return True
-        if self._next_sequence + len(batch.sections) > _SEQUENCE_NUMBERS:
+        if self._next_sequence + batch.event_count > _SEQUENCE_NUMBERS:
             if self._in_flight:
                 return False
             self._renew_producer_id()
         batch.sequence = self._next_sequence
-        self._next_sequence += len(batch.sections)
+        self._next_sequence += batch.event_count
         return True
 
     # --- outcomes ---------------------------------------------------------------------------------------
@@ -323,8 +329,7 @@ class PartitionSender(LinkHandler):
             else:
                 waiter.set_exception(error)
         elif error is not None:
-            events = tuple(bytes(unwrap(section)) for section in batch.sections)
-            self._on_failed(FailedEvents(self.partition_id, error, events))
+            self._on_failed(FailedEvents(self.partition_id, error, tuple(batch.parts[1::2])))
         self._on_done(batch)
 
 

@@ -25,7 +25,6 @@ from tidegate.client.batching import (
     check_destination,
     check_size,
     encode_batch,
-    encode_section,
     largest_batch_bytes,
 )
 from tidegate.client.connector import Connector
@@ -41,11 +40,13 @@ from tidegate.model.events import EventData
 from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.model.partition_key import partition_for_key
 from tidegate.wire.addresses import NodeAddress, entity_audience
+from tidegate.wire.event_codec import encode_event
 
 _BUFFER_BYTES_MAX: Final = 64 * 1024 * 1024
 """Our choice: a second of a fast producer, and small beside any machine's memory."""
 _LINGER_MS: Final = 5.0
 """Our choice: unnoticed by people, and long enough to fill batches from any steady stream."""
+_KEYS_REMEMBERED: Final = 65_536
 _EVENTS_PER_TURN: Final = 512
 """How many events ``enqueue_many`` takes before it lets the loop send: about a millisecond's work."""
 
@@ -102,6 +103,8 @@ class EventHubProducer:
         self._properties: EventHubProperties | None = None
         self._lanes: list[_Lane] = []
         self._lanes_by_id: dict[str, _Lane] = {}
+        self._lanes_by_key: dict[str | None, _Lane] = {}
+        """Checked and hashed keys, so that the hot path looks one up; None is never among them."""
         self._start_lock = asyncio.Lock()
         self._turn = 0
         self._buffered_bytes = 0
@@ -196,7 +199,7 @@ class EventHubProducer:
         lane = self._lane_for(batch.partition_key, batch.partition_id)
         self._turn += 1
         self._seal(lane)  # what was enqueued before for this partition goes first
-        outgoing = OutgoingBatch(list(batch.sections), batch.size_bytes)
+        outgoing = OutgoingBatch(batch.parts, batch.size_bytes)
         outgoing.acknowledged = asyncio.get_running_loop().create_future()
         self._buffered_bytes += outgoing.size_bytes
         lane.sender.submit(outgoing)
@@ -368,28 +371,35 @@ class EventHubProducer:
     def _lane_for(self, partition_key: str | None, partition_id: str | None) -> _Lane:
         if partition_key is not None:
             check_destination(partition_key, partition_id)
-            return self._lanes[partition_for_key(partition_key, len(self._lanes))]
+            if len(self._lanes_by_key) >= _KEYS_REMEMBERED:
+                self._lanes_by_key.clear()
+            lane = self._lanes[partition_for_key(partition_key, len(self._lanes))]
+            self._lanes_by_key[partition_key] = lane
+            return lane
         if partition_id is not None:
-            lane = self._lanes_by_id.get(partition_id)
-            if lane is None:
+            named = self._lanes_by_id.get(partition_id)
+            if named is None:
                 raise NotFoundError(
                     f"The event hub {self.event_hub!r} has no partition {partition_id!r}.",
                     next_step=f"Its partitions are {', '.join(self._lanes_by_id)}.",
                 )
-            return lane
+            return named
         # Without a key: one lane until its batch is full or lingered (``_seal`` moves on), then the next.
         return self._lanes[self._turn % len(self._lanes)]
 
     def _add(self, event: EventData, partition_key: str | None, partition_id: str | None) -> None:
         """The hot path of buffering: encode, find the lane, append."""
-        lane = self._lane_for(partition_key, partition_id)
-        section = encode_section(event, partition_key)
+        lane = self._lanes_by_key.get(partition_key)
+        if lane is None or partition_id is not None:
+            lane = self._lane_for(partition_key, partition_id)
+        encoded = encode_event(event, partition_key)
         accumulator = lane.accumulator
-        if not accumulator.try_add(section):
-            check_size(section, accumulator.bytes_max)
+        added_bytes = accumulator.try_add(encoded)
+        if not added_bytes:
+            check_size(encoded, accumulator.bytes_max)
             self._seal(lane)
-            accumulator.try_add(section)
-        self._buffered_bytes += len(section)
+            added_bytes = accumulator.try_add(encoded)
+        self._buffered_bytes += added_bytes
         if lane.linger is None:
             lane.linger = asyncio.get_running_loop().call_later(self._linger_s, self._seal, lane)
 
