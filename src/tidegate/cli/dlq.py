@@ -152,7 +152,7 @@ def show(
     Example:
       tidegate dlq show flights 0 4711 --database sqlite:///flights.db
     """
-    from tidegate.cli.receive import event_record
+    from tidegate.cli.tail import event_record
     from tidegate.sql import ConsumerKey, DeadLetters
 
     with _open_database(database) as opened:

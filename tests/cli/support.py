@@ -1,0 +1,46 @@
+"""Runs the command line as users do, in a process of its own, or in this one where speed matters."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+COMMAND = (sys.executable, "-m", "tidegate.cli")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a command ended and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> object:
+        """What it wrote to standard output, as JSON."""
+        return json.loads(self.out)
+
+
+def environment_without_service(config_dir: Path) -> dict[str, str]:
+    """This process's environment, with no trace of any service of this user."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
+    return kept | {"TIDEGATE_CONFIG_DIR": str(config_dir), "XDG_DATA_HOME": str(config_dir)}
+
+
+def run_tidegate(
+    *arguments: str, environment: dict[str, str], input_bytes: bytes = b"", timeout_s: float = 60.0
+) -> Result:
+    """Run ``tidegate`` with these words to its end."""
+    found = subprocess.run(
+        [*COMMAND, *arguments],
+        env=environment,
+        input=input_bytes,
+        capture_output=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    return Result(found.returncode, found.stdout.decode(), found.stderr.decode())

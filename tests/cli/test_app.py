@@ -1,0 +1,109 @@
+"""The command line as a whole: help with an example everywhere, exit codes, a quick start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from tests.cli.support import run_tidegate
+
+from tidegate import __version__
+from tidegate.cli.app import app
+from tidegate.cli.reference import iter_commands
+
+COMMANDS = dict(iter_commands(app))
+
+
+def test_the_commands_that_scripts_rely_on() -> None:
+    """These names are promised; none may vanish or be renamed."""
+    promised = {
+        "serve", "hub create", "hub list", "hub show", "hub delete", "send", "receive", "dlq list",
+        "dlq show", "dlq redrive", "dlq discard", "check", "demo flights", "version",
+    }  # fmt: skip
+    assert promised <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_shows_an_example_of_itself(name: str) -> None:
+    """Help without an example leaves people guessing."""
+    text = COMMANDS[name].help or ""
+    assert "Example" in text
+    assert f"tidegate {name}" in text
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_option_is_explained(name: str) -> None:
+    """An option without words is one that only its author can use."""
+    for parameter in COMMANDS[name].params:
+        assert getattr(parameter, "help", None) or parameter.name == "help", parameter.name
+
+
+def test_version() -> None:
+    """``--version`` and ``version`` say the same."""
+    found = run_tidegate("version", "--json", environment={})
+    assert found.json() == {"tidegate": __version__, "python": sys.version.split()[0]}
+    assert run_tidegate("--version", environment={}).out.strip() == __version__
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["hub", "create", "x", "--partitions", "many"], 2),
+        (["no-such-command"], 2),
+        (["hub", "list", "--json", "--csv"], 2),
+        (["receive", "x", "--from", "yesterday"], 2),
+        (["dlq", "list"], 2),
+        (["hub", "list"], 3),
+        (["check", "no/such/directory"], 1),
+    ],
+)
+def test_exit_codes(words: list[str], code: int, lonely: dict[str, str]) -> None:
+    """Scripts tell wrong words (2), no service (3) and a failed operation (1) apart; each says why."""
+    found = run_tidegate(*words, environment=lonely)
+    assert found.code == code, found.err
+    assert found.err
+    assert not found.out
+    assert "Traceback" not in found.err
+
+
+def test_a_service_that_is_not_there_is_told_within_seconds(lonely: dict[str, str]) -> None:
+    """Somebody waits: no minute of retries before `could not reach`, and the key is not shown."""
+    string = (
+        "Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=x;SharedAccessKey=s3cret;UseDevelopmentEmulator=true"
+    )
+    for words in (["hub", "list"], ["receive", "x"], ["send", "x"]):
+        found = run_tidegate(*words, "--connection-string", string, environment=lonely, timeout_s=20)
+        assert found.code == 3, found.err
+        assert "127.0.0.1:1" in found.err
+        assert "s3cret" not in found.err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """``tidegate --help`` answers at once: no Spark, SQL, event loop or drawing library is loaded for it."""
+    script = (
+        "import sys\n"
+        "sys.argv = ['tidegate', '--help']\n"
+        "from tidegate.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "heavy = {'pyspark', 'pyarrow', 'sqlalchemy', 'asyncio', 'rich', 'cryptography', 'starlette'}\n"
+        "print('loaded:', sorted(heavy & set(sys.modules)))\n"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "loaded: []"
+
+
+def test_no_arguments_shows_help(tmp_path: Path) -> None:
+    """A lone ``tidegate`` says what it can do, and is a usage error for scripts."""
+    found = run_tidegate(environment={})
+    assert "Usage: tidegate" in found.out + found.err
+    assert found.code == 2
+
+
+def test_reference_iterates_hidden_options_too() -> None:
+    """The hidden options of a command are still typer parameters, so the tests above see them."""
+    names = {name for parameter in COMMANDS["demo flights"].params for name in parameter.opts}
+    assert "--flights-max" in names
+    assert isinstance(app, typer.Typer)

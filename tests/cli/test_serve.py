@@ -1,0 +1,133 @@
+"""``tidegate serve``: what it says, what it leaves behind, how it stops."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from tests.cli.support import COMMAND, run_tidegate
+
+from tidegate.model.connection_string import ConnectionString
+
+
+def _start(environment: dict[str, str], *options: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*COMMAND, "serve", *options], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def _wait_for(path: Path, process: subprocess.Popen[bytes]) -> dict[str, object]:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[1].decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    found = json.loads(path.read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def test_first_start_prints_what_people_need(tmp_path: Path, lonely: dict[str, str]) -> None:
+    """Connection strings that SDKs take, the data's place, each port and the CA; the profile serves the
+    rest."""
+    ready_file = tmp_path / "ready.json"
+    data_dir = tmp_path / "data"
+    options = ["--data-dir", str(data_dir), "--amqp-port", "0", "--amqps-port", "0", "--http-port", "0"]
+    with _start(lonely, *options, "--ready-file", str(ready_file)) as process:
+        ready = _wait_for(ready_file, process)
+        # No option and no variable: the profile that serve has just left is what leads there.
+        assert run_tidegate("hub", "create", "first", environment=lonely).code == 0
+        listed = run_tidegate("hub", "list", "--nl", environment=lonely)
+        assert json.loads(listed.out)["name"] == "first"
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    text = out.decode()
+    for name in (
+        "amqp",
+        "amqps",
+        "http",
+        "ca_file",
+        "data_dir",
+        "connection_string",
+        "connection_string_plain",
+    ):
+        assert str(ready[name]) in text, name
+    assert ready["https"] is None
+    assert "first start" in text
+    plain = ConnectionString.parse(str(ready["connection_string_plain"]))
+    assert plain.use_development_emulator
+    assert plain.shared_access_key
+    assert plain.shared_access_key not in err.decode()
+    assert not ready_file.exists()
+
+
+def test_data_survives_a_restart(tmp_path: Path, lonely: dict[str, str]) -> None:
+    """A second start finds hubs and key of the first one, and does not call itself the first."""
+    ready_file = tmp_path / "ready.json"
+    options = ["--data-dir", str(tmp_path / "data"), "--amqp-port", "0", "--ready-file", str(ready_file)]
+    keys = []
+    for number in range(2):
+        with _start(lonely, *options) as process:
+            ready = _wait_for(ready_file, process)
+            keys.append(ConnectionString.parse(str(ready["connection_string"])).shared_access_key)
+            if number == 0:
+                assert run_tidegate("hub", "create", "kept", environment=lonely).code == 0
+            else:
+                assert "kept" in run_tidegate("hub", "list", environment=lonely).out
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=20)
+        assert (b"first start" in out) == (number == 0)
+    assert keys[0] == keys[1]
+
+
+def test_a_directory_has_one_service(tmp_path: Path, lonely: dict[str, str]) -> None:
+    """A second service on the same directory, and a check of it, are refused with a clear word."""
+    ready_file = tmp_path / "ready.json"
+    data_dir = str(tmp_path / "data")
+    with _start(
+        lonely, "--data-dir", data_dir, "--amqp-port", "0", "--ready-file", str(ready_file)
+    ) as process:
+        _wait_for(ready_file, process)
+        for words in (["serve", "--data-dir", data_dir, "--amqp-port", "0"], ["check", data_dir]):
+            second = run_tidegate(*words, environment=lonely)
+            assert second.code == 1
+            assert "Error:" in second.err
+            assert "Traceback" not in second.err
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert run_tidegate("check", data_dir, environment=lonely).code == 0
+
+
+def test_settings_from_a_file(tmp_path: Path, lonely: dict[str, str]) -> None:
+    """A TOML file gives settings, paths in it start at the file, and options win over it."""
+    config = tmp_path / "tidegate.toml"
+    config.write_text('data_dir = "log"\namqp_port = 1\nready_file = "ready.json"\n')
+    with _start(lonely, "--config", str(config), "--amqp-port", "0") as process:
+        ready = _wait_for(tmp_path / "ready.json", process)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+    assert ready["data_dir"] == str(tmp_path / "log")
+    assert not str(ready["amqp"]).endswith(":1")
+    config.write_text("amqp_prot = 1\n")
+    failed = run_tidegate("serve", "--config", str(config), environment=lonely)
+    assert failed.code == 2
+    assert "amqp_prot" in failed.err
+
+
+def test_a_taken_port_is_told(tmp_path: Path, lonely: dict[str, str]) -> None:
+    """A port that somebody else has is one clear error."""
+    ready_file = tmp_path / "ready.json"
+    first = ["--data-dir", str(tmp_path / "a"), "--amqp-port", "0", "--ready-file", str(ready_file)]
+    with _start(lonely, *first) as process:
+        port = str(_wait_for(ready_file, process)["amqp"]).rpartition(":")[2]
+        failed = run_tidegate(
+            "serve", "--data-dir", str(tmp_path / "b"), "--amqp-port", port, environment=lonely
+        )
+        assert failed.code == 2
+        assert port in failed.err
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
