@@ -7,7 +7,6 @@ because a misspelt ``maxEventsPerTriger`` that is silently ignored costs somebod
 from __future__ import annotations
 
 import json
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -120,10 +119,6 @@ class SourceOptions:
             tasks_max=_positive_integer(given, "eventhubs.tasksMax"),
             encoded_events=_boolean(given, "eventhubs.encodedEvents", default=False),
         )
-
-    def ssl_context(self) -> ssl.SSLContext | None:
-        """The TLS settings that ``caFile`` asks for; None: the client's defaults."""
-        return None if self.ca_file is None else ssl.create_default_context(cafile=self.ca_file)
 
 
 def _known_options(options: Mapping[str, str]) -> dict[str, str]:

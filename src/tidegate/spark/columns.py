@@ -1,0 +1,258 @@
+"""Encoded events become Arrow columns: by whole columns, never through a Python object per event.
+
+Theory of operation. An encoded event is a prefix (annotations, properties) and a body, mostly one data
+section. The prefix is looked at as bytes: events of one producer share theirs, or differ in a partition key,
+so each distinct prefix is decoded once per batch and its columns are spread over the events with ``take``.
+Bodies are cut out and laid end to end in one buffer. Only an event of another shape (a value body, a footer,
+several data sections) is decoded by itself.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+
+from tidegate.amqp.errors import DecodeError
+from tidegate.amqp.message import NO_VALUE, Message, Properties, decode_message
+from tidegate.amqp.types import Timestamp
+from tidegate.spark.schema import ENCODED_EVENT_ARROW_SCHEMA, EVENT_ARROW_SCHEMA
+from tidegate.wire.encoded_events import EncodedEvents
+from tidegate.wire.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
+
+_BINARY_BYTES_MAX = 2**31 - 1
+_DATA = 0x75
+_HAS_COLUMN = (ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER)
+
+DECODE_ERROR_PROPERTY = "tidegate-decode-error"
+"""In ``systemProperties`` of an event whose bytes are no AMQP message: what is wrong; its body is null."""
+
+if TYPE_CHECKING:
+    Column = pa.Array[Any]
+
+
+def event_batch(partition_id: str, events: EncodedEvents) -> pa.RecordBatch:
+    """The columns of ``EVENT_SCHEMA``."""
+    contents = _Contents()
+    for message in events.messages:
+        contents.add(message)
+    return pa.RecordBatch.from_arrays(
+        [
+            contents.body_column(),
+            *_position_columns(partition_id, events),
+            contents.spread([item.publisher for item in contents.distinct], pa.string()),
+            contents.spread([item.partition_key for item in contents.distinct], pa.string()),
+            contents.spread(
+                [list(item.properties.items()) for item in contents.distinct],
+                EVENT_ARROW_SCHEMA.field("properties").type,
+            ),
+            contents.spread(
+                [list(item.system_properties.items()) for item in contents.distinct],
+                EVENT_ARROW_SCHEMA.field("systemProperties").type,
+            ),
+        ],
+        schema=EVENT_ARROW_SCHEMA,
+    )
+
+
+def encoded_event_batch(partition_id: str, events: EncodedEvents) -> pa.RecordBatch:
+    """The columns of ``ENCODED_EVENT_SCHEMA``."""
+    return pa.RecordBatch.from_arrays(
+        [*_position_columns(partition_id, events), binary_column(events.messages)],
+        schema=ENCODED_EVENT_ARROW_SCHEMA,
+    )
+
+
+def binary_column(values: Sequence[bytes | memoryview]) -> Column:
+    """Values laid end to end in one buffer, together less than 2 GiB."""
+    lengths = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
+    return _binary_from_buffer(lengths, b"".join(values))
+
+
+def text_of(value: object) -> str | None:
+    """An AMQP value as text: strings as they are, bytes in base64, times in ISO 8601, true and false in lower
+    case, lists and maps as JSON. None stays null.
+    """
+    if value is None or isinstance(value, str):
+        return None if value is None else str(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, bytes | memoryview):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Timestamp):
+        return datetime.fromtimestamp(value / 1000, UTC).isoformat()
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, dict | list):
+        return orjson.dumps(value, default=text_of, option=orjson.OPT_NON_STR_KEYS).decode()
+    return str(value)
+
+
+@dataclass(slots=True)
+class _Prefix:
+    """What is around a body, decoded."""
+
+    partition_key: str | None = None
+    publisher: str | None = None
+    properties: Mapping[str, str | None] = field(default_factory=dict)
+    system_properties: Mapping[str, str | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, message: Message) -> _Prefix:
+        annotations = message.message_annotations
+        system = {str(name): text_of(value) for name, value in annotations.items() if name not in _HAS_COLUMN}
+        if message.properties is not None:
+            system |= _standard_properties(message.properties)
+        return cls(
+            text_of(annotations.get(PARTITION_KEY)),
+            text_of(annotations.get(PUBLISHER)),
+            {str(name): text_of(value) for name, value in message.application_properties.items()},
+            system,
+        )
+
+
+def _standard_properties(properties: Properties) -> dict[str, str | None]:
+    values = {item.name.replace("_", "-"): getattr(properties, item.name) for item in fields(Properties)}
+    return {name: text_of(value) for name, value in values.items() if value is not None}
+
+
+@dataclass(slots=True)
+class _Contents:
+    """Bodies, and for each the number of its prefix among the distinct ones."""
+
+    bodies: list[bytes | memoryview | None] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
+    distinct: list[_Prefix] = field(default_factory=list)
+    _numbers: dict[bytes, int] = field(default_factory=dict)
+
+    def add(self, message: bytes | memoryview) -> None:
+        """Take one encoded event apart."""
+        place = find_body(message)
+        if place is None:
+            self._add_decoded(message)
+            return
+        prefix_end, start = place
+        prefix = bytes(message[:prefix_end])
+        number = self._numbers.get(prefix)
+        if number is None:
+            try:
+                decoded = _Prefix.of(decode_message(prefix))
+            except DecodeError:
+                self._add_decoded(message)
+                return
+            number = self._numbers[prefix] = len(self.distinct)
+            self.distinct.append(decoded)
+        self.indices.append(number)
+        self.bodies.append(message[start:])
+
+    def _add_decoded(self, message: bytes | memoryview) -> None:
+        self.indices.append(len(self.distinct))
+        try:
+            decoded = decode_message(message)
+            prefix, body = _Prefix.of(decoded), _body_of(decoded)
+        except DecodeError as error:
+            prefix, body = _Prefix(system_properties={DECODE_ERROR_PROPERTY: str(error)}), None
+        self.distinct.append(prefix)
+        self.bodies.append(body)
+
+    def body_column(self) -> Column:
+        """The bodies; null for those that could not be decoded."""
+        if None in self.bodies:
+            return pa.array([None if body is None else bytes(body) for body in self.bodies], type=pa.binary())
+        return binary_column([body for body in self.bodies if body is not None])
+
+    def spread(self, values: Sequence[object], data_type: pa.DataType) -> Column:
+        """A column from a value per distinct prefix."""
+        column = pa.array(values, type=data_type)
+        if len(values) == len(self.indices):
+            return column  # each event brought its own: the numbers are 0, 1, 2, …
+        return column.take(pa.array(self.indices, type=pa.int32()))
+
+
+_Place = tuple[int, int]
+
+_BINARY_WIDTHS = (0xA0, 0xB0)
+_ONE_BYTE_SIZES = (0xA0, 0xC0, 0xC1)
+_FOUR_BYTE_SIZES = (0xB0, 0xD0, 0xD1)
+_EMPTY_LIST = 0x45
+_SECTIONS_MAX = 6
+# header, delivery-annotations, message-annotations, properties, application-properties, data
+
+
+def find_body(message: bytes | memoryview) -> _Place | None:
+    """(end of the prefix, start of the body) of an event whose body is one data section and its last section.
+
+    None for every other shape, garbled ones included: those are for the full decoder.
+    Source: AMQP 1.0 part 1 section 1.6 (sizes of binary, list and map), part 3 section 3.2.
+    """
+    offset, end = 0, len(message)
+    for _ in range(_SECTIONS_MAX):
+        if offset + 4 > end or message[offset] or message[offset + 1] != 0x53:
+            return None
+        code, width = message[offset + 2], message[offset + 3]
+        if width in _ONE_BYTE_SIZES and offset + 5 <= end:
+            value_start = offset + 5
+            section_end = value_start + message[offset + 4]
+        elif width in _FOUR_BYTE_SIZES and offset + 8 <= end:
+            value_start = offset + 8
+            section_end = value_start + int.from_bytes(message[offset + 4 : value_start], "big")
+        elif width == _EMPTY_LIST:
+            value_start = section_end = offset + 4
+        else:
+            return None
+        if code == _DATA:
+            return (offset, value_start) if section_end == end and width in _BINARY_WIDTHS else None
+        offset = section_end
+    return None
+
+
+def _body_of(message: Message) -> bytes:
+    """The body as bytes: data sections end to end; a value as itself (bytes) or as text."""
+    if message.value is not NO_VALUE:
+        if isinstance(message.value, bytes):
+            return message.value
+        return (text_of(message.value) or "").encode()
+    if message.sequences:
+        return (text_of(list(message.sequences)) or "").encode()
+    return b"".join(message.data)
+
+
+def _position_columns(partition_id: str, events: EncodedEvents) -> list[Column]:
+    """partition, offset, sequenceNumber, enqueuedTime."""
+    count = len(events.messages)
+    sequence_numbers = np.fromiter(events.sequence_numbers, dtype=np.int64, count=count)
+    times_us = np.fromiter(events.enqueued_times_ms, dtype=np.int64, count=count) * 1000
+    return [
+        pa.repeat(pa.scalar(partition_id, pa.string()), count),
+        _offset_column(events),
+        pa.array(sequence_numbers),
+        pa.array(times_us).cast(EVENT_ARROW_SCHEMA.field("enqueuedTime").type),
+    ]
+
+
+def _offset_column(events: EncodedEvents) -> Column:
+    numbers = events.sequence_numbers
+    if (
+        isinstance(numbers, range)
+        and events.offsets[0] == str(numbers[0])
+        and (events.offsets[-1] == str(numbers[-1]))
+    ):
+        # Batched deliveries come from Tidegate only, whose offsets are its sequence numbers.
+        return pa.array(np.arange(numbers.start, numbers.stop)).cast(pa.string())
+    return pa.array(events.offsets, type=pa.string())
+
+
+def _binary_from_buffer(lengths: npt.NDArray[np.int64], data: bytes) -> Column:
+    assert len(data) <= _BINARY_BYTES_MAX
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.Array.from_buffers(
+        pa.binary(), len(lengths), [None, pa.py_buffer(offsets.data), pa.py_buffer(data)]
+    )

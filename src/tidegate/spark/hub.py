@@ -1,0 +1,156 @@
+"""What the readers ask of an event hub: its bounds, where a position lies, and ranges of encoded events.
+
+One blocking consumer per process and set of options, kept between tasks: a Python worker lives through many
+micro-batches, and a connection costs more than a small one of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from tidegate.client import EventHubConsumer
+from tidegate.client.blocking import BlockingConsumer, run_blocking
+from tidegate.model.errors import EventHubReplacedError, PositionOutOfRangeError
+from tidegate.model.events import ReceivedEvent
+from tidegate.model.position import EventPosition, PositionKind
+from tidegate.spark.offsets import PartitionBounds, PartitionRange, StreamOffset
+from tidegate.spark.options import SourceOptions, StartingPositions
+from tidegate.wire.encoded_events import EncodedEvents
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_CONSUMERS_MAX = 8
+_FIRST_EVENT_WAIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class HubDescription:
+    """An event hub at one moment."""
+
+    event_hub: str
+    created_at_ms: int
+    """Milliseconds since 1970-01-01 UTC; tells one incarnation of a hub of that name from the next."""
+    bounds: Mapping[str, PartitionBounds]
+
+    def end_offset(self) -> StreamOffset:
+        """The offset behind everything there is."""
+        ends = {key: item.until_sequence_number for key, item in self.bounds.items()}
+        return StreamOffset(ends, self.created_at_ms)
+
+    def check_same_hub(self, created_at_ms: int) -> None:
+        """Raise EventHubReplacedError where sequence numbers were counted in another incarnation."""
+        if created_at_ms != self.created_at_ms:
+            raise EventHubReplacedError(
+                f"The event hub {self.event_hub!r} was deleted and created again: the query has read from "
+                f"the one of {_time_text(created_at_ms)}, and now there is one of "
+                f"{_time_text(self.created_at_ms)}.",
+                next_step="Give the query a new checkpoint directory (and a new consumer group, where it "
+                "writes to SQL) to read the new one from its start.",
+            )
+
+
+def _time_text(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+class HubReader:
+    """An event hub seen through one source's options. Cheap to make: connections are shared."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._consumer = _consumer(options)
+
+    def describe(self) -> HubDescription:
+        """The hub and what its partitions hold now."""
+        properties = self._consumer.get_event_hub_properties()
+        bounds = {
+            partition.partition_id: PartitionBounds(
+                # An empty partition of Azure reports a begin that says nothing: its next event is its first.
+                partition.next_sequence_number if partition.is_empty else partition.begin_sequence_number,
+                partition.next_sequence_number,
+            )
+            for partition in self._consumer.get_all_partition_properties()
+        }
+        created_at_ms = (properties.created_at - _EPOCH) // timedelta(milliseconds=1)
+        return HubDescription(self._options.event_hub, created_at_ms, bounds)
+
+    def resolve(self, positions: StartingPositions, description: HubDescription) -> dict[str, int]:
+        """The sequence number of each partition's first event at a position.
+
+        Raises PositionOutOfRangeError for a sequence number beyond a partition's end.
+        """
+        return {
+            partition_id: self._resolve_one(partition_id, positions.for_partition(partition_id), bounds)
+            for partition_id, bounds in description.bounds.items()
+        }
+
+    def _resolve_one(self, partition_id: str, position: EventPosition, bounds: PartitionBounds) -> int:
+        if position.kind is PositionKind.EARLIEST:
+            return bounds.begin_sequence_number
+        if position.kind is PositionKind.LATEST:
+            return bounds.until_sequence_number
+        if position.kind is PositionKind.SEQUENCE_NUMBER:
+            assert isinstance(position.value, int)
+            wanted = position.value if position.is_inclusive else position.value + 1
+            if wanted > bounds.until_sequence_number:
+                raise PositionOutOfRangeError(
+                    f"Partition {partition_id} has no sequence number {wanted} yet: its next event gets "
+                    f"{bounds.until_sequence_number}.",
+                    next_step="Use latest to wait for new events.",
+                )
+            return wanted
+        if bounds.begin_sequence_number == bounds.until_sequence_number:
+            return bounds.until_sequence_number
+        return self._first_sequence_number(partition_id, position, bounds)
+
+    def _first_sequence_number(
+        self, partition_id: str, position: EventPosition, bounds: PartitionBounds
+    ) -> int:
+        """The first event at an offset or a time: asked of the service, by receiving it."""
+        if position.kind is PositionKind.ENQUEUED_TIME:
+            last_time = self._consumer.get_partition_properties(partition_id).last_enqueued_time
+            assert isinstance(position.value, datetime)
+            if last_time is None or last_time < position.value:
+                return bounds.until_sequence_number
+
+        async def receive_first() -> EncodedEvents:
+            async with EventHubConsumer.from_connection_string(
+                self._options.connection_string,
+                consumer_group=self._options.consumer_group,
+                ca_file=self._options.ca_file,
+            ) as consumer:
+                receiver = await consumer.open_receiver(partition_id, position, prefetch_events=1)
+                return await receiver.receive_encoded(1, _FIRST_EVENT_WAIT_S)
+
+        events = run_blocking(receive_first())
+        return events.sequence_numbers[0] if len(events) else bounds.until_sequence_number
+
+    def read_event(self, partition_id: str, sequence_number: int) -> ReceivedEvent:
+        """One event. Raises PositionOutOfRangeError where retention has deleted it."""
+        (event,) = self._consumer.read_events(self._options.event_hub, partition_id, [sequence_number])
+        return event
+
+    def read(self, item: PartitionRange) -> Iterator[EncodedEvents]:
+        """The events of a range, still encoded, in order."""
+        return self._consumer.read_encoded(
+            item.partition_id, item.start_sequence_number, item.until_sequence_number
+        )
+
+
+_consumers: dict[tuple[int, str, str, str | None], BlockingConsumer] = {}
+
+
+def _consumer(options: SourceOptions) -> BlockingConsumer:
+    """This process's consumer for the options; the process id is in the key because workers are forked."""
+    key = (os.getpid(), options.connection_string.format(), options.consumer_group, options.ca_file)
+    consumer = _consumers.get(key)
+    if consumer is None:
+        if len(_consumers) >= _CONSUMERS_MAX:
+            _consumers.pop(next(iter(_consumers))).close()
+        consumer = BlockingConsumer(
+            options.connection_string, consumer_group=options.consumer_group, ca_file=options.ca_file
+        )
+        _consumers[key] = consumer
+    return consumer

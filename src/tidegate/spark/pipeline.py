@@ -1,0 +1,175 @@
+"""Runs a pipeline on Spark: events of a hub, through a function or a DataFrame, into a table, exactly once.
+
+pipeline = Pipeline("flights", "flights", table, handler)
+query = run_pipeline(spark, pipeline, connection_string=…, database_url=…, checkpoint_location=…)
+query.awaitTermination()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tidegate.model.connection_string import ConnectionString
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.spark.commits import BOOKKEEPING_COLUMNS, missing_columns
+from tidegate.spark.hub import HubReader
+from tidegate.spark.options import CHECKPOINT_PREFIX, SourceOptions
+from tidegate.spark.ownership import claim_checkpoints
+from tidegate.spark.plan import SinkPlan
+from tidegate.spark.sink import PLAN_OPTION, SqlSinkDataSource
+from tidegate.spark.source import EventHubsDataSource, register
+from tidegate.sql import Database, Pipeline
+
+TRANSACTION_ROWS_MAX = 50_000
+"""Rows of one transaction at most (our choice: below it the commit is felt, above it only memory is)."""
+TRANSACTION_BYTES_MAX = 32 * 1024 * 1024
+"""Bytes of a transaction's rows in Arrow, at most."""
+MAX_EVENTS_PER_TRIGGER = 500_000
+"""Events of one micro-batch at most, unless said otherwise; bounds what one failure repeats."""
+
+Transformation = Callable[[DataFrame], DataFrame]
+"""From the columns of the format ``eventhubs`` to ``partition``, ``sequenceNumber``, the table's columns and,
+where wanted, ``_error`` (a reason: the event becomes a dead letter) and ``_skip`` (true: no row)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """When Spark starts a micro-batch. At most one of the two; neither: as soon as the last one is done."""
+
+    is_available_now: bool = False
+    """True: process what is there now, then end."""
+    interval: str | None = None
+    """Such as ``"5 seconds"``."""
+
+
+def run_pipeline(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    *,
+    connection_string: str,
+    database_url: str,
+    checkpoint_location: str | Path,
+    transform: Transformation | None = None,
+    trigger: Trigger = Trigger(),
+    max_events_per_trigger: int = MAX_EVENTS_PER_TRIGGER,
+    starting_position: str = "earliest",
+    fail_on_data_loss: bool = True,
+    ca_file: str | Path | None = None,
+    transaction_rows_max: int = TRANSACTION_ROWS_MAX,
+) -> StreamingQuery:
+    """Start the pipeline and return its query; ``awaitTermination`` raises what it ends with.
+
+    transform: None runs the pipeline's handler, a plain Python function per event; else the DataFrame that it
+    returns is written, and the handler is only for redrives. checkpoint_location: Spark's own directory, new
+    or of this pipeline; it may be lost, because the SQL checkpoint is what counts. starting_position: where
+    partitions without a SQL checkpoint start, as in the source's option ``startingPosition``.
+
+    The driver started last owns the consumer group: one that runs already fails with a FencedError.
+    Raises InvalidArgumentError, DatabaseError, EventHubReplacedError, and what the service says.
+    """
+    options = {
+        "eventhubs.connectionString": _hub_string(connection_string, pipeline.event_hub),
+        "eventhubs.consumerGroup": pipeline.consumer_group,
+        "eventhubs.startingPosition": starting_position,
+        "eventhubs.failOnDataLoss": str(fail_on_data_loss).lower(),
+        "eventhubs.maxEventsPerTrigger": str(max_events_per_trigger),
+        "eventhubs.tasksMax": str(spark.sparkContext.defaultParallelism),
+        "eventhubs.encodedEvents": str(transform is None).lower(),
+    }
+    if ca_file is not None:
+        options["eventhubs.caFile"] = str(ca_file)
+    sink = sink_options(
+        pipeline, options, database_url, is_transformed=transform is not None, rows_max=transaction_rows_max
+    )
+    register(spark)
+    # From here on the SQL checkpoints say where to start, for they exist now.
+    options["eventhubs.startingPosition"] = CHECKPOINT_PREFIX + database_url
+    rows = spark.readStream.format(EventHubsDataSource.name()).options(**options).load()
+    if transform is not None:
+        rows = _checked(transform(rows), pipeline)
+    writer = (
+        rows.writeStream.format(SqlSinkDataSource.name())
+        .queryName(pipeline.name)
+        .outputMode("append")
+        .option("checkpointLocation", str(checkpoint_location))
+        .options(**sink)
+    )
+    if trigger.is_available_now:
+        writer = writer.trigger(availableNow=True)
+    elif trigger.interval is not None:
+        writer = writer.trigger(processingTime=trigger.interval)
+    return writer.start()
+
+
+def sink_options(
+    pipeline: Pipeline,
+    source_options: dict[str, str],
+    database_url: str,
+    *,
+    is_transformed: bool,
+    rows_max: int = TRANSACTION_ROWS_MAX,
+) -> dict[str, str]:
+    """Claim the pipeline's checkpoints for this driver; the options for a ``writeStream`` of its own making.
+
+    source_options: those of the ``eventhubs`` stream that feeds it. Creates the table where it is missing.
+    Raises as ``run_pipeline``.
+    """
+    source = SourceOptions.parse(source_options)
+    database = Database.shared(database_url)
+    database.ensure_table(pipeline.table)
+    hub = HubReader(source)
+    description = hub.describe()
+    claim = claim_checkpoints(
+        database,
+        pipeline.consumer,
+        event_hub_created_at_ms=description.created_at_ms,
+        start_sequence_numbers=hub.resolve(source.starting, description),
+    )
+    plan = SinkPlan(
+        pipeline=pipeline,
+        database_url=database_url,
+        source=source,
+        claim=claim,
+        is_transformed=is_transformed,
+        transaction_rows_max=rows_max,
+        transaction_bytes_max=TRANSACTION_BYTES_MAX,
+    )
+    return {PLAN_OPTION: plan.to_text()}
+
+
+def _hub_string(connection_string: str, event_hub: str) -> str:
+    parsed = ConnectionString.parse(connection_string)
+    if parsed.entity_path is not None and parsed.entity_path.lower() != event_hub.lower():
+        raise InvalidArgumentError(
+            f"The connection string's EntityPath says {parsed.entity_path!r}, and the pipeline reads "
+            f"{event_hub!r}.",
+            next_step="Leave EntityPath out of the connection string.",
+        )
+    return parsed.with_entity_path(event_hub).format()
+
+
+def _checked(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """What a transformation returned, if the sink can write it."""
+    missing = missing_columns(rows.columns, is_transformed=True)
+    unknown = [
+        name
+        for name in rows.columns
+        if name not in BOOKKEEPING_COLUMNS and name not in pipeline.table.columns
+    ]
+    if missing:
+        raise InvalidArgumentError(
+            f"The transformation dropped the column {missing[0]!r}.",
+            next_step="Keep the columns partition and sequenceNumber as they came.",
+        )
+    if unknown:
+        raise InvalidArgumentError(
+            f"The transformation returned the column {unknown[0]!r}, which the table {pipeline.table.name} "
+            "lacks.",
+            next_step=f"It has {', '.join(pipeline.table.columns.keys())}.",
+        )
+    return rows

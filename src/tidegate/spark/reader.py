@@ -1,0 +1,277 @@
+"""The readers of the format ``eventhubs``: what a batch query and a micro-batch read, and reading it.
+
+Who runs where (each line is a process of its own, all of them Python):
+
+    batch planning        EventHubsBatchReader.partitions()          once per query, on the driver
+    stream planning       EventHubsStreamReader, all but read()      one process per query, on the driver
+    task                  read()                                     a pooled worker, on an executor
+
+Readers are pickled to the tasks, so they hold options and plans, never a connection: ``connections`` keeps
+those per process. Receivers take no owner level, so they neither push out nor are pushed out by others.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from tidegate.model.errors import CheckpointGapError, InvalidArgumentError, PositionOutOfRangeError
+from tidegate.spark.columns import encoded_event_batch, event_batch
+from tidegate.spark.hub import HubDescription, HubReader
+from tidegate.spark.offsets import (
+    JsonObject,
+    PartitionBounds,
+    PartitionRange,
+    StreamOffset,
+    clip_lost_events,
+    end_of_micro_batch,
+    pack_ranges,
+    ranges_between,
+)
+from tidegate.spark.options import SourceOptions
+from tidegate.spark.ownership import checkpoint_positions
+from tidegate.spark.session import usable_core_count
+from tidegate.sql import ConsumerKey, Database
+from tidegate.wire.encoded_events import EncodedEvents
+
+_logger = logging.getLogger(__name__)
+
+_FREEZES_MAX = 3
+
+
+class RangesInputPartition(InputPartition):
+    """What one task reads: ranges of one or more hub partitions, one after the other."""
+
+    def __init__(self, ranges: tuple[PartitionRange, ...]) -> None:
+        super().__init__(ranges)
+        self.ranges = ranges
+
+
+def read_ranges(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The events of a task's ranges as Arrow batches, in order within each hub partition.
+
+    Raises PositionOutOfRangeError where events of a range are gone (unless ``failOnDataLoss`` is off).
+    """
+    _freeze_garbage_collector()
+    if not isinstance(partition, RangesInputPartition):
+        return  # Spark's stand-in for a batch query that has nothing to read
+    make_batch = encoded_event_batch if options.encoded_events else event_batch
+    for item in partition.ranges:
+        for events in _read_range(HubReader(options), item, options):
+            yield make_batch(item.partition_id, events)
+
+
+def _read_range(hub: HubReader, item: PartitionRange, options: SourceOptions) -> Iterator[EncodedEvents]:
+    """The events of one range; where some are gone, the error that names them, or the rest of them."""
+    expected = item.start_sequence_number
+    while expected < item.until_sequence_number:
+        rest = PartitionRange(item.partition_id, expected, item.until_sequence_number)
+        try:
+            for events in hub.read(rest):
+                if events.sequence_numbers[0] != expected:
+                    _report_loss(rest, events.sequence_numbers[0], options)
+                expected = events.sequence_numbers[-1] + 1
+                yield events
+        except PositionOutOfRangeError:
+            begin = hub.describe().bounds[item.partition_id].begin_sequence_number
+            if begin <= expected:
+                raise
+            _report_loss(rest, begin, options)
+            expected = begin
+
+
+def _report_loss(item: PartitionRange, first: int, options: SourceOptions) -> None:
+    """Raise or log, as the options say, that the events from the start of ``item`` to ``first`` are gone."""
+    bounds = {item.partition_id: PartitionBounds(first, item.until_sequence_number)}
+    _, losses = clip_lost_events([item], bounds, fail_on_data_loss=options.fail_on_data_loss)
+    for sentence in losses:
+        _logger.warning(sentence)
+
+
+_freeze_count = 0
+
+
+def _freeze_garbage_collector() -> None:
+    """Take what a worker has loaded out of the garbage collector's sight, in its first few tasks.
+
+    PySpark's worker runs a full collection after every task; over all imported modules that was 95 % of the
+    time of a small micro-batch (measured with PySpark 4.3).
+    """
+    global _freeze_count
+    if _freeze_count < _FREEZES_MAX:
+        _freeze_count += 1
+        gc.collect()
+        gc.freeze()
+
+
+class EventHubsBatchReader(DataSourceReader):
+    """Reads from the starting to the ending position, both fixed when the query is planned."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        if options.max_events_per_trigger is not None:
+            raise InvalidArgumentError(
+                "The option maxEventsPerTrigger is for streams; a batch query has one reading.",
+                next_step="Limit it with eventhubs.endingPosition, or leave the option out.",
+            )
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Plan the tasks; no event enqueued after this is read."""
+        hub = HubReader(self._options)
+        description = hub.describe()
+        start = starting_positions(self._options, hub, description)
+        until = hub.resolve(self._options.ending, description)
+        ranges, losses = clip_lost_events(
+            ranges_between(start, until),
+            description.bounds,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+        )
+        for sentence in losses:
+            _logger.warning(sentence)
+        return [RangesInputPartition(task) for task in pack_ranges(ranges, tasks_max(self._options))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The events of one task."""
+        return read_ranges(self._options, partition)
+
+
+def starting_positions(options: SourceOptions, hub: HubReader, description: HubDescription) -> dict[str, int]:
+    """Where each partition starts: at its SQL checkpoint, where the options name a database that has one.
+
+    Raises EventHubReplacedError where that checkpoint counts in another incarnation of the hub.
+    """
+    positions = hub.resolve(options.starting, description)
+    return positions | sql_positions(options, description)
+
+
+def sql_positions(options: SourceOptions, description: HubDescription) -> dict[str, int]:
+    """The consumer group's SQL checkpoints; none where the options name no database."""
+    url = options.starting.checkpoint_database_url
+    if url is None:
+        return {}
+    found = checkpoint_positions(
+        Database.shared(url),
+        ConsumerKey(options.event_hub, options.consumer_group),
+        event_hub_created_at_ms=description.created_at_ms,
+    )
+    return {key: number for key, number in found.items() if key in description.bounds}
+
+
+def tasks_max(options: SourceOptions) -> int:
+    """How many tasks a micro-batch is cut into at most."""
+    return options.tasks_max or usable_core_count()
+
+
+class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches and reads their tasks' ranges."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        if options.has_ending:
+            raise InvalidArgumentError(
+                "The option eventhubs.endingPosition is for batch queries; a stream has no end.",
+                next_step="Use trigger(availableNow=True) for a stream that stops at what is there now.",
+            )
+        self._options = options
+        self._initial: StreamOffset | None = None
+        self._last_description: HubDescription | None = None
+        self._available_now_until: dict[str, int] | None = None
+        self._sql_start: dict[str, int] | None = None
+
+    # Spark asks for these names.
+
+    def initialOffset(self) -> JsonObject:  # noqa: N802
+        """Where a query without checkpoint starts; asked twice, answered once (``latest`` moves)."""
+        if self._initial is None:
+            hub = HubReader(self._options)
+            description = hub.describe()
+            positions = starting_positions(self._options, hub, description)
+            self._initial = StreamOffset(positions, description.created_at_ms)
+        return self._initial.to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """``maxEventsPerTrigger``, or everything there is."""
+        limit = self._options.max_events_per_trigger
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Fix the end of a query that stops at what is there now."""
+        bounds = HubReader(self._options).describe().bounds
+        self._available_now_until = {key: item.until_sequence_number for key, item in bounds.items()}
+
+    def latestOffset(self, start: JsonObject, limit: ReadLimit) -> JsonObject:  # noqa: N802
+        """Where the next micro-batch ends: all that is there, or a fair share of it within ``limit``.
+
+        Raises PositionOutOfRangeError where the hub is not the one that the offsets were counted in, or has
+        lost what was read from it already.
+        """
+        offset = StreamOffset.from_json(start)
+        description = HubReader(self._options).describe()
+        description.check_same_hub(offset.event_hub_created_at_ms)
+        self._last_description = description
+        self._check_not_ahead(offset, description)
+        ends = end_of_micro_batch(
+            offset.partitions,
+            description.bounds,
+            events_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
+            until=self._available_now_until,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+        )
+        return StreamOffset(ends, description.created_at_ms).to_json()
+
+    def reportLatestOffset(self) -> JsonObject | None:  # noqa: N802
+        """The hub's end as last seen, for the query's status."""
+        if self._last_description is None:
+            return None
+        return self._last_description.end_offset().to_json()
+
+    def partitions(self, start: JsonObject, end: JsonObject) -> Sequence[InputPartition]:
+        """The tasks of a micro-batch. Raises PositionOutOfRangeError where events of it are gone."""
+        start_offset, end_offset = StreamOffset.from_json(start), StreamOffset.from_json(end)
+        if self._last_description is None:
+            # A restarted query repeats its last micro-batch without asking for the latest offset first.
+            self._last_description = HubReader(self._options).describe()
+            self._last_description.check_same_hub(end_offset.event_hub_created_at_ms)
+        # What was committed to SQL before this query began need not be read again.
+        done = self._sql_start_of(self._last_description)
+        starts = {key: max(number, done.get(key, 0)) for key, number in start_offset.partitions.items()}
+        ranges, losses = clip_lost_events(
+            ranges_between(starts, end_offset.partitions),
+            self._last_description.bounds,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+        )
+        for sentence in losses:
+            _logger.warning(sentence)
+        return [RangesInputPartition(task) for task in pack_ranges(ranges, tasks_max(self._options))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The events of one task."""
+        return read_ranges(self._options, partition)
+
+    def _sql_start_of(self, description: HubDescription) -> dict[str, int]:
+        """The SQL checkpoints when this query began; asked for once."""
+        if self._sql_start is None:
+            self._sql_start = sql_positions(self._options, description)
+        return self._sql_start
+
+    def _check_not_ahead(self, offset: StreamOffset, description: HubDescription) -> None:
+        """When a query begins: Spark must not have got further than SQL, or events would be left out."""
+        if self._sql_start is not None:
+            return
+        for partition_id, position in self._sql_start_of(description).items():
+            spark_position = offset.partitions.get(partition_id, 0)
+            if spark_position > position:
+                raise CheckpointGapError(
+                    f"Spark's checkpoint directory is ahead of the database: partition {partition_id} is at "
+                    f"{spark_position} there, and at {position} in SQL.",
+                    next_step="Delete the checkpoint directory and start again: the database counts.",
+                )

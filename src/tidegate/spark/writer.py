@@ -1,0 +1,143 @@
+"""What a writing task does: every event it is given becomes rows, a dead letter or nothing, exactly once.
+
+A task has all events of some hub partitions within a micro-batch. Per hub partition they are committed in
+one transaction, or in several where they are many: each takes up where the SQL checkpoint is, so that a task
+which is killed, retried or run twice repeats nothing and leaves nothing out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from tidegate.model.errors import CheckpointGapError, FencedError, TidegateError
+from tidegate.spark.accounting import Gap, PendingRows, find_gap, sequence_numbers_of, split_by_partition
+from tidegate.spark.commits import CommitRange, commit_handled, commit_transformed
+from tidegate.spark.hub import HubReader
+from tidegate.spark.ownership import checkpoint_positions
+from tidegate.spark.plan import SinkPlan
+from tidegate.sql import BatchResult, Database
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSummary:
+    """What a task did with one hub partition; sent to the driver."""
+
+    partition_id: str
+    until_sequence_number: int
+    """The SQL checkpoint afterwards."""
+    rows: int = 0
+    dead_letters: int = 0
+    skipped: int = 0
+    """Events that an earlier attempt had committed already."""
+
+    def plus(self, result: BatchResult) -> PartitionSummary:
+        """With one more transaction in it."""
+        return replace(
+            self,
+            until_sequence_number=result.until_sequence_number,
+            rows=self.rows + result.rows,
+            dead_letters=self.dead_letters + result.dead_letters,
+            skipped=self.skipped + result.skipped,
+        )
+
+
+class TaskWriter:
+    """Takes a task's rows and commits them. For one task, in one thread."""
+
+    def __init__(self, plan: SinkPlan) -> None:
+        self._plan = plan
+        self._database = Database.shared(plan.database_url)
+        self._commit_range: CommitRange = commit_transformed if plan.is_transformed else commit_handled
+        self._pending: dict[str, PendingRows] = {}
+        self._summaries: dict[str, PartitionSummary] = {}
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> list[PartitionSummary]:
+        """Commit everything that ``batches`` holds.
+
+        Raises FencedError where another driver has taken over, CheckpointGapError where events are missing,
+        and what the database raises. What was committed before that stays committed.
+        """
+        for batch in batches:
+            for partition_id, part in split_by_partition(batch):
+                pending = self._pending.get(partition_id)
+                if pending is None:
+                    pending = self._pending[partition_id] = PendingRows(
+                        self._plan.transaction_rows_max, self._plan.transaction_bytes_max
+                    )
+                pending.add(part)
+                self._commit(partition_id, pending.take_ready())
+        for partition_id, pending in self._pending.items():
+            self._commit(partition_id, pending.take_rest())
+        return list(self._summaries.values())
+
+    def _commit(self, partition_id: str, rows: pa.Table | None) -> None:
+        if rows is None:
+            return
+        numbers = sequence_numbers_of(rows)
+        first = int(numbers[0])
+        inner_gap = find_gap(numbers, first)
+        if inner_gap is not None:
+            self._check_lost(partition_id, inner_gap)
+        try:
+            result = self._commit_range(self._database, self._plan, partition_id, rows, False)
+        except CheckpointGapError:
+            self._check_lost(partition_id, Gap(self._checkpoint(partition_id), first))
+            result = self._commit_range(self._database, self._plan, partition_id, rows, True)
+        except FencedError as exc:
+            raise fenced_error(self._plan, exc) from exc
+        summary = self._summaries.get(partition_id) or PartitionSummary(partition_id, first)
+        self._summaries[partition_id] = summary.plus(result)
+
+    def _checkpoint(self, partition_id: str) -> int:
+        positions = checkpoint_positions(
+            self._database,
+            self._plan.pipeline.consumer,
+            event_hub_created_at_ms=self._plan.claim.event_hub_created_at_ms,
+        )
+        return positions[partition_id]
+
+    def _check_lost(self, partition_id: str, gap: Gap) -> None:
+        """Raise CheckpointGapError, unless the missing events are gone for good and may be passed over."""
+        if not self._plan.source.fail_on_data_loss:
+            begin = HubReader(self._plan.source).describe().bounds[partition_id].begin_sequence_number
+            if gap.until_sequence_number <= begin:
+                _logger.warning(
+                    "Partition %s: %s passed over, for retention has deleted it.", partition_id, gap
+                )
+                return
+        raise gap_error(self._plan, partition_id, gap)
+
+
+def gap_error(plan: SinkPlan, partition_id: str, gap: Gap) -> TidegateError:
+    """Says what is missing and which of the possible reasons it has."""
+    if plan.is_transformed:
+        next_step = (
+            "Every event has to come out of the transformation: instead of filtering one, set `_skip` to "
+            "true (it writes no row) or `_error` to a reason (it becomes a dead letter). After a shuffle, "
+            "repartition by `partition`."
+        )
+    else:
+        next_step = (
+            "The Spark checkpoint directory is ahead of the database (a database restored from a backup?): "
+            "delete the directory and start again; the SQL checkpoint is what counts."
+        )
+    return CheckpointGapError(
+        f"Partition {partition_id} of {plan.pipeline.consumer}: {gap} did not come out of the query, so "
+        "nothing after it was written.",
+        next_step=next_step,
+    )
+
+
+def fenced_error(plan: SinkPlan, cause: FencedError) -> FencedError:
+    """Says that there is another driver, and that nothing was written twice."""
+    return FencedError(
+        f"Another driver took over the pipeline {plan.pipeline.name} ({plan.pipeline.consumer}) from this "
+        f"one ({plan.claim.owner}): {cause.message}",
+        next_step="Nothing of the batch was written here. Run one driver per consumer group.",
+    )

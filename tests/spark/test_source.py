@@ -1,0 +1,175 @@
+"""The format ``eventhubs`` against the real service, in a real Spark."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from tests.spark.support import publish
+
+from tidegate.spark import explain
+from tidegate.testing.hub import HubService
+
+pytestmark = pytest.mark.slow
+
+_COUNT = 400
+
+
+@pytest.fixture(scope="module")
+def filled_hub(hub_service: HubService) -> str:
+    """A connection string with EntityPath of a hub with four partitions of 100 events each."""
+    hub = hub_service.create_hub(partition_count=4)
+    publish(hub_service.connection_string, hub, _COUNT)
+    return hub_service.hub_connection_string(hub)
+
+
+def _read(spark: SparkSession, connection_string: str, **options: str) -> DataFrame:
+    reader = spark.read.format("eventhubs").option("eventhubs.connectionString", connection_string)
+    return reader.options(**{f"eventhubs.{name}": value for name, value in options.items()}).load()
+
+
+def test_a_batch_query_reads_every_column_of_every_event(spark: SparkSession, filled_hub: str) -> None:
+    """Names, types and values are those of the JVM connector; nothing is missing and nothing double."""
+    rows = _read(spark, filled_hub).collect()
+    assert len(rows) == _COUNT
+    assert {json.loads(row.body)["value"] for row in rows} == set(range(_COUNT))
+    assert {(row.partition, row.sequenceNumber) for row in rows} == {
+        (str(partition), number) for partition in range(4) for number in range(_COUNT // 4)
+    }
+    for row in rows:
+        value = json.loads(row.body)["value"]
+        assert row.partition == str(value % 4)
+        assert row.offset == str(row.sequenceNumber)
+        assert row.properties == {"parity": "odd" if value % 2 else "even"}
+        assert (row.publisher, row.partitionKey, row.systemProperties) == (None, None, {})
+        age_s = datetime.now(UTC).timestamp() - row.enqueuedTime.astimezone(UTC).timestamp()  # noqa: TID251
+        assert -1 < age_s < 600
+
+
+def test_positions_bound_a_batch_query(spark: SparkSession, filled_hub: str) -> None:
+    """From and to sequence numbers, half open; per partition; and from a time that is an event's own."""
+    rows = _read(
+        spark,
+        filled_hub,
+        startingPosition='{"seqNo": 10}',
+        endingPosition='{"seqNo": 20}',
+        startingPositions='{"3": {"seqNo": 10, "isInclusive": false}}',
+    )
+    counts = {row.partition: row["count"] for row in rows.groupBy("partition").count().collect()}
+    assert counts == {"0": 10, "1": 10, "2": 10, "3": 9}
+    middle = _read(spark, filled_hub).where("partition = '1' and sequenceNumber = 50").first()
+    assert middle is not None
+    time = middle.enqueuedTime.astimezone(UTC).isoformat()
+    from_time = _read(spark, filled_hub, startingPosition=json.dumps({"enqueuedTime": time}))
+    first = from_time.where("partition = '1'").agg({"sequenceNumber": "min"}).first()
+    assert first is not None
+    # Events of one batch share their time, so the first one at that time may lie before the 50th.
+    assert 0 <= first[0] <= 50
+    assert from_time.where(f"enqueuedTime < timestamp '{time}'").count() == 0
+    assert _read(spark, filled_hub, startingPosition="latest").count() == 0
+
+
+def test_a_key_becomes_a_column(spark: SparkSession, hub_service: HubService, filled_hub: str) -> None:
+    """Partition keys are read from the annotations of the stored event."""
+    import asyncio
+
+    from tidegate.client import EventHubProducer
+    from tidegate.model.events import EventData
+
+    hub = hub_service.create_hub(partition_count=2)
+
+    async def send() -> None:
+        async with EventHubProducer.from_connection_string(hub_service.connection_string, hub) as producer:
+            await producer.send([EventData(b"x", {"n": 1, "b": True})], partition_key="device-1")
+
+    asyncio.run(send())
+    (row,) = _read(spark, hub_service.hub_connection_string(hub)).collect()
+    assert (row.partitionKey, row.properties) == ("device-1", {"n": "1", "b": "true"})
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"startingPositon": "latest"}, "The format eventhubs has no option 'eventhubs.startingpositon'."),
+        ({"maxEventsPerTrigger": "5"}, "The option maxEventsPerTrigger is for streams"),
+    ],
+)
+def test_a_bad_option_reaches_the_user_as_one_sentence(
+    spark: SparkSession, filled_hub: str, options: dict[str, str], sentence: str
+) -> None:
+    """Spark wraps our error in a hundred lines; ``explain`` finds it, and no key is in it."""
+    with pytest.raises(PySparkException) as caught:
+        _read(spark, filled_hub, **options).count()
+    assert explain(caught.value).startswith(sentence)
+
+
+def test_an_unknown_hub_is_named(spark: SparkSession, hub_service: HubService) -> None:
+    """A misspelt hub does not look like an empty one."""
+    with pytest.raises(PySparkException) as caught:
+        _read(spark, hub_service.hub_connection_string("nowhere")).count()
+    assert "nowhere" in explain(caught.value)
+
+
+def _stream_counts(
+    spark: SparkSession, connection_string: str, checkpoint: Path, **options: str
+) -> list[tuple[int, int]]:
+    """(batch id, rows) of the micro-batches that an availableNow query runs."""
+    batches: list[tuple[int, int]] = []
+    query = (
+        spark.readStream.format("eventhubs")
+        .option("eventhubs.connectionString", connection_string)
+        .options(**options)
+        .load()
+        .writeStream.foreachBatch(lambda rows, batch_id: batches.append((batch_id, rows.count())))
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return batches
+
+
+def test_a_stream_reads_in_limited_micro_batches_and_goes_on(
+    spark: SparkSession, hub_service: HubService, tmp_path: Path
+) -> None:
+    """maxEventsPerTrigger bounds each micro-batch, availableNow drains, and a restart reads what is new."""
+    hub = hub_service.create_hub(partition_count=4)
+    connection_string = hub_service.hub_connection_string(hub)
+    publish(hub_service.connection_string, hub, 100)
+    first = _stream_counts(spark, connection_string, tmp_path / "cp", maxEventsPerTrigger="40")
+    assert first == [(0, 40), (1, 40), (2, 20)]
+    publish(hub_service.connection_string, hub, 8)
+    second = _stream_counts(spark, connection_string, tmp_path / "cp", maxEventsPerTrigger="40")
+    assert second == [(3, 8)]
+
+
+def test_a_stream_has_no_ending_position(spark: SparkSession, filled_hub: str, tmp_path: Path) -> None:
+    """The option would be ignored silently otherwise."""
+    with pytest.raises(PySparkException) as caught:
+        _stream_counts(spark, filled_hub, tmp_path / "cp", **{"eventhubs.endingPosition": "latest"})
+    assert "availableNow" in explain(caught.value)
+
+
+def test_a_hub_made_anew_is_not_mistaken_for_the_old_one(
+    spark: SparkSession, hub_service: HubService, tmp_path: Path
+) -> None:
+    """Sequence numbers start again in the new hub: going on from the old offset would leave events out."""
+    hub = hub_service.create_hub(partition_count=1)
+    connection_string = hub_service.hub_connection_string(hub)
+    publish(hub_service.connection_string, hub, 3)
+    _stream_counts(spark, connection_string, tmp_path / "cp")
+
+    async def replace(server: object) -> None:
+        broker = server.broker  # type: ignore[attr-defined]
+        broker.delete_event_hub(hub)
+        broker.create_event_hub(hub, partition_count=1, retention_hours=24)
+
+    hub_service.call(replace)
+    publish(hub_service.connection_string, hub, 9)
+    with pytest.raises(PySparkException) as caught:
+        _stream_counts(spark, connection_string, tmp_path / "cp")
+    assert "was deleted and created again" in explain(caught.value)
