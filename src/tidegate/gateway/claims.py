@@ -17,6 +17,7 @@ from tidegate.model.sas import make_sas_token
 
 _NAMESPACE = "sb://namespace"
 _SAS_TOKEN_TYPE = "servicebus.windows.net:sastoken"
+_ANSWERS_MAX = 1000
 _NEVER = 253_402_300_799
 """Unix time of the end of the year 9999: a policy's key, unlike a token, does not run out."""
 
@@ -30,6 +31,8 @@ class ConnectionClaims:
         self._clock = clock
         self._on_expiry = on_expiry
         self._grants: dict[Audience, Grant] = {}
+        # Answers of ``require``, which is asked for every batch: until when (path, claim) is permitted.
+        self._permitted_until: dict[tuple[str, Claim | None], int] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def put_token(self, token: str, *, token_type: str, audience: str) -> None:
@@ -49,6 +52,7 @@ class ConnectionClaims:
         if entity and not entity.startswith("$"):
             self._broker.event_hub(entity)
         self._grants[wanted] = grant
+        self._permitted_until.clear()
         self._set_timer()
 
     def put_policy(self, name: str, key: str) -> None:
@@ -60,12 +64,19 @@ class ConnectionClaims:
     def require(self, path: str, claim: Claim | None) -> None:
         """Raise UnauthorizedError unless a grant gives ``claim`` (None: any claim) on ``path`` now."""
         now_utc = self._clock.now_utc()
+        if now_utc.timestamp() < self._permitted_until.get((path, claim), 0):
+            return
         claims = tuple(Claim) if claim is None else (claim,)
-        if any(
-            grant.permits(path, wanted, now_utc=now_utc)
+        expiries = [
+            grant.expiry
             for grant in self._grants.values()
             for wanted in claims
-        ):
+            if grant.permits(path, wanted, now_utc=now_utc)
+        ]
+        if expiries:
+            if len(self._permitted_until) >= _ANSWERS_MAX:
+                self._permitted_until.clear()
+            self._permitted_until[path, claim] = max(expiries)
             return
         what = "Any" if claim is None else claim.value
         if any(grant.expiry <= now_utc.timestamp() for grant in self._grants.values()):
@@ -81,6 +92,7 @@ class ConnectionClaims:
     def close(self) -> None:
         """Forget everything."""
         self._grants.clear()
+        self._permitted_until.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,0 +1,89 @@
+"""A full disk and a damaged log, as a client sees them: one clear error, nothing lost, nothing altered."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.gateway.conftest import ManualClock
+from tests.gateway.support import HOST, Pair
+from tests.storage.simulated_files import SimulatedFiles
+
+from tidegate.amqp.message import Message, encode_message
+from tidegate.amqp.performatives import Accepted, Rejected
+from tidegate.broker import Broker
+from tidegate.wire.batch import wrap_event
+
+
+@pytest.fixture
+def files() -> SimulatedFiles:
+    """A disk in memory that can be filled."""
+    return SimulatedFiles()
+
+
+@pytest.fixture
+async def simulated(files: SimulatedFiles, clock: ManualClock) -> AsyncIterator[Broker]:
+    """A namespace on the simulated disk, with the hub ``hub`` of one partition."""
+    broker = await Broker.open(Path("/data"), clock=clock, files=files)
+    broker.create_event_hub("hub", partition_count=1)
+    yield broker
+    await broker.close()
+
+
+def _event(text: str) -> bytes:
+    return encode_message(Message(data=(text.encode(),)))
+
+
+async def test_full_disk_refuses_and_recovers(
+    files: SimulatedFiles, simulated: Broker, clock: ManualClock
+) -> None:
+    """While the disk is full sends are rejected as busy; on the same link they succeed when there is room."""
+    pair = Pair(simulated, clock)
+    assert pair.put_token(simulated, f"sb://{HOST}/hub").status_code == 202
+    link = pair.session.attach_sender("s", target="hub/Partitions/0")
+    pair.exchange()
+    for count, limit in enumerate((None, 0, None), start=1):
+        files.space_left = limit
+        link.send(_event(str(count)))
+        await pair.wait_for(lambda wanted=count: len(pair.settled(link)) == wanted)  # type: ignore[misc]
+    states = [event.state for event in pair.settled(link)]
+    assert [type(state) for state in states] == [Accepted, Rejected, Accepted]
+    assert isinstance(states[1], Rejected)
+    assert states[1].error is not None
+    assert states[1].error.condition == "com.microsoft:server-busy"
+    receiver = pair.session.attach_receiver(
+        "r", source="hub/ConsumerGroups/$Default/Partitions/0", target="client"
+    )
+    receiver.grant_credit(10)
+    pair.exchange()
+    assert [delivery.payload[-1:] for delivery in pair.deliveries(receiver)] == [b"1", b"3"]
+
+
+async def test_damaged_log_detaches_its_readers(broker: Broker, pair: Pair, tmp_path: Path) -> None:
+    """Altered events are not served: the reader is detached and told, the other partition is read on."""
+    for partition in broker.event_hub("hub").partitions:
+        section = wrap_event(_event("intact"))
+        await partition.append(section, array("I", (len(section),)))
+    damaged = 0
+    for path in tmp_path.glob("logs/*/0/*"):
+        content = path.read_bytes()
+        if b"intact" in content:
+            path.write_bytes(content.replace(b"intact", b"INTACT"))
+            damaged += 1
+    assert damaged == 1
+    links = [
+        pair.session.attach_receiver(
+            f"r{number}", source=f"hub/ConsumerGroups/$Default/Partitions/{number}", target="client"
+        )
+        for number in range(2)
+    ]
+    for link in links:
+        link.grant_credit(5)
+    pair.exchange()
+    assert pair.deliveries(links[0]) == []
+    error = pair.error_of(links[0])
+    assert error is not None
+    assert "tidegate check" in (error.description or "")
+    assert len(pair.deliveries(links[1])) == 1
