@@ -55,7 +55,7 @@ class StateTable(Generic[S, I]):
         text = f"{step.name.lower().replace('_', ' ')} is not allowed while the {self.name} is {state.name}."
         if step.name.startswith("RECEIVE_"):
             raise IllegalStateError(f"The peer broke the protocol: {text}")
-        raise LocalProtocolError(text.capitalize())
+        raise LocalProtocolError(text[0].upper() + text[1:])
 
     def allows(self, state: S, step: I) -> bool:
         """Whether the table has this step."""
