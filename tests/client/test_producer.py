@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from tests.client.fake_service import FakeService, until
@@ -55,9 +56,9 @@ async def idempotent_service() -> AsyncIterator[FakeService]:
         yield running
 
 
-def _producer(service: FakeService, **arguments: object) -> EventHubProducer:
-    chosen: dict[str, object] = {"retry": QUICK, "timeout_s": 5.0} | arguments
-    return EventHubProducer.from_connection_string(service.connection_string, **chosen)  # type: ignore[arg-type]
+def _producer(service: FakeService, **arguments: Any) -> EventHubProducer:
+    chosen = {"retry": QUICK, "timeout_s": 5.0} | arguments
+    return EventHubProducer.from_connection_string(service.connection_string, **chosen)
 
 
 async def test_send_stores_one_batch_in_order(service: FakeService) -> None:
@@ -250,6 +251,35 @@ async def test_failed_events_go_to_the_callback_instead(service: FakeService) ->
         await producer.flush()
     (failed,) = failures
     assert (failed.partition_id, type(failed.error), len(failed.events)) == ("1", UnauthorizedError, 1)
+
+
+async def test_a_callback_that_fails_costs_no_events(service: FakeService) -> None:
+    """An on_error that raises is logged, and the events reach flush instead."""
+
+    def fail(failed: FailedEvents) -> None:
+        raise KeyError("the caller's bug")
+
+    async with _producer(service, on_error=fail, batch_bytes_max=400, linger_ms=60_000.0) as producer:
+        service.refusals.append(UnauthorizedError("no Send claim"))
+        await producer.enqueue_many([EventData(b"." * 150)] * 4, partition_id="1")
+        with pytest.raises(SendFailedError, match="2 events"):
+            await producer.flush()
+    assert len(service.partitions[1].events) == 2
+
+
+async def test_keys_must_match_their_events(service: FakeService) -> None:
+    """Fewer or more keys than events is the caller's error, not a silent loss; others' errors pass as they
+    are.
+    """
+    async with _producer(service) as producer:
+        for keys in (["a"], ["a", "b", "c"]):
+            with pytest.raises(InvalidArgumentError, match="another number"):
+                await producer.enqueue_many(_events(2), partition_keys=keys)
+        broken = (str(int("mine")) for _ in range(2))
+        with pytest.raises(ValueError, match="mine"):
+            await producer.enqueue_many(_events(2), partition_keys=broken)
+        with pytest.raises(InvalidArgumentError, match="partition_keys, or"):
+            await producer.enqueue_many(_events(1), partition_keys=["a"], partition_id="0")
 
 
 async def test_errors_of_send_are_of_their_kind(service: FakeService) -> None:

@@ -261,6 +261,20 @@ async def test_closed_receivers_and_consumers_say_so(
         await consumer.open_receiver("0", EARLIEST)
 
 
+async def test_closing_while_reconnecting_ends_those_who_wait(
+    service: FakeService, consumer: EventHubConsumer
+) -> None:
+    """A receiver between two connections hears of its consumer's end, too."""
+    receiver = await consumer.open_receiver("0", EARLIEST)
+    service.attach_refusals.extend([BrokenError("not yet")] * 3)
+    service.cut_lines()
+    waiting = asyncio.ensure_future(receiver.receive())  # noqa: TID251 - the test owns it
+    await until(lambda: len(service.attach_refusals) < 3)
+    await consumer.close()
+    with pytest.raises(ClosedError):
+        await asyncio.wait_for(waiting, 5)
+
+
 async def test_batched_delivery_can_be_declined() -> None:
     """The switch that does not ask for the extension gets an event per delivery, from any service."""
     async with FakeService(capabilities=(BATCH_DELIVERY_CAPABILITY,)) as service:

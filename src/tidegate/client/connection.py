@@ -91,6 +91,7 @@ class LiveConnection:
         self._links: dict[Link, LinkHandler] = {}
         self._sessions: dict[Link, Session] = {}
         self._failure: TidegateError | None = None
+        self._over = asyncio.Event()
 
     @classmethod
     async def open(cls, namespace: Namespace, clock: Clock) -> LiveConnection:
@@ -200,9 +201,13 @@ class LiveConnection:
             self._driver.flush()
 
     async def wait_writable(self) -> None:
-        """Return once the socket takes more; raises nothing when the line is lost (handlers hear that)."""
+        """Return once the socket takes more. Raises the reason where the connection is over."""
         assert self._driver is not None
         await self._driver.wait_writable()
+
+    async def wait_over(self) -> None:
+        """Return once the connection is over; ``failure`` then says why."""
+        await self._over.wait()
 
     async def close(self) -> None:
         """Say good-bye, wait a little for the answer, and hang up. Handlers hear ClosedError. Idempotent."""
@@ -221,6 +226,7 @@ class LiveConnection:
         if self._failure is not None:
             return
         self._failure = error
+        self._over.set()
         if not self._opened.done():
             self._opened.set_exception(error)
             self._opened.exception()  # marks it as seen: a cancelled ``open`` has nobody who awaits it

@@ -76,8 +76,7 @@ class AuthorizedConnection:
         try:
             while True:
                 now = self.connection.clock.now_utc().timestamp()
-                await asyncio.sleep(refresh_delay_s(token.expiry, now=now))
-                if not self.connection.is_open:
+                if await self._is_over_within(refresh_delay_s(token.expiry, now=now)):
                     return
                 async with asyncio.timeout(self.connection.namespace.timeout_s):
                     fresh = await self._put_token(audience)
@@ -88,6 +87,15 @@ class AuthorizedConnection:
             self.connection.fail(timed_out("a token refresh", self.connection.namespace.timeout_s))
         except TidegateError as error:
             self.connection.fail(error)
+
+    async def _is_over_within(self, delay_s: float) -> bool:
+        """Sleep, and say False; True as soon as the connection is over."""
+        try:
+            async with asyncio.timeout(delay_s):
+                await self.connection.wait_over()
+        except TimeoutError:
+            return False
+        return True
 
 
 class Connector:
@@ -116,9 +124,12 @@ class Connector:
                 raise ClosedError("The client is closed.")
             if self._current is None or not self._current.connection.is_open:
                 old, self._current = self._current, None
-                if old is not None:
-                    await old.connection.close()
+                if old is not None:  # a silent peer's good-bye is not worth waiting for
+                    self.tasks.start(old.connection.close(), name="closing a broken connection")
                 connection = await LiveConnection.open(self.namespace, self.clock)
+                if self._is_closed:
+                    await connection.close()
+                    raise ClosedError("The client is closed.")
                 self._current = AuthorizedConnection(connection, self.tasks)
             return self._current
 

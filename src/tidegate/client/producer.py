@@ -12,8 +12,9 @@ turns over the partitions, a batch each.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +42,8 @@ from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.model.partition_key import partition_for_key
 from tidegate.wire.addresses import NodeAddress, entity_audience
 from tidegate.wire.event_codec import encode_event
+
+logger = logging.getLogger(__name__)
 
 _BUFFER_BYTES_MAX: Final = 64 * 1024 * 1024
 """Our choice: a second of a fast producer, and small beside any machine's memory."""
@@ -259,10 +262,14 @@ class EventHubProducer:
             raise InvalidArgumentError("Give partition_keys, or partition_key or partition_id.")
         await self._start()
         self._raise_failed()
-        keys = partition_keys if partition_keys is not None else repeat(partition_key)
+        pairs = (
+            zip(events, repeat(partition_key), strict=False)
+            if partition_keys is None
+            else _paired(events, partition_keys)
+        )
         count = 0
         until_turn = _EVENTS_PER_TURN
-        for event, key in zip(events, keys, strict=False):
+        for event, key in pairs:
             if self._buffered_bytes >= self._buffer_bytes_max:
                 await self._wait_room()
             self._add(event, key, partition_id)
@@ -320,6 +327,7 @@ class EventHubProducer:
                 self._seal(lane)
                 lane.sender.close(ClosedError("The producer was closed before the service answered."))
             await self._connector.close()
+        self._raise_failed()
 
     async def __aenter__(self) -> Self:
         return self
@@ -425,7 +433,26 @@ class EventHubProducer:
         self._changed.set()
 
     def _on_failed(self, failed: FailedEvents) -> None:
-        if self._on_error is not None:
-            self._on_error(failed)
-        else:
+        if self._on_error is None:
             self._failed.append(failed)
+            return
+        try:
+            self._on_error(failed)
+        except Exception:
+            # The callback is the caller's code: its failure must not cost the events, nor those behind them.
+            logger.exception("on_error failed for %r; flush will raise the events", failed)
+            self._failed.append(failed)
+
+
+def _paired(
+    events: Iterable[EventData], keys: Iterable[str | None]
+) -> Iterator[tuple[EventData, str | None]]:
+    try:
+        yield from zip(events, keys, strict=True)
+    except ValueError as error:
+        if not str(error).startswith("zip()"):
+            raise  # from inside the caller's own iterables
+        raise InvalidArgumentError(
+            "enqueue_many was given another number of partition_keys than of events.",
+            next_step="What both had is in the buffer already.",
+        ) from error

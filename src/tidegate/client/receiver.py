@@ -220,6 +220,13 @@ class PartitionReceiver(LinkHandler):
         self._connector.tasks.start(self._keep_attached(), name=f"receiver of {self._address}")
 
     async def _keep_attached(self) -> None:
+        """The receiver's task: attach again after each break, until that finally fails."""
+        try:
+            await self._attach_until_failed()
+        finally:  # cancelled, with its client: whoever receives must not wait for ever
+            self._fail(ClosedError("The client was closed."))
+
+    async def _attach_until_failed(self) -> None:
         retries_done = 0
         while self._failure is None:
             self._link_changed.clear()
