@@ -57,7 +57,7 @@ async def idempotent_service() -> AsyncIterator[FakeService]:
 
 
 def _producer(service: FakeService, **arguments: Any) -> EventHubProducer:
-    chosen = {"retry": QUICK, "timeout_s": 5.0} | arguments
+    chosen: dict[str, Any] = {"retry": QUICK, "timeout_s": 5.0} | arguments
     return EventHubProducer.from_connection_string(service.connection_string, **chosen)
 
 
