@@ -31,7 +31,7 @@ def prepare_results(database: Database, event_hub_created_at_ms: int) -> bool:
             f"{flight_performance.name}: they are not this demo's.",
             next_step="Give another --database, or none for a SQLite file of its own.",
         )
-    with database.writing() as connection:
+    with database.writing() as connection, connection.begin():
         connection.execute(delete(flight_performance))
         for table in (checkpoint, dead_letter, dead_letter_audit):
             connection.execute(delete(table).where(_is_ours(table)))

@@ -1,0 +1,225 @@
+"""``tidegate dlq``: from a dead letter in the database to its event in the log and back into a table."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.cli.support import run_tidegate
+
+from tidegate.client import BlockingConsumer
+from tidegate.sql import ConsumerKey, Database, load_pipeline, process_partition_batch
+from tidegate.testing.hub import HubService
+
+PIPELINE_FILE = """
+import json
+from sqlalchemy import BigInteger, Column, MetaData, Table, Text
+from tidegate.sql import Pipeline
+
+table = Table(
+    "reading", MetaData(),
+    Column("sequence_number", BigInteger, primary_key=True, autoincrement=False),
+    Column("text", Text, nullable=False),
+)
+
+def first(event):
+    value = json.loads(event.body)
+    if value["celsius"] is None:
+        raise ValueError("the sensor gave no temperature")
+    return {"sequence_number": event.sequence_number, "text": str(value["celsius"])}
+
+def corrected(event):
+    value = json.loads(event.body)
+    if value["celsius"] is None and value.get("is_broken"):
+        raise ValueError("the sensor is broken")
+    return {"sequence_number": event.sequence_number, "text": str(value["celsius"])}
+
+first_pipeline = Pipeline("readings", "HUB", table, first)
+corrected_pipeline = Pipeline("readings", "HUB", table, corrected)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Aftermath:
+    """A pipeline has run once: 7 rows, and 3 dead letters in partition 0."""
+
+    hub: str
+    database_url: str
+    pipeline_file: Path
+
+
+@pytest.fixture
+def aftermath(tmp_path: Path, hub_service: HubService) -> Aftermath:
+    """Ten events, three of them without a temperature, one of these of a broken sensor."""
+    hub = hub_service.create_hub(f"dlq-{uuid.uuid4().hex[:8]}", partition_count=1)
+    pipeline_file = tmp_path / "readings.py"
+    pipeline_file.write_text(PIPELINE_FILE.replace("HUB", hub))
+    events = [{"celsius": None if number in (3, 5, 8) else number} for number in range(10)]
+    events[8]["is_broken"] = True
+    lines = "\n".join(json.dumps(event) for event in events).encode()
+    environment = {"TIDEGATE_CONNECTION_STRING": hub_service.connection_string}
+    assert run_tidegate("send", hub, environment=environment, input_bytes=lines).code == 0
+    url = f"sqlite:///{tmp_path / 'readings.db'}"
+    pipeline = load_pipeline(f"{pipeline_file}:first_pipeline")
+    with Database.open(url) as database, BlockingConsumer(hub_service.connection_string, hub) as consumer:
+        database.ensure_table(pipeline.table)
+        received = list(consumer.read_events(hub, "0", range(10)))
+        process_partition_batch(
+            database,
+            pipeline,
+            partition_id="0",
+            start_sequence_number=0,
+            until_sequence_number=10,
+            events=received,
+        )
+    return Aftermath(hub, url, pipeline_file)
+
+
+def _redrive(
+    aftermath: Aftermath, *options: str, environment: dict[str, str]
+) -> tuple[int, dict[str, object], str]:
+    found = run_tidegate(
+        "dlq",
+        "redrive",
+        "--database",
+        aftermath.database_url,
+        "--pipeline",
+        f"{aftermath.pipeline_file}:corrected_pipeline",
+        "--json",
+        *options,
+        environment=environment,
+    )
+    record = json.loads(found.out) if found.out else {}
+    return found.code, record, found.err
+
+
+def test_list_count_and_show(aftermath: Aftermath, environment: dict[str, str]) -> None:
+    """A list has one record per dead letter, counts go by reason, and one can be seen with its event."""
+    database = ["--database", aftermath.database_url]
+    listed = run_tidegate("dlq", "list", *database, "--json", environment=environment).json()
+    assert [item["sequence_number"] for item in listed] == [3, 5, 8]  # type: ignore[attr-defined]
+    counts = run_tidegate("dlq", "list", *database, "--by-reason", "--json", environment=environment).json()
+    assert isinstance(counts, list)
+    (count,) = counts
+    assert (count["error_type"], count["reason"], count["count"]) == (
+        "ValueError",
+        "the sensor gave no temperature",
+        3,
+    )
+    limited = run_tidegate("dlq", "list", *database, "--limit", "1", "--nl", environment=environment)
+    assert len(limited.out.splitlines()) == 1
+    assert "1 of 3" in limited.err
+    shown = run_tidegate(
+        "dlq", "show", aftermath.hub, "0", "5", *database, "--event", "--json", environment=environment
+    ).json()
+    assert isinstance(shown, dict)
+    assert json.loads(shown["body"]) == {"celsius": None}
+    assert "first" in shown["traceback"]
+    assert run_tidegate("dlq", "show", aftermath.hub, "0", "4", *database, environment=environment).code == 1
+
+
+def test_redrive_in_steps(aftermath: Aftermath, environment: dict[str, str]) -> None:
+    """A dry run writes nothing, --max takes that many, what fails again stays open and is exit code 1."""
+    code, report, _ = _redrive(aftermath, "--dry-run", environment=environment)
+    assert (code, report["considered"], report["redriven"], report["failed"]) == (4, 3, 2, 1)
+    code, report, _ = _redrive(aftermath, "--max", "1", environment=environment)
+    assert (code, report["redriven"], report["rows"]) == (0, 1, 1)
+    code, report, error = _redrive(aftermath, environment=environment)
+    assert (code, report["considered"], report["redriven"], report["failed"]) == (1, 2, 1, 1)
+    assert "stay open" in error
+    listed = run_tidegate(
+        "dlq", "list", "--database", aftermath.database_url, "--json", environment=environment
+    )
+    assert [item["reason"] for item in listed.json()] == ["the sensor is broken"]  # type: ignore[attr-defined]
+
+
+def test_redrive_by_reason_finds_nothing_else(aftermath: Aftermath, environment: dict[str, str]) -> None:
+    """A filter by reason leaves the others alone."""
+    code, report, _ = _redrive(aftermath, "--reason", "no such reason", environment=environment)
+    assert (code, report["considered"]) == (0, 0)
+
+
+def test_discard_needs_a_reason_and_closes(aftermath: Aftermath, environment: dict[str, str]) -> None:
+    """Discarding asks why, can be rehearsed, and leaves an audit trail instead of an open dead letter."""
+    words = ["dlq", "discard", "--database", aftermath.database_url, "--hub", aftermath.hub]
+    assert run_tidegate(*words, environment=environment).code == 2
+    rehearsed = run_tidegate(*words, "--because", "test", "--dry-run", environment=environment)
+    assert "3 dead letters" in rehearsed.err
+    assert run_tidegate(*words, "--because", "sensor replaced", environment=environment).code == 0
+    listed = run_tidegate(
+        "dlq",
+        "list",
+        "--database",
+        aftermath.database_url,
+        "--status",
+        "discarded",
+        "--nl",
+        environment=environment,
+    )
+    assert len(listed.out.splitlines()) == 3
+
+
+def test_redrive_reads_a_data_directory_itself(tmp_path: Path, lonely: dict[str, str]) -> None:
+    """With --data-dir no service needs to run: the command serves the directory to itself."""
+    data_dir = tmp_path / "data"
+    hub = f"dlq-{uuid.uuid4().hex[:8]}"
+    with HubService(data_dir) as service:
+        service.create_hub(hub, partition_count=1)
+        environment = lonely | {"TIDEGATE_CONNECTION_STRING": service.connection_string}
+        sent = run_tidegate("send", hub, environment=environment, input_bytes=b'{"celsius": null}')
+        assert sent.code == 0, sent.err
+        pipeline_file = tmp_path / "readings.py"
+        pipeline_file.write_text(PIPELINE_FILE.replace("HUB", hub).replace("nullable=False", "nullable=True"))
+        url = f"sqlite:///{tmp_path / 'readings.db'}"
+        pipeline = load_pipeline(f"{pipeline_file}:first_pipeline")
+        with Database.open(url) as database, BlockingConsumer(service.connection_string, hub) as consumer:
+            database.ensure_table(pipeline.table)
+            process_partition_batch(
+                database,
+                pipeline,
+                partition_id="0",
+                start_sequence_number=0,
+                until_sequence_number=1,
+                events=list(consumer.read_events(hub, "0", [0])),
+            )
+        held = run_tidegate(
+            "dlq",
+            "show",
+            hub,
+            "0",
+            "0",
+            "--database",
+            url,
+            "--event",
+            "--data-dir",
+            str(data_dir),
+            environment=lonely,
+        )
+        assert held.code == 1
+        assert "Error:" in held.err
+    code, report, error = _redrive(
+        Aftermath(hub, url, pipeline_file), "--data-dir", str(data_dir), environment=lonely
+    )
+    assert (code, report.get("redriven")) == (0, 1), error
+    missing = run_tidegate(
+        "dlq",
+        "show",
+        hub,
+        "0",
+        "0",
+        "--database",
+        url,
+        "--event",
+        "--data-dir",
+        str(tmp_path),
+        environment=lonely,
+    )
+    assert missing.code == 1
+    assert "holds no service's data" in missing.err
+    with Database.open(url) as database:
+        assert ConsumerKey(hub) == pipeline.consumer
+        with database.read() as connection:
+            assert len(connection.execute(pipeline.table.select()).all()) == 1
