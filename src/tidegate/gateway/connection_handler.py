@@ -38,7 +38,7 @@ from tidegate.gateway.management import ManagementService
 from tidegate.gateway.nodes import LinkNode, NodeOpener
 from tidegate.gateway.request_node import RequestNodes
 from tidegate.model.clock import Clock
-from tidegate.model.errors import Fault, LocalProtocolError, TidegateError, UnauthorizedError
+from tidegate.model.errors import BrokenError, Fault, LocalProtocolError, TidegateError, UnauthorizedError
 from tidegate.wire.conditions import to_amqp_error
 from tidegate.wire.names import TRACKING_ID
 
@@ -156,7 +156,8 @@ class ConnectionHandler:
                     )
                 self._on_over()
             case ConnectionFailed(error):
-                level = logging.INFO if error.fault is Fault.WORLD else logging.WARNING
+                # A client that vanishes is everyday; the rest somebody should look at.
+                level = logging.INFO if isinstance(error, BrokenError) else logging.WARNING
                 _log.log(level, "%s: connection ended, %s: %s", self._peer_name, _whose_fault(error), error)
                 self._on_over()
 
@@ -198,18 +199,16 @@ class ConnectionHandler:
 
     def resume_reading(self) -> None:
         """Read from the socket again, if half of what may wait is done and the disk keeps up."""
-        if (
-            self._is_reading_paused
-            and self._driver is not None
-            and not self._is_stopping
-            and self._unacknowledged_bytes <= self._owner.unacknowledged_bytes_max // 2
-            and not self._owner.broker.is_congested
-        ):
+        if not self._is_reading_paused or self._is_stopping or self._driver is None:
+            return
+        if self._owner.broker.is_congested:
+            self._owner.on_congestion()
+        elif self._unacknowledged_bytes <= self._owner.unacknowledged_bytes_max // 2:
             self._is_reading_paused = False
             self._driver.resume_reading()
 
     def amqp_error(self, error: BaseException) -> Error:
-        """An error as the client is told it: with a tracking id that the log has, too."""
+        """An error as the client is told it; its ``description`` has a tracking id and is what to log."""
         tracking_id = str(uuid.uuid4())
         if not isinstance(error, TidegateError):
             _log.error("%s: unexpected failure, TrackingId:%s", self._peer_name, tracking_id, exc_info=error)
@@ -235,8 +234,9 @@ class ConnectionHandler:
         try:
             opened = self._opener.open(link, attach)
         except TidegateError as error:
-            _log.info("%s: attach of link %.80r refused: %s", self._peer_name, attach.name, error)
-            link.refuse(self.amqp_error(error))
+            told = self.amqp_error(error)
+            _log.info("%s: attach of link %.80r refused: %s", self._peer_name, attach.name, told.description)
+            link.refuse(told)
             return
         self._nodes[link] = opened.node
         link.accept(
@@ -258,9 +258,10 @@ class ConnectionHandler:
             try:
                 node.check_claims()
             except UnauthorizedError as error:
-                _log.info("%s: link %.80r detached: %s", self._peer_name, link.name, error)
+                told = self.amqp_error(error)
+                _log.info("%s: link %.80r detached: %s", self._peer_name, link.name, told.description)
                 self._drop(link)
-                link.detach(self.amqp_error(error))
+                link.detach(told)
         self.schedule_flush()
 
     # -- the connection

@@ -153,9 +153,10 @@ class EgressLink:
         """Detach the link with ``error``."""
         if self._is_closed:
             return
-        _log.info("%s: receiver detached: %s", self._path, error)
+        told = self._owner.amqp_error(error)
+        _log.info("%s: receiver detached: %s", self._path, told.description)
         self.close()
-        self._link.detach(self._owner.amqp_error(error))
+        self._link.detach(told)
 
     def _pump(self) -> None:
         link, owner = self._link, self._owner

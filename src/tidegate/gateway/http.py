@@ -47,6 +47,9 @@ _OWN_HEADER = re.compile(
 )
 """Headers with a meaning in HTTP; the others are properties of the event."""
 
+_SHUTDOWN_TIMEOUT_S = 5
+"""Requests that have not ended so long after the service stops are cut off (our choice)."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -75,7 +78,12 @@ class HttpGateway:
         """
         listener = socket.create_server((host, port), family=_family(host), backlog=1024)
         config = uvicorn.Config(
-            self._application, log_config=None, access_log=False, lifespan="off", server_header=False
+            self._application,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT_S,
         )
         config.load()
         config.ssl = ssl_context

@@ -142,8 +142,6 @@ class IngressLink:
             head = pending.popleft()
             self._owner.add_unacknowledged(-head.size)
             error = head.error()
-            if error is not None:
-                _log.info("%s: a batch was refused: %s", self._path, error)
             if head.is_settled or self._is_closed:
                 continue
             # Delivery ids are counted per session: between two of this link may lie another link's.
@@ -155,8 +153,9 @@ class IngressLink:
             if error is None:
                 run = (head.delivery_id, head.delivery_id)
             else:
-                state = Rejected(error=self._owner.amqp_error(error))
-                self._link.settle(head.delivery_id, head.delivery_id, state)
+                told = self._owner.amqp_error(error)
+                _log.info("%s: a batch was refused: %s", self._path, told.description)
+                self._link.settle(head.delivery_id, head.delivery_id, Rejected(error=told))
         self._accept(run)
 
     def _accept(self, run: tuple[int, int] | None) -> None:

@@ -87,6 +87,9 @@ class TidegateServer:
             tls = certificate.ssl_context()
         self._broker = await Broker.open(settings.data_dir, clock=self._clock)
         stack.push_async_callback(self._broker.close)
+        if settings.ready_file is not None:
+            # Left by a service that was killed: whoever waits for the file must not read it.
+            settings.ready_file.unlink(missing_ok=True)
         tasks = TaskOwner("service")
         stack.push_async_callback(tasks.close)
         tasks.start(self._apply_retention(self._broker), name="retention")
@@ -147,7 +150,7 @@ class TidegateServer:
             await asyncio.sleep(self.settings.retention_interval_s)
             try:
                 removed = await broker.apply_retention()
-            except TidegateError as error:
+            except (TidegateError, OSError) as error:
                 _log.error("retention: %s; trying again later", error)
                 continue
             if removed:
