@@ -29,7 +29,7 @@ from tidegate.model.errors import (
     QuotaExceededError,
 )
 from tidegate.model.events import ReceivedEvent
-from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, EVENT_BYTES_MAX
 from tidegate.model.position import EventPosition
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_codec import decode_event, event_body
@@ -94,6 +94,16 @@ def run_blocking(coroutine: Coroutine[Any, Any, T], timeout_s: float | None = No
         if _current is None:
             _current = _BackgroundLoop()
     return _current.run(coroutine, timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Sequence numbers ``start <= number < until`` of one partition."""
+
+    event_hub: str
+    partition_id: str
+    start: int
+    until: int
 
 
 @dataclass(slots=True)
@@ -183,7 +193,8 @@ class BlockingConsumer:
         where events of the range do not come in time; and as ``open_receiver``. What was yielded before an
         error is in order and without a gap.
         """
-        return self._read(self._hub(), partition_id, start_sequence_number, until_sequence_number, timeout_s)
+        wanted = _Range(self._hub(), partition_id, start_sequence_number, until_sequence_number)
+        return self._read(wanted, timeout_s, self._prefetch_bytes)
 
     def read_events(
         self,
@@ -199,7 +210,9 @@ class BlockingConsumer:
         """
         for numbers in group_neighbours(sequence_numbers, gap_max=_RANGE_GAP_MAX):
             wanted = frozenset(numbers)
-            for chunk in self._read(event_hub, partition_id, numbers[0], numbers[-1] + 1, timeout_s):
+            whole = _Range(event_hub, partition_id, numbers[0], numbers[-1] + 1)
+            # The smallest window: a few events are wanted, not the megabytes behind them.
+            for chunk in self._read(whole, timeout_s, EVENT_BYTES_MAX):
                 for index, sequence_number in enumerate(chunk.sequence_numbers):
                     if sequence_number in wanted:
                         yield ReceivedEvent(
@@ -260,55 +273,51 @@ class BlockingConsumer:
             )
         return consumers[event_hub]
 
-    def _read(
-        self, event_hub: str, partition_id: str, start: int, until: int, timeout_s: float
-    ) -> Iterator[EncodedEvents]:
-        if not 0 <= start <= until:
-            raise InvalidArgumentError(f"No range of sequence numbers goes from {start} to {until}.")
-        if start == until:
+    def _read(self, wanted: _Range, timeout_s: float, prefetch_bytes: int) -> Iterator[EncodedEvents]:
+        if not 0 <= wanted.start <= wanted.until:
+            raise InvalidArgumentError(
+                f"No range of sequence numbers goes from {wanted.start} to {wanted.until}."
+            )
+        if wanted.start == wanted.until:
             return
-        receiver = run_blocking(self._check_out(event_hub, partition_id, start, timeout_s))
-        next_number = start
-        is_reusable = False
+        receiver = run_blocking(self._check_out(wanted, timeout_s, prefetch_bytes))
+        next_number = wanted.start
         try:
-            while next_number < until:
-                chunk = run_blocking(receiver.receive_encoded(until - next_number, timeout_s))
+            while next_number < wanted.until:
+                chunk = run_blocking(receiver.receive_encoded(wanted.until - next_number, timeout_s))
                 if not len(chunk):
                     raise OperationTimeoutError(
-                        f"Sequence number {next_number} of partition {partition_id} of {event_hub!r} did not"
-                        f" come within {timeout_s:g} s.",
-                        next_step="Is it written yet? The range to read ends at"
-                        f" {until}, the partition's properties tell where its log does.",
+                        f"Sequence number {next_number} of partition {wanted.partition_id} of"
+                        f" {wanted.event_hub!r} did not come within {timeout_s:g} s.",
+                        next_step="Is it written yet? The partition's properties tell where its log ends.",
                     )
                 next_number = chunk.sequence_numbers[-1] + 1
-                if next_number > until:  # the log has a hole, and this is from behind the range
-                    chunk = chunk[: sum(1 for number in chunk.sequence_numbers if number < until)]
+                if next_number > wanted.until:  # the log has a hole, and this is from behind the range
+                    chunk = chunk[: sum(1 for number in chunk.sequence_numbers if number < wanted.until)]
                 if len(chunk):
                     yield chunk
-            is_reusable = next_number == until
         finally:
-            run_blocking(self._check_in(event_hub, partition_id, receiver, until, is_reusable))
+            is_reusable = next_number == wanted.until
+            run_blocking(self._check_in(wanted, receiver, is_reusable))
 
-    async def _check_out(
-        self, event_hub: str, partition_id: str, start: int, timeout_s: float
-    ) -> PartitionReceiver:
-        """The receiver that waits at ``start``, or a new one."""
-        consumer = self._consumer(event_hub)
-        kept = self._own_state().idle.pop((event_hub, partition_id), None)
+    async def _check_out(self, wanted: _Range, timeout_s: float, prefetch_bytes: int) -> PartitionReceiver:
+        """The receiver that waits at the start of the range, or a new one."""
+        consumer = self._consumer(wanted.event_hub)
+        kept = self._own_state().idle.pop((wanted.event_hub, wanted.partition_id), None)
         if kept is not None:
             receiver, continues_at, timer = kept
             timer.cancel()
-            if continues_at == start and not receiver.is_over:
+            if continues_at == wanted.start and not receiver.is_over:
                 return receiver
             await receiver.close()
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
             try:
                 return await consumer.open_receiver(
-                    partition_id,
-                    EventPosition.from_sequence_number(start),
+                    wanted.partition_id,
+                    EventPosition.from_sequence_number(wanted.start),
                     owner_level=self._owner_level,
-                    prefetch_bytes=self._prefetch_bytes,
+                    prefetch_bytes=prefetch_bytes,
                     must_start_at_position=True,
                 )
             except QuotaExceededError:
@@ -316,16 +325,14 @@ class BlockingConsumer:
                     raise
                 await asyncio.sleep(_QUOTA_DELAY_S)
 
-    async def _check_in(
-        self, event_hub: str, partition_id: str, receiver: PartitionReceiver, until: int, is_reusable: bool
-    ) -> None:
-        """Keep a receiver for the range that starts at ``until``, or close it."""
-        idle, key = self._own_state().idle, (event_hub, partition_id)
+    async def _check_in(self, read: _Range, receiver: PartitionReceiver, is_reusable: bool) -> None:
+        """Keep a receiver for the range that starts where ``read`` ended, or close it."""
+        idle, key = self._own_state().idle, (read.event_hub, read.partition_id)
         if not is_reusable or self._is_closed or key in idle:
             await receiver.close()
             return
         timer = asyncio.get_running_loop().call_later(_IDLE_S, self._expire, key)
-        idle[key] = (receiver, until, timer)
+        idle[key] = (receiver, read.until, timer)
 
     def _expire(self, key: tuple[str, str]) -> None:
         kept = self._own_state().idle.pop(key, None)
