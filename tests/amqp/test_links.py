@@ -456,3 +456,20 @@ def test_a_delivery_count_passes_its_largest_value() -> None:
     receiver.grant_credit(2)
     pair.pump()
     assert sender.credit == 2
+
+
+def test_nothing_follows_a_detach() -> None:
+    """Protects the peer from frames on a handle that it has freed: what waits for the window is dropped."""
+    client = ConnectionConfiguration(
+        "client", incoming_window=4, max_frame_size=512, sasl_mechanism="ANONYMOUS"
+    )
+    pair = EnginePair(client=client)
+    session = pair.open()
+    receiver, sender = pair.attach_receiver(session)
+    receiver.grant_credit(5)
+    pair.pump()
+    sender.send(bytes(5000), settled=True)
+    sender.detach()
+    pair.pump()
+    assert _deliveries(pair) == []
+    assert session.is_mapped

@@ -82,6 +82,10 @@ class LinkSession(Protocol):
         """Whether frames of this link wait for the window."""
         ...
 
+    def drop_blocked(self, link: Link) -> None:
+        """Forget frames of this link that wait for the window."""
+        ...
+
     def add_unsettled(self, delivery_id: int, link: Link) -> None:
         """Remember to whom a disposition of this delivery goes."""
         ...
@@ -246,6 +250,7 @@ class Link:
     def _send_detach(self, error: Error | None, *, closed: bool) -> None:
         self.state = LINK.after(self.state, LinkInput.SEND_DETACH)
         self._local_error = error
+        self.session.drop_blocked(self)
         self.session.send_performative(Detach(handle=self.handle, closed=closed, error=error))
 
     def _take_remote_attach(self, attach: Attach) -> None:

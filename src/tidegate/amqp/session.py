@@ -328,6 +328,12 @@ class Session:
             handle=handle, delivery_count=delivery_count, link_credit=link_credit, drain=drain, echo=echo
         )
 
+    def drop_blocked(self, link: Link) -> None:
+        """Forget frames of this link that wait for the window: nothing may follow its detach."""
+        if self._blocked:
+            self._blocked = deque(entry for entry in self._blocked if entry[0] is not link)
+            self._wake_senders()
+
     def forget_link(self, link: Link) -> None:
         """Free the link's handles, name and unsettled deliveries."""
         self._links.pop(link.handle, None)
@@ -336,9 +342,7 @@ class Session:
             self._links_by_remote_handle.pop(link.remote_handle, None)
         if isinstance(link, SenderLink):
             self._unsettled = {key: owner for key, owner in self._unsettled.items() if owner is not link}
-            if self._blocked:
-                self._blocked = deque(entry for entry in self._blocked if entry[0] is not link)
-                self._wake_senders()
+            self.drop_blocked(link)
 
     # --- helpers ---
 
