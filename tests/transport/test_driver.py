@@ -1,0 +1,302 @@
+"""The AMQP driver on real loopback sockets: TCP, TLS, back-pressure, cut lines, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ipaddress
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tidegate.amqp.connection import ConnectionConfiguration
+from tidegate.amqp.events import (
+    ConnectionFailed,
+    ConnectionOpened,
+    CreditGranted,
+    DeliveriesReceived,
+    Event,
+    LinkAttaching,
+)
+from tidegate.amqp.link import ReceiverLink, SenderLink
+from tidegate.model.errors import BrokenError, ClosedError, OperationTimeoutError
+from tidegate.transport.clock import SystemClock
+from tidegate.transport.driver import AmqpDriver, AmqpServer, InternalFailureError, connect_amqp, serve_amqp
+from tidegate.transport.streams import connect_stream
+
+CLIENT = ConnectionConfiguration("client", sasl_mechanism="ANONYMOUS")
+
+
+class Recorder:
+    """Collects events, and lets a test wait for what it looks for."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.payloads: list[bytes] = []
+        self._changed = asyncio.Event()
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, DeliveriesReceived):
+            self.payloads += [delivery.payload for delivery in event.deliveries]
+        self._changed.set()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait until the condition holds; it is looked at after each event."""
+        async with asyncio.timeout(20):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    def has(self, kind: type[Event]) -> bool:
+        """Whether such an event came."""
+        return any(isinstance(event, kind) for event in self.events)
+
+
+class Service:
+    """Accepts every link, gives receivers credit, keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+        self.drivers: list[AmqpDriver] = []
+        self.senders: list[SenderLink] = []
+        self.fail_on: type[Event] | None = None
+
+    def __call__(self, driver: AmqpDriver) -> Callable[[Event], None]:
+        self.drivers.append(driver)
+        return self.handle
+
+    def handle(self, event: Event) -> None:
+        """One event of any connection."""
+        if self.fail_on is not None and isinstance(event, self.fail_on):
+            raise ValueError("a mistake of the application")
+        if isinstance(event, LinkAttaching):
+            event.link.accept()
+            if isinstance(event.link, ReceiverLink):
+                event.link.grant_credit(1_000_000)
+        elif isinstance(event, CreditGranted) and event.link not in self.senders:
+            self.senders.append(event.link)
+        self.recorder(event)
+
+
+@asynccontextmanager
+async def serving(service: Service, server_ssl: ssl.SSLContext | None = None) -> AsyncIterator[AmqpServer]:
+    """The service on a free port."""
+    server = await serve_amqp(
+        "127.0.0.1",
+        0,
+        ssl=server_ssl,
+        configuration=ConnectionConfiguration("service"),
+        clock=SystemClock(),
+        on_connection=service,
+    )
+    try:
+        yield server
+    finally:
+        await server.close(timeout_s=1)
+        assert server.drivers == set()
+
+
+async def connecting(
+    server: AmqpServer, recorder: Recorder, client_ssl: ssl.SSLContext | None = None
+) -> AmqpDriver:
+    """A client of it."""
+    return await connect_amqp(
+        "127.0.0.1", server.port, ssl=client_ssl, configuration=CLIENT, clock=SystemClock(), on_event=recorder
+    )
+
+
+def _tls_contexts(directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Server's and client's context around a certificate for 127.0.0.1 that is made here."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
+    start = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(start)
+        .not_valid_after(start + datetime.timedelta(days=40_000))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    pem = directory / "both.pem"
+    pem.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        + certificate.public_bytes(serialization.Encoding.PEM)
+    )
+    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_context.load_cert_chain(pem)
+    return server_context, ssl.create_default_context(cafile=str(pem))
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+async def test_messages_of_all_sizes_cross_real_sockets(is_tls: bool, tmp_path: Path) -> None:
+    """Protects the whole path, TCP and TLS: small ones, and some of several frames and reads."""
+    server_ssl, client_ssl = _tls_contexts(tmp_path) if is_tls else (None, None)
+    service, recorder = Service(), Recorder()
+    payloads = [b"%d" % number + bytes(number % 3 * 150_000) for number in range(40)]
+    async with serving(service, server_ssl) as server:
+        driver = await connecting(server, recorder, client_ssl)
+        link = driver.connection.begin_session().attach_sender("out", target="hub")
+        driver.flush()
+        await recorder.until(lambda: link.sendable)
+        for payload in payloads:
+            link.send(payload, settled=True)
+            driver.flush_soon()
+            driver.flush_soon()
+        await service.recorder.until(lambda: len(service.recorder.payloads) == len(payloads))
+        assert service.recorder.payloads == payloads
+        await driver.close()
+        assert isinstance(driver.stop_reason, ClosedError)
+
+
+async def test_an_untrusted_certificate_is_said_to_be_one(tmp_path: Path) -> None:
+    """Protects users of self-made certificates: the error names the cause and the way out."""
+    server_ssl, _ = _tls_contexts(tmp_path)
+    async with serving(Service(), server_ssl) as server:
+        with pytest.raises(BrokenError, match="CA file"):
+            await connecting(server, Recorder(), ssl.create_default_context())
+
+
+async def test_a_peer_that_does_not_read_holds_the_sender_back() -> None:
+    """Protects memory: the driver says when the stream is full, and wakes its owner when it is not."""
+    service, recorder = Service(), Recorder()
+    async with serving(service) as server:
+        driver = await connecting(server, recorder)
+        receiver = driver.connection.begin_session().attach_receiver("in", source="hub")
+        receiver.grant_credit(1000)
+        driver.flush()
+        await service.recorder.until(lambda: service.senders)
+        driver.pause_reading()
+        (sender,) = service.senders
+        (service_driver,) = service.drivers
+        woken = asyncio.Event()
+        service_driver.on_writable = woken.set
+        count = 0
+        while service_driver.is_writable:
+            sender.send(bytes(1_000_000), settled=True)
+            service_driver.flush()
+            count += 1
+            assert count < 100, "nothing holds the sender back"
+        assert not woken.is_set()
+        driver.resume_reading()
+        async with asyncio.timeout(20):
+            await service_driver.wait_writable()
+            await woken.wait()
+        await recorder.until(lambda: len(recorder.payloads) == count)
+        await driver.close()
+
+
+async def test_a_cut_line_is_told_to_everyone_with_the_first_reason() -> None:
+    """Protects waiters: they get the reason why the connection broke, on both sides, once."""
+    service, recorder = Service(), Recorder()
+    async with serving(service) as server:
+        driver = await connecting(server, recorder)
+        await recorder.until(lambda: recorder.has(ConnectionOpened))
+        stream = driver._stream  # the line, to cut it
+        assert stream is not None
+        stream.abort()
+        async with asyncio.timeout(20):
+            await driver.wait_closed()
+            await service.drivers[0].wait_closed()
+        for each in (driver, service.drivers[0]):
+            assert isinstance(each.stop_reason, BrokenError)
+            with pytest.raises(BrokenError):
+                await each.wait_writable()
+        assert sum(isinstance(event, ConnectionFailed) for event in recorder.events) == 1
+        await driver.close()  # does nothing any more
+
+
+async def test_a_mistake_in_a_handler_ends_only_its_connection() -> None:
+    """Protects the other connections of a service from a handler that raises on one of them."""
+    service, recorder = Service(), Recorder()
+    async with serving(service) as server:
+        well = Recorder()
+        await connecting(server, well)
+        await well.until(lambda: well.has(ConnectionOpened))
+        service.fail_on = LinkAttaching
+        driver = await connecting(server, recorder)
+        driver.connection.begin_session().attach_sender("out", target="hub")
+        driver.flush()
+        async with asyncio.timeout(20):
+            await driver.wait_closed()
+        assert "amqp:internal-error" in str(driver.stop_reason)
+        assert isinstance(service.drivers[1].stop_reason, InternalFailureError)
+        assert service.drivers[0].stop_reason is None
+
+
+async def test_idle_connections_are_kept_alive_by_the_timer() -> None:
+    """Protects quiet connections: empty frames go out before the peer's idle time-out ends."""
+    service, recorder = Service(), Recorder()
+    async with serving(service) as server:
+        impatient = ConnectionConfiguration("client", sasl_mechanism="ANONYMOUS", idle_timeout_s=0.2)
+        driver = await connect_amqp(
+            "127.0.0.1",
+            server.port,
+            ssl=None,
+            configuration=impatient,
+            clock=SystemClock(),
+            on_event=recorder,
+        )
+        waiting = driver.wait_closed()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(waiting, 0.8)
+        assert driver.stop_reason is None
+        await driver.close()
+
+
+async def test_closing_the_service_tells_its_clients_why() -> None:
+    """Protects clients: they learn that the service stops, rather than find the line dead."""
+    service, recorder = Service(), Recorder()
+    async with serving(service) as server:
+        driver = await connecting(server, recorder)
+        await recorder.until(lambda: recorder.has(ConnectionOpened))
+        await server.close()
+        async with asyncio.timeout(20):
+            await driver.wait_closed()
+        assert "amqp:connection:forced" in str(driver.stop_reason)
+
+
+async def test_a_cancelled_close_still_ends() -> None:
+    """Protects against a stream that stays open because nobody waited for its end."""
+    service, recorder = Service(), Recorder()
+    async with serving(service) as server:
+        driver = await connecting(server, recorder)
+        await recorder.until(lambda: recorder.has(ConnectionOpened))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(driver.close(), 0)
+        driver.start_closing()
+        async with asyncio.timeout(20):
+            await driver.wait_closed()
+
+
+async def test_no_service_and_a_silent_one_are_told_apart() -> None:
+    """Protects the first thing that goes wrong for a user: nothing listens, or nothing answers."""
+    with pytest.raises(BrokenError, match="Is the service running"):
+        await connect_stream("127.0.0.1", 1, ssl=None, on_connected=_unreachable)
+    silent = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    async with silent:
+        port = silent.sockets[0].getsockname()[1]
+        with pytest.raises((BrokenError, OperationTimeoutError)):
+            await connect_stream(
+                "127.0.0.1", port, ssl=ssl.create_default_context(), on_connected=_unreachable, timeout_s=5
+            )
+
+
+def _unreachable(stream: object) -> AmqpDriver:
+    raise AssertionError("no stream should have come up")
