@@ -24,6 +24,7 @@ from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import BrokenError, ClosedError, InvalidArgumentError, TidegateError
 from tidegate.server.certificates import ServerCertificate, ensure_server_certificate
+from tidegate.server.memory import keep_freed_memory
 from tidegate.server.ready import ReadyInformation, write_profile, write_ready_file
 from tidegate.server.settings import ServerSettings
 from tidegate.transport.clock import SystemClock
@@ -165,6 +166,7 @@ async def run_server(
     on_ready: called once clients can connect. Raises what ``TidegateServer.start`` raises.
     Cancellation: is how to stop it; what was acknowledged is on disk.
     """
+    keep_freed_memory()
     server = TidegateServer(settings)
     ready = await server.start()
     try:
