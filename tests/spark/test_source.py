@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +12,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from tests.spark.support import publish
 
+from tidegate.client import EventHubProducer
+from tidegate.model.events import EventData
+from tidegate.server.app import TidegateServer
 from tidegate.spark import explain
 from tidegate.testing.hub import HubService
 
@@ -75,11 +79,6 @@ def test_positions_bound_a_batch_query(spark: SparkSession, filled_hub: str) -> 
 
 def test_a_key_becomes_a_column(spark: SparkSession, hub_service: HubService, filled_hub: str) -> None:
     """Partition keys are read from the annotations of the stored event."""
-    import asyncio
-
-    from tidegate.client import EventHubProducer
-    from tidegate.model.events import EventData
-
     hub = hub_service.create_hub(partition_count=2)
 
     async def send() -> None:
@@ -163,10 +162,9 @@ def test_a_hub_made_anew_is_not_mistaken_for_the_old_one(
     publish(hub_service.connection_string, hub, 3)
     _stream_counts(spark, connection_string, tmp_path / "cp")
 
-    async def replace(server: object) -> None:
-        broker = server.broker  # type: ignore[attr-defined]
-        broker.delete_event_hub(hub)
-        broker.create_event_hub(hub, partition_count=1, retention_hours=24)
+    async def replace(server: TidegateServer) -> None:
+        await server.broker.delete_event_hub(hub)
+        server.broker.create_event_hub(hub, partition_count=1)
 
     hub_service.call(replace)
     publish(hub_service.connection_string, hub, 9)

@@ -1,0 +1,227 @@
+"""Rows and dead letters together are the events sent, none twice: with retried tasks and lost checkpoints."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
+from tests.spark.support import assert_exact, make_pipeline, outcome_of, publish, readings, score
+
+from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError
+from tidegate.model.events import ReceivedEvent
+from tidegate.server.app import TidegateServer
+from tidegate.spark import Transformation, Trigger, explain, run_pipeline
+from tidegate.sql import Database, DeadLetterFilter, DeadLetters, Pipeline
+from tidegate.testing.hub import HubService
+
+pytestmark = pytest.mark.slow
+
+_COUNT = 4000
+
+
+class _Run:
+    """One hub, one database, one checkpoint directory."""
+
+    def __init__(self, spark: SparkSession, service: HubService, database_url: str, directory: Path) -> None:
+        self.spark = spark
+        self.service = service
+        self.database_url = database_url
+        self.hub = service.create_hub(partition_count=4)
+        self.checkpoint = directory / "checkpoint"
+
+    def publish(self, count: int, first_value: int = 0) -> None:
+        publish(self.service.connection_string, self.hub, count, first_value=first_value)
+
+    def drain(
+        self,
+        pipeline: Pipeline | None = None,
+        *,
+        transform: Transformation | None = None,
+        max_events_per_trigger: int = 1500,
+        transaction_rows_max: int = 200,
+    ) -> None:
+        """Run the pipeline over what is there now; several micro-batches, several transactions in each."""
+        query = run_pipeline(
+            self.spark,
+            pipeline or make_pipeline(self.hub),
+            connection_string=self.service.connection_string,
+            database_url=self.database_url,
+            checkpoint_location=self.checkpoint,
+            trigger=Trigger(is_available_now=True),
+            transform=transform,
+            max_events_per_trigger=max_events_per_trigger,
+            transaction_rows_max=transaction_rows_max,
+        )
+        query.awaitTermination()
+
+
+@pytest.fixture
+def run(spark: SparkSession, hub_service: HubService, database_url: str, tmp_path: Path) -> _Run:
+    """A run on each kind of database."""
+    return _Run(spark, hub_service, database_url, tmp_path)
+
+
+@pytest.fixture
+def sqlite_run(spark: SparkSession, hub_service: HubService, sqlite_url: str, tmp_path: Path) -> _Run:
+    """A run on SQLite, where the kind of database makes no difference."""
+    return _Run(spark, hub_service, sqlite_url, tmp_path)
+
+
+class _Unlucky:
+    """The tests' handler, which fails the whole task at two events, once each."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def __call__(self, event: ReceivedEvent) -> dict[str, object]:
+        if event.partition_id == "1" and event.sequence_number == 450:
+            self._fail_once("killed", is_process_killed=True)
+        if event.partition_id == "2" and event.sequence_number == 777:
+            self._fail_once("raised", is_process_killed=False)
+        return score(event)
+
+    def _fail_once(self, name: str, *, is_process_killed: bool) -> None:
+        marker = self.directory / name
+        if marker.exists():
+            return
+        marker.touch()
+        if is_process_killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise MemoryError("on purpose: not the event's fault, so no dead letter")
+
+
+def test_a_retried_task_repeats_nothing(run: _Run, tmp_path: Path) -> None:
+    """A worker is killed and a task fails in the middle of their transactions; Spark runs both again."""
+    run.publish(_COUNT)
+    run.drain(Pipeline("readings", run.hub, readings, _Unlucky(tmp_path)))
+    assert {path.name for path in tmp_path.iterdir()} >= {"killed", "raised"}
+    assert_exact(run.database_url, _COUNT)
+
+
+def test_a_lost_checkpoint_directory_loses_nothing(run: _Run) -> None:
+    """The SQL checkpoint says where to go on; the same holds for a directory that lags behind."""
+    run.publish(_COUNT // 2)
+    run.drain()
+    assert_exact(run.database_url, _COUNT // 2)
+    lagging = run.checkpoint.with_name("lagging")
+    shutil.copytree(run.checkpoint, lagging)
+    shutil.rmtree(run.checkpoint)
+    run.publish(_COUNT // 4, first_value=_COUNT // 2)
+    run.drain()
+    run.publish(_COUNT // 4, first_value=3 * _COUNT // 4)
+    run.checkpoint = lagging
+    run.drain()
+    assert_exact(run.database_url, _COUNT)
+
+
+def test_a_directory_ahead_of_the_database_is_an_error(sqlite_run: _Run) -> None:
+    """A database restored from a backup: going on where Spark is would leave events out."""
+    sqlite_run.publish(1000)
+    sqlite_run.drain()
+    path = Path(sqlite_run.database_url.removeprefix("sqlite:///"))
+    for file in path.parent.glob(path.name + "*"):
+        file.unlink()
+    sqlite_run.publish(100, first_value=1000)
+    with pytest.raises(PySparkException) as caught:
+        sqlite_run.drain()
+    assert "checkpoint directory is ahead of the database" in explain(caught.value)
+    shutil.rmtree(sqlite_run.checkpoint)
+    sqlite_run.drain()
+    assert_exact(sqlite_run.database_url, 1100)
+
+
+def _parsed(rows: DataFrame) -> DataFrame:
+    """The tests' handler as a DataFrame transformation."""
+    value = F.get_json_object(F.col("body").cast("string"), "$.value").cast("int")
+    return rows.select(
+        "partition",
+        "sequenceNumber",
+        "offset",
+        "enqueuedTime",
+        F.col("sequenceNumber").cast("int").alias("number"),
+        value.alias("value"),
+        F.when(value % 7 == 3, F.concat(F.lit("value "), value % 10, F.lit(" cannot be scored"))).alias(
+            "_error"
+        ),
+    )
+
+
+def test_a_dataframe_transformation_writes_rows_and_dead_letters(run: _Run) -> None:
+    """`_error` makes the dead letter that the handler's exception would have made."""
+    run.publish(_COUNT)
+    run.drain(transform=_parsed)
+    assert_exact(run.database_url, _COUNT)
+    with Database.open(run.database_url) as database:
+        letters = DeadLetters(database).list(DeadLetterFilter(), limit=1)
+        assert letters[0].reason.endswith("cannot be scored")
+        assert letters[0].offset == str(letters[0].sequence_number)
+
+
+def test_a_transformation_may_shuffle_skip_and_drop_bookkeeping(sqlite_run: _Run) -> None:
+    """Rows in any order, skipped events, several rows per event, and no offset column: all accounted for."""
+
+    def transform(rows: DataFrame) -> DataFrame:
+        value = F.get_json_object(F.col("body").cast("string"), "$.value").cast("int")
+        return (
+            rows.select(
+                "partition",
+                "sequenceNumber",
+                F.explode(F.array(F.lit(0), F.lit(1))).alias("copy"),
+                value.alias("value"),
+                (value % 2 == 1).alias("_skip"),
+                F.when(value == 10, F.lit("ten")).alias("_error"),
+            )
+            .withColumn("number", (F.col("sequenceNumber") * 2 + F.col("copy")).cast("int"))
+            .drop("copy")
+            .repartition(2, "partition")
+        )
+
+    sqlite_run.publish(400)
+    sqlite_run.drain(transform=transform)
+    outcome = outcome_of(sqlite_run.database_url)
+    assert (outcome.rows, outcome.distinct_rows) == (398, 398)
+    assert (outcome.dead_letters, outcome.position) == (1, 400)
+
+
+@pytest.mark.parametrize("condition", ["sequenceNumber != 5", "sequenceNumber < 95", "partition != '2'"])
+def test_a_filtered_event_is_an_error(sqlite_run: _Run, condition: str) -> None:
+    """Dropped in the middle, at the end, or a whole partition: nothing behind it is committed as done."""
+    sqlite_run.publish(400)
+    with pytest.raises(PySparkException) as caught:
+        sqlite_run.drain(transform=lambda rows: _parsed(rows.where(condition)))
+    sentence = explain(caught.value)
+    assert "did not come out of the query" in sentence
+    assert "`_skip`" in sentence
+    assert outcome_of(sqlite_run.database_url).position < 400
+    shutil.rmtree(sqlite_run.checkpoint)
+    sqlite_run.drain(transform=_parsed)
+    assert_exact(sqlite_run.database_url, 400)
+
+
+def test_wrong_columns_are_refused_before_the_start(sqlite_run: _Run) -> None:
+    """A typo in a column shows at once, with the names that there are."""
+    sqlite_run.publish(1)
+    with pytest.raises(InvalidArgumentError, match=r"'valeu'.*It has partition, number, value"):
+        sqlite_run.drain(transform=lambda rows: _parsed(rows).withColumnRenamed("value", "valeu"))
+    with pytest.raises(InvalidArgumentError, match="dropped the column 'sequenceNumber'"):
+        sqlite_run.drain(transform=lambda rows: _parsed(rows).drop("sequenceNumber"))
+
+
+def test_a_hub_made_anew_is_refused(sqlite_run: _Run) -> None:
+    """The checkpoints count in the old hub; starting from them would leave out the new one's events."""
+    sqlite_run.publish(10)
+    sqlite_run.drain()
+
+    async def replace(server: TidegateServer) -> None:
+        await server.broker.delete_event_hub(sqlite_run.hub)
+        server.broker.create_event_hub(sqlite_run.hub, partition_count=4)
+
+    sqlite_run.service.call(replace)
+    with pytest.raises(EventHubReplacedError, match="was deleted and created again"):
+        sqlite_run.drain()
