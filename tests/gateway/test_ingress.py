@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.gateway.support import Pair
 
 from tidegate.amqp.link import SenderLink
@@ -133,6 +134,25 @@ async def test_reading_pauses_while_too_much_waits_for_the_disk(pair: Pair) -> N
     await pair.wait_for(
         lambda: bool(pair.settled(link)) and pair.settled(link)[-1].last_delivery_id == number
     )
+    assert pair.is_reading
+
+
+async def test_paused_connection_asks_for_the_end_of_congestion(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that falls behind while a connection is paused for its own bytes does not leave it asleep."""
+    is_congested = False
+    monkeypatch.setattr(Broker, "is_congested", property(lambda broker: is_congested))
+    link = _sender(pair, "hub/Partitions/0")
+    link.send(_event("x" * 150_000))
+    pair.exchange()
+    assert not pair.is_reading
+    is_congested = True
+    await pair.wait_for(lambda: bool(pair.settled(link)))
+    assert not pair.is_reading
+    assert pair.owner.congestions > 0
+    is_congested = False
+    pair.handler.resume_reading()
     assert pair.is_reading
 
 

@@ -146,9 +146,9 @@ def read(
 
 
 async def read_async(
-    client: AsyncConsumerClient, count: int, partition_id: str = "0", **kwargs: Any
+    client: AsyncConsumerClient, count: int, partition_id: str | None = "0", **kwargs: Any
 ) -> list[EventData]:
-    """As ``read``, with the SDK's asyncio client."""
+    """As ``read``, with the SDK's asyncio client. partition_id: None reads all partitions."""
     events: list[EventData] = []
     errors: list[Exception] = []
     finished = asyncio.Event()

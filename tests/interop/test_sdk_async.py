@@ -98,6 +98,19 @@ async def test_buffered_producer(plain: SdkTarget, event_hub: str) -> None:
     assert bodies(events) == [str(number) for number in range(300)]
 
 
+async def test_receive_from_all_partitions(plain: SdkTarget, event_hub: str) -> None:
+    """Without a partition named, the SDK opens all of them and gets everything."""
+    async with plain.async_producer(event_hub) as producer:
+        for partition in ("0", "1"):
+            await producer.send_batch(
+                [EventData(f"{partition}-{n}") for n in range(3)], partition_id=partition
+            )
+    events = await read_async(plain.async_consumer(event_hub), 6, None)
+    for partition in ("0", "1"):
+        own = [text for text in bodies(events) if text.startswith(partition)]
+        assert own == [f"{partition}-{n}" for n in range(3)]
+
+
 async def test_steal_by_owner_level(plain: SdkTarget, event_hub: str) -> None:
     """A higher owner level ends the earlier reader with an error that says so."""
     async with plain.async_producer(event_hub) as producer:

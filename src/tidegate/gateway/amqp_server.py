@@ -87,11 +87,6 @@ class AmqpGateway:
             await server.close(timeout_s=1.0)
         await self._tasks.close()
 
-    @property
-    def connection_count(self) -> int:
-        """Connections open now."""
-        return len(self._handlers)
-
     # -- for connections (``connection_handler.ConnectionOwner``)
 
     def on_connection_over(self, handler: ConnectionHandler) -> None:

@@ -14,9 +14,9 @@ from tidegate.model.audience import Audience
 from tidegate.model.clock import Clock
 from tidegate.model.errors import UnauthorizedError
 from tidegate.model.sas import make_sas_token
+from tidegate.wire.cbs import SAS_TOKEN_TYPE
 
 _NAMESPACE = "sb://namespace"
-_SAS_TOKEN_TYPE = "servicebus.windows.net:sastoken"
 _ANSWERS_MAX = 1000
 _NEVER = 253_402_300_799
 """Unix time of the end of the year 9999: a policy's key, unlike a token, does not run out."""
@@ -41,7 +41,7 @@ class ConnectionClaims:
         Raises UnauthorizedError (the token), NotFoundError (a genuine token for an event hub that does not
         exist: known only to who holds a key).
         """
-        if token_type != _SAS_TOKEN_TYPE:
+        if token_type != SAS_TOKEN_TYPE:
             raise UnauthorizedError(
                 f"InvalidToken: Tokens of type {token_type[:40]!r} are not supported.",
                 next_step="Use a connection string with a shared access key.",
