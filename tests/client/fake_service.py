@@ -76,12 +76,18 @@ class FakeService:
     """``async with FakeService(...) as service``; connect to ``service.connection_string``."""
 
     def __init__(
-        self, *, partition_count: int = 2, capabilities: tuple[str, ...] = (), events_per_batch: int = 100
+        self,
+        *,
+        partition_count: int = 2,
+        capabilities: tuple[str, ...] = (),
+        events_per_batch: int = 100,
+        message_bytes_max: int = 1_048_576,
     ) -> None:
         """capabilities: what links are offered, of the extensions."""
         self.partitions = [FakePartition() for _ in range(partition_count)]
         self.capabilities = capabilities
         self.events_per_batch = events_per_batch
+        self.message_bytes_max = message_bytes_max
         self.refusals: deque[TidegateError | None] = deque()
         """The fate of the batches that come next, one each: an error to reject with, or None to store."""
         self.lost_acknowledgements = 0
@@ -212,7 +218,7 @@ class FakeService:
         self._nodes[link] = node
         offered = tuple(name for name in self.capabilities if name in attach.desired_capabilities)
         if isinstance(link, ReceiverLink):
-            link.accept(max_message_size=1_048_576, offered_capabilities=offered)
+            link.accept(max_message_size=self.message_bytes_max, offered_capabilities=offered)
             link.grant_credit(1000)
         elif node.kind is NodeKind.CONSUMER:
             self._accept_reader(link, node, offered)

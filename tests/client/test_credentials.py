@@ -14,7 +14,7 @@ from tidegate.client.credentials import (
     refresh_delay_s,
 )
 from tidegate.model.connection_string import ConnectionString
-from tidegate.model.errors import ConnectionStringError, UnauthorizedError
+from tidegate.model.errors import BrokenError, ConnectionStringError, UnauthorizedError
 from tidegate.model.sas import SharedAccessSignature, make_sas_token
 
 AUDIENCE = "sb://host/hub"
@@ -59,6 +59,17 @@ async def test_an_entra_credential_asks_for_the_event_hubs_scope() -> None:
     token = await EntraCredential(identity).token_for(AUDIENCE, now=0)
     assert identity.scopes == ("https://eventhubs.azure.net//.default",)
     assert (token.value, token.token_type, token.expiry) == ("ey.a.b", "jwt", 500)
+
+
+async def test_a_failing_entra_credential_is_one_of_our_errors() -> None:
+    """Whatever azure-identity raises becomes a BrokenError that says so: worth a retry, never a hang."""
+
+    class Broken:
+        async def get_token(self, *scopes: str) -> _AccessToken:
+            raise KeyError("no identity here")
+
+    with pytest.raises(BrokenError, match=r"KeyError.*no identity here"):
+        await EntraCredential(Broken()).token_for(AUDIENCE, now=0)
 
 
 def test_a_connection_string_gives_its_kind_of_credential() -> None:

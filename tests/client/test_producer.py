@@ -308,11 +308,23 @@ async def test_a_refused_attach_fails_all_that_waits(service: FakeService) -> No
     async with _producer(service, batch_bytes_max=400, linger_ms=60_000.0) as producer:
         await producer.start()
         service.attach_refusals.append(UnauthorizedError("no Send claim"))
-        await producer.enqueue_many([EventData(b"." * 150)] * 6, partition_id="0")
+        await producer.enqueue_many([EventData(b"." * 150)] * 6, partition_id="1")
         with pytest.raises(SendFailedError) as caught:
             await producer.flush()
     assert sum(len(failed.events) for failed in caught.value.failed) == 6
-    assert service.partitions[0].events == []
+    assert service.partitions[1].events == []
+
+
+async def test_the_services_own_limit_is_heeded() -> None:
+    """Where the service takes less per message than Event Hubs usually does, batches are made to fit."""
+    async with FakeService(message_bytes_max=20_000) as service, _producer(service) as producer:
+        batch = await producer.create_batch(partition_id="0")
+        assert 19_000 < batch.bytes_max < 20_000
+        with pytest.raises(EventTooLargeError):
+            await producer.send([EventData(b"x" * 20_000)], partition_id="0")
+        await producer.enqueue_many([EventData(b"x" * 1000)] * 100, partition_id="0")
+        await producer.flush()
+        assert len(service.partitions[0].events) == 100
 
 
 async def test_a_silent_service_times_out(service: FakeService) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from tidegate.model.connection_string import ConnectionString
-from tidegate.model.errors import ConnectionStringError
+from tidegate.model.errors import BrokenError, ConnectionStringError
 from tidegate.model.sas import SharedAccessSignature, make_sas_token
 from tidegate.wire.cbs import JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
 
@@ -100,8 +100,17 @@ class EntraCredential:
     credential: TokenCredential = field(repr=False)
 
     async def token_for(self, audience: str, *, now: float) -> Token:
-        """A JSON web token for Event Hubs; the audience and the time are the identity service's matter."""
-        token = await self.credential.get_token(ENTRA_ID_SCOPE)
+        """A JSON web token for Event Hubs; the audience and the time are the identity service's matter.
+
+        Raises BrokenError where the credential gives none, whatever it raised: it may later.
+        """
+        try:
+            token = await self.credential.get_token(ENTRA_ID_SCOPE)
+        except Exception as error:
+            raise BrokenError(
+                f"The credential gave no token: {type(error).__name__}: {error}.",
+                next_step="Check the Entra ID credential and its way to the identity service.",
+            ) from error
         return Token(token.token, JWT_TOKEN_TYPE, int(token.expires_on))
 
 

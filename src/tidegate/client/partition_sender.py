@@ -1,5 +1,4 @@
-"""Everything that a producer sends to one partition, in order: a queue of batches and the link that drains
-it.
+"""Everything that a producer sends to one partition, in order: batches, and the link that they leave by.
 
 Theory of operation
 -------------------
@@ -40,8 +39,8 @@ from tidegate.wire.conditions import error_from_amqp
 from tidegate.wire.names import IDEMPOTENT_BATCH_CAPABILITY
 
 IDEMPOTENT_IN_FLIGHT_MAX: Final = 4
-"""Batches on their way per partition where re-sends are told apart: keeps the service's disk and the line
-busy at once. Measured: more gained nothing on loopback."""
+"""Batches on their way per partition where re-sends are told apart. Our choice: one being stored, one on the
+line, and as many again so that neither waits for the other."""
 _PRODUCER_EPOCH: Final = 0
 _SEQUENCE_NUMBERS: Final = 1 << 31
 """Events that one producer id can number (an AMQP int)."""
@@ -70,9 +69,7 @@ class OutgoingBatch:
 
 
 class PartitionSender(LinkHandler):
-    """Sends batches to one partition, in the order of ``submit``, until each is acknowledged or has
-    failed.
-    """
+    """Sends batches to one partition, in the order of ``submit``, until each is stored or has failed."""
 
     def __init__(
         self,
@@ -85,9 +82,7 @@ class PartitionSender(LinkHandler):
         on_done: Callable[[OutgoingBatch], None],
         on_failed: Callable[[FailedEvents], None],
     ) -> None:
-        """on_done: called once per batch when it is acknowledged or has failed. on_failed: for buffered
-        ones.
-        """
+        """on_done: called once per batch, stored or failed. on_failed: before that, for buffered ones."""
         self.partition_id = partition_id
         self._connector = connector
         self._address = address
@@ -110,13 +105,20 @@ class PartitionSender(LinkHandler):
         self._next_sequence = 0
         self._changed = asyncio.Event()
         self._is_running = False
-        self.message_bytes_max: int | None = None
-        """What the service allows per message; None before the first attach."""
+        self._message_bytes_max: int | None = None
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is queued or in flight."""
         return not self._queue and not self._in_flight
+
+    async def learn_message_bytes_max(self) -> int | None:
+        """Attach, with retries, and return the largest message that the service takes; None: no limit.
+
+        Raises what the service refuses the link with. Only before the first ``submit``.
+        """
+        await self._connector.run(f"the attach of {self._address}", self._attach)
+        return self._message_bytes_max
 
     def submit(self, batch: OutgoingBatch) -> None:
         """Queue a batch; it is sent after all that were submitted before."""
@@ -124,8 +126,11 @@ class PartitionSender(LinkHandler):
         self._wake()
 
     def withdraw(self, batch: OutgoingBatch) -> bool:
-        """Take back a batch that was never tried; False where it may be on its way."""
-        if batch.is_unknown or batch not in self._queue:
+        """Take back a batch that was never tried; False where it may be on its way.
+
+        One that was numbered is never taken back: those behind it would leave a gap.
+        """
+        if batch.is_unknown or batch.sequence is not None or batch not in self._queue:
             return False
         self._queue.remove(batch)
         return True
@@ -187,6 +192,7 @@ class PartitionSender(LinkHandler):
         await authorized.authorize(self._audience)
         self._connection = authorized.connection
         self._is_attached = False
+        self._failure = None
         self._link = authorized.connection.attach_sender(
             self._address,
             self,
@@ -253,7 +259,7 @@ class PartitionSender(LinkHandler):
         """The service agreed: note what it offers."""
         self._is_attached = True
         self._is_idempotent = IDEMPOTENT_BATCH_CAPABILITY in attach.offered_capabilities
-        self.message_bytes_max = attach.max_message_size
+        self._message_bytes_max = attach.max_message_size
         self._changed.set()
 
     def on_credit(self) -> None:
@@ -289,9 +295,7 @@ class PartitionSender(LinkHandler):
         self._in_flight.clear()
 
     async def _recover(self, error: TidegateError, retries_done: int) -> int:
-        """Wait before the next try, or fail what cannot be saved. Returns the number of retries done so
-        far.
-        """
+        """Wait before the next try, or fail what cannot be saved; returns how many retries were done."""
         head = self._queue[0] if self._queue else None
         if head is None:
             return 0

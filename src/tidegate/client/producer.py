@@ -183,7 +183,9 @@ class EventHubProducer:
         """An empty batch to fill with ``try_add`` and to give to ``send_batch``.
 
         bytes_max: None takes the largest that the service allows; InvalidArgumentError where it is larger.
+        Raises as ``start``.
         """
+        await self._start()
         if bytes_max is not None and not 0 < bytes_max <= self._batch_bytes_max:
             raise InvalidArgumentError(
                 f"A batch of {bytes_max} bytes is not between 1 and {self._batch_bytes_max}."
@@ -301,7 +303,7 @@ class EventHubProducer:
     # --- life ---------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connect and learn the hub's partitions; every sending method does it by itself when needed.
+        """Connect, learn the hub's partitions and the largest batch; sending does it by itself when needed.
 
         Raises NotFoundError, UnauthorizedError, BrokenError and OperationTimeoutError (after the retries).
         """
@@ -363,6 +365,7 @@ class EventHubProducer:
             if self._lanes:
                 return
             properties = await self.get_event_hub_properties()
+            senders = []
             for partition_id in properties.partition_ids:
                 sender = PartitionSender(
                     self._connector,
@@ -373,8 +376,12 @@ class EventHubProducer:
                     on_done=self._on_done,
                     on_failed=self._on_failed,
                 )
-                self._lanes_by_id[partition_id] = lane = _Lane(sender, self._batch_bytes_max)
-                self._lanes.append(lane)
+                senders.append(sender)
+            limit = await senders[0].learn_message_bytes_max()
+            self._batch_bytes_max = min(self._batch_bytes_max, largest_batch_bytes(limit))
+            lanes = [_Lane(sender, self._batch_bytes_max) for sender in senders]
+            self._lanes_by_id = {lane.sender.partition_id: lane for lane in lanes}
+            self._lanes = lanes
 
     def _lane_for(self, partition_key: str | None, partition_id: str | None) -> _Lane:
         if partition_key is not None:
