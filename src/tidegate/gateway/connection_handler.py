@@ -150,9 +150,12 @@ class ConnectionHandler:
             case SaslReceived(initial_response=response, is_decided=False):
                 self._judge_plain(response)
             case ConnectionClosed(error):
-                if error is not None:
+                if error is not None and not self._is_stopping:
                     _log.warning(
-                        "%s: connection closed: %s: %s", self._peer_name, error.condition, error.description
+                        "%s: the peer closed the connection: %s: %s",
+                        self._peer_name,
+                        error.condition,
+                        error.description,
                     )
                 self._on_over()
             case ConnectionFailed(error):
