@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check bench lock clean
+.PHONY: demo test check docs bench lock clean
 
 demo: $(STAMP)  ## set up and run the main job: real flights through the log and Spark into SQL
 	$(BIN)/tidegate demo flights $(ARGS)
@@ -12,11 +12,15 @@ demo: $(STAMP)  ## set up and run the main job: real flights through the log and
 test: $(STAMP)  ## set up and run every test; prints loudly what it had to skip
 	$(BIN)/python -m pytest $(ARGS)
 
-check: $(STAMP)  ## lint, format, types, import contracts
+check: $(STAMP)  ## lint, format, types, import contracts, docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest tests/test_docs.py -q -m "not slow"
+
+docs: $(STAMP)  ## renew the reference pages that are made from the code
+	$(BIN)/python -m tidegate.cli.reference > docs/reference/cli.md
 
 bench: $(STAMP)  ## throughput as ratios to baselines measured in the same run
 	$(BIN)/python -m bench $(ARGS)

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +16,7 @@ import typer
 
 from tidegate.cli.exit_codes import CheckFailedError
 from tidegate.cli.options import DATABASE_VARIABLE, with_output
-from tidegate.cli.render import Output, OutputFormat
+from tidegate.cli.render import Output, OutputFormat, Record
 
 if TYPE_CHECKING:
     from tidegate.demos.flights.demo import FlightsReport
@@ -119,69 +119,67 @@ def _summary(report: FlightsReport) -> dict[str, object]:
 
 
 def _print_report(output: Output, report: FlightsReport) -> None:
-    output.records(
-        (
-            {
-                "carrier": item.carrier,
-                "airline": item.airline,
-                "flights": item.flights,
-                "mean_delay_min": item.mean_delay_minutes,
-                "late_%": item.late_percent,
-            }
-            for item in report.carriers
-        ),
-        columns=("carrier", "airline", "flights", "mean_delay_min", "late_%"),
-        title="Worst carriers by arrival delay",
-    )
-    output.records(
-        (
-            {
-                "route": item.route,
-                "from": item.from_airport,
-                "to": item.to_airport,
-                "flights": item.flights,
-                "mean_delay_min": item.mean_delay_minutes,
-                "late_%": item.late_percent,
-            }
-            for item in report.routes
-        ),
-        columns=("route", "from", "to", "flights", "mean_delay_min", "late_%"),
-        title="Worst routes by arrival delay (flown daily)",
-    )
-    output.records(
-        ({"error": item.error_type, "reason": item.reason, "count": item.count} for item in report.reasons),
-        columns=("error", "reason", "count"),
-        title="Open dead letters by reason",
-    )
-    output.records(
-        (
-            {
-                "stage": item.stage,
-                "events": item.events,
-                "seconds": item.elapsed_s,
-                "events_per_s": item.events_per_s,
-            }
-            for item in report.stages
-        ),
-        columns=("stage", "events", "seconds", "events_per_s"),
-        title="Throughput",
-    )
-    output.records(
-        (
-            {
-                "partition": account.partition_id,
-                "events": account.events,
-                "rows": account.rows,
-                "dead_letters": account.dead_letters_open + account.dead_letters_discarded,
-                "holds": account.is_exact,
-            }
-            for account in report.partitions
-        ),
-        columns=("partition", "events", "rows", "dead_letters", "holds"),
-        title="Every event is one row or one dead letter",
-    )
+    carriers = [
+        {
+            "carrier": item.carrier,
+            "airline": item.airline,
+            "flights": item.flights,
+            "mean_delay_min": item.mean_delay_minutes,
+            "late_%": item.late_percent,
+        }
+        for item in report.carriers
+    ]
+    routes = [
+        {
+            "route": item.route,
+            "from": item.from_airport,
+            "to": item.to_airport,
+            "flights": item.flights,
+            "mean_delay_min": item.mean_delay_minutes,
+            "late_%": item.late_percent,
+        }
+        for item in report.routes
+    ]
+    reasons = [
+        {"error": item.error_type, "reason": item.reason, "count": item.count} for item in report.reasons
+    ]
+    stages = [
+        {
+            "stage": item.stage,
+            "events": item.events,
+            "seconds": item.elapsed_s,
+            "events_per_s": item.events_per_s,
+        }
+        for item in report.stages
+        if item.events
+    ]
+    accounts = [
+        {
+            "partition": account.partition_id,
+            "events": account.events,
+            "rows": account.rows,
+            "dead_letters": account.dead_letters_open + account.dead_letters_discarded,
+            "holds": account.is_exact,
+        }
+        for account in report.partitions
+    ]
+    _print_table(output, "Worst carriers by arrival delay", carriers)
+    _print_table(output, "Worst routes by arrival delay (flown daily)", routes)
+    _print_table(output, "Open dead letters by reason", reasons)
+    _print_table(output, "Throughput", stages)
+    _print_table(output, "Every event is one row or one dead letter", accounts)
     for line in _closing_lines(report):
         output.line(line)
+
+
+def _print_table(output: Output, title: str, records: Sequence[Record]) -> None:
+    if not records:
+        return
+    if not output.is_terminal:
+        output.line(f"{title}:")
+    output.records(records, columns=tuple(records[0]), title=title)
+    if not output.is_terminal:
+        output.line("")
 
 
 def _closing_lines(report: FlightsReport) -> list[str]:

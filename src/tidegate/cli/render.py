@@ -68,7 +68,7 @@ class Output:
         """
         if self.format is OutputFormat.JSON:
             rows = [{column: plain(record.get(column)) for column in columns} for record in records]
-            self._write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
+            self._write_json(rows)
         elif self.format is OutputFormat.TABLE:
             self._table(list(records), columns, title)
         else:
@@ -80,7 +80,7 @@ class Output:
         """Write one thing: its fields one below the other as a table, or one JSON object, or one CSV row."""
         if self.format is OutputFormat.JSON:
             fields = {key: plain(value) for key, value in record.items()}
-            self._write_bytes(orjson.dumps(fields, option=orjson.OPT_INDENT_2))
+            self._write_json(fields)
         elif self.format is OutputFormat.TABLE:
             rows = [{"field": key, "value": cell_text(value)} for key, value in record.items()]
             self._table(rows, ("field", "value"), title, is_header_shown=False)
@@ -95,8 +95,10 @@ class Output:
         """Write one line of text as it is."""
         self.stream.write(text + "\n")
 
-    def _write_bytes(self, data: bytes) -> None:
-        self.stream.write(data.decode() + "\n")
+    def _write_json(self, value: object) -> None:
+        # One line for programs, so that it is also the last line; indented for people.
+        option = orjson.OPT_INDENT_2 if self.is_terminal else None
+        self.stream.write(orjson.dumps(value, option=option).decode() + "\n")
 
     def _table(
         self,

@@ -62,6 +62,8 @@ class SparkStage:
         """
         total = sum(events_by_partition.values())
         before = sum(processed_events(self._database).values())
+        if before >= total:
+            return PipelineRun(0, 0.0, None)
         # A journal of its own for each demo: SQL is what tells where to go on, Spark's journal is disposable.
         with tempfile.TemporaryDirectory(prefix="spark-", dir=self._files_dir) as checkpoint_dir:
             while self._run_driver(Path(checkpoint_dir), total):

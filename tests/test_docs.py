@@ -1,0 +1,180 @@
+"""The documents say what the program does: every command, option, setting and promised file is in them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tidegate.cli.app import app
+from tidegate.cli.reference import iter_commands, reference_page
+from tidegate.server.ready import ReadyInformation
+from tidegate.server.settings import ServerSettings
+from tidegate.testing.hub import HubService
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+COMMANDS = dict(iter_commands(app))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_command_reference_is_up_to_date() -> None:
+    """docs/reference/cli.md is what the commands say; `make docs` renews it."""
+    assert (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8") == reference_page()
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_and_option_is_in_the_reference(name: str) -> None:
+    """No command and no option is undocumented, whatever made the page."""
+    page = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8")
+    section = page.partition(f"\n## tidegate {name}\n")[2].partition("\n## ")[0]
+    assert section
+    for parameter in COMMANDS[name].params:
+        if not getattr(parameter, "hidden", False) and parameter.name != "help":
+            for option in parameter.opts:
+                assert option in section or parameter.param_type_name == "argument", option
+
+
+def test_every_setting_and_ready_field_is_in_the_reference() -> None:
+    """docs/reference/service.md names every setting of the service and every field of the ready file."""
+    page = (ROOT / "docs/reference/service.md").read_text(encoding="utf-8")
+    for values in (ServerSettings, ReadyInformation):
+        for field in dataclasses.fields(values):
+            assert f"`{field.name}`" in page, field.name
+
+
+def _shell_commands(text: str) -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_in_the_documents_exist(page: Path) -> None:
+    """Every `tidegate …` and `make …` of a shell example is a command, with options that it has."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for line in _shell_commands(page.read_text(encoding="utf-8")):
+        for part in line.split(" | "):
+            words = shlex.split(part, comments=True)
+            if words[:1] == ["make"]:
+                assert f"\n{words[1]}:" in makefile, line
+            if words[:1] == ["tidegate"]:
+                _check_command(words[1:], line)
+
+
+def _check_command(words: list[str], line: str) -> None:
+    name = next((n for n in (" ".join(words[:2]), " ".join(words[:1])) if n in COMMANDS), None)
+    assert name is not None, line
+    known = {option for parameter in COMMANDS[name].params for option in parameter.opts}
+    known |= {option for parameter in COMMANDS[name].params for option in parameter.secondary_opts}
+    for word in words:
+        if word.startswith("--"):
+            assert word in known, f"{word} in: {line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """A link to a file of this repository leads to a file, and one to a heading to a heading."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            assert anchor in {heading.lower().replace(" ", "-") for heading in headings}, target
+
+
+def test_the_licence_is_there() -> None:
+    """The licence that pyproject.toml names is the one in the file."""
+    assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
+
+
+# --- the README's programs run ---------------------------------------------------------------------------
+
+
+def _programs() -> dict[str, str]:
+    """File name → text of the README's Python examples, named by their first line."""
+    blocks = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", README, flags=re.DOTALL)
+    return dict(blocks)
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    """A directory with the README's programs in it."""
+    for name, text in _programs().items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def _environment(service: HubService) -> dict[str, str]:
+    return os.environ | {"TIDEGATE_CONNECTION_STRING": service.connection_string, "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.mark.parametrize("program", ["official_sdk.py", "our_client.py"])
+def test_the_readme_tails_show_events(program: str, workplace: Path) -> None:
+    """Both programs of the README, pasted, send an event and show it; they then wait for more."""
+    with HubService() as service:
+        service.create_hub("telemetry", partition_count=4)
+        with subprocess.Popen(
+            [sys.executable, program],
+            cwd=workplace,
+            env=_environment(service),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            assert process.stdout is not None
+            line = process.stdout.readline().decode()
+            process.kill()
+        assert "celsius" in line
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_readme_pipelines_run(workplace: Path) -> None:
+    """Function and DataFrame of the README, pasted, give the same rows, and put the same event aside."""
+    readings = ['{"device": "a1", "celsius": 21.5}', '{"device": "b2"}', '{"device": "c3", "celsius": 19}']
+    with HubService() as service:
+        service.create_hub("telemetry", partition_count=4)
+        words = [sys.executable, "-m", "tidegate.cli"]
+        environment = _environment(service)
+        subprocess.run(
+            [*words, "send", "telemetry", "--key", ".device"],
+            env=environment,
+            input="\n".join(readings).encode(),
+            check=True,
+            capture_output=True,
+        )
+        for program, database in (
+            ("run_function.py", "readings.db"),
+            ("run_dataframe.py", "readings_by_dataframe.db"),
+        ):
+            started = time.monotonic()
+            found = subprocess.run(
+                [sys.executable, program], cwd=workplace, env=environment, capture_output=True, check=False
+            )
+            assert found.returncode == 0, found.stderr.decode()
+            listed = subprocess.run(
+                [*words, "dlq", "list", "--database", f"sqlite:///{database}", "--nl"],
+                cwd=workplace,
+                env=environment,
+                capture_output=True,
+                check=True,
+            )
+            assert listed.stdout.count(b"\n") == 1, f"{program} after {time.monotonic() - started:.0f} s"
+            assert _rows(workplace / database) == [("a1", 21.5), ("c3", 19.0)]
+
+
+def _rows(database: Path) -> list[tuple[str, float]]:
+    import sqlite3
+    from contextlib import closing
+
+    with closing(sqlite3.connect(database)) as connection:
+        return connection.execute("SELECT device, celsius FROM readings ORDER BY device").fetchall()
