@@ -1,6 +1,4 @@
-"""One connection per client: made once, authorized once per audience, renewed, and made again when it
-broke.
-"""
+"""One connection per client: made once, authorized once per audience, renewed, and mended."""
 
 from __future__ import annotations
 

@@ -268,9 +268,7 @@ async def test_a_callback_that_fails_costs_no_events(service: FakeService) -> No
 
 
 async def test_keys_must_match_their_events(service: FakeService) -> None:
-    """Fewer or more keys than events is the caller's error, not a silent loss; others' errors pass as they
-    are.
-    """
+    """Fewer or more keys than events is the caller's error, not a silent loss."""
     async with _producer(service) as producer:
         for keys in (["a"], ["a", "b", "c"]):
             with pytest.raises(InvalidArgumentError, match="another number"):

@@ -333,6 +333,29 @@ async def test_a_service_that_goes_quiet_is_given_up(connection_string: str) -> 
         await producer.close()
 
 
+async def test_a_stalled_line_holds_up_all_partitions_and_loses_nothing(connection_string: str) -> None:
+    """Megabytes stuck on a line that moves nothing go out on the next one, each event once."""
+    parsed = ConnectionString.parse(connection_string)
+    async with CuttingProxy(parsed.host, parsed.effective_port) as proxy:
+        producer = EventHubProducer.from_connection_string(
+            _through(proxy, connection_string), retry=PATIENT, timeout_s=0.5, linger_ms=0.0
+        )
+        async with producer:
+            await producer.start()
+            proxy.hold()
+            for partition_id in ("0", "1"):
+                await producer.enqueue_many(_events(200, size=100_000), partition_id=partition_id)
+            await until(lambda: proxy.connection_count > 1)
+            proxy.hold(False)
+            await producer.flush()
+    async with EventHubConsumer.from_connection_string(connection_string) as consumer:
+        for partition_id in ("0", "1"):
+            receiver = await consumer.open_receiver(partition_id, EARLIEST)
+            bodies = [body.rstrip(b".") for body in await _read(receiver, 200)]
+            assert bodies == [b"%d" % number for number in range(200)]
+            assert (await consumer.get_partition_properties(partition_id)).next_sequence_number == 200
+
+
 # --- blocking -------------------------------------------------------------------------------------------
 
 

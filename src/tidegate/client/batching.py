@@ -17,9 +17,7 @@ from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32
 from tidegate.wire.event_codec import encode_event
 
 ENVELOPE_BYTES_MAX: Final = 256
-"""Kept free in each batch for its header and annotations (producer id, epoch, sequence, at most 160
-bytes).
-"""
+"""Kept free in each batch for its header and the producer's annotations, which take less."""
 
 _pack_header = struct.Struct(">II").pack
 _SHORT_HEADERS: Final = tuple(struct.pack(">IB", DATA_SECTION_8, length) for length in range(256))
@@ -145,7 +143,5 @@ def check_destination(partition_key: str | None, partition_id: str | None) -> No
 
 
 def largest_batch_bytes(link_message_bytes_max: int | None) -> int:
-    """Bytes of sections that a batch may have on a link that offers this max-message-size (0, None: no
-    limit).
-    """
+    """Bytes of sections that a batch may have on a link with this max-message-size (0, None: no limit)."""
     return min(link_message_bytes_max or EVENT_BYTES_MAX, EVENT_BYTES_MAX) - ENVELOPE_BYTES_MAX

@@ -40,9 +40,7 @@ _IDLE_S: Final = 2.0
 """How long a receiver waits for the range that follows. Short, because a consumer group may have five
 receivers per partition, and each of Spark's workers may keep one."""
 _QUOTA_DELAY_S: Final = 0.25
-"""Between tries while five others read the partition: idle ones of other workers go away within
-``_IDLE_S``.
-"""
+"""Between tries while five others read the partition; idle ones of other workers end after ``_IDLE_S``."""
 _RANGE_GAP_MAX: Final = 256
 """Sequence numbers this near to each other are read in one go and the ones between dropped."""
 

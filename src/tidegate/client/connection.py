@@ -202,8 +202,14 @@ class LiveConnection:
 
     async def wait_writable(self) -> None:
         """Return once the socket takes more. Raises the reason where the connection is over."""
-        assert self._driver is not None
-        await self._driver.wait_writable()
+        if self._driver is not None:
+            try:
+                await self._driver.wait_writable()
+            except TidegateError as error:
+                # The driver knows that it was closed; why it had to be is known here.
+                raise self._failure or error from error
+        if self._failure is not None:
+            raise self._failure
 
     async def wait_over(self) -> None:
         """Return once the connection is over; ``failure`` then says why."""

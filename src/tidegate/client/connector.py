@@ -38,8 +38,7 @@ class AuthorizedConnection:
         self._audiences: set[str] = set()
 
     async def authorize(self, audience: str) -> None:
-        """Put a token for ``audience`` (``sb://host/hub…``) once, and keep it fresh while the connection
-        lives.
+        """Put a token for ``audience`` once, and keep it fresh while the connection lives.
 
         Raises UnauthorizedError (key, policy, expiry), NotFoundError (no such hub), BrokenError.
         """

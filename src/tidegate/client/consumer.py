@@ -1,6 +1,4 @@
-"""``EventHubConsumer``: one hub as a consumer group reads it: its properties, and receivers of its
-partitions.
-"""
+"""``EventHubConsumer``: one hub as a consumer group sees it, its properties and its partitions' events."""
 
 from __future__ import annotations
 
@@ -39,8 +37,7 @@ class EventHubConsumer:
     ) -> None:
         """Connects when first used.
 
-        is_batch_delivery_wanted: False asks for one delivery per event even where the service could do
-        better.
+        is_batch_delivery_wanted: False asks for one delivery per event, even of a Tidegate.
         """
         self.event_hub = event_hub
         self.consumer_group = consumer_group
@@ -153,9 +150,7 @@ class EventHubConsumer:
         return f"<EventHubConsumer {self.event_hub}/{self.consumer_group}>"
 
     async def _pin_latest(self, partition_id: str) -> EventPosition:
-        """The end of the partition now, as a number: events that come during a later reconnection are not
-        missed.
-        """
+        """The end of the partition now, as a number, so that a later reconnection misses nothing."""
         properties = await self.get_partition_properties(partition_id)
         if properties.last_enqueued_sequence_number < 0:
             return EventPosition.earliest()

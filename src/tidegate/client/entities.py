@@ -51,9 +51,7 @@ class FailedEvents:
     error: TidegateError
     """Why. After a BrokenError or an OperationTimeoutError the service may nevertheless have stored them."""
     events: tuple[bytes, ...] = field(repr=False)
-    """The encoded events, in the order they were given; ``tidegate.wire.event_codec.decode_event`` reads
-    them.
-    """
+    """Encoded, in the order they were given; ``tidegate.wire.event_codec.decode_event`` reads them."""
 
 
 class SendFailedError(TidegateError):

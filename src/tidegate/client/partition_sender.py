@@ -177,13 +177,14 @@ class PartitionSender(LinkHandler):
             if self._failure is not None:
                 raise self._failure
             self._changed.clear()
-            if self._send_some():
-                self._connection.flush()
-                await self._connection.wait_writable()
-                continue
+            has_sent = self._send_some()
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._changed.wait()
+                    if has_sent:
+                        self._connection.flush()
+                        await self._connection.wait_writable()
+                    else:
+                        await self._changed.wait()
             except TimeoutError as error:
                 self._detach()
                 raise timed_out(f"a batch for {self._address}", timeout_s) from error
