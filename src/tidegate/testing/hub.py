@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -43,7 +44,7 @@ _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 30.0
 
 
-class _Hub:
+class _Hub(ABC):
     """What both kinds share: the data directory, the ports, and the connection strings."""
 
     def __init__(
@@ -80,10 +81,11 @@ class _Hub:
         """For plain AMQP, with ``EntityPath``."""
         return ConnectionString.parse(self.connection_string).with_entity_path(event_hub).format()
 
+    @abstractmethod
     def start(self) -> Self:
         """Start, and return once the service serves; on the ports it had before, if it ran before."""
-        raise BrokenError("This kind of hub cannot be started.")
 
+    @abstractmethod
     def stop(self) -> None:
         """Stop in order; nothing happens where it is not running."""
 
@@ -94,8 +96,8 @@ class _Hub:
 
     def close(self) -> None:
         """Stop, and delete the data directory unless it was given."""
-        self.stop()
-        self._cleanup.close()
+        with self._cleanup:
+            self.stop()
 
     def _remember(self, ready: ReadyInformation) -> None:
         self._ready = ready
