@@ -90,3 +90,7 @@ def run() -> None:
     except TidegateError as error:
         sys.stderr.write(f"Error: {error}\n")
         sys.exit(exit_code_of(error))
+    except OSError as error:
+        # A file that may not be read, a disk that is full: the system's own words name what and why.
+        sys.stderr.write(f"Error: {error}\n")
+        sys.exit(ExitCode.FAILED)

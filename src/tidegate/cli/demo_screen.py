@@ -44,6 +44,10 @@ class DemoScreen:
         if error is None:
             self._finish_step()
         self._progress.stop()
+        if isinstance(error, KeyboardInterrupt):
+            self.note(
+                "Interrupted. Nothing runs any more; with the same --data-dir the demo goes on from here."
+            )
 
     def step(self, title: str) -> None:
         """A new step begins; the one before it is done."""

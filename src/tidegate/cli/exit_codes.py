@@ -6,6 +6,7 @@ from enum import IntEnum
 
 from tidegate.model.errors import (
     BrokenError,
+    DatabaseUnavailableError,
     InvalidArgumentError,
     LogCorruptError,
     OperationTimeoutError,
@@ -43,6 +44,7 @@ _CODES: tuple[tuple[type[TidegateError], ExitCode], ...] = (
     (NoConnectionError, ExitCode.UNREACHABLE),
     (UnauthorizedError, ExitCode.UNREACHABLE),
     (BrokenError, ExitCode.UNREACHABLE),
+    (DatabaseUnavailableError, ExitCode.UNREACHABLE),
     (OperationTimeoutError, ExitCode.UNREACHABLE),
     (InvalidArgumentError, ExitCode.USAGE),
 )

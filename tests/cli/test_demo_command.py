@@ -1,0 +1,95 @@
+"""What `tidegate demo flights` says at the end: figures, and commands that can be pasted."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tidegate.cli import demo
+from tidegate.cli.render import Output, OutputFormat
+from tidegate.demos.flights.accounting import PartitionAccount, StageRate
+from tidegate.demos.flights.crash import MidBatch
+from tidegate.demos.flights.demo import FlightsReport
+from tidegate.demos.flights.report import CarrierDelay, RouteDelay
+
+REPORT = FlightsReport(
+    data_dir=Path("/data/it's here"),
+    database="sqlite:////data/it's here/flights.db",
+    is_password_hidden=False,
+    partitions=(PartitionAccount("0", 10, 8, 2, 0, 0), PartitionAccount("1", 5, 5, 0, 1, 0)),
+    flights_expected=15,
+    crash=MidBatch(3, {"0": 4, "1": 2}, {"0": 10, "1": 5}, {"0": 2, "1": 0}),
+    stages=(StageRate("publish", 15, 0.5), StageRate("pipeline", 15, 3.0)),
+    carriers=(CarrierDelay("F9", "Frontier Airlines Inc.", 681, 21.9, 38.8),),
+    routes=(RouteDelay("EWR-RIC", "Newark Liberty Intl", "Richmond Intl", 1615, 25.8, 40.7),),
+    reasons=(),
+)
+
+
+def _text(report: FlightsReport) -> str:
+    stream = io.StringIO()
+    demo._print_report(Output(OutputFormat.TABLE, stream=stream), report)
+    return stream.getvalue()
+
+
+def test_the_figures_of_a_report() -> None:
+    """The totals are the partitions' sums; a dead letter that was redriven is no longer open."""
+    assert (REPORT.published, REPORT.rows) == (15, 13)
+    assert (REPORT.dead_letters_open, REPORT.dead_letters_total) == (2, 3)
+    assert REPORT.failures == ()
+
+
+def test_a_figure_that_does_not_hold_is_named() -> None:
+    """A lost row and a lost event each make a sentence."""
+    lost_row = replace(REPORT, partitions=(PartitionAccount("0", 10, 7, 2, 0, 0), REPORT.partitions[1]))
+    assert lost_row.failures == ("partition 0: 7 rows + 2 dead letters ≠ 10 events",)
+    lost_event = replace(REPORT, flights_expected=16)
+    assert lost_event.failures == ("15 events in the hub, and 16 flights",)
+    assert "DOES NOT HOLD" in _text(lost_row)
+
+
+def test_json_has_the_promised_names() -> None:
+    """Scripts rely on these keys."""
+    summary = json.loads(json.dumps(demo._summary(REPORT)))
+    promised = {
+        "published",
+        "rows",
+        "dead_letters_open",
+        "dead_letters_total",
+        "database",
+        "data_dir",
+        "crashes",
+    }
+    assert promised <= set(summary)
+    assert summary["events_per_s"] == {"publish": 30.0, "pipeline": 5.0}
+    assert summary["crashes"] == 1
+
+
+def test_commands_survive_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data directory with a quote and a space in its name comes through the shell whole."""
+    monkeypatch.setattr(sys, "argv", [".venv/bin/tidegate"])
+    listed, redriven = (shlex.split(command) for command in demo.follow_up_commands(REPORT))
+    assert listed[:5] == [".venv/bin/tidegate", "dlq", "list", "--database", REPORT.database]
+    assert redriven[redriven.index("--data-dir") + 1] == str(REPORT.data_dir)
+    assert redriven[-1] == "tidegate.demos.flights:corrected_pipeline"
+
+
+def test_a_password_is_not_printed() -> None:
+    """A URL that holds a password is not shown; the commands take it from the environment."""
+    hidden = replace(REPORT, database="postgresql://user:***@host/name", is_password_hidden=True)
+    text = _text(hidden)
+    assert '--database "$TIDEGATE_DATABASE"' in text
+    assert "Set TIDEGATE_DATABASE" in text
+
+
+def test_every_table_is_there_for_people() -> None:
+    """Carriers and routes with names, the crash, and where things lie."""
+    text = _text(REPORT)
+    for words in ("Frontier Airlines", "Richmond Intl", "2 of its 9 events", "/data/it's here", "Throughput"):
+        assert words in text
