@@ -14,7 +14,9 @@ from tidegate.model.errors import (
     ClosedError,
     InvalidArgumentError,
     PositionOutOfRangeError,
+    QuotaExceededError,
     ReceiverStolenError,
+    TidegateError,
     UnauthorizedError,
 )
 from tidegate.model.events import EventData, ReceivedEvent
@@ -202,6 +204,23 @@ async def test_refusals_of_the_first_attach_reach_the_caller(
     service.store(0, _encoded(1))
     receiver = await consumer.open_receiver("0", EARLIEST)
     assert await _receive_numbers(receiver, 1) == [0]
+
+
+async def test_a_reconnection_outwaits_its_own_ghost(
+    service: FakeService, consumer: EventHubConsumer
+) -> None:
+    """After a cut the service may count the dead link among the five: that refusal passes, the first does
+    not.
+    """
+    service.attach_refusals.append(QuotaExceededError("which is 5"))
+    with pytest.raises(QuotaExceededError):
+        await consumer.open_receiver("0", EARLIEST)
+    receiver = await consumer.open_receiver("0", EARLIEST)
+    service.attach_refusals.extend([QuotaExceededError("which is 5"), TidegateError("internal")])
+    service.cut_lines()
+    service.store(0, _encoded(3))
+    assert await _receive_numbers(receiver, 3) == [0, 1, 2]
+    assert not service.attach_refusals
 
 
 async def test_retention_that_overtakes_a_reader_is_an_error(

@@ -8,6 +8,7 @@ from tidegate.client.retry import RetryPolicy
 from tidegate.model.errors import (
     BrokenError,
     InvalidArgumentError,
+    NotFoundError,
     OperationTimeoutError,
     ServerBusyError,
     TidegateError,
@@ -44,7 +45,8 @@ def test_a_wait_that_the_service_asked_for_is_not_undercut() -> None:
         (OperationTimeoutError("late"), True),
         (ServerBusyError("busy"), True),
         (UnauthorizedError("key"), False),
-        (TidegateError("unknown"), False),
+        (TidegateError("amqp:internal-error"), True),
+        (NotFoundError("hub"), False),
     ],
 )
 def test_only_transient_errors_are_retried(error: TidegateError, expected: bool) -> None:

@@ -29,6 +29,7 @@ from tidegate.model.errors import (
     InvalidArgumentError,
     PositionOutOfRangeError,
     ProtocolError,
+    QuotaExceededError,
     ReceiverStolenError,
     TidegateError,
 )
@@ -237,20 +238,29 @@ class PartitionReceiver(LinkHandler):
                 retries_done = 0
             self._has_progressed = False
             try:
-                if self._break is not None and not self._break.is_transient:
+                if self._break is not None and not self._may_retry(self._break, 0):
                     raise self._break
                 if self._jump is not None:
                     await self._look_into_jump()
                 await self._connector.run_once(f"the attach of {self._address}", self._attach)
             except TidegateError as error:
-                if not self._connector.namespace.retry.decide_retry(error, retries_done=retries_done):
+                if not self._may_retry(error, retries_done):
                     self._fail(error)
                     return
                 retries_done += 1
                 await self._connector.wait_before_retry(retries_done, error)
 
+    def _may_retry(self, error: TidegateError, retries_done: int) -> bool:
+        retry = self._connector.namespace.retry
+        if isinstance(error, QuotaExceededError):
+            # Our own link on the broken line may still be counted: the service lets go of it after a while.
+            return retries_done < retry.retries_max
+        return retry.decide_retry(error, retries_done=retries_done)
+
     async def _attach(self, authorized: AuthorizedConnection) -> None:
         await authorized.authorize(self._audience)
+        if self._failure is not None:
+            raise self._failure  # closed meanwhile
         properties: dict[str, object] = {}
         if self._owner_level is not None:
             properties[EPOCH] = self._owner_level
@@ -270,10 +280,10 @@ class PartitionReceiver(LinkHandler):
             while not self._is_attached:
                 self._link_changed.clear()
                 await self._link_changed.wait()
-                if self._break is not None:
-                    raise self._break
                 if self._failure is not None:
                     raise self._failure
+                if self._break is not None:
+                    raise self._break
         except BaseException:
             self._detach()
             if self._break is None:

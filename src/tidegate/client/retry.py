@@ -52,5 +52,9 @@ class RetryPolicy:
         return delay_s
 
     def decide_retry(self, error: TidegateError, *, retries_done: int) -> bool:
-        """Whether an operation that failed with ``error`` after ``retries_done`` retries is tried again."""
-        return error.is_transient and retries_done < self.retries_max
+        """Whether an operation that failed with ``error`` after ``retries_done`` retries is tried again.
+
+        Passing errors are, and those of no known kind: an internal error of the service often passes.
+        """
+        is_worth_it = error.is_transient or type(error) is TidegateError
+        return is_worth_it and retries_done < self.retries_max
