@@ -136,3 +136,16 @@ def test_who_may_not_publish(hub_service: HubService, event_hub: str) -> None:
     other = _authorization(hub_service, "another")
     assert _request(hub_service, path, body=b"x", headers=other)[0] == 401
     assert _request(hub_service, "/another/messages", body=b"x", headers=other)[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/", 404), ("POST", "/hub/publishers/p/messages", 404), ("GET", "/hub/messages", 405)],
+)
+def test_other_addresses_have_the_same_error_shape(
+    hub_service: HubService, method: str, path: str, status: int
+) -> None:
+    """Whatever is asked for, an error looks the same and names what was asked."""
+    answer = _request(hub_service, path, body=b"x" if method == "POST" else None)
+    assert answer[:2] == (status, "application/xml; charset=utf-8")
+    assert f"{method} {path}" in answer[2]

@@ -25,6 +25,7 @@ from xml.sax.saxutils import escape
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -66,7 +67,8 @@ class HttpGateway:
                 Route("/health", self._health, methods=["GET"]),
                 Route("/{hub}/messages", self._publish, methods=["POST"]),
                 Route("/{hub}/partitions/{partition}/messages", self._publish, methods=["POST"]),
-            ]
+            ],
+            exception_handlers={HTTPException: _on_http_exception, Exception: _on_failure},
         )
 
     async def listen(
@@ -226,6 +228,17 @@ def _parse_json(text: str | bytes, what: str) -> object:
 
 def _unquote(value: str) -> str:
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    detail = f"{request.method} {request.url.path}: {error.detail}. Publish with POST /HUB/messages."
+    return _error_response(error.status_code, detail)
+
+
+async def _on_failure(request: Request, error: Exception) -> Response:
+    # Starlette raises the error again after this answer, and uvicorn logs it.
+    return _error_response(500, "The service failed; its log says how.")
 
 
 def _error_response(status: int, detail: str) -> Response:
