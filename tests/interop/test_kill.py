@@ -64,14 +64,14 @@ def test_acknowledged_events_survive_sigkill() -> None:
             ]
             for sender in senders:
                 sender.start()
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             wanted = chance.randrange(20, 300)
             while sum(len(sender.acknowledged) for sender in senders) < wanted:
                 assert time.monotonic() < deadline, "the producers do not get on"
                 time.sleep(0.001)
             service.kill()
             for sender in senders:
-                sender.join(30)
+                sender.join(70)
                 assert not sender.is_alive()
             acknowledged += [sender.acknowledged for sender in senders]
             sent.update(text for sender in senders for text in sender.sent)
