@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -372,3 +373,42 @@ async def test_a_closed_producer_says_so(service: FakeService) -> None:
         await producer.send(_events(1))
     with pytest.raises(ClosedError):
         await producer.enqueue(EventData(b""))
+    with pytest.raises(ClosedError):
+        producer.enqueue_nowait(EventData(b""), partition_id="0")
+
+
+async def test_closing_under_a_filling_buffer_drops_nothing_unsaid(service: FakeService) -> None:
+    """Whoever enqueues while somebody else closes hears of it; what was taken is stored."""
+    producer = _producer(service)
+    await producer.start()
+
+    def endless() -> Iterator[EventData]:
+        for number in itertools.count():
+            yield EventData(b"%d" % number)
+
+    filling = asyncio.ensure_future(  # noqa: TID251 - the test owns it
+        producer.enqueue_many(endless(), partition_key="k")
+    )
+    await until(lambda: producer.buffered_bytes > 0)
+    # Returns although more is enqueued all the time.
+    await asyncio.wait_for(producer.flush(), 10)
+    await producer.close()
+    with pytest.raises(ClosedError):
+        await asyncio.wait_for(filling, 10)
+    bodies = service.partitions[partition_for_key("k", 2)].bodies()
+    assert bodies == _bodies(len(bodies))
+    assert bodies
+
+
+async def test_what_closing_could_not_send_is_told(service: FakeService) -> None:
+    """A close that is cancelled while the service is silent gives the events to the callback."""
+    failures: list[FailedEvents] = []
+    producer = _producer(service, on_error=failures.append)
+    await producer.start()
+    service.is_acknowledging = False
+    await producer.enqueue(EventData(b"unsure"), partition_id="0")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(producer.close(), 0.05)
+    (failed,) = failures
+    assert isinstance(failed.error, ClosedError)
+    assert [decode_event(event).body for event in failed.events] == [b"unsure"]

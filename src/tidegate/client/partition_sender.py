@@ -106,11 +106,9 @@ class PartitionSender(LinkHandler):
         self._changed = asyncio.Event()
         self._is_running = False
         self._message_bytes_max: int | None = None
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is queued or in flight."""
-        return not self._queue and not self._in_flight
+        self.submitted_count = 0
+        self.finished_count = 0
+        """Batches submitted, and of those stored, failed or withdrawn; both only grow."""
 
     async def learn_message_bytes_max(self) -> int | None:
         """Attach, with retries, and return the largest message that the service takes; None: no limit.
@@ -123,6 +121,7 @@ class PartitionSender(LinkHandler):
     def submit(self, batch: OutgoingBatch) -> None:
         """Queue a batch; it is sent after all that were submitted before."""
         self._queue.append(batch)
+        self.submitted_count += 1
         self._wake()
 
     def withdraw(self, batch: OutgoingBatch) -> bool:
@@ -133,6 +132,7 @@ class PartitionSender(LinkHandler):
         if batch.is_unknown or batch.sequence is not None or batch not in self._queue:
             return False
         self._queue.remove(batch)
+        self.finished_count += 1
         return True
 
     def close(self, error: ClosedError) -> None:
@@ -325,6 +325,7 @@ class PartitionSender(LinkHandler):
             batch.sequence = None
 
     def _finish(self, batch: OutgoingBatch, error: TidegateError | None) -> None:
+        self.finished_count += 1
         waiter = batch.acknowledged
         if waiter is not None:
             if waiter.done():

@@ -285,12 +285,14 @@ class EventHubProducer:
     async def flush(self) -> None:
         """Send what is buffered now and return once all of it is acknowledged or has failed.
 
+        What is enqueued meanwhile is not waited for.
         Raises SendFailedError with the failed events since the last flush, unless ``on_error`` takes them.
         Cancellation: sending goes on.
         """
         for lane in self._lanes:
             self._seal(lane)
-        while not all(lane.sender.is_idle for lane in self._lanes):
+        marks = [(lane.sender, lane.sender.submitted_count) for lane in self._lanes]
+        while any(sender.finished_count < mark for sender, mark in marks):
             self._changed.clear()
             await self._changed.wait()
         self._raise_failed()
@@ -315,16 +317,20 @@ class EventHubProducer:
         return await read_event_hub(self._connector, self._audience, self.event_hub)
 
     async def close(self) -> None:
-        """Flush and close. Idempotent. Raises as ``flush``; the producer is closed nevertheless.
+        """Take nothing more, flush and close. Idempotent.
+
+        Raises as ``flush``; the producer is closed nevertheless.
 
         Cancellation: the producer is closed without waiting for what is left, which fails with ClosedError.
         """
         if self._is_closed:
             return
+        # From here on every way into the buffer goes through ``_lane_for``, which says that it is closed.
+        self._is_closed = True
+        self._lanes_by_key.clear()
         try:
             await self.flush()
         finally:
-            self._is_closed = True
             for lane in self._lanes:
                 self._seal(lane)
                 lane.sender.close(ClosedError("The producer was closed before the service answered."))
@@ -384,6 +390,7 @@ class EventHubProducer:
             self._lanes = lanes
 
     def _lane_for(self, partition_key: str | None, partition_id: str | None) -> _Lane:
+        self._raise_if_closed()
         if partition_key is not None:
             check_destination(partition_key, partition_id)
             if len(self._lanes_by_key) >= _KEYS_REMEMBERED:
