@@ -362,6 +362,21 @@ async def test_a_cancelled_send_leaves_the_producer_whole(service: FakeService) 
     assert service.partitions[0].bodies() == _bodies(3)
 
 
+async def test_a_cancelled_send_that_still_waits_is_never_sent() -> None:
+    """What had not left when its caller gave up does not leave afterwards, and nothing stays counted."""
+    async with FakeService() as service, _producer(service) as producer:  # one batch in flight at a time
+        service.is_acknowledging = False
+        first = asyncio.ensure_future(producer.send(_events(1), partition_id="0"))  # noqa: TID251
+        await until(lambda: len(service.batch_sizes) == 1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(producer.send(_events(1, 7), partition_id="0"), 0.05)
+        service.acknowledge()
+        await first
+        await producer.send(_events(1, 1), partition_id="0")
+        assert producer.buffered_bytes == 0
+    assert service.partitions[0].bodies() == _bodies(2)
+
+
 async def test_a_closed_producer_says_so(service: FakeService) -> None:
     """After close nothing hangs and nothing is taken."""
     producer = _producer(service)

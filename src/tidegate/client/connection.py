@@ -131,11 +131,6 @@ class LiveConnection:
         """Whether links can be attached now."""
         return self._failure is None and self._opened.done()
 
-    @property
-    def failure(self) -> TidegateError | None:
-        """Why the connection is over; None while it is not."""
-        return self._failure
-
     def attach_sender(
         self,
         address: str,
@@ -212,7 +207,7 @@ class LiveConnection:
             raise self._failure
 
     async def wait_over(self) -> None:
-        """Return once the connection is over; ``failure`` then says why."""
+        """Return once the connection is over."""
         await self._over.wait()
 
     async def close(self) -> None:
