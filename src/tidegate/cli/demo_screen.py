@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 
 class DemoScreen:
@@ -20,8 +20,7 @@ class DemoScreen:
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
+            TextColumn("{task.fields[count]}"),
             console=self._console,
             transient=True,
             disable=not sys.stderr.isatty(),
@@ -55,7 +54,7 @@ class DemoScreen:
         self._title = title
         self._step_started = time.monotonic()
         self._first = None
-        self._task = self._progress.add_task(title, total=None, rate="")
+        self._task = self._progress.add_task(title, total=None, count="")
         if not self._console.is_terminal:
             self.note(f"{title} …")
 
@@ -65,9 +64,11 @@ class DemoScreen:
         if self._first is None or done < self._first[1]:
             self._first = (now, done)
         since, before = self._first
-        rate = f"{(done - before) / (now - since):,.0f} events/s" if done > before else ""
+        count = f"{done:,} of {total:,}"
+        if done > before:
+            count += f"  {(done - before) / (now - since):,.0f} events/s"
         assert self._task is not None
-        self._progress.update(self._task, completed=done, total=total, rate=rate)
+        self._progress.update(self._task, completed=done, total=total, count=count)
 
     def note(self, text: str) -> None:
         """Something happened that people want to know."""
