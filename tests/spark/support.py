@@ -12,7 +12,7 @@ from tidegate.client import EventHubProducer
 from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.spark.hub import HubReader
 from tidegate.spark.options import SourceOptions
-from tidegate.sql import Database, Pipeline
+from tidegate.sql import CheckpointReader, Database, Pipeline
 from tidegate.sql.schema import dead_letter
 
 readings = Table(
@@ -68,8 +68,6 @@ class Outcome:
 
 def outcome_of(database_url: str) -> Outcome:
     """Count what was written. All dead letters have distinct keys by the table's primary key."""
-    from tidegate.sql import CheckpointReader
-
     with Database.open(database_url) as database:
         database.ensure_table(readings)
         with database.read() as connection:
@@ -77,10 +75,12 @@ def outcome_of(database_url: str) -> Outcome:
             distinct = select(readings.c.partition, readings.c.number).distinct().subquery()
             distinct_rows = connection.execute(select(func.count()).select_from(distinct)).scalar_one()
             letters = connection.execute(select(func.count()).select_from(dead_letter)).scalar_one()
-        checkpoints = CheckpointReader(database).read_all()
-        return Outcome(
-            rows, distinct_rows, letters, sum(item.next_sequence_number or 0 for item in checkpoints)
-        )
+        return Outcome(rows, distinct_rows, letters, position_of(database))
+
+
+def position_of(database: Database) -> int:
+    """How many events the checkpoints say are done."""
+    return sum(item.next_sequence_number or 0 for item in CheckpointReader(database).read_all())
 
 
 def assert_exact(database_url: str, event_count: int) -> None:

@@ -14,29 +14,40 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from tests.spark.support import assert_exact, make_pipeline, outcome_of, publish
+from tests.spark.support import assert_exact, make_pipeline, outcome_of, position_of, publish
 
 from tidegate.spark import explain, run_pipeline
+from tidegate.sql import Database
 from tidegate.testing.hub import HubService
+from tidegate.testing.postgresql import PostgresqlServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 _KILLS = 10
 _DRIVER_TIMEOUT_S = 120
+_POLL_S = 0.1
 
 
 class _Drivers:
     """Starts drivers over one hub and one database, each in a process group of its own."""
 
-    def __init__(self, service: HubService, hub: str, database_url: str, directory: Path) -> None:
+    def __init__(
+        self,
+        service: HubService,
+        hub: str,
+        database_url: str,
+        directory: Path,
+        *,
+        max_events_per_trigger: int,
+    ) -> None:
         self._directory = directory
         self._arguments = {
             "connection_string": service.connection_string,
             "event_hub": hub,
             "database_url": database_url,
             "checkpoint": str(directory / "checkpoint"),
-            "max_events_per_trigger": 1000,
-            "transaction_rows_max": 100,
+            "max_events_per_trigger": max_events_per_trigger,
+            "transaction_rows_max": max_events_per_trigger // 10,
         }
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -55,9 +66,10 @@ class _Drivers:
 def _wait_progress(driver: subprocess.Popen[bytes], database_url: str, position: int) -> None:
     """Until the driver has accounted for so many events, or has ended."""
     deadline = time.monotonic() + _DRIVER_TIMEOUT_S
-    while driver.poll() is None and outcome_of(database_url).position < position:
-        assert time.monotonic() < deadline, f"the driver did not get to event {position}"
-        time.sleep(0.02)
+    with Database.open(database_url) as database:
+        while driver.poll() is None and position_of(database) < position:
+            assert time.monotonic() < deadline, f"the driver did not get to event {position}"
+            time.sleep(_POLL_S)
 
 
 def test_ten_kills_of_the_driver_leave_no_trace(
@@ -71,31 +83,34 @@ def test_ten_kills_of_the_driver_leave_no_trace(
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    count = 40_000
+    count = 12_000
     hub = hub_service.create_hub(partition_count=4)
     publish(hub_service.connection_string, hub, count)
-    drivers = _Drivers(hub_service, hub, sqlite_url, tmp_path)
+    drivers = _Drivers(hub_service, hub, sqlite_url, tmp_path, max_events_per_trigger=200)
+    position = 0
     for _ in range(_KILLS):
         # A twelfth of the work at most per life, so that ten kills fall into the work and not behind it.
-        position = outcome_of(sqlite_url).position + rng.randrange(count // 12)
-        driver = drivers.start()
-        _wait_progress(driver, sqlite_url, position)
-        time.sleep(rng.random() * 0.3)
-        assert driver.poll() is None, drivers.log()
-        os.killpg(driver.pid, signal.SIGKILL)
-        driver.wait()
-    killed_at = outcome_of(sqlite_url)
-    assert 0 < killed_at.position < count
+        position += 1 + rng.randrange(count // 12)
+        with drivers.start() as driver:
+            try:
+                _wait_progress(driver, sqlite_url, position)
+                time.sleep(rng.random() * 0.3)
+                assert driver.poll() is None, drivers.log()
+            finally:
+                os.killpg(driver.pid, signal.SIGKILL)
+        position = outcome_of(sqlite_url).position
+    assert 0 < position < count
     driver = drivers.start()
     assert driver.wait(_DRIVER_TIMEOUT_S) == 0, drivers.log()
     assert_exact(sqlite_url, count)
 
 
 def test_of_two_drivers_at_once_one_fails_clearly(
-    spark: SparkSession, hub_service: HubService, database_url: str, tmp_path: Path
+    spark: SparkSession, hub_service: HubService, postgresql: PostgresqlServer, tmp_path: Path
 ) -> None:
     """The driver started last takes the consumer group over; the other one says so and writes no more."""
-    count = 20_000
+    count = 8_000
+    database_url = postgresql.create_schema()
     hub = hub_service.create_hub(partition_count=4)
     publish(hub_service.connection_string, hub, count)
     first = run_pipeline(
@@ -108,10 +123,11 @@ def test_of_two_drivers_at_once_one_fails_clearly(
     )
     try:
         deadline = time.monotonic() + _DRIVER_TIMEOUT_S
-        while outcome_of(database_url).position == 0:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        drivers = _Drivers(hub_service, hub, database_url, tmp_path)
+        with Database.open(database_url) as database:
+            while position_of(database) == 0:
+                assert time.monotonic() < deadline
+                time.sleep(_POLL_S)
+        drivers = _Drivers(hub_service, hub, database_url, tmp_path, max_events_per_trigger=1000)
         second = drivers.start()
         with pytest.raises(PySparkException) as caught:
             first.awaitTermination(_DRIVER_TIMEOUT_S)

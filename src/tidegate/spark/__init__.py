@@ -1,14 +1,19 @@
 """Spark over Event Hubs: the data source ``eventhubs``, and pipelines whose SQL effects happen exactly once.
 
-The only package that imports pyspark.
+The only package that imports pyspark. Names are loaded when they are first used: Spark starts half a dozen
+Python processes per query that import this package, and most of them need one module of it (1.1 s → 0.4 s).
 """
 
 from __future__ import annotations
 
-from tidegate.spark.errors import explain
-from tidegate.spark.pipeline import Transformation, Trigger, run_pipeline, sink_options
-from tidegate.spark.session import spark_session
-from tidegate.spark.source import register
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidegate.spark.errors import explain
+    from tidegate.spark.pipeline import Transformation, Trigger, run_pipeline, sink_options
+    from tidegate.spark.session import spark_session
+    from tidegate.spark.source import register
 
 __all__ = [
     "spark_session",
@@ -19,3 +24,21 @@ __all__ = [
     "Trigger",
     "explain",
 ]
+
+_MODULES = {
+    "spark_session": "session",
+    "register": "source",
+    "run_pipeline": "pipeline",
+    "sink_options": "pipeline",
+    "Transformation": "pipeline",
+    "Trigger": "pipeline",
+    "explain": "errors",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value

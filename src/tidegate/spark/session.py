@@ -57,7 +57,6 @@ def spark_session(
         is_local=is_local,
         ui_port=ui_port,
         local_checkpoints=local_checkpoints,
-        log_level=log_level,
     )
     if is_local:
         settings["spark.driver.extraJavaOptions"] = f"{_java_options(log_level)} {java_options}".strip()

@@ -1,10 +1,13 @@
 """The data source ``eventhubs``: what Spark makes its readers from.
 
 Spark pickles this class by its module name into every Python process that it starts, so it must stay
-importable there; on a cluster Tidegate has to be installed on the driver and on every executor.
+importable there; on a cluster Tidegate has to be installed on the driver and on every executor. Some of those
+processes only ask for the schema, so the readers are imported where they are made.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
@@ -12,8 +15,9 @@ from pyspark.sql.types import StructType
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.options import SourceOptions
-from tidegate.spark.reader import EventHubsBatchReader, EventHubsStreamReader
-from tidegate.spark.schema import ENCODED_EVENT_SCHEMA, EVENT_SCHEMA
+
+if TYPE_CHECKING:
+    from tidegate.spark.reader import EventHubsBatchReader, EventHubsStreamReader
 
 
 class EventHubsDataSource(DataSource):
@@ -26,14 +30,20 @@ class EventHubsDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns; also the first place where Spark looks at the options, so they are checked here."""
+        from tidegate.spark.schema import ENCODED_EVENT_SCHEMA, EVENT_SCHEMA
+
         return ENCODED_EVENT_SCHEMA if self._parsed_options().encoded_events else EVENT_SCHEMA
 
     def reader(self, schema: StructType) -> EventHubsBatchReader:
         """The reader of a batch query."""
+        from tidegate.spark.reader import EventHubsBatchReader
+
         return EventHubsBatchReader(self._checked_options(schema))
 
     def streamReader(self, schema: StructType) -> EventHubsStreamReader:  # noqa: N802 - Spark's name
         """The reader of a stream."""
+        from tidegate.spark.reader import EventHubsStreamReader
+
         return EventHubsStreamReader(self._checked_options(schema))
 
     def _parsed_options(self) -> SourceOptions:
