@@ -83,6 +83,8 @@ def test_receive_from_a_position(hub: str, environment: dict[str, str]) -> None:
     assert [event["body"] for event in found] == ["c", "d", "e"]
     assert [event["sequence_number"] for event in found] == [2, 3, 4]
     assert _receive(hub, "--from", "latest", environment=environment) == []
+    whole = run_tidegate("receive", hub, "--no-follow", "--json", environment=environment).json()
+    assert len(whole) == 6  # type: ignore[arg-type]
     assert len(_receive(hub, "--from", "1h", environment=environment)) == 6
     missing = run_tidegate("receive", hub, "--partition", "7", environment=environment)
     assert missing.code == 1

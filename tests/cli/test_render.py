@@ -114,3 +114,13 @@ def test_a_stream_writes_each_record_at_once() -> None:
     records = Output(OutputFormat.NL, stream=stream).record_stream(("a",))
     records.write({"a": 1})
     assert stream.getvalue() == '{"a":1}\n'
+
+
+def test_a_stream_as_json_is_one_array() -> None:
+    """What a tail wrote until it was stopped parses as a whole."""
+    stream = io.StringIO()
+    records = Output(OutputFormat.JSON, stream=stream).record_stream(("a",))
+    for number in range(3):
+        records.write({"a": number})
+    records.close()
+    assert json.loads(stream.getvalue()) == [{"a": 0}, {"a": 1}, {"a": 2}]

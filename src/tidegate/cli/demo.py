@@ -30,7 +30,7 @@ def demo() -> None:
 
 
 @demo_app.command("flights")
-@with_output(OutputFormat.JSON)
+@with_output(OutputFormat.TABLE, OutputFormat.JSON)
 def flights(
     output: Output,
     data_dir: Annotated[

@@ -10,11 +10,11 @@ import typer
 from tidegate.cli.connection import resolve_connection
 from tidegate.cli.options import CaFileOption, ConnectionStringOption, with_output
 from tidegate.cli.positions import parse_position
-from tidegate.cli.render import Output, OutputFormat
+from tidegate.cli.render import Output
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 
 
-@with_output(OutputFormat.NL, OutputFormat.JSON, OutputFormat.CSV)
+@with_output()
 def receive(
     output: Output,
     hub: Annotated[str, typer.Argument(metavar="HUB", help="The event hub to read.")],

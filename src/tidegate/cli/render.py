@@ -75,6 +75,7 @@ class Output:
             stream = self.record_stream(columns)
             for record in records:
                 stream.write(record)
+            stream.close()
 
     def record(self, record: Record, *, title: str | None = None) -> None:
         """Write one thing: its fields one below the other as a table, or one JSON object, or one CSV row."""
@@ -88,7 +89,7 @@ class Output:
             self.record_stream(tuple(record)).write(record)
 
     def record_stream(self, columns: Sequence[str]) -> RecordStream:
-        """Write records one by one as they come (a tail): JSON lines, CSV, or tab-separated text."""
+        """Write records one by one as they come (a tail); a table is tab-separated text."""
         return RecordStream(self, columns)
 
     def line(self, text: str) -> None:
@@ -115,31 +116,42 @@ class Output:
 
 
 class RecordStream:
-    """Records written one at a time, each complete on its own line."""
+    """Records written one at a time, each complete on its own line; ``close`` it."""
 
     def __init__(self, output: Output, columns: Sequence[str]) -> None:
         self._stream = output.stream
         self._columns = columns
-        self._is_json = output.format in (OutputFormat.JSON, OutputFormat.NL)
-        self._csv = (
-            csv.writer(self._stream, lineterminator="\n") if output.format is OutputFormat.CSV else None
-        )
-        if self._csv is not None:
+        self._format = output.format
+        self._csv = csv.writer(self._stream, lineterminator="\n")
+        self._count = 0
+        if self._format is OutputFormat.CSV:
             self._csv.writerow(columns)
+        elif self._format is OutputFormat.JSON:
+            self._stream.write("[")
 
     def write(self, record: Record) -> None:
         """Write one record; fields outside the columns are left out."""
-        if self._is_json:
-            fields = {column: plain(record.get(column)) for column in self._columns}
-            self._stream.write(orjson.dumps(fields).decode() + "\n")
-        elif self._csv is not None:
-            self._csv.writerow([csv_text(record.get(column)) for column in self._columns])
+        values = [record.get(column) for column in self._columns]
+        if self._format is OutputFormat.CSV:
+            self._csv.writerow([csv_text(value) for value in values])
+        elif self._format is OutputFormat.TABLE:
+            self._stream.write("\t".join(cell_text(value) for value in values) + "\n")
         else:
-            self._stream.write("\t".join(cell_text(record.get(column)) for column in self._columns) + "\n")
+            fields = dict(zip(self._columns, map(plain, values), strict=True))
+            comma = ",\n" if self._count and self._format is OutputFormat.JSON else ""
+            end = "\n" if self._format is OutputFormat.NL else ""
+            self._stream.write(comma + orjson.dumps(fields).decode() + end)
+        self._count += 1
 
     def flush(self) -> None:
         """Let a reader of the pipe see what was written so far."""
         self._stream.flush()
+
+    def close(self) -> None:
+        """Complete what was written: a JSON array ends here, also when a tail is interrupted."""
+        if self._format is OutputFormat.JSON:
+            self._stream.write("]\n")
+        self.flush()
 
 
 def plain(value: object) -> object:

@@ -62,6 +62,8 @@ async def show_events(
     except asyncio.CancelledError:
         # Being interrupted is how a tail ends well.
         sys.stderr.write(f"Stopped after {writer.event_count:,} events.\n")
+    finally:
+        writer.close()
 
 
 def _chosen_partitions(hub: EventHubProperties, wanted: str | None) -> tuple[str, ...]:
@@ -158,6 +160,10 @@ class RecordWriter:
         self.event_count += len(events)
         self._records.flush()
 
+    def close(self) -> None:
+        """Complete the output."""
+        self._records.close()
+
 
 class BodyWriter:
     """Writes bodies as they are, one a line."""
@@ -170,6 +176,9 @@ class BodyWriter:
         sys.stdout.buffer.write(b"".join(event.body + b"\n" for event in events))
         sys.stdout.buffer.flush()
         self.event_count += len(events)
+
+    def close(self) -> None:
+        """Nothing is left to complete."""
 
 
 def event_record(event: ReceivedEvent) -> Record:
