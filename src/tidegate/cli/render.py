@@ -67,7 +67,7 @@ class Output:
         title: shown above a table only.
         """
         if self.format is OutputFormat.JSON:
-            rows = [{column: plain(record.get(column)) for column in columns} for record in records]
+            rows = [{column: record.get(column) for column in columns} for record in records]
             self._write_json(rows)
         elif self.format is OutputFormat.TABLE:
             self._table(list(records), columns, title)
@@ -80,8 +80,7 @@ class Output:
     def record(self, record: Record, *, title: str | None = None) -> None:
         """Write one thing: its fields one below the other as a table, or one JSON object, or one CSV row."""
         if self.format is OutputFormat.JSON:
-            fields = {key: plain(value) for key, value in record.items()}
-            self._write_json(fields)
+            self._write_json(record)
         elif self.format is OutputFormat.TABLE:
             rows = [{"field": key, "value": cell_text(value)} for key, value in record.items()]
             self._table(rows, ("field", "value"), title, is_header_shown=False)
@@ -98,8 +97,7 @@ class Output:
 
     def _write_json(self, value: object) -> None:
         # One line for programs, so that it is also the last line; indented for people.
-        option = orjson.OPT_INDENT_2 if self.is_terminal else None
-        self.stream.write(orjson.dumps(value, option=option).decode() + "\n")
+        self.stream.write(json_text(value, is_indented=self.is_terminal) + "\n")
 
     def _table(
         self,
@@ -137,10 +135,10 @@ class RecordStream:
         elif self._format is OutputFormat.TABLE:
             self._stream.write("\t".join(cell_text(value) for value in values) + "\n")
         else:
-            fields = dict(zip(self._columns, map(plain, values), strict=True))
+            fields = dict(zip(self._columns, values, strict=True))
             comma = ",\n" if self._count and self._format is OutputFormat.JSON else ""
             end = "\n" if self._format is OutputFormat.NL else ""
-            self._stream.write(comma + orjson.dumps(fields).decode() + end)
+            self._stream.write(comma + json_text(fields) + end)
         self._count += 1
 
     def flush(self) -> None:
@@ -152,6 +150,12 @@ class RecordStream:
         if self._format is OutputFormat.JSON:
             self._stream.write("]\n")
         self.flush()
+
+
+def json_text(value: object, *, is_indented: bool = False) -> str:
+    """A value as JSON, written by ``plain``'s rules."""
+    option = orjson.OPT_PASSTHROUGH_DATETIME | (orjson.OPT_INDENT_2 if is_indented else 0)
+    return orjson.dumps(value, default=plain, option=option).decode()
 
 
 def plain(value: object) -> object:
