@@ -10,9 +10,11 @@ several data sections) is decoded by itself.
 from __future__ import annotations
 
 import base64
+import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,14 +23,22 @@ import orjson
 import pyarrow as pa
 
 from tidegate.amqp.errors import DecodeError
-from tidegate.amqp.message import NO_VALUE, Message, Properties, decode_message
+from tidegate.amqp.message import (
+    APPLICATION_PROPERTIES,
+    NO_VALUE,
+    Message,
+    Properties,
+    decode_message,
+    iter_sections,
+)
 from tidegate.amqp.types import Timestamp
 from tidegate.spark.schema import ENCODED_EVENT_ARROW_SCHEMA, EVENT_ARROW_SCHEMA
+from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32
 from tidegate.wire.encoded_events import EncodedEvents
+from tidegate.wire.event_codec import decode_event
 from tidegate.wire.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
 
 _BINARY_BYTES_MAX = 2**31 - 1
-_DATA = 0x75
 _HAS_COLUMN = (ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER)
 
 DECODE_ERROR_PROPERTY = "tidegate-decode-error"
@@ -95,7 +105,7 @@ def text_of(value: object) -> str | None:
     return str(value)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Prefix:
     """What is around a body, decoded."""
 
@@ -103,6 +113,19 @@ class _Prefix:
     publisher: str | None = None
     properties: Mapping[str, str | None] = field(default_factory=dict)
     system_properties: Mapping[str, str | None] = field(default_factory=dict)
+
+    @classmethod
+    def decode(cls, prefix: bytes) -> _Prefix:
+        """Application properties mostly differ from event to event, the other sections mostly do not."""
+        rest: list[bytes] = []
+        properties: Mapping[str, str | None] = {}
+        for code, start, _, end in iter_sections(prefix):
+            if code == APPLICATION_PROPERTIES:
+                values = decode_event(prefix[start:end]).properties
+                properties = {name: text_of(value) for name, value in values.items()}
+            else:
+                rest.append(prefix[start:end])
+        return replace(_decode_rest(b"".join(rest)), properties=properties)
 
     @classmethod
     def of(cls, message: Message) -> _Prefix:
@@ -116,6 +139,12 @@ class _Prefix:
             {str(name): text_of(value) for name, value in message.application_properties.items()},
             system,
         )
+
+
+@lru_cache(maxsize=4096)
+def _decode_rest(sections: bytes) -> _Prefix:
+    """Header, annotations and standard properties, decoded once for all events that share them."""
+    return _Prefix.of(decode_message(sections))
 
 
 def _standard_properties(properties: Properties) -> dict[str, str | None]:
@@ -143,7 +172,7 @@ class _Contents:
         number = self._numbers.get(prefix)
         if number is None:
             try:
-                decoded = _Prefix.of(decode_message(prefix))
+                decoded = _Prefix.decode(prefix)
             except DecodeError:
                 self._add_decoded(message)
                 return
@@ -177,13 +206,7 @@ class _Contents:
 
 
 _Place = tuple[int, int]
-
-_BINARY_WIDTHS = (0xA0, 0xB0)
-_ONE_BYTE_SIZES = (0xA0, 0xC0, 0xC1)
-_FOUR_BYTE_SIZES = (0xB0, 0xD0, 0xD1)
-_EMPTY_LIST = 0x45
-_SECTIONS_MAX = 6
-# header, delivery-annotations, message-annotations, properties, application-properties, data
+_two_u32 = struct.Struct(">II").unpack_from
 
 
 def find_body(message: bytes | memoryview) -> _Place | None:
@@ -192,24 +215,18 @@ def find_body(message: bytes | memoryview) -> _Place | None:
     None for every other shape, garbled ones included: those are for the full decoder.
     Source: AMQP 1.0 part 1 section 1.6 (sizes of binary, list and map), part 3 section 3.2.
     """
-    offset, end = 0, len(message)
-    for _ in range(_SECTIONS_MAX):
-        if offset + 4 > end or message[offset] or message[offset + 1] != 0x53:
+    at, until = 0, len(message)
+    last_word = until - 8
+    while at <= last_word:
+        word, size = _two_u32(message, at)
+        if word == DATA_SECTION_32:
+            return (at, at + 8) if at + 8 + size == until else None
+        if word == DATA_SECTION_8:
+            return (at, at + 5) if at + 5 + (size >> 24) == until else None
+        if not 0x005370 <= word >> 8 <= 0x005374 or word & 0xC0 != 0xC0:
             return None
-        code, width = message[offset + 2], message[offset + 3]
-        if width in _ONE_BYTE_SIZES and offset + 5 <= end:
-            value_start = offset + 5
-            section_end = value_start + message[offset + 4]
-        elif width in _FOUR_BYTE_SIZES and offset + 8 <= end:
-            value_start = offset + 8
-            section_end = value_start + int.from_bytes(message[offset + 4 : value_start], "big")
-        elif width == _EMPTY_LIST:
-            value_start = section_end = offset + 4
-        else:
-            return None
-        if code == _DATA:
-            return (offset, value_start) if section_end == end and width in _BINARY_WIDTHS else None
-        offset = section_end
+        # A list or a map with a size of one byte or, where bit 4 is set, of four.
+        at += 8 + size if word & 0x10 else 5 + (size >> 24)
     return None
 
 

@@ -25,7 +25,7 @@ from tidegate.sql import (
     process_partition_batch,
 )
 from tidegate.sql.values import place_of
-from tidegate.wire.event_codec import decode_event
+from tidegate.wire.event_codec import decode_event, event_body
 
 OFFSET_COLUMN = "offset"
 ENQUEUED_TIME_COLUMN = "enqueuedTime"
@@ -82,6 +82,7 @@ def received_events(partition_id: str, rows: pa.Table) -> list[ReceivedEvent]:
             enqueued_time_ms=enqueued_time_ms,
             encoded=encoded,
             decode=decode_event,
+            decode_body=event_body,
         )
         for sequence_number, offset, enqueued_time_ms, encoded in zip(
             sequence_numbers_of(rows).tolist(),

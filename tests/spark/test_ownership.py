@@ -1,0 +1,101 @@
+"""The driver that claimed last moves the checkpoints; everyone before it is shut out inside the database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.spark.support import readings
+
+from tidegate.model.errors import EventHubReplacedError, FencedError
+from tidegate.spark.journal import journalled_offset
+from tidegate.spark.offsets import StreamOffset
+from tidegate.spark.ownership import Claim, checkpoint_positions, claim_checkpoints
+from tidegate.sql import ConsumerKey, Database, EventPlace, PartitionRows, commit_partition_batch
+
+_CONSUMER = ConsumerKey("readings")
+_CREATED_AT_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def database(database_url: str) -> Database:
+    """An open database of each kind."""
+    database = Database.shared(database_url)
+    database.ensure_table(readings)
+    return database
+
+
+def _claim(database: Database, created_at_ms: int = _CREATED_AT_MS) -> Claim:
+    return claim_checkpoints(
+        database,
+        _CONSUMER,
+        event_hub_created_at_ms=created_at_ms,
+        start_sequence_numbers={"0": 0, "1": 10},
+    )
+
+
+def _commit(database: Database, claim: Claim, start: int, until: int) -> int:
+    rows = PartitionRows(
+        ("partition", "number", "value"),
+        [("0", number, number) for number in range(start, until)],
+        list(range(start, until)),
+    )
+    return commit_partition_batch(
+        database,
+        readings,
+        _CONSUMER,
+        "0",
+        rows,
+        positions=lambda number: EventPlace(str(number), 0),
+        start_sequence_number=start,
+        until_sequence_number=until,
+        owner=claim.owner,
+        lease_epoch=claim.lease_epoch,
+    ).rows
+
+
+def test_a_claim_makes_the_checkpoints_that_are_missing(database: Database) -> None:
+    """From the first claim on, SQL says where each partition goes on; a second claim moves nothing."""
+    first = _claim(database)
+    assert first.start_sequence_numbers == {"0": 0, "1": 10}
+    _commit(database, first, 0, 5)
+    second = _claim(database)
+    assert second.start_sequence_numbers == {"0": 5, "1": 10}
+    assert second.lease_epoch == first.lease_epoch + 1
+    positions = checkpoint_positions(database, _CONSUMER, event_hub_created_at_ms=_CREATED_AT_MS)
+    assert positions == {"0": 5, "1": 10}
+
+
+def test_an_earlier_claim_commits_nothing_more(database: Database) -> None:
+    """Neither new work nor work that the later owner has done already passes for done."""
+    first = _claim(database)
+    assert _commit(database, first, 0, 5) == 5
+    assert _commit(database, first, 0, 5) == 0  # its own task, retried
+    second = _claim(database)
+    with pytest.raises(FencedError, match="lease epoch"):
+        _commit(database, first, 5, 8)
+    assert _commit(database, second, 5, 8) == 3
+    with pytest.raises(FencedError, match="lease epoch"):
+        _commit(database, first, 5, 8)
+
+
+def test_a_hub_made_anew_cannot_be_claimed(database: Database) -> None:
+    """Its sequence numbers begin again, so the old checkpoints would leave its first events out."""
+    _claim(database)
+    with pytest.raises(EventHubReplacedError, match="deleted and created again"):
+        _claim(database, _CREATED_AT_MS + 1)
+
+
+def test_sparks_journal_is_read_where_it_can_be(tmp_path: Path) -> None:
+    """The line of the only source; None for remote directories, other versions and several sources."""
+    offset = StreamOffset({"0": 5}, 1)
+    (tmp_path / "offsets").mkdir()
+    line = '{"version":1,"eventHubCreatedAtMs":1,"partitions":{"0":5}}'
+    (tmp_path / "offsets" / "3").write_text(f"v1\n{{}}\n{line}")
+    (tmp_path / "offsets" / "4").write_text(f"v1\n{{}}\n{line}\n{line}")
+    (tmp_path / "offsets" / "5").write_text(f"v9\n{{}}\n{line}")
+    assert journalled_offset(str(tmp_path), 3) == offset
+    assert journalled_offset(tmp_path.as_uri(), 3) == offset
+    for batch_id in (4, 5, 6):
+        assert journalled_offset(str(tmp_path), batch_id) is None
+    assert journalled_offset("abfss://container@account/checkpoint", 3) is None
