@@ -10,8 +10,6 @@ from sqlalchemy import Column, Integer, MetaData, String, Table, func, select
 
 from tidegate.client import EventHubProducer
 from tidegate.model.events import EventData, ReceivedEvent
-from tidegate.spark.hub import HubReader
-from tidegate.spark.options import SourceOptions
 from tidegate.sql import CheckpointReader, Database, Pipeline
 from tidegate.sql.schema import dead_letter
 
@@ -89,8 +87,3 @@ def assert_exact(database_url: str, event_count: int) -> None:
     assert outcome_of(database_url) == Outcome(
         event_count - dead_letters, event_count - dead_letters, dead_letters, event_count
     )
-
-
-def event_hub_of(connection_string: str) -> HubReader:
-    """The hub as the source sees it."""
-    return HubReader(SourceOptions.parse({"eventhubs.connectionString": connection_string}))

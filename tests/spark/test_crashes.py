@@ -31,29 +31,23 @@ _POLL_S = 0.1
 class _Drivers:
     """Starts drivers over one hub and one database, each in a process group of its own."""
 
-    def __init__(
-        self,
-        service: HubService,
-        hub: str,
-        database_url: str,
-        directory: Path,
-        *,
-        max_events_per_trigger: int,
-    ) -> None:
+    def __init__(self, service: HubService, hub: str, database_url: str, directory: Path) -> None:
         self._directory = directory
-        self._arguments = {
+        self._arguments: dict[str, object] = {
             "connection_string": service.connection_string,
             "event_hub": hub,
             "database_url": database_url,
             "checkpoint": str(directory / "checkpoint"),
+        }
+
+    def start(self, *, max_events_per_trigger: int) -> subprocess.Popen[bytes]:
+        arguments = self._arguments | {
             "max_events_per_trigger": max_events_per_trigger,
             "transaction_rows_max": max_events_per_trigger // 10,
         }
-
-    def start(self) -> subprocess.Popen[bytes]:
         with (self._directory / "driver.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.driver", json.dumps(self._arguments)],
+                [sys.executable, "-m", "tests.spark.driver", json.dumps(arguments)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -72,6 +66,13 @@ def _wait_progress(driver: subprocess.Popen[bytes], database_url: str, position:
             time.sleep(_POLL_S)
 
 
+def _kill(driver: subprocess.Popen[bytes]) -> None:
+    """End the driver's process group at once, if it has not ended by itself."""
+    if driver.poll() is None:
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+
+
 def test_ten_kills_of_the_driver_leave_no_trace(
     hub_service: HubService, sqlite_url: str, tmp_path: Path
 ) -> None:
@@ -86,22 +87,25 @@ def test_ten_kills_of_the_driver_leave_no_trace(
     count = 12_000
     hub = hub_service.create_hub(partition_count=4)
     publish(hub_service.connection_string, hub, count)
-    drivers = _Drivers(hub_service, hub, sqlite_url, tmp_path, max_events_per_trigger=200)
+    drivers = _Drivers(hub_service, hub, sqlite_url, tmp_path)
     position = 0
     for _ in range(_KILLS):
         # A twelfth of the work at most per life, so that ten kills fall into the work and not behind it.
         position += 1 + rng.randrange(count // 12)
-        with drivers.start() as driver:
-            try:
-                _wait_progress(driver, sqlite_url, position)
-                time.sleep(rng.random() * 0.3)
-                assert driver.poll() is None, drivers.log()
-            finally:
-                os.killpg(driver.pid, signal.SIGKILL)
+        driver = drivers.start(max_events_per_trigger=200)
+        try:
+            _wait_progress(driver, sqlite_url, position)
+            time.sleep(rng.random() * 0.3)
+            assert driver.poll() is None, drivers.log()
+        finally:
+            _kill(driver)
         position = outcome_of(sqlite_url).position
     assert 0 < position < count
-    driver = drivers.start()
-    assert driver.wait(_DRIVER_TIMEOUT_S) == 0, drivers.log()
+    driver = drivers.start(max_events_per_trigger=2000)
+    try:
+        assert driver.wait(_DRIVER_TIMEOUT_S) == 0, drivers.log()
+    finally:
+        _kill(driver)
     assert_exact(sqlite_url, count)
 
 
@@ -127,12 +131,15 @@ def test_of_two_drivers_at_once_one_fails_clearly(
             while position_of(database) == 0:
                 assert time.monotonic() < deadline
                 time.sleep(_POLL_S)
-        drivers = _Drivers(hub_service, hub, database_url, tmp_path, max_events_per_trigger=1000)
-        second = drivers.start()
-        with pytest.raises(PySparkException) as caught:
-            first.awaitTermination(_DRIVER_TIMEOUT_S)
-        assert "Another driver took over the pipeline readings" in explain(caught.value)
-        assert second.wait(_DRIVER_TIMEOUT_S) == 0, drivers.log()
+        drivers = _Drivers(hub_service, hub, database_url, tmp_path)
+        second = drivers.start(max_events_per_trigger=1000)
+        try:
+            with pytest.raises(PySparkException) as caught:
+                first.awaitTermination(_DRIVER_TIMEOUT_S)
+            assert "Another driver took over the pipeline readings" in explain(caught.value)
+            assert second.wait(_DRIVER_TIMEOUT_S) == 0, drivers.log()
+        finally:
+            _kill(second)
     finally:
         first.stop()
     assert_exact(database_url, count)

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.spark.support import publish
 
 from tidegate.client import EventHubProducer
+from tidegate.model.connection_string import ConnectionString
 from tidegate.model.events import EventData
 from tidegate.server.app import TidegateServer
 from tidegate.spark import explain
@@ -88,6 +89,16 @@ def test_a_key_becomes_a_column(spark: SparkSession, hub_service: HubService, fi
     asyncio.run(send())
     (row,) = _read(spark, hub_service.hub_connection_string(hub)).collect()
     assert (row.partitionKey, row.properties) == ("device-1", {"n": "1", "b": "true"})
+
+
+def test_a_private_authority_is_trusted_by_option(
+    spark: SparkSession, hub_service: HubService, filled_hub: str
+) -> None:
+    """Over TLS, with the service's own certificate authority in `eventhubs.caFile`."""
+    hub = ConnectionString.parse(filled_hub).entity_path
+    assert hub is not None
+    over_tls = ConnectionString.parse(hub_service.ready.connection_string).with_entity_path(hub).format()
+    assert _read(spark, over_tls, caFile=str(hub_service.ready.ca_file)).count() == _COUNT
 
 
 @pytest.mark.parametrize(

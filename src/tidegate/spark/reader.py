@@ -12,7 +12,6 @@ those per process. Receivers take no owner level, so they neither push out nor a
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Iterator, Sequence
 
@@ -41,12 +40,11 @@ from tidegate.spark.offsets import (
 from tidegate.spark.options import SourceOptions
 from tidegate.spark.ownership import checkpoint_positions
 from tidegate.spark.session import usable_core_count
+from tidegate.spark.workers import freeze_loaded_modules
 from tidegate.sql import ConsumerKey, Database
 from tidegate.wire.encoded_events import EncodedEvents
 
 _logger = logging.getLogger(__name__)
-
-_FREEZES_MAX = 3
 
 
 class RangesInputPartition(InputPartition):
@@ -62,7 +60,7 @@ def read_ranges(options: SourceOptions, partition: InputPartition) -> Iterator[p
 
     Raises PositionOutOfRangeError where events of a range are gone (unless ``failOnDataLoss`` is off).
     """
-    _freeze_garbage_collector()
+    freeze_loaded_modules()
     if not isinstance(partition, RangesInputPartition):
         return  # Spark's stand-in for a batch query that has nothing to read
     make_batch = encoded_event_batch if options.encoded_events else event_batch
@@ -96,22 +94,6 @@ def _report_loss(item: PartitionRange, first: int, options: SourceOptions) -> No
     _, losses = clip_lost_events([item], bounds, fail_on_data_loss=options.fail_on_data_loss)
     for sentence in losses:
         _logger.warning(sentence)
-
-
-_freeze_count = 0
-
-
-def _freeze_garbage_collector() -> None:
-    """Take what a worker has loaded out of the garbage collector's sight, in its first few tasks.
-
-    PySpark's worker runs a full collection after every task; over all imported modules that was 95 % of the
-    time of a small micro-batch (measured with PySpark 4.3).
-    """
-    global _freeze_count
-    if _freeze_count < _FREEZES_MAX:
-        _freeze_count += 1
-        gc.collect()
-        gc.freeze()
 
 
 class EventHubsBatchReader(DataSourceReader):

@@ -20,6 +20,7 @@ from tidegate.spark.commits import missing_columns
 from tidegate.spark.journal import journalled_offset
 from tidegate.spark.ownership import checkpoint_positions
 from tidegate.spark.plan import load_plan
+from tidegate.spark.workers import freeze_loaded_modules
 from tidegate.spark.writer import PartitionSummary, TaskWriter, gap_error
 from tidegate.sql import Database
 
@@ -65,6 +66,7 @@ class SqlSinkDataSource(DataSource):
                 f"The sink eventhubs-sql needs the column {missing[0]!r}, and the query does not have it.",
                 next_step="Keep the columns partition and sequenceNumber as they came.",
             )
+        freeze_loaded_modules()
         return SqlSinkWriter(plan_text, self.options.get("checkpointLocation"))
 
 
@@ -78,6 +80,7 @@ class SqlSinkWriter(DataSourceStreamArrowWriter):
     # The Arrow writer's parameter differs from its base class's in pyspark, too.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:  # type: ignore[override]
         """Commit the events of one task. Raises what ``TaskWriter.write`` raises."""
+        freeze_loaded_modules()
         return TaskCommitMessage(TaskWriter(load_plan(self._plan_text)).write(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -86,6 +89,7 @@ class SqlSinkWriter(DataSourceStreamArrowWriter):
         Nothing is changed. Raises CheckpointGapError where the database is not where Spark's journal says
         that this micro-batch ends.
         """
+        freeze_loaded_modules()
         if self._checkpoint_location is None:
             return
         end = journalled_offset(self._checkpoint_location, batchId)
