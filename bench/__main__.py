@@ -13,13 +13,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import baselines, stages
+from bench import baselines, canned_service, stages
 from bench.measure import Measurement
 from bench.report import as_json, print_table
 from tidegate.testing.hub import HubProcess
 
 _PARTITIONS = 4
 _HUB = "bench"
+_SDK_HUB = "bench-sdk"
+"""What the official SDK sends; the other hub then holds just what our producer sent."""
 _progress = Console(stderr=True)
 
 
@@ -68,7 +70,8 @@ def _measure(
     insert = baselines.sqlite_bulk_insert(rows, directory)
     found: list[Measurement] = []
     service = HubProcess(directory / "data")
-    service.create_hub(_HUB, partition_count=_PARTITIONS)
+    for hub in (_HUB, _SDK_HUB):
+        service.create_hub(hub, partition_count=_PARTITIONS)
     with service:
         _progress.print("measuring ingest …")
         ingest = stages.ingest(service, _HUB, bodies, _PARTITIONS)
@@ -79,13 +82,39 @@ def _measure(
         delivery = stages.delivery(service, _HUB, event_bytes, _PARTITIONS)
         delivery.compare_with(decode)
         delivery.compare_with(copy, by_bytes=True)
-        sdk = stages.sdk_delivery(service, _HUB, sdk_events, event_bytes)
-        sdk.compare_with(decode)
-        found += [ingest, delivery, sdk]
+        _progress.print("measuring the official SDK …")
+        sdk_bodies = bodies[:sdk_events]
+        sdk_ingest = stages.sdk_ingest(
+            "ingest, official SDK", service.connection_string, service.process_id, _SDK_HUB, sdk_bodies
+        )
+        sdk_delivery = stages.sdk_delivery(
+            "delivery, official SDK",
+            service.connection_string,
+            service.process_id,
+            _HUB,
+            sdk_events,
+            event_bytes,
+        )
+        sink, source = _measure_sdk_ceilings(sdk_bodies, event_bytes)
+        sdk_ingest.compare_with(sink)
+        sdk_ingest.compare_with(encode)
+        sdk_delivery.compare_with(source)
+        sdk_delivery.compare_with(decode)
+        found += [ingest, delivery, sdk_ingest, sdk_delivery]
         if is_spark_used:
             _progress.print("measuring Spark …")
             found += _measure_spark(directory, service, events, event_bytes, decode, insert)
-    return [copy, disk, encode, decode, insert], found
+    return [copy, disk, encode, decode, sink, source, insert], found
+
+
+def _measure_sdk_ceilings(bodies: list[bytes], event_bytes: int) -> tuple[Measurement, Measurement]:
+    """The official SDK against a peer that stores nothing and has everything ready."""
+    with canned_service.running(event_bytes) as (connection_string, pid):
+        sink = stages.sdk_ingest("official SDK → sink", connection_string, pid, _HUB, bodies)
+        source = stages.sdk_delivery(
+            "source → official SDK", connection_string, pid, _HUB, len(bodies), event_bytes
+        )
+    return sink, source
 
 
 def _measure_spark(

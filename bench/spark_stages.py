@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from bench.measure import Measurement, timed
 from tidegate.model.events import ReceivedEvent
-from tidegate.spark import register, run_pipeline
+from tidegate.spark import Trigger, register, run_pipeline
 from tidegate.sql import Database, Pipeline
 from tidegate.testing.hub import HubProcess
 
@@ -84,7 +84,7 @@ def exactly_once(
             connection_string=service.hub_connection_string(hub),
             database_url=database_url,
             checkpoint_location=str(directory / "checkpoint"),
-            available_now=True,
+            trigger=Trigger(is_available_now=True),
             max_events_per_trigger=max(events // 4, 1),
         )
         query.awaitTermination()

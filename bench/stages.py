@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from azure.eventhub import EventData as SdkEventData
-from azure.eventhub import EventHubConsumerClient, PartitionContext
+from azure.eventhub import EventHubConsumerClient, EventHubProducerClient, PartitionContext
 
 from bench.measure import Measurement, timed
 from tidegate.client import EventHubConsumer, EventHubProducer
@@ -16,6 +16,7 @@ from tidegate.testing.hub import HubProcess
 
 PROPERTIES = {"device": "d-1", "kind": "reading"}
 _RECEIVE_TIMEOUT_S = 60.0
+_SDK_BATCH_BYTES = 1_000_000
 
 
 def ingest(service: HubProcess, hub: str, bodies: Sequence[bytes], partition_count: int) -> Measurement:
@@ -83,12 +84,12 @@ def delivery(service: HubProcess, hub: str, event_bytes: int, partition_count: i
     return asyncio.run(consume())
 
 
-def sdk_delivery(service: HubProcess, hub: str, events: int, event_bytes: int) -> Measurement:
+def sdk_delivery(
+    name: str, connection_string: str, service_pid: int, hub: str, events: int, event_bytes: int
+) -> Measurement:
     """The unmodified official SDK reads one partition from its beginning and looks at each field."""
     received = 0
-    client = EventHubConsumerClient.from_connection_string(
-        service.connection_string, "$Default", eventhub_name=hub
-    )
+    client = EventHubConsumerClient.from_connection_string(connection_string, "$Default", eventhub_name=hub)
 
     def on_event_batch(context: PartitionContext, batch: list[SdkEventData]) -> None:
         nonlocal received
@@ -98,10 +99,34 @@ def sdk_delivery(service: HubProcess, hub: str, events: int, event_bytes: int) -
         if received >= events:
             client.close()
 
-    with timed(
-        "delivery, official SDK", events=0, payload_bytes=0, service_pid=service.process_id
-    ) as measurement:
+    with timed(name, events=0, payload_bytes=0, service_pid=service_pid) as measurement:
         client.receive_batch(on_event_batch, max_batch_size=300, partition_id="0", starting_position="-1")
     measurement.events = received
     measurement.payload_bytes = received * event_bytes
+    return measurement
+
+
+def sdk_ingest(
+    name: str, connection_string: str, service_pid: int, hub: str, bodies: Sequence[bytes]
+) -> Measurement:
+    """The unmodified official SDK fills batches of 1 MB and sends each to one partition."""
+    client = EventHubProducerClient.from_connection_string(connection_string, eventhub_name=hub)
+    with client:
+        # The link is opened by the first send, which is not measured. The size is given, because the SDK
+        # would ask the service for it.
+        client.send_batch([SdkEventData(bodies[0])], partition_id="1")
+        with timed(
+            name, events=len(bodies), payload_bytes=sum(map(len, bodies)), service_pid=service_pid
+        ) as measurement:
+            batch = client.create_batch(partition_id="1", max_size_in_bytes=_SDK_BATCH_BYTES)
+            for body in bodies:
+                event = SdkEventData(body)
+                event.properties.update(PROPERTIES)
+                try:
+                    batch.add(event)
+                except ValueError:
+                    client.send_batch(batch)
+                    batch = client.create_batch(partition_id="1", max_size_in_bytes=_SDK_BATCH_BYTES)
+                    batch.add(event)
+            client.send_batch(batch)
     return measurement

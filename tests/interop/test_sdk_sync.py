@@ -383,6 +383,17 @@ def test_large_backlog_is_delivered_in_order(plain: SdkTarget, event_hub: str) -
     assert bodies(read(plain.consumer(event_hub), 5000)) == [str(number) for number in range(5000)]
 
 
+def test_events_larger_than_a_frame_arrive_whole(plain: SdkTarget, event_hub: str) -> None:
+    """Events of one frame, just over one frame and many frames, small ones between, arrive unaltered."""
+    sizes = [10, 65_000, 70_000, 200_000, 1_000_000, 5]
+    with plain.producer(event_hub) as producer:
+        for size in sizes:
+            producer.send_batch([EventData(bytes([size % 251]) * size)], partition_id="0")
+    events = read(plain.consumer(event_hub), len(sizes))
+    received = [event.body_as_str("latin-1").encode("latin-1") for event in events]
+    assert received == [bytes([size % 251]) * size for size in sizes]
+
+
 @pytest.mark.slow
 def test_idle_consumer_stays_connected(plain: SdkTarget, event_hub: str) -> None:
     """A consumer with an idle time-out of 10 s lives through 17 s of silence on the same connection.
