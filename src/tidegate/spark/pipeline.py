@@ -46,6 +46,12 @@ class Trigger:
     interval: str | None = None
     """Such as ``"5 seconds"``."""
 
+    def __post_init__(self) -> None:
+        if self.is_available_now and self.interval is not None:
+            raise InvalidArgumentError(
+                "A trigger is either available-now or has an interval.", next_step="Give one of the two."
+            )
+
 
 def run_pipeline(
     spark: SparkSession,
