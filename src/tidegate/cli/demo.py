@@ -183,27 +183,30 @@ def _print_table(output: Output, title: str, records: Sequence[Record]) -> None:
 
 
 def _closing_lines(report: FlightsReport) -> list[str]:
-    put_aside = report.published - report.rows
+    put_aside = sum(item.dead_letters_open + item.dead_letters_discarded for item in report.partitions)
     lines = [
         f"{report.rows:,} rows + {put_aside:,} dead letters = {report.published:,} events"
         f"{'' if not report.failures else '  DOES NOT HOLD'}.",
-        f"Spark driver: killed {report.crashes} time{'' if report.crashes == 1 else 's'}"
-        + (
-            f", while {report.crash.describe()}."
-            if report.crash is not None
-            else ": nothing was left to process."
-        ),
+        _crash_line(report),
         f"The log lies in {report.data_dir}, the results in {report.database}.",
     ]
     if report.dead_letters_open:
         lines += [
             "",
-            "What to do next: look at the dead letters, then run them through the corrected handler.",
+            "What to do next: look at the dead letters, and run them through the corrected handler.",
         ]
         if report.is_password_hidden:
             lines.append(f"(Set {DATABASE_VARIABLE} to the database's URL first: it holds a password.)")
         lines += [f"  {command}" for command in follow_up_commands(report)]
     return lines
+
+
+def _crash_line(report: FlightsReport) -> str:
+    if report.crash is not None:
+        return f"The Spark driver was killed once, while {report.crash.describe()}."
+    if any(stage.stage == "pipeline" and stage.events for stage in report.stages):
+        return "The Spark driver was not killed: it was done before a micro-batch was found half committed."
+    return "The Spark driver did not run: an earlier run had processed everything."
 
 
 def follow_up_commands(report: FlightsReport) -> tuple[str, str]:

@@ -13,9 +13,11 @@ from pathlib import Path
 
 from tidegate.demos.flights.scoring import pipeline
 from tidegate.demos.flights.spark_stage import CONNECTION_STRING_VARIABLE, DATABASE_VARIABLE
-from tidegate.spark.errors import explain
-from tidegate.spark.pipeline import Trigger, run_pipeline
-from tidegate.spark.session import spark_session
+from tidegate.spark import Trigger, explain, run_pipeline, spark_session
+
+TRANSACTIONS_PER_BATCH = 12
+"""About three per hub partition: so that most of a micro-batch's time is between its first commit and its
+last."""
 
 
 def main() -> int:
@@ -35,6 +37,7 @@ def main() -> int:
             checkpoint_location=arguments.checkpoint_dir,
             trigger=Trigger(is_available_now=True),
             max_events_per_trigger=arguments.events_per_trigger,
+            transaction_rows_max=max(1, arguments.events_per_trigger // TRANSACTIONS_PER_BATCH),
         )
         arguments.started_file.touch()
         query.awaitTermination()
