@@ -20,7 +20,7 @@ check: $(STAMP)  ## lint, format, types, import contracts, docs
 	$(BIN)/python -m pytest tests/test_docs.py -q -m "not slow"
 
 docs: $(STAMP)  ## renew the reference pages that are made from the code
-	$(BIN)/python -m tidegate.cli.reference > docs/reference/cli.md
+	$(BIN)/python -m tidegate.cli.reference docs/reference
 
 bench: $(STAMP)  ## throughput as ratios to baselines measured in the same run
 	$(BIN)/python -m bench $(ARGS)

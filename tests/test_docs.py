@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tidegate.cli.app import app
-from tidegate.cli.reference import iter_commands, reference_page
+from tidegate.cli.reference import iter_commands, reference_pages
+from tidegate.model import errors, limits
 from tidegate.server.ready import ReadyInformation
 from tidegate.server.settings import ServerSettings
 from tidegate.testing.hub import HubService
@@ -25,9 +26,22 @@ COMMANDS = dict(iter_commands(app))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_command_reference_is_up_to_date() -> None:
-    """docs/reference/cli.md is what the commands say; `make docs` renews it."""
-    assert (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8") == reference_page()
+@pytest.mark.parametrize("name", ["cli.md", "errors.md", "limits.md"])
+def test_the_generated_pages_are_up_to_date(name: str) -> None:
+    """They are what commands, errors and limits say; `make docs` renews them."""
+    assert (ROOT / "docs/reference" / name).read_text(encoding="utf-8") == reference_pages()[name]
+
+
+def test_every_error_and_limit_is_in_the_reference() -> None:
+    """No error and no quota is undocumented, whatever made the pages."""
+    page = (ROOT / "docs/reference/errors.md").read_text(encoding="utf-8")
+    for name, value in vars(errors).items():
+        if isinstance(value, type) and issubclass(value, errors.TidegateError):
+            assert f"`{name}`" in page, name
+    page = (ROOT / "docs/reference/limits.md").read_text(encoding="utf-8")
+    for name in vars(limits):
+        if name.isupper():
+            assert f"`{name}`" in page, name
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))

@@ -1,10 +1,13 @@
-"""Makes docs/reference/cli.md from the commands themselves: ``python -m tidegate.cli.reference``.
+"""Makes the reference pages from the code itself: ``python -m tidegate.cli.reference docs/reference``.
 
-``--check FILE`` compares instead, and says how to renew the file where it differs.
+``cli.md`` from the commands, ``errors.md`` from the error tree and its table of conditions, ``limits.md``
+from the module that holds the quotas.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +17,11 @@ import typer
 import typer.main
 
 from tidegate.cli.app import EXIT_CODE_HELP, app
+from tidegate.cli.exit_codes import exit_code_of
+from tidegate.model import errors, limits
+from tidegate.wire.conditions import row_for
+
+_MADE = "Made by `make docs`; do not edit."
 
 
 class Parameter(Protocol):
@@ -46,12 +54,16 @@ def _iter_commands(command: object, names: tuple[str, ...]) -> Iterator[tuple[st
         yield from _iter_commands(member, (*names, name))
 
 
-def reference_page() -> str:
-    """The whole page, in Markdown."""
+def reference_pages() -> dict[str, str]:
+    """File name → text, of every page."""
+    return {"cli.md": _command_page(), "errors.md": _error_page(), "limits.md": _limit_page()}
+
+
+def _command_page() -> str:
     lines = [
         "# Command line",
         "",
-        "Made by `python -m tidegate.cli.reference`; do not edit.",
+        _MADE,
         "",
         "Commands that talk to a service find it by `--connection-string`, else "
         "`TIDEGATE_CONNECTION_STRING`, else the profile that `tidegate serve` left for this user (in "
@@ -104,16 +116,63 @@ def _text(value: object) -> str:
     return str(getattr(value, "value", value))
 
 
+def _error_page() -> str:
+    lines = [
+        "# Errors",
+        "",
+        _MADE,
+        "",
+        "Every error is a `tidegate.model.errors.TidegateError`. *Whose* says whose doing it is; *again* "
+        "whether the same call may succeed later without anybody changing anything. The condition is what a "
+        "client gets over AMQP, the status what it gets over HTTP, the exit code what a command ends with.",
+        "",
+        "| error | meaning | whose | again | AMQP condition | HTTP | exit |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for error_type in _error_types(errors.TidegateError):
+        error = error_type("")
+        row = row_for(error)
+        meaning = (inspect.getdoc(error_type) or "").partition("\n\n")[0].replace("\n", " ")
+        lines.append(
+            f"| `{error_type.__name__}` | {meaning} | {error_type.fault.value} | "
+            f"{'yes' if error_type.is_transient else 'no'} | `{row.condition}` | {row.http_status} | "
+            f"{exit_code_of(error)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _error_types(error_type: type[errors.TidegateError]) -> Iterator[type[errors.TidegateError]]:
+    """The tree below a type, each before what derives from it; only the product's common errors."""
+    if error_type.__module__ == errors.__name__:
+        yield error_type
+        for derived in error_type.__subclasses__():
+            yield from _error_types(derived)
+
+
+def _limit_page() -> str:
+    lines = ["# Limits", "", _MADE, "", "| limit | value | |", "|---|---|---|"]
+    names: list[str] = []
+    for node in ast.parse(inspect.getsource(limits)).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.append(node.target.id)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and names:
+            # The text below one or several names speaks of all of them.
+            words = " ".join(str(node.value.value).split())
+            lines += [f"| `{name}` | {_value_text(getattr(limits, name))} | {words} |" for name in names]
+            names = []
+    return "\n".join(lines) + "\n"
+
+
+def _value_text(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"`{value}`"
+
+
 def main(arguments: list[str]) -> int:
-    """Print the page, or compare it with ``--check FILE``; returns the exit code."""
-    if not arguments:
-        sys.stdout.write(reference_page())
-        return 0
-    path = Path(arguments[-1])
-    if path.read_text(encoding="utf-8") == reference_page():
-        return 0
-    sys.stderr.write(f"{path} is out of date: run `make docs`.\n")
-    return 4
+    """Write all pages into the directory that is named; returns the exit code."""
+    (directory,) = arguments
+    for name, text in reference_pages().items():
+        (Path(directory) / name).write_text(text, encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":

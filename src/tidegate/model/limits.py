@@ -28,3 +28,4 @@ RETENTION_HOURS_MAX: Final = 2160
 """Hours that events are kept: 7 days (Standard's most) by default, 90 days at most (Premium)."""
 
 DEFAULT_CONSUMER_GROUP: Final = "$Default"
+"""The consumer group that every hub has from the start; its name is Event Hubs' own."""
