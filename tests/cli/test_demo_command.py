@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shlex
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -93,3 +94,18 @@ def test_every_table_is_there_for_people() -> None:
     text = _text(REPORT)
     for words in ("Frontier Airlines", "Richmond Intl", "2 of its 9 events", "/data/it's here", "Throughput"):
         assert words in text
+
+
+def test_without_spark_the_demo_says_what_to_install() -> None:
+    """A plain `pip install tidegate` has no Spark: one line says what is missing, not a traceback."""
+    script = (
+        "import sys\n"
+        "sys.modules['pyspark'] = None\n"
+        "sys.argv = ['tidegate', 'demo', 'flights']\n"
+        "from tidegate.cli import main\n"
+        "main()\n"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert "tidegate[spark,demos]" in found.stderr
+    assert "Traceback" not in found.stderr

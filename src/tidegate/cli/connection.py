@@ -16,7 +16,9 @@ from tidegate.cli.options import CONNECTION_STRING_VARIABLE
 from tidegate.model.connection_string import ConnectionString
 
 if TYPE_CHECKING:
-    from tidegate.client import EventHubProperties, RetryPolicy
+    from tidegate.client import EventHubProperties, Namespace
+
+_FIRST_CONTACT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,6 @@ class ServiceConnection:
     connection_string: str = field(repr=False)
     ca_file: str | None
     """The certificate authority to trust besides the system's; None: only the system's."""
-    origin: str
-    """Which of the three sources it came from, for messages."""
 
 
 def resolve_connection(
@@ -39,13 +39,10 @@ def resolve_connection(
     NoConnectionError where none of the sources has one.
     """
     ca_text = None if ca_file is None else str(ca_file)
-    for text, origin in (
-        (connection_string, "--connection-string"),
-        (environment.get(CONNECTION_STRING_VARIABLE), CONNECTION_STRING_VARIABLE),
-    ):
-        if text:
-            ConnectionString.parse(text)
-            return ServiceConnection(text, ca_text, origin)
+    text = connection_string or environment.get(CONNECTION_STRING_VARIABLE)
+    if text:
+        ConnectionString.parse(text)
+        return ServiceConnection(text, ca_text)
     from tidegate.server.ready import profile_path, read_profile
 
     profile = read_profile(environment)
@@ -55,27 +52,29 @@ def resolve_connection(
             f"{CONNECTION_STRING_VARIABLE}, and no profile at {profile_path(environment)}.",
             next_step="Start one with `tidegate serve`, or give --connection-string.",
         )
-    return ServiceConnection(
-        profile.connection_string, ca_text or profile.ca_file, f"profile {profile_path(environment)}"
+    return ServiceConnection(profile.connection_string, ca_text or profile.ca_file)
+
+
+def impatient_namespace(connection: ServiceConnection) -> Namespace:
+    """For first contact and small requests: somebody waits at the terminal, so a service that is not there is
+    told within seconds.
+    """
+    from tidegate.client import Namespace, RetryPolicy
+
+    return Namespace.from_connection_string(
+        connection.connection_string,
+        ca_file=connection.ca_file,
+        retry=RetryPolicy(retries_max=2),
+        timeout_s=_FIRST_CONTACT_TIMEOUT_S,
     )
-
-
-def quick_retry() -> RetryPolicy:
-    """For first contact: somebody waits at the terminal, so a service that is not there is told within
-    seconds."""
-    from tidegate.client import RetryPolicy
-
-    return RetryPolicy(retries_max=3)
 
 
 async def check_event_hub(connection: ServiceConnection, name: str) -> EventHubProperties:
     """What the service says about a hub: shows that it is there before patient work begins.
 
-    Raises NotFoundError, UnauthorizedError, and BrokenError or OperationTimeoutError within seconds.
+    Raises NotFoundError, UnauthorizedError, BrokenError and OperationTimeoutError.
     """
     from tidegate.client import EventHubConsumer
 
-    async with EventHubConsumer.from_connection_string(
-        connection.connection_string, name, ca_file=connection.ca_file, retry=quick_retry()
-    ) as consumer:
+    async with EventHubConsumer(impatient_namespace(connection), name) as consumer:
         return await consumer.get_event_hub_properties()

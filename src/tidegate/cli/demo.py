@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ import typer
 from tidegate.cli.exit_codes import CheckFailedError
 from tidegate.cli.options import DATABASE_VARIABLE, with_output
 from tidegate.cli.render import Output, OutputFormat, Record
+from tidegate.model.errors import NotFoundError
 
 if TYPE_CHECKING:
     from tidegate.demos.flights.demo import FlightsReport
@@ -65,6 +67,7 @@ def flights(
     from tidegate.cli.demo_screen import DemoScreen
     from tidegate.demos.flights.demo import FlightsDemo, run_flights_demo
 
+    _check_installed("pyspark", "pyarrow")
     wanted = FlightsDemo(
         data_dir=data_dir,
         database_url=database or os.environ.get(DATABASE_VARIABLE),
@@ -79,6 +82,15 @@ def flights(
         _print_report(output, report)
     if report.failures:
         raise CheckFailedError("The figures do not hold: " + "; ".join(report.failures) + ".")
+
+
+def _check_installed(*packages: str) -> None:
+    for name in packages:
+        if find_spec(name) is None:
+            raise NotFoundError(
+                f"The demo needs the package {name}, which is not installed.",
+                next_step="Run `pip install 'tidegate[spark,demos]'`, or `make demo` in a clone.",
+            )
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.connection import ServiceConnection, quick_retry, resolve_connection
+from tidegate.cli.connection import ServiceConnection, impatient_namespace, resolve_connection
 from tidegate.cli.options import CaFileOption, ConnectionStringOption, with_output
 from tidegate.cli.render import Output
 from tidegate.model.limits import PARTITIONS_MAX, RETENTION_HOURS_DEFAULT, RETENTION_HOURS_MAX
@@ -59,9 +59,7 @@ def create(
     async def work() -> dict[str, object]:
         from tidegate.client import EventHubAdministrator
 
-        async with EventHubAdministrator.from_connection_string(
-            connection.connection_string, ca_file=connection.ca_file, retry=quick_retry()
-        ) as administrator:
+        async with EventHubAdministrator(impatient_namespace(connection)) as administrator:
             made = await administrator.create_event_hub(
                 name, partition_count=partitions, retention_hours=retention_hours
             )
@@ -88,9 +86,7 @@ def list_hubs(
     async def work() -> list[dict[str, object]]:
         from tidegate.client import EventHubAdministrator
 
-        async with EventHubAdministrator.from_connection_string(
-            connection.connection_string, ca_file=connection.ca_file, retry=quick_retry()
-        ) as administrator:
+        async with EventHubAdministrator(impatient_namespace(connection)) as administrator:
             return [_hub_record(hub) for hub in await administrator.list_event_hubs()]
 
     output.records(run_interruptible(work()), columns=_HUB_COLUMNS)
@@ -141,9 +137,7 @@ def delete(
     async def work() -> None:
         from tidegate.client import EventHubAdministrator
 
-        async with EventHubAdministrator.from_connection_string(
-            connection.connection_string, ca_file=connection.ca_file, retry=quick_retry()
-        ) as administrator:
+        async with EventHubAdministrator(impatient_namespace(connection)) as administrator:
             await administrator.delete_event_hub(name)
 
     run_interruptible(work())
@@ -154,9 +148,7 @@ async def _partition_records(connection: ServiceConnection, name: str) -> list[d
     from tidegate.client import EventHubConsumer
 
     records: list[dict[str, object]] = []
-    async with EventHubConsumer.from_connection_string(
-        connection.connection_string, name, ca_file=connection.ca_file, retry=quick_retry()
-    ) as consumer:
+    async with EventHubConsumer(impatient_namespace(connection), name) as consumer:
         hub = await consumer.get_event_hub_properties()
         for partition_id in hub.partition_ids:
             partition = await consumer.get_partition_properties(partition_id)

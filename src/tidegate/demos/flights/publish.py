@@ -35,11 +35,6 @@ class Publication:
     elapsed_s: float
     """From the first event sent to the last one acknowledged, in seconds."""
 
-    @property
-    def event_count(self) -> int:
-        """All events of the hub."""
-        return sum(self.events_by_partition.values())
-
 
 def expected_events_by_partition(flights: Sequence[FlightEvent]) -> dict[str, int]:
     """How many of the flights belong to each partition, by the hash of their keys."""
