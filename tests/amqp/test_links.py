@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from tests.amqp.pair import EnginePair, random_cuts
 
 from tidegate.amqp.connection import ConnectionConfiguration
-from tidegate.amqp.errors import MESSAGE_SIZE_EXCEEDED
+from tidegate.amqp.errors import MESSAGE_SIZE_EXCEEDED, RESOURCE_LIMIT_EXCEEDED
 from tidegate.amqp.events import (
+    ConnectionClosed,
     CreditGranted,
     DeliveriesReceived,
     DeliveriesSettled,
@@ -18,7 +21,7 @@ from tidegate.amqp.events import (
     LinkDrained,
     SessionEnded,
 )
-from tidegate.amqp.frames import encode_frame
+from tidegate.amqp.frames import EMPTY_FRAME, encode_frame
 from tidegate.amqp.link import SenderLink
 from tidegate.amqp.performatives import (
     Accepted,
@@ -284,6 +287,50 @@ def test_an_aborted_delivery_is_forgotten() -> None:
     pair.pump()
     assert [delivery.payload for delivery in _deliveries(pair, of_server=True)] == [b"whole"]
     assert receiver.outstanding_credit == 3
+
+
+def _partial(handle: int, payload: bytes, *, count: int = 1) -> bytes:
+    """Frames of a delivery that does not end."""
+    return (
+        encode_frame(0, encode_performative(Transfer(handle, 0, b"t", 0, True, more=True)) + payload) * count
+    )
+
+
+def test_pieces_of_a_delivery_do_not_keep_reads_alive() -> None:
+    """Protects memory: frames of one byte, or none, between much else cost what they hold and no more."""
+    pair = EnginePair()
+    _, receiver = pair.attach_sender(pair.open())
+    read = EMPTY_FRAME * 30_000 + _partial(0, b"x") + _partial(0, b"", count=50)
+    tracemalloc.start()
+    for _ in range(40):
+        pair.server.receive_data(read, now=0.0)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < len(read)
+    end = encode_frame(0, encode_performative(Transfer(0, None, None, None, True)) + b"y")
+    pair.server.receive_data(end, now=0.0)
+    pair.pump()
+    assert [delivery.payload for delivery in _deliveries(pair, of_server=True)] == [b"x" * 40 + b"y"]
+    assert receiver.is_open
+
+
+def test_what_all_links_keep_of_deliveries_is_bounded() -> None:
+    """Protects memory: many links with half a message each end the connection; ended ones do not count."""
+    pair = EnginePair(server=ConnectionConfiguration("server", partial_bytes_max=10_000))
+    session = pair.open()
+    links = [pair.attach_sender(session, f"out-{number}")[0] for number in range(4)]
+    for link in links[:3]:
+        pair.server.receive_data(_partial(link.handle, bytes(4000)), now=0.0)
+        link.detach()
+        pair.pump()
+    assert not pair.take(ConnectionClosed)
+    links = [pair.attach_sender(session, f"again-{number}")[0] for number in range(3)]
+    for link in links:
+        pair.server.receive_data(_partial(link.handle, bytes(4000)), now=0.0)
+    pair.pump()
+    (closed,) = pair.take(ConnectionClosed)
+    assert closed.error is not None
+    assert closed.error.condition == RESOURCE_LIMIT_EXCEEDED
 
 
 @pytest.mark.parametrize("is_settled", [True, False])

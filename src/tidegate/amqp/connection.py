@@ -20,7 +20,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from tidegate.amqp.errors import CONNECTION_FORCED, FRAMING_ERROR, INTERNAL_ERROR, FramingError
+from tidegate.amqp.errors import (
+    CONNECTION_FORCED,
+    FRAMING_ERROR,
+    INTERNAL_ERROR,
+    FramingError,
+    ResourceLimitError,
+)
 from tidegate.amqp.events import ConnectionClosed, ConnectionFailed, ConnectionOpened, Event
 from tidegate.amqp.frames import (
     AMQP_FRAME,
@@ -97,6 +103,8 @@ class ConnectionConfiguration:
     """Highest handle of a session: one fewer than there may be links."""
     message_bytes_max: int = 64 * 1024 * 1024
     """Largest incoming message on links that advertise no (or a higher) max-message-size."""
+    partial_bytes_max: int = 64 * 1024 * 1024
+    """Bytes kept of incoming messages that have begun and not ended, over all links together."""
     handshake_timeout_s: float = 60.0
     """From the start to both opens."""
     properties: Mapping[str, object] = field(default_factory=dict)
@@ -140,6 +148,7 @@ class Connection:
         self._sessions: dict[int, Session] = {}  # by our channel
         self._sessions_by_remote_channel: dict[int, Session] = {}
         self._ended_channels: set[int] = set()  # the peer's
+        self._partial_bytes = 0
         self._local_error: Error | None = None
 
         self._received_at = now
@@ -300,6 +309,15 @@ class Connection:
     def send_performative(self, channel: int, performative: Performative) -> None:
         """Queue one frame."""
         self.output.append(encode_frame(channel, encode_performative(performative)))
+
+    def add_partial_bytes(self, change: int) -> None:
+        """Count bytes kept of deliveries that have not ended. Raises ResourceLimitError over the limit."""
+        self._partial_bytes += change
+        if change > 0 and self._partial_bytes > self.configuration.partial_bytes_max:
+            raise ResourceLimitError(
+                f"Messages that have begun and not ended hold {self._partial_bytes} bytes; "
+                f"{self.configuration.partial_bytes_max} are allowed on one connection."
+            )
 
     def forget_session(self, session: Session) -> None:
         """Free the session's channels."""

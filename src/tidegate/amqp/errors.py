@@ -57,5 +57,11 @@ class FramingError(RemoteProtocolError):
     condition: ClassVar[Symbol] = FRAMING_ERROR
 
 
+class ResourceLimitError(RemoteProtocolError):
+    """More than one connection may ask for."""
+
+    condition: ClassVar[Symbol] = RESOURCE_LIMIT_EXCEEDED
+
+
 class EncodeError(LocalProtocolError):
     """A value of ours that AMQP has no encoding for: a wrong type, or out of its type's range."""

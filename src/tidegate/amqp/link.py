@@ -222,8 +222,7 @@ class ReceiverLink(Link):
         self.is_draining = False
         self._bytes_max = session.message_bytes_max
         self._group: DeliveriesReceived | None = None
-        self._pieces: list[memoryview] = []
-        self._pieces_bytes = 0
+        self._partial = bytearray()
         self._first: IncomingTransfer | None = None
         self._is_settled = False
 
@@ -291,20 +290,21 @@ class ReceiverLink(Link):
         elif transfer.delivery_id not in (None, first.delivery_id):
             raise SessionViolationError(NOT_ALLOWED, "A delivery starts inside another on the same link.")
         if transfer.is_aborted:
-            self._drop_pieces()
+            self._drop_partial()
             self._count_deliveries(1)
             return
         self._is_settled = self._is_settled or transfer.settled is True
-        size = self._pieces_bytes + until - transfer.payload_start
+        size = len(self._partial) + until - transfer.payload_start
         if size > self._bytes_max:
             self._refuse_oversized(first, size)
         elif transfer.more:
-            self._pieces.append(memoryview(data)[transfer.payload_start : until])
-            self._pieces_bytes = size
+            # Copied: a view would keep the whole read alive for a piece of any size, even for an empty one.
+            self.session.add_partial_bytes(until - transfer.payload_start)
+            self._partial += memoryview(data)[transfer.payload_start : until]
         else:
             payload = data[transfer.payload_start : until]
-            if self._pieces:
-                payload = b"".join((*self._pieces, payload))
+            if self._partial:
+                payload = b"".join((self._partial, payload))
             self._deliver(first, payload)
 
     def _deliver(self, first: IncomingTransfer, payload: bytes) -> None:
@@ -313,7 +313,7 @@ class ReceiverLink(Link):
         delivery = Delivery(
             delivery_id, first.delivery_tag or b"", first.message_format or 0, self._is_settled, payload
         )
-        self._drop_pieces()
+        self._drop_partial()
         self._hand_out([delivery])
 
     def _hand_out(self, deliveries: list[Delivery]) -> None:
@@ -331,14 +331,15 @@ class ReceiverLink(Link):
         self.delivery_count = (self.delivery_count + count) & SERIAL_MASK
         self.outstanding_credit = max(0, self.outstanding_credit - count)
 
-    def _drop_pieces(self) -> None:
+    def _drop_partial(self) -> None:
         self._first = None
-        self._pieces = []
-        self._pieces_bytes = 0
+        if self._partial:
+            self.session.add_partial_bytes(-len(self._partial))
+            self._partial = bytearray()
 
     def _refuse_oversized(self, first: IncomingTransfer, size: int) -> None:
         """Detach at once: what has come of the delivery is dropped, and what still comes is not kept."""
-        self._drop_pieces()
+        self._drop_partial()
         text = (
             f"The received message (delivery-id:{first.delivery_id}, size:{size} bytes or more) exceeds the "
             f"limit ({self._bytes_max} bytes) currently allowed on the link."
@@ -349,6 +350,15 @@ class ReceiverLink(Link):
         super()._send_attach(attach)
         bytes_max = self.session.message_bytes_max
         self._bytes_max = min(attach.max_message_size or bytes_max, bytes_max)
+
+    def end(self, error: Error | None, *, closed: bool) -> None:
+        """See ``Link``; what has come of a delivery goes with it."""
+        self._drop_partial()
+        super().end(error, closed=closed)
+
+    def _send_detach(self, error: Error | None, *, closed: bool) -> None:
+        self._drop_partial()
+        super()._send_detach(error, closed=closed)
 
     def _take_remote_attach(self, attach: Attach) -> None:
         self.delivery_count = attach.initial_delivery_count or 0

@@ -86,6 +86,10 @@ class LinkSession(Protocol):
         """Forget frames of this link that wait for the window."""
         ...
 
+    def add_partial_bytes(self, change: int) -> None:
+        """Count bytes kept of deliveries that have not ended. Raises ResourceLimitError over the limit."""
+        ...
+
     def add_unsettled(self, delivery_id: int, link: Link) -> None:
         """Remember to whom a disposition of this delivery goes."""
         ...

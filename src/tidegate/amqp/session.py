@@ -67,6 +67,10 @@ class SessionConnection(Protocol):
         """Queue one frame."""
         ...
 
+    def add_partial_bytes(self, change: int) -> None:
+        """Count bytes kept of deliveries that have not ended. Raises ResourceLimitError over the limit."""
+        ...
+
     def forget_session(self, session: Session) -> None:
         """Free the session's channels."""
         ...
@@ -314,6 +318,10 @@ class Session:
     def is_link_blocked(self, link: Link) -> bool:
         """Whether frames of this link wait for the window."""
         return any(owner is link for owner, _ in self._blocked)
+
+    def add_partial_bytes(self, change: int) -> None:
+        """Count bytes kept of deliveries that have not ended. Raises ResourceLimitError over the limit."""
+        self.connection.add_partial_bytes(change)
 
     def add_unsettled(self, delivery_id: int, link: Link) -> None:
         """Remember to whom a disposition of this delivery goes."""
