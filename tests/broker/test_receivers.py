@@ -1,4 +1,4 @@
-"""The epoch table of wire.md: every state of a partition with every kind of arrival, with the exact texts."""
+"""The table of owner levels: every state of a partition with every kind of arrival, with the exact texts."""
 
 from __future__ import annotations
 

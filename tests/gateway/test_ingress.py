@@ -103,7 +103,7 @@ async def test_partition_key_and_turns(pair: Pair, broker: Broker) -> None:
     for text in ("t0", "t1"):
         link.send(_batch(text), message_format=BATCH_MESSAGE_FORMAT)
     await pair.wait_for(lambda: bool(pair.settled(link)) and pair.settled(link)[-1].last_delivery_id == 2)
-    assert _stored(broker, "0") == [_event("keyed"), _event("t0")]  # wire.md: "a" is 0 of 4, so 0 of 2
+    assert _stored(broker, "0") == [_event("keyed"), _event("t0")]  # by the vectors "a" is 0 of 4, so 0 of 2
     assert _stored(broker, "1") == [_event("t1")]
 
 

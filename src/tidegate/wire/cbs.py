@@ -1,7 +1,8 @@
 """``$cbs``: a client gives its token to the connection (claims-based security).
 
 The token is in the body, what it is for (the audience) is the property ``name``. A put-token on the same
-link renews it. Source: the official clients; answers as the service gives them (shared/wire.md).
+link renews it. Source: the official clients; answers as the
+service gives them in public traces.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class PutToken:
         Raises InvalidArgumentError when it is another operation, or lacks a part.
         """
         if request.operation != PUT_TOKEN:
-            raise InvalidArgumentError(f"$cbs knows the operation put-token, not {request.operation!r}.")
+            raise InvalidArgumentError(f"$cbs knows the operation put-token, not {request.operation[:80]!r}.")
         token = request.value
         if isinstance(token, bytes):
             token = token.decode("utf-8", "replace")

@@ -2,7 +2,8 @@
 
 A row says what an error of ours looks like to a peer, and what a peer's condition means here. An error class
 without a row of its own goes out as its nearest base does. Texts belong to whoever raises the error.
-Source of the ``com.microsoft:…`` conditions: the official clients' tables of them (shared/wire.md).
+Source of the ``com.microsoft:…`` conditions: the official clients' tables of them (azure-eventhub 5.15.1,
+@azure/core-amqp).
 """
 
 from __future__ import annotations
@@ -125,11 +126,14 @@ def http_status_for(error: BaseException) -> int:
 def error_description(
     error: BaseException, *, tracking_id: str | None = None, now_utc: datetime | None = None
 ) -> str:
-    """The sentence for the peer: an error's own text, and nothing of one that is not ours.
+    """The sentence for the peer: an error's own text, without what is only for whoever runs the service.
 
     tracking_id, now_utc: where given, the suffix that Event Hubs puts behind its texts is appended.
     """
-    text = str(error) if isinstance(error, TidegateError) else "The service failed; its log says how."
+    text = "The service failed; its log says how."
+    if isinstance(error, TidegateError):
+        # What a peer sent may be quoted in it: nothing in it starts a new line of somebody's log.
+        text = "".join(letter if letter.isprintable() else "?" for letter in error.remote_text or str(error))
     if tracking_id is not None:
         text += f" TrackingId:{tracking_id}, SystemTracker:tidegate"
         if now_utc is not None:
