@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from array import array
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -61,7 +62,31 @@ async def test_full_disk_refuses_and_recovers(
     assert [delivery.payload[-1:] for delivery in pair.deliveries(receiver)] == [b"1", b"3"]
 
 
-async def test_damaged_log_detaches_its_readers(broker: Broker, pair: Pair, tmp_path: Path) -> None:
+async def test_a_disk_that_does_not_read_stops_no_producer(
+    files: SimulatedFiles, simulated: Broker, clock: ManualClock
+) -> None:
+    """A reader that waits at the end is woken, cannot read and is detached; senders are answered."""
+    pair = Pair(simulated, clock)
+    assert pair.put_token(simulated, f"sb://{HOST}/hub").status_code == 202
+    receiver = pair.session.attach_receiver(
+        "r", source="hub/ConsumerGroups/$Default/Partitions/0", target="client"
+    )
+    receiver.grant_credit(10)
+    link = pair.session.attach_sender("s", target="hub/Partitions/0")
+    pair.exchange()
+    files.read_error = errno.EIO
+    link.send(_event("1"))
+    await pair.wait_for(lambda: bool(pair.settled(link)))
+    assert isinstance(pair.settled(link)[0].state, Accepted)
+    error = pair.error_of(receiver)
+    assert error is not None
+    assert "disk" in (error.description or "")
+    assert "/data" not in (error.description or "")
+
+
+async def test_damaged_log_detaches_its_readers(
+    broker: Broker, pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Altered events are not served: the reader is detached and told, the other partition is read on."""
     for partition in broker.event_hub("hub").partitions:
         section = wrap_event(_event("intact"))
@@ -86,4 +111,6 @@ async def test_damaged_log_detaches_its_readers(broker: Broker, pair: Pair, tmp_
     error = pair.error_of(links[0])
     assert error is not None
     assert "tidegate check" in (error.description or "")
+    assert str(tmp_path) not in (error.description or "")
+    assert str(tmp_path) in caplog.text  # for whoever runs the service
     assert len(pair.deliveries(links[1])) == 1

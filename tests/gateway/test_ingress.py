@@ -8,6 +8,7 @@ from tests.gateway.support import Pair
 from tidegate.amqp.link import SenderLink
 from tidegate.amqp.message import Message, encode_message
 from tidegate.amqp.performatives import Accepted, Rejected
+from tidegate.amqp.types import ULong
 from tidegate.broker import Broker
 from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, batch_envelope, iter_events, wrap_event
@@ -120,6 +121,31 @@ async def test_numbered_batches_are_stored_once(pair: Pair, broker: Broker) -> N
     assert last.error is not None
     assert last.error.condition == "com.microsoft:out-of-order-sequence"
     assert len(_stored(broker, "0")) == 4
+
+
+@pytest.mark.parametrize(
+    "number", [{"producer_id": ULong(2**64 - 1)}, {"producer_id": -1}, {"producer_epoch": -3}]
+)
+async def test_odd_producer_numbers_harm_nobody(pair: Pair, broker: Broker, number: dict[str, int]) -> None:
+    """Whatever a client calls its producer, its batch is stored or refused, and the next one is stored."""
+    link = _sender(pair, "hub/Partitions/0", desired_capabilities=(IDEMPOTENT_BATCH_CAPABILITY,))
+    numbers = {"producer_id": 7, "producer_epoch": 0, "producer_sequence_number": 0}
+    link.send(_batch("odd", **(numbers | number)), message_format=BATCH_MESSAGE_FORMAT)
+    link.send(_batch("next", **numbers), message_format=BATCH_MESSAGE_FORMAT)
+    await pair.wait_for(lambda: bool(pair.settled(link)) and pair.settled(link)[-1].last_delivery_id == 1)
+    assert isinstance(pair.settled(link)[-1].state, Accepted)
+    assert _stored(broker, "0")[-1] == _event("next")
+
+
+async def test_many_tiny_events_that_wait_count_for_what_they_take(pair: Pair) -> None:
+    """Reading pauses for a slow disk also where payloads are almost nothing."""
+    link = _sender(pair, "hub/Partitions/0")
+    for _ in range(400):
+        link.send(_event(""))
+    pair.exchange()
+    assert not pair.is_reading
+    await pair.wait_for(lambda: bool(pair.settled(link)) and pair.settled(link)[-1].last_delivery_id == 399)
+    assert pair.is_reading
 
 
 async def test_reading_pauses_while_too_much_waits_for_the_disk(pair: Pair) -> None:

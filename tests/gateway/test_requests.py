@@ -8,8 +8,10 @@ import pytest
 from tests.gateway.conftest import ManualClock
 from tests.gateway.support import HOST, WAIT_S, Pair
 
+from tidegate.amqp.events import ConnectionClosed
 from tidegate.amqp.message import Message, Properties, decode_message, encode_message
-from tidegate.amqp.performatives import Target
+from tidegate.amqp.performatives import Error, Target
+from tidegate.amqp.types import Symbol
 from tidegate.broker import ROOT_POLICY_NAME, Broker
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
 from tidegate.wire.management import (
@@ -204,6 +206,94 @@ async def test_garbled_requests_are_refused(stranger: Pair) -> None:
     stranger.exchange()
     assert stranger.settled(links[0])[-1].state is not None
     assert links[0].is_open
+
+
+@pytest.mark.parametrize("is_session", [True, False])
+async def test_a_stranger_has_few_sessions_and_links(stranger: Pair, is_session: bool) -> None:
+    """Before a token nobody makes the service keep much: one link or session too many ends the connection."""
+    for number in range(40):
+        if is_session:
+            stranger.client.begin_session()
+        else:
+            stranger.session.attach_sender(f"link-{number}", target="$cbs" if number % 2 else "hub")
+        stranger.exchange()
+        if stranger.owner.ended:
+            break
+    assert stranger.owner.ended
+    (closed,) = stranger.of_kind(ConnectionClosed)
+    assert closed.error is not None
+    assert closed.error.condition == "amqp:resource-limit-exceeded"
+    assert "token" in (closed.error.description or "")
+
+
+async def test_an_authorised_client_has_many_links(pair: Pair) -> None:
+    """What strangers may not have, a client with a token has."""
+    links = [pair.client.begin_session().attach_sender("s", target="hub") for _ in range(100)]
+    pair.exchange()
+    assert all(link.is_open for link in links)
+
+
+async def test_a_request_is_small(stranger: Pair) -> None:
+    """A message that no token needs is refused before it is whole."""
+    sender, _ = stranger.request_links("$cbs")
+    sender.send(bytes(100_000))
+    stranger.exchange()
+    error = stranger.error_of(sender)
+    assert error is not None
+    assert error.condition == "amqp:link:message-size-exceeded"
+
+
+async def test_answers_that_nobody_takes_are_bounded(stranger: Pair) -> None:
+    """A client that asks and gives no credit does not fill the memory with answers that quote it."""
+    sender = stranger.session.attach_sender("s", target="$cbs")
+    receiver = stranger.session.attach_receiver("r", source="$cbs", target="client")
+    stranger.exchange()
+    request = Message(
+        properties=Properties(message_id="i" * 30_000), application_properties={"operation": "o" * 30_000}
+    )
+    for _ in range(50):
+        sender.send(encode_message(request))
+        stranger.exchange()
+    receiver.grant_credit(100)
+    stranger.exchange()
+    taken = stranger.deliveries(receiver)
+    assert 0 < sum(len(delivery.payload) for delivery in taken) < 300_000
+
+
+async def test_what_a_stranger_writes_starts_no_line_in_the_log(
+    stranger: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Text of a peer that is quoted in an error cannot look like a line of ours."""
+    caplog.set_level("INFO")
+    links = stranger.request_links("$management")
+    request = ManagementRequest(Operation.READ_EVENT_HUB, "x\nWARNING all is lost")
+    assert stranger.request(*links, request.to_message()).status_code == 401
+    stranger.client.close(Error(Symbol("a\nb"), "c\nd"))
+    stranger.exchange()
+    assert stranger.owner.ended
+    assert "all is lost" in caplog.text
+    assert all("\n" not in record.getMessage() for record in caplog.records)
+
+
+async def test_a_disk_that_fails_a_request_is_answered(
+    pair: Pair, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks while the disk fails gets an error and keeps the connection."""
+
+    async def fail(name: str) -> None:
+        raise OSError(5, "injected")
+
+    monkeypatch.setattr(broker, "delete_event_hub", fail)
+    monkeypatch.setattr(broker, "create_event_hub", lambda *args, **kwargs: (_ for _ in ()).throw(OSError(5)))
+    sender, receiver = pair.request_links("$management")
+    for operation in (Operation.DELETE_EVENT_HUB, Operation.CREATE_EVENT_HUB):
+        seen = len(pair.deliveries(receiver))
+        sender.send(encode_message(ManagementRequest(operation, "hub").to_message()))
+        await pair.wait_for(lambda seen=seen: len(pair.deliveries(receiver)) > seen)  # type: ignore[misc]
+        response = Response.from_message(decode_message(pair.deliveries(receiver)[-1].payload))
+        assert response.status_code == 500
+        assert "injected" not in response.status_description
+    assert not pair.owner.ended
 
 
 async def test_publishers_are_refused_clearly(pair: Pair) -> None:

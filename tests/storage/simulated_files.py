@@ -51,6 +51,8 @@ class SimulatedFiles:
         """Errno that every sync of a file fails with."""
         self.sync_error_name: str | None = None
         """Only for files whose path contains this."""
+        self.read_error: int | None = None
+        """Errno that every read fails with."""
         self.operations_left: int | None = None
         """Changes that still work before the power is gone; None: it stays."""
         self.is_sync_a_lie = False
@@ -122,7 +124,7 @@ class SimulatedFiles:
         return _SimulatedWritable(self, self._inode(path), path)
 
     def open_readable(self, path: Path) -> ReadableFile:
-        return _SimulatedReadable(self._inode(path))
+        return _SimulatedReadable(self, self._inode(path))
 
     def rename(self, source: Path, target: Path) -> None:
         self.operate()
@@ -233,10 +235,13 @@ class _SimulatedWritable:
 
 
 class _SimulatedReadable:
-    def __init__(self, inode: _Inode) -> None:
+    def __init__(self, files: SimulatedFiles, inode: _Inode) -> None:
+        self._files = files
         self._inode = inode
 
     def read_at(self, count: int, position: int) -> bytes:
+        if self._files.read_error is not None:
+            raise OSError(self._files.read_error, "injected")
         return bytes(self._inode.content[position : position + count])
 
     def size(self) -> int:

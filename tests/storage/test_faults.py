@@ -10,7 +10,7 @@ import pytest
 from tests.storage.simulated_files import SimulatedFiles
 from tests.storage.test_power_loss import read_all
 
-from tidegate.model.errors import LogCorruptError, LogFailedError, LogFullError
+from tidegate.model.errors import InvalidArgumentError, LogCorruptError, LogFailedError, LogFullError
 from tidegate.storage.log_manager import LogManager
 from tidegate.storage.options import LogOptions
 from tidegate.storage.partition_log import PartitionLog
@@ -87,6 +87,72 @@ async def test_a_full_disk_when_a_segment_begins() -> None:
     files.space_left = None
     assert _append(manager, log, b"z" * 4000) == 1
     assert len(log.view.segments) == 2
+    await manager.close()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+async def test_times_are_found_while_the_newest_segment_is_empty(count: int) -> None:
+    """A segment that was begun and holds nothing, because the disk was full then, hides no event."""
+    files = SimulatedFiles()
+    manager, (log, _) = await _open(files)
+    for number in range(count):
+        log.append_nowait(b"x" * 4000, [4000], enqueued_time_ms=10 * number)
+        manager.commit_queued()
+    files.space_left = 2000  # enough to begin a segment, and not for the batch
+    refused = log.append_nowait(b"y" * 4000, [4000], enqueued_time_ms=40)
+    manager.commit_queued()
+    assert isinstance(refused.exception(), LogFullError)
+    assert log.view.segments[-1].base_sequence_number == log.next_sequence_number == count
+    for _ in range(2):
+        for number in range(count):
+            assert log.sequence_number_at_time(10 * number) == number
+            assert log.sequence_number_at_time(10 * number + 1) == number + 1
+        files.space_left = None
+        await manager.close()
+        manager, (log, _) = await _open(files)
+    await manager.close()
+
+
+async def test_a_failing_listener_costs_nobody_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """Producers of all partitions are answered although a reader's code fails when it is woken."""
+    manager, logs = await _open(SimulatedFiles())
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    logs[0].add_append_listener(fail)
+    futures = [log.append_nowait(b"x", [1], enqueued_time_ms=1) for log in logs]
+    manager.commit_queued()
+    assert [future.result().start_sequence_number for future in futures] == [0, 0]
+    assert "listener" in caplog.text
+    await manager.close()
+
+
+async def test_a_disk_that_does_not_read_is_one_clear_error() -> None:
+    """Readers get our error, which says what to look at; appends are not concerned."""
+    files = SimulatedFiles()
+    manager, (log, _) = await _open(files)
+    _append(manager, log, b"x")
+    files.read_error = errno.EIO
+    for read in (lambda: log.read_nowait(0, bytes_max=10), lambda: log.sequence_number_at_time(0)):
+        with pytest.raises(LogFailedError, match="Check the disk"):
+            read()
+    assert _append(manager, log, b"y") == 1
+    files.read_error = None
+    assert len(log.read_nowait(0, bytes_max=1000)) == 2
+    await manager.close()
+
+
+@pytest.mark.parametrize(
+    "producer",
+    [ProducerBatch(1 << 63, 0, 0), ProducerBatch(-1, 0, 0), ProducerBatch(1, 1 << 15, 0)],
+)
+async def test_producer_numbers_out_of_range_are_refused(producer: ProducerBatch) -> None:
+    """Numbers that no batch header holds are the caller's error, and do not end the partition's appends."""
+    manager, (log, _) = await _open(SimulatedFiles())
+    with pytest.raises(InvalidArgumentError, match="producer"):
+        log.append_nowait(b"x", [1], enqueued_time_ms=1, producer=producer)
+    assert _append(manager, log, b"y") == 0
     await manager.close()
 
 

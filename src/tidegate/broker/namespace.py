@@ -19,7 +19,13 @@ from tidegate.broker.authorization import Authorizer, Grant
 from tidegate.broker.catalog import Catalog, EventHubRecord
 from tidegate.broker.event_hub import EventHub, validate_name
 from tidegate.model.clock import Clock
-from tidegate.model.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from tidegate.model.errors import (
+    AlreadyExistsError,
+    ClosedError,
+    InvalidArgumentError,
+    NotFoundError,
+    TidegateError,
+)
 from tidegate.model.limits import (
     HUB_NAME_CHARACTERS_MAX,
     PARTITIONS_MAX,
@@ -161,16 +167,25 @@ class Broker:
     async def apply_retention(self) -> int:
         """Remove the segments that every limit of their hub has passed; returns how many. Call it now and
         then.
+
+        A partition where that fails does not keep the others from it: it is told in the log, with the reason.
         """
         now_utc = self._clock.now_utc()
         removed = 0
         for event_hub in self.list_event_hubs():
             description = event_hub.description
             before_ms = _ms(now_utc - timedelta(hours=description.retention_hours))
-            for log in self._partition_logs(description.hub_id, len(description.partition_ids)):
-                removed += await log.apply_retention(
-                    before_ms=before_ms, bytes_max=description.retention_bytes
-                )
+            for partition in event_hub.partitions:
+                if partition.is_closed:
+                    continue  # deleted meanwhile
+                try:
+                    removed += await partition.apply_retention(
+                        before_ms=before_ms, bytes_max=description.retention_bytes
+                    )
+                except ClosedError:
+                    continue
+                except (TidegateError, OSError) as error:
+                    _logger.error("Retention of %s: %s Trying again later.", partition, error)
         return removed
 
     # -- load

@@ -184,6 +184,13 @@ class Partition:
             )
         return max(start, begin)
 
+    async def apply_retention(self, *, before_ms: int, bytes_max: int | None) -> int:
+        """Remove whole segments, oldest first; returns how many. See ``PartitionLog.apply_retention``.
+
+        Raises LogFullError, LogFailedError, LogCorruptError, ClosedError, OSError.
+        """
+        return await self._log.apply_retention(before_ms=before_ms, bytes_max=bytes_max)
+
     def open_receiver(
         self, consumer_group: str, *, name: str | None, owner_level: int | None, on_stolen: OnStolen
     ) -> ReceiverHandle:

@@ -35,6 +35,11 @@ class ConnectionClaims:
         self._permitted_until: dict[tuple[str, Claim | None], int] = {}
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no token or key was accepted yet: whoever is connected may be anybody."""
+        return not self._grants
+
     def put_token(self, token: str, *, token_type: str, audience: str) -> None:
         """Verify a token presented for ``audience`` and keep what it allows, in place of an earlier one.
 

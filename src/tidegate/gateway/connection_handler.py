@@ -18,7 +18,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol
 
 from tidegate.amqp.connection import Connection
-from tidegate.amqp.errors import CONNECTION_FORCED
+from tidegate.amqp.errors import CONNECTION_FORCED, ResourceLimitError
 from tidegate.amqp.events import (
     ConnectionClosed,
     ConnectionFailed,
@@ -28,6 +28,7 @@ from tidegate.amqp.events import (
     LinkAttaching,
     LinkDetached,
     SaslReceived,
+    SessionBegun,
 )
 from tidegate.amqp.link import Link
 from tidegate.amqp.performatives import Attach, Error
@@ -41,6 +42,10 @@ from tidegate.model.clock import Clock
 from tidegate.model.errors import BrokenError, Fault, LocalProtocolError, TidegateError, UnauthorizedError
 from tidegate.wire.conditions import to_amqp_error
 from tidegate.wire.names import TRACKING_ID
+
+_ANONYMOUS_LINKS_MAX = 32
+"""Sessions and links, together, that a connection may begin before a token or key of it was accepted. Our
+choice: a client needs a session and two links for it; refused and ended ones count, too."""
 
 _log = logging.getLogger(__name__)
 
@@ -118,6 +123,7 @@ class ConnectionHandler:
         self._nodes: dict[Link, LinkNode] = {}
         requests = RequestNodes(self, owner.management)
         self._opener = NodeOpener(self, owner.broker, owner.clock, requests)
+        self._anonymous_links = 0
         self._unacknowledged_bytes = 0
         self._is_reading_paused = False
         self._is_stopping = False
@@ -144,7 +150,10 @@ class ConnectionHandler:
                 if node is not None:
                     node.on_credit()
             case LinkAttaching(link, attach):
-                self._on_attaching(link, attach)
+                if self._is_within_anonymous_limit():
+                    self._on_attaching(link, attach)
+            case SessionBegun():
+                self._is_within_anonymous_limit()
             case LinkDetached(link):
                 self._drop(link)
             case SaslReceived(initial_response=response, is_decided=False):
@@ -152,7 +161,7 @@ class ConnectionHandler:
             case ConnectionClosed(error):
                 if error is not None and not self._is_stopping:
                     _log.warning(
-                        "%s: the peer closed the connection: %s: %s",
+                        "%s: the peer closed the connection: %.80r: %.300r",
                         self._peer_name,
                         error.condition,
                         error.description,
@@ -213,7 +222,10 @@ class ConnectionHandler:
     def amqp_error(self, error: BaseException) -> Error:
         """An error as the client is told it; its ``description`` has a tracking id and is what to log."""
         tracking_id = str(uuid.uuid4())
-        if not isinstance(error, TidegateError):
+        if isinstance(error, TidegateError):
+            if error.remote_text:
+                _log.error("%s: %s TrackingId:%s", self._peer_name, error, tracking_id)
+        else:
             _log.error("%s: unexpected failure, TrackingId:%s", self._peer_name, tracking_id, exc_info=error)
         return to_amqp_error(error, tracking_id=tracking_id, now_utc=self._owner.clock.now_utc())
 
@@ -232,6 +244,22 @@ class ConnectionHandler:
         self.schedule_flush()
 
     # -- links
+
+    def _is_within_anonymous_limit(self) -> bool:
+        """Count a session or link of a client that may be anybody; one too many ends the connection."""
+        if not self.claims.is_empty:
+            return True
+        self._anonymous_links += 1
+        if self._anonymous_links <= _ANONYMOUS_LINKS_MAX:
+            return True
+        assert self._connection is not None
+        self._connection.abort(
+            ResourceLimitError(
+                f"The connection began more than {_ANONYMOUS_LINKS_MAX} sessions and links without a token.",
+                next_step="Put a token to $cbs first.",
+            )
+        )
+        return False
 
     def _on_attaching(self, link: Link, attach: Attach) -> None:
         try:

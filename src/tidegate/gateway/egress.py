@@ -146,10 +146,10 @@ class EgressLink:
             return
         try:
             self._pump()
-        except TidegateError as error:
+        except Exception as error:  # Whatever it is, it concerns this link; ``fail`` has it logged.
             self.fail(error)
 
-    def fail(self, error: TidegateError) -> None:
+    def fail(self, error: Exception) -> None:
         """Detach the link with ``error``."""
         if self._is_closed:
             return

@@ -37,7 +37,7 @@ from tidegate.model.events import EventData, PropertyValue
 from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.transport.tasks import TaskOwner
 from tidegate.wire.batch import wrap_event
-from tidegate.wire.conditions import http_status_for
+from tidegate.wire.conditions import error_description, http_status_for
 from tidegate.wire.event_codec import encode_event
 
 BATCH_CONTENT_TYPE = "application/vnd.microsoft.servicebus.json"
@@ -112,8 +112,8 @@ class HttpGateway:
         try:
             await self._append(request)
         except TidegateError as error:
-            _log.info("publishing to %s refused: %s", request.url.path, error)
-            return _error_response(http_status_for(error), str(error))
+            _log.info("publishing to %.300r refused: %s", request.url.path, error)
+            return _error_response(http_status_for(error), error_description(error))
         except ClientDisconnect:
             return _error_response(400, "The request ended before its body was complete.")
         return Response(status_code=201, media_type="application/xml; charset=utf-8")

@@ -30,6 +30,9 @@ _CREDIT = 500
 """Deliveries that a client may have under way on a link. Our choice: memory is bounded in bytes (see
 ``IngressOwner.add_unacknowledged``), so this only has to cover a round trip of small batches."""
 
+_ENTRY_BYTES = 512
+"""About what a delivery under way takes beside its payload: many tiny ones count for what they are."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -99,7 +102,7 @@ class IngressLink:
                 outcome = error
             else:
                 outcome.add_done_callback(self._on_appended)
-            size = len(delivery.payload)
+            size = len(delivery.payload) + _ENTRY_BYTES
             self._pending.append(_Pending(delivery.delivery_id, size, delivery.is_settled, outcome))
             self._owner.add_unacknowledged(size)
         self._settle()

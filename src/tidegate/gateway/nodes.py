@@ -23,10 +23,10 @@ from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.wire.addresses import NodeAddress, NodeKind
 from tidegate.wire.names import (
     BATCH_DELIVERY_CAPABILITY,
-    CBS_MESSAGE_BYTES_MAX,
     EPOCH,
     IDEMPOTENT_BATCH_CAPABILITY,
     RECEIVER_NAME,
+    REQUEST_BYTES_MAX,
     RUNTIME_METRIC_CAPABILITY,
 )
 from tidegate.wire.selector import position_from_filters
@@ -98,7 +98,7 @@ class NodeOpener:
             )
         address = NodeAddress.parse(attach.target.address)
         if address.kind in (NodeKind.CBS, NodeKind.MANAGEMENT):
-            return OpenedNode(self._requests.open_requests(link, address.kind), CBS_MESSAGE_BYTES_MAX)
+            return OpenedNode(self._requests.open_requests(link, address.kind), REQUEST_BYTES_MAX)
         if address.kind is NodeKind.PUBLISHER:
             raise InvalidArgumentError(
                 "Sending as a named publisher is not supported.",

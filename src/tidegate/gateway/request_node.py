@@ -20,7 +20,6 @@ from tidegate.amqp.message import MessageId, Properties, decode_message
 from tidegate.amqp.performatives import Accepted, DeliveryState, Error, Rejected, Target
 from tidegate.gateway.claims import ConnectionClaims
 from tidegate.gateway.management import ManagementService
-from tidegate.model.errors import TidegateError
 from tidegate.wire.addresses import NodeKind
 from tidegate.wire.cbs import PutToken, encode_put_token_accepted
 from tidegate.wire.conditions import http_status_for, to_amqp_error
@@ -32,8 +31,10 @@ from tidegate.wire.request_response import (
 _CREDIT = 100
 """Requests that may be under way on a link (as the service answers: vcabbage/amqp#43)."""
 
-_WAITING_MAX = 1000
-"""Responses that wait for a client's credit, at most; our choice, ten times what it may ask for at once."""
+_WAITING_MAX = 100
+_WAITING_BYTES_MAX = 256 * 1024
+"""Responses that wait for a client's credit, at most (our choice): as many as it may ask for at once, and
+one of any size."""
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class RequestNodes:
                 answer: bytes | Awaitable[bytes] = self._put_token(request)
             else:
                 answer = self._management.handle(request, self._owner.claims)
-        except TidegateError as error:
+        except Exception as error:  # As in ``_finish``: a failing disk must not end the connection.
             self._refuse(route, error)
             return
         if isinstance(answer, bytes):
@@ -109,13 +110,13 @@ class RequestNodes:
     async def _finish(self, route: _Route, answer: Awaitable[bytes]) -> None:
         try:
             response = await answer
-        except TidegateError as error:
+        except Exception as error:  # Whatever it is, whoever asked is told, and ``_refuse`` has it logged.
             self._refuse(route, error)
         else:
             self._respond(route, response)
         self._owner.schedule_flush()
 
-    def _refuse(self, route: _Route, error: TidegateError) -> None:
+    def _refuse(self, route: _Route, error: Exception) -> None:
         told = self._owner.amqp_error(error)
         _log.info("%s request refused: %s", route.kind.value, told.description)
         # The official Python client drops status and text of a $cbs answer that has a condition, and tells
@@ -195,7 +196,7 @@ class ResponseLink:
         self.link = link
         self.kind = kind
         self._registry = registry
-        self._waiting: deque[bytes] = deque(maxlen=_WAITING_MAX)
+        self._waiting: deque[bytes] = deque()
 
     def is_named(self, reply_to: str | None) -> bool:
         """Whether a reply-to means this link: by its name, or by its target's address."""
@@ -206,8 +207,13 @@ class ResponseLink:
 
     def send(self, response: bytes) -> None:
         """Send a response, as soon as the client takes it; the oldest is dropped when too many wait."""
-        self._waiting.append(response)
+        waiting = self._waiting
+        waiting.append(response)
         self.on_credit()
+        while len(waiting) > 1 and (
+            len(waiting) > _WAITING_MAX or sum(map(len, waiting)) > _WAITING_BYTES_MAX
+        ):
+            waiting.popleft()
 
     def start(self) -> None:
         """The client grants credit when it is ready."""

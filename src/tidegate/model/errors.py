@@ -32,6 +32,10 @@ class TidegateError(Exception):
     fault: ClassVar[Fault] = Fault.WORLD
     is_transient: ClassVar[bool] = False
     """True where the same call may succeed later without anybody changing anything."""
+    remote_text: ClassVar[str] = ""
+    """What a remote peer is told instead of the message, where that shows how the service's machine is laid
+    out; empty: the message.
+    """
 
     def __init__(self, message: str, *, next_step: str = "", retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -127,17 +131,34 @@ class DirectoryInUseError(TidegateError):
 
 
 class LogFailedError(TidegateError):
-    """A write or a sync of a partition's log failed: it takes no more until a restart verified it."""
+    """A write or a sync of a partition's log failed: it takes no more until a restart verified it.
+
+    Or a read failed, for another reason than damage; that may go well again.
+    """
+
+    remote_text = (
+        "The service cannot read or write this partition, because its disk failed. Whoever runs the service "
+        "must check the disk and restart it; its log says more."
+    )
 
 
 class LogCorruptError(TidegateError):
     """Stored bytes fail their checksum or structure in a place that recovery must not guess about."""
+
+    remote_text = (
+        "Stored events of this partition are damaged and are not served; other partitions are not affected. "
+        "Whoever runs the service must stop it and run: tidegate check DIR. Its log says more."
+    )
 
 
 class LogFullError(TidegateError):
     """The disk has no room: the append was refused and nothing of it is in the log."""
 
     is_transient = True
+    remote_text = (
+        "The service's disk has no room: nothing of this was stored. Send it again later; whoever runs the "
+        "service must free disk space."
+    )
 
 
 class WouldBlockError(TidegateError):

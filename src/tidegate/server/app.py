@@ -22,7 +22,7 @@ from tidegate.gateway.amqp_server import AmqpGateway
 from tidegate.gateway.http import HttpGateway
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
-from tidegate.model.errors import BrokenError, ClosedError, InvalidArgumentError, TidegateError
+from tidegate.model.errors import BrokenError, ClosedError, InvalidArgumentError
 from tidegate.server.certificates import ServerCertificate, ensure_server_certificate
 from tidegate.server.memory import keep_freed_memory
 from tidegate.server.ready import ReadyInformation, write_profile, write_ready_file
@@ -149,11 +149,7 @@ class TidegateServer:
     async def _apply_retention(self, broker: Broker) -> None:
         while True:
             await asyncio.sleep(self.settings.retention_interval_s)
-            try:
-                removed = await broker.apply_retention()
-            except (TidegateError, OSError) as error:
-                _log.error("retention: %s; trying again later", error)
-                continue
+            removed = await broker.apply_retention()
             if removed:
                 _log.info("retention removed %d segments", removed)
 

@@ -6,6 +6,7 @@ All of it is called on the event loop's thread. What is readable is durable; wha
 from __future__ import annotations
 
 import asyncio
+import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Protocol
 
-from tidegate.model.errors import ClosedError, TidegateError
+from tidegate.model.errors import ClosedError, LogFailedError, TidegateError
 from tidegate.storage.group_commit import GroupCommit
 from tidegate.storage.log_view import LogView
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
@@ -25,8 +26,8 @@ from tidegate.storage.sparse_index import NO_TIME
 _CURSORS_MAX = 256
 """Our choice: how many places of sequential readers are remembered, to go on without a look-up."""
 
-
 _BASE = attrgetter("base_sequence_number")
+_logger = logging.getLogger(__name__)
 
 
 class Admission(Protocol):
@@ -87,8 +88,10 @@ class PartitionLog:
         unaffected.
         """
         table = encode_lengths(len(payload), lengths)
+        if producer is not None:
+            producer.validate()
         if self.is_closed:
-            raise closed_error(self.directory)
+            raise closed_error()
         self._admission.admit(len(payload))
         data = payload if isinstance(payload, bytes) else bytes(payload)
         future: asyncio.Future[AppendResult] = self._loop.create_future()
@@ -144,7 +147,7 @@ class PartitionLog:
 
         At least one where there is one; empty at the end. The first may begin before the start. Where
         retention removed the start, what is still there comes instead. A read ends with a segment, so it may
-        be short. Raises LogCorruptError: damaged events are never served.
+        be short. Raises LogCorruptError (damaged events are never served), LogFailedError (the disk).
         """
         while True:
             view = self.writer.view
@@ -157,11 +160,13 @@ class PartitionLog:
                 # Retention may remove a segment between the look at the view and the opening of the file.
                 if self.writer.view.segments[:1] == view.segments[:1]:
                     raise corrupt_error(Path(str(error.filename)), 0, "the file is missing") from error
+            except OSError as error:
+                raise self._unreadable(error) from error
 
     def sequence_number_at_time(self, time_ms: int) -> int:
         """The first event enqueued at ``time_ms`` (milliseconds since 1970-01-01 UTC) or later.
 
-        ``next_sequence_number`` where there is none. Raises LogCorruptError.
+        ``next_sequence_number`` where there is none. Raises LogCorruptError, LogFailedError.
         """
         while True:
             view = self.writer.view
@@ -170,6 +175,8 @@ class PartitionLog:
             except FileNotFoundError as error:
                 if self.writer.view.segments[:1] == view.segments[:1]:
                     raise corrupt_error(Path(str(error.filename)), 0, "the file is missing") from error
+            except OSError as error:
+                raise self._unreadable(error) from error
 
     async def wait_appended(self, sequence_number: int) -> None:
         """Return once the event ``sequence_number`` can be read. Raises ClosedError. Cancellation: leaves
@@ -179,7 +186,7 @@ class PartitionLog:
         if self.next_sequence_number > sequence_number:
             return
         if self.is_closed:
-            raise closed_error(self.directory)
+            raise closed_error()
         waiter = (sequence_number, self._loop.create_future())
         self._waiters.append(waiter)
         try:
@@ -206,7 +213,7 @@ class PartitionLog:
         Raises LogFullError, LogFailedError, LogCorruptError, ClosedError.
         """
         if self.is_closed:
-            raise closed_error(self.directory)
+            raise closed_error()
         view = self.writer.view
         if not view.segments:
             return 0
@@ -258,9 +265,8 @@ class PartitionLog:
         waiters, self._waiters = self._waiters, []
         for _, future in waiters:
             if not future.done():
-                future.set_exception(closed_error(self.directory))
-        for listener in list(self._listeners.values()):
-            listener()
+                future.set_exception(closed_error())
+        self._call_listeners()
 
     def forget_files(self) -> None:
         """Close what is open for reading."""
@@ -282,6 +288,12 @@ class PartitionLog:
                 return count
         return len(sealed)
 
+    def _unreadable(self, error: OSError) -> LogFailedError:
+        return LogFailedError(
+            f"The log {self.directory} cannot be read: {error.strerror or error}.",
+            next_step="Check the disk, and how many files the service may open (ulimit -n).",
+        )
+
     def _remove_listener(self, key: object) -> None:
         self._listeners.pop(key, None)
 
@@ -293,8 +305,14 @@ class PartitionLog:
             for _, future in ready:
                 if not future.done():
                     future.set_result(None)
+        self._call_listeners()
+
+    def _call_listeners(self) -> None:
         for listener in list(self._listeners.values()):
-            listener()
+            try:
+                listener()
+            except Exception:  # A mistake in one must not cost others their answer: all share this call.
+                _logger.exception("A listener of the log %s failed.", self.directory)
 
     def _read_view(self, view: LogView, start: int, bytes_max: int) -> list[RecordBatch]:
         segment, position = self._locate(view, start)
@@ -346,13 +364,15 @@ class PartitionLog:
         if view.last_enqueued_time_ms is None or time_ms > view.last_enqueued_time_ms:
             return view.next_sequence_number
         low, high = 0, len(view.segments)
+        if self._cache.index(view.segments[-1]).is_empty:
+            high -= 1  # just begun, or left so by a repair: it has no time, and is behind all that have
         while low < high:
             middle = (low + high) // 2
             if self._cache.index(view.segments[middle]).last_time_ms < time_ms:
                 low = middle + 1
             else:
                 high = middle
-        if low == len(view.segments):
+        if low == len(view.segments) or self._cache.index(view.segments[low]).is_empty:
             return view.next_sequence_number
         segment = view.segments[low]
         index = self._cache.index(segment)
@@ -369,11 +389,9 @@ class PartitionLog:
         return f"<PartitionLog {self.begin_sequence_number}..{self.next_sequence_number} {self.directory}>"
 
 
-def closed_error(directory: Path) -> ClosedError:
+def closed_error() -> ClosedError:
     """The log is closed: its hub was deleted or the service stops."""
-    return ClosedError(
-        f"The log {directory} is closed: its event hub was deleted or the service is stopping."
-    )
+    return ClosedError("The partition is closed: its event hub was deleted or the service is stopping.")
 
 
 def copy_error(error: TidegateError) -> TidegateError:

@@ -61,6 +61,16 @@ class ProducerBatch:
     sequence: int
     """Number of the batch's first event in this producer's count for this partition; wraps at 2**31."""
 
+    def validate(self) -> None:
+        """Raise InvalidArgumentError unless each number has its place in a batch header."""
+        for name, value, until in (
+            ("id", self.producer_id, 1 << 63),
+            ("epoch", self.epoch, 1 << 15),
+            ("sequence number", self.sequence, 1 << 31),
+        ):
+            if not 0 <= value < until:
+                raise InvalidArgumentError(f"The producer's {name} {value} is not from 0 to {until - 1}.")
+
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:

@@ -58,5 +58,6 @@ EVENT_HUB_ENTITY: Final = "com.microsoft:eventhub"
 PARTITION_ENTITY: Final = "com.microsoft:partition"
 """Entity types in ``$management`` requests."""
 
-CBS_MESSAGE_BYTES_MAX: Final = 18446744073709551615
-"""max-message-size of links to ``$cbs`` (as the service answers: vcabbage/amqp#43)."""
+REQUEST_BYTES_MAX: Final = 65_536
+"""max-message-size of links to ``$cbs`` and ``$management``. Our choice: many times a token, and little, as
+anybody may send there before being authorised (Azure names no limit: vcabbage/amqp#43)."""
