@@ -243,6 +243,7 @@ class FakeService:
 
     def _serve(self, reader: _Reader) -> None:
         events, link = reader.partition.events, reader.link
+        reader.next_number = max(reader.next_number, reader.partition.begin)
         while reader.next_number < len(events) and link.sendable > 0:
             start = reader.next_number
             if reader.is_batched:

@@ -237,6 +237,23 @@ async def test_retention_that_overtakes_a_reader_is_an_error(
         await receiver.receive()
 
 
+async def test_a_jump_within_one_read_is_noticed(service: FakeService, consumer: EventHubConsumer) -> None:
+    """Retention may overtake a reader between two events that then arrive together."""
+    receiver = await consumer.open_receiver("0", EARLIEST)
+    partition = service.partitions[0]
+    service.store(0, _encoded(1))
+    assert await _receive_numbers(receiver, 1) == [0]
+    partition.events += _encoded(4, 1)
+    for reader in service._readers.values():
+        service._serve(reader)  # not written out yet
+    partition.events += _encoded(95, 5)
+    partition.begin = 80
+    service.store(0, [])
+    assert await _receive_numbers(receiver, 4) == [1, 2, 3, 4]
+    with pytest.raises(PositionOutOfRangeError, match=r"sequence number 5.*first available is 80"):
+        await receiver.receive()
+
+
 async def test_a_strict_start_must_still_be_there(service: FakeService, consumer: EventHubConsumer) -> None:
     """must_start_at_position: a removed start is an error; without it reading begins at what is left."""
     service.store(0, _encoded(30))

@@ -12,7 +12,8 @@ Azure) the reader goes on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Final, Self
 
@@ -368,17 +369,21 @@ class PartitionReceiver(LinkHandler):
     def _add(self, chunk: EncodedEvents) -> None:
         if self._jump is not None:
             return
+        if self._next is not None:
+            seen = bisect_left(chunk.sequence_numbers, self._next)
+            chunk = chunk[seen:] if seen else chunk
         numbers = chunk.sequence_numbers
-        if self._next is not None and numbers[0] != self._next:
-            if numbers[0] > self._next:
-                self._jump = numbers[0]
-                self._link_changed.set()
-                return
-            seen = sum(1 for number in numbers if number < self._next)
-            chunk = chunk[seen:]
-            if not len(chunk):
-                return
-            self._add(chunk)
+        if not numbers:
+            return
+        if self._next is not None and numbers[0] > self._next:
+            self._jump = numbers[0]
+            self._link_changed.set()
+            return
+        # Deliveries of single events come in groups, and a jump may lie within one.
+        count = _contiguous_count(numbers)
+        if count < len(numbers):
+            self._add(chunk[:count])
+            self._add(chunk[count:])
             return
         self._buffer.add(chunk)
         self._next = numbers[-1] + 1
@@ -417,3 +422,11 @@ class PartitionReceiver(LinkHandler):
                     await self._changed.wait()
         except TimeoutError:
             pass
+
+
+def _contiguous_count(numbers: Sequence[int]) -> int:
+    """How many of the ascending numbers, which are some, follow each other without a jump."""
+    first = numbers[0]
+    if numbers[-1] - first == len(numbers) - 1:
+        return len(numbers)
+    return next(index for index, number in enumerate(numbers) if number != first + index)
