@@ -113,6 +113,30 @@ def test_garbage_is_told_and_harms_no_neighbour() -> None:
     assert DECODE_ERROR_PROPERTY in dict(row["systemProperties"])  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        (Message(application_properties={"t": Timestamp(10**17)}, data=(b"x",)), "100000000000000000"),
+        (
+            Message(message_annotations={Symbol("t"): Timestamp(-(10**17))}, data=(b"x",)),
+            "-100000000000000000",
+        ),
+        (Message(application_properties={"t": Timestamp(10**17)}, value="x"), "100000000000000000"),
+        (Message(value={b"k": [Timestamp(5)]}), None),
+    ],
+)
+def test_values_that_no_calendar_and_no_json_has_end_no_query(message: Message, shown: str | None) -> None:
+    """A producer may send any 64-bit time and any kind of map key; the query must outlive such an event."""
+    rows = _rows(encode_event(EventData(b"good")), encode_message(message))
+    assert rows[0]["body"] == b"good"
+    if shown is None:
+        assert rows[1]["body"] == b'{"aw==":["1970-01-01T00:00:00.005000+00:00"]}'
+    else:
+        assert rows[1]["body"] == b"x"
+        texts = dict(rows[1]["properties"]) | dict(rows[1]["systemProperties"])  # type: ignore[call-overload]
+        assert texts["t"] == shown
+
+
 def test_find_body_never_reads_beyond_the_message() -> None:
     """Truncated at any byte: either no place at all, or one that is within."""
     message = encode_event(EventData(b"b" * 300, {"k": "v" * 300}), "key")

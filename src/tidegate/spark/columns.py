@@ -87,8 +87,8 @@ def binary_column(values: Sequence[bytes | memoryview]) -> Column:
 
 
 def text_of(value: object) -> str | None:
-    """An AMQP value as text: strings as they are, bytes in base64, times in ISO 8601, true and false in lower
-    case, lists and maps as JSON. None stays null.
+    """An AMQP value as text: strings as they are, bytes in base64, times in ISO 8601 (in milliseconds beyond
+    the calendar), true and false in lower case, lists and maps as JSON. None stays null.
     """
     if value is None or isinstance(value, str):
         return None if value is None else str(value)
@@ -97,12 +97,25 @@ def text_of(value: object) -> str | None:
     if isinstance(value, bytes | memoryview):
         return base64.b64encode(value).decode()
     if isinstance(value, Timestamp):
-        return datetime.fromtimestamp(value / 1000, UTC).isoformat()
+        try:
+            return datetime.fromtimestamp(value / 1000, UTC).isoformat()
+        except (ValueError, OverflowError, OSError):
+            return str(int(value))
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, dict | list):
-        return orjson.dumps(value, default=text_of, option=orjson.OPT_NON_STR_KEYS).decode()
+        return orjson.dumps(_json_value(value), default=text_of).decode()
     return str(value)
+
+
+def _json_value(value: object) -> object:
+    """Maps with keys that JSON can have: AMQP allows any value as a key."""
+    if isinstance(value, dict):
+        return {text_of(key) or "": _json_value(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_json_value(item) for item in value]
+    # A time as everywhere: as an integer, which it also is, nobody would know it for one.
+    return text_of(value) if isinstance(value, Timestamp) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +186,7 @@ class _Contents:
         if number is None:
             try:
                 decoded = _Prefix.decode(prefix)
-            except DecodeError:
+            except (DecodeError, ValueError, OverflowError):  # garbage, or a time that no calendar has
                 self._add_decoded(message)
                 return
             number = self._numbers[prefix] = len(self.distinct)
