@@ -243,6 +243,24 @@ async def test_a_final_refusal_fails_one_batch_and_the_others_go_on(service: Fak
     assert kept == [b"0", b"1", b"4", b"5", b"6", b"7"]
 
 
+async def test_a_refusal_costs_no_batch_before_it(idempotent_service: FakeService) -> None:
+    """Refused for good while the batch before it is stored and unanswered: only the refused one failed."""
+    service = idempotent_service
+    async with _producer(service, batch_bytes_max=2000, linger_ms=0.0) as producer:
+        service.is_acknowledging = False
+        service.refusals.extend([None, EventTooLargeError("the hub's own limit is lower")] * 3)
+        await producer.enqueue_many([EventData(bytes([n]) * 1500) for n in range(2)], partition_id="0")
+        await until(lambda: len(service.refusals) <= 4)
+        await asyncio.sleep(0.02)
+        service.acknowledge()
+        with pytest.raises(SendFailedError) as caught:
+            await producer.flush()
+        assert producer.buffered_bytes == 0
+    (failed,) = caught.value.failed
+    assert [decode_event(event).body[0] for event in failed.events] == [1]
+    assert [body[0] for body in service.partitions[0].bodies()] == [0]
+
+
 async def test_failed_events_go_to_the_callback_instead(service: FakeService) -> None:
     """With on_error, flush raises nothing and the callback is given the events."""
     failures: list[FailedEvents] = []

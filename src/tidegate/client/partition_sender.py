@@ -174,10 +174,10 @@ class PartitionSender(LinkHandler):
         assert self._connection is not None
         timeout_s = self._connector.namespace.timeout_s
         while self._queue or self._in_flight:
-            if self._failure is not None:
+            if self._failure is not None and not self._is_undecided_before_refused():
                 raise self._failure
             self._changed.clear()
-            has_sent = self._send_some()
+            has_sent = self._failure is None and self._send_some()
             try:
                 async with asyncio.timeout(timeout_s):
                     if has_sent:
@@ -187,6 +187,7 @@ class PartitionSender(LinkHandler):
                         await self._changed.wait()
             except TimeoutError as error:
                 self._detach()
+                self._refused = None
                 raise timed_out(f"a batch for {self._address}", timeout_s) from error
 
     async def _attach(self, authorized: AuthorizedConnection) -> None:
@@ -270,12 +271,13 @@ class PartitionSender(LinkHandler):
     def on_detached(self, error: TidegateError) -> None:
         """End the try under way, if any; an idle link is attached again when there is something to send."""
         self._link = None
-        if self._failure is None:
+        if self._failure is None or self._is_undecided_before_refused():
             self._failure = error
+            self._refused = None
         self._changed.set()
 
     def on_settled(self, first_delivery_id: int, last_delivery_id: int, state: DeliveryState | None) -> None:
-        """Finish what was accepted; the first refusal ends the try."""
+        """Finish what was accepted; the refusal of the batch that was sent first ends the try."""
         for delivery_id in range(first_delivery_id, last_delivery_id + 1):
             batch = self._in_flight.get(delivery_id)
             if batch is None:
@@ -283,10 +285,24 @@ class PartitionSender(LinkHandler):
             if isinstance(state, Accepted):
                 del self._in_flight[delivery_id]
                 self._finish(batch, None)
-            elif self._failure is None:
+            elif self._failure is None or self._is_before_refused(batch):
                 self._failure = _refusal(state)
                 self._refused = batch
         self._changed.set()
+
+    def _is_before_refused(self, batch: OutgoingBatch) -> bool:
+        """Whether ``batch`` is in flight and was sent before the one whose refusal ends the try."""
+        for each in self._in_flight.values():
+            if each is self._refused:
+                return False
+            if each is batch:
+                return self._refused is not None
+        return False
+
+    def _is_undecided_before_refused(self) -> bool:
+        """Whether batches before the refused one are undecided: they may be stored, so wait for them."""
+        first = next(iter(self._in_flight.values()), None)
+        return first is not None and self._is_before_refused(first)
 
     def _take_back(self, *, is_unknown: bool) -> None:
         """Put what is in flight back in front of the queue, in order."""
@@ -309,8 +325,6 @@ class PartitionSender(LinkHandler):
         elif self._connector.namespace.retry.decide_retry(error, retries_done=retries_done):
             await self._connector.wait_before_retry(retries_done + 1, error)
             return retries_done + 1
-        elif self._refused is not None and not is_refusal and retries_done == 0:
-            return 1  # batches before the refused one are undecided: settle them first
         # A refusal is about one batch; any other trouble would meet all of them in turn.
         self._finish(self._queue.popleft(), error)
         while self._queue and (self._queue[0].is_unknown or not is_refusal):
