@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Many tests wait for SDKs and Spark: two processes halve the time, files stay whole. JOBS=0: in one process.
+JOBS ?= 2
 
 .PHONY: demo test check docs bench lock clean
 
@@ -10,7 +12,7 @@ demo: $(STAMP)  ## set up and run the main job: real flights through the log and
 	$(BIN)/tidegate demo flights $(ARGS)
 
 test: $(STAMP)  ## set up and run every test; prints loudly what it had to skip
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: $(STAMP)  ## lint, format, types, import contracts, docs
 	$(BIN)/ruff check .
