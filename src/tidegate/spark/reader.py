@@ -71,27 +71,31 @@ def read_ranges(options: SourceOptions, partition: InputPartition) -> Iterator[p
 
 def _read_range(hub: HubReader, item: PartitionRange, options: SourceOptions) -> Iterator[EncodedEvents]:
     """The events of one range; where some are gone, the error that names them, or the rest of them."""
-    expected = item.start_sequence_number
-    while expected < item.until_sequence_number:
-        rest = PartitionRange(item.partition_id, expected, item.until_sequence_number)
+    expected, until = item.start_sequence_number, item.until_sequence_number
+    while expected < until:
         try:
-            for events in hub.read(rest):
-                if events.sequence_numbers[0] != expected:
-                    _report_loss(rest, events.sequence_numbers[0], options)
+            for events in hub.read(PartitionRange(item.partition_id, expected, until)):
+                _report_loss(item, expected, events.sequence_numbers[0], options)
                 expected = events.sequence_numbers[-1] + 1
                 yield events
         except PositionOutOfRangeError:
-            begin = hub.describe().bounds[item.partition_id].begin_sequence_number
-            if begin <= expected:
+            first = hub.describe().bounds[item.partition_id].begin_sequence_number
+            if first <= expected:
                 raise
-            _report_loss(rest, begin, options)
-            expected = begin
+        else:
+            first = until  # what is missing at the end is a hole in the log
+        _report_loss(item, expected, first, options)
+        expected = first
 
 
-def _report_loss(item: PartitionRange, first: int, options: SourceOptions) -> None:
-    """Raise or log, as the options say, that the events from the start of ``item`` to ``first`` are gone."""
+def _report_loss(item: PartitionRange, expected: int, first: int, options: SourceOptions) -> None:
+    """Raise or log, as the options say, that the events of ``item`` from ``expected`` to ``first`` are gone.
+
+    Does nothing where none is.
+    """
+    wanted = PartitionRange(item.partition_id, expected, item.until_sequence_number)
     bounds = {item.partition_id: PartitionBounds(first, item.until_sequence_number)}
-    _, losses = clip_lost_events([item], bounds, fail_on_data_loss=options.fail_on_data_loss)
+    _, losses = clip_lost_events([wanted], bounds, fail_on_data_loss=options.fail_on_data_loss)
     for sentence in losses:
         _logger.warning(sentence)
 
@@ -251,7 +255,9 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             return
         for partition_id, position in self._sql_start_of(description).items():
             spark_position = offset.partitions.get(partition_id, 0)
-            if spark_position > position:
+            begin = description.bounds[partition_id].begin_sequence_number
+            is_lost = spark_position <= begin and not self._options.fail_on_data_loss
+            if spark_position > position and not is_lost:
                 raise CheckpointGapError(
                     f"Spark's checkpoint directory is ahead of the database: partition {partition_id} is at "
                     f"{spark_position} there, and at {position} in SQL.",

@@ -1,0 +1,123 @@
+"""Events that are deleted before they were read: named where that is an error, passed over where asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from tests.spark.support import publish
+
+from tidegate.model.errors import CheckpointGapError, PositionOutOfRangeError
+from tidegate.server.app import TidegateServer
+from tidegate.spark.hub import HubReader
+from tidegate.spark.offsets import PartitionRange, StreamOffset
+from tidegate.spark.options import SourceOptions
+from tidegate.spark.ownership import claim_checkpoints
+from tidegate.spark.reader import EventHubsStreamReader, RangesInputPartition, _read_range, read_ranges
+from tidegate.sql import ConsumerKey, Database
+from tidegate.testing.hub import HubService
+from tidegate.wire.encoded_events import EncodedEvents
+
+
+@pytest.fixture
+def emptied_hub(hub_service: HubService) -> str:
+    """A hub of one partition: retention has deleted the first ten of its fifteen events."""
+    hub = hub_service.create_hub(partition_count=1)
+    publish(hub_service.connection_string, hub, 10)
+    delete_all(hub_service, hub)
+    publish(hub_service.connection_string, hub, 5, first_value=10)
+    return hub
+
+
+def delete_all(service: HubService, hub: str) -> None:
+    """What retention does when all events are too old."""
+
+    async def apply(server: TidegateServer) -> None:
+        partition = server.broker.event_hub(hub).partition("0")
+        assert await partition.apply_retention(before_ms=2**60, bytes_max=None) == 1
+
+    service.call(apply)
+
+
+def _options(service: HubService, hub: str, **options: str) -> SourceOptions:
+    return SourceOptions.parse({"connectionString": service.hub_connection_string(hub), **options})
+
+
+def _numbers(batches: Iterator[pa.RecordBatch]) -> list[int]:
+    return [int(number) for batch in batches for number in batch.column("sequenceNumber").to_numpy()]
+
+
+@pytest.mark.parametrize("until", [8, 15])
+def test_retention_between_planning_and_reading(
+    hub_service: HubService, emptied_hub: str, until: int
+) -> None:
+    """A task whose range is gone, whole or in front, says so by number, or reads the rest of it."""
+    task = RangesInputPartition((PartitionRange("0", 0, until),))
+    with pytest.raises(PositionOutOfRangeError, match=r"number 0 was wanted.*first available one is 10"):
+        _numbers(read_ranges(_options(hub_service, emptied_hub), task))
+    lenient = _options(hub_service, emptied_hub, failOnDataLoss="false")
+    assert _numbers(read_ranges(lenient, task)) == list(range(10, max(until, 10)))
+
+
+def test_retention_before_planning(hub_service: HubService, emptied_hub: str) -> None:
+    """A stream that was down for too long ends with an error, or goes on with what is there."""
+    start = StreamOffset({"0": 3}, HubReader(_options(hub_service, emptied_hub)).describe().created_at_ms)
+    strict = EventHubsStreamReader(_options(hub_service, emptied_hub))
+    end = strict.latestOffset(start.to_json(), ReadAllAvailable())
+    with pytest.raises(PositionOutOfRangeError, match="number 3 was wanted"):
+        strict.partitions(start.to_json(), end)
+    lenient = EventHubsStreamReader(_options(hub_service, emptied_hub, failOnDataLoss="false"))
+    (task,) = lenient.partitions(start.to_json(), end)
+    assert _numbers(lenient.read(task)) == [10, 11, 12, 13, 14]
+
+
+def test_a_restart_after_a_loss_that_was_passed_over(
+    hub_service: HubService, emptied_hub: str, tmp_path: Path
+) -> None:
+    """A micro-batch of lost events commits nothing to SQL; that is no reason to refuse the next start."""
+    url = f"sqlite:///{tmp_path}/tidegate.db"
+    created_at_ms = HubReader(_options(hub_service, emptied_hub)).describe().created_at_ms
+    claim_checkpoints(
+        Database.shared(url),
+        ConsumerKey(emptied_hub),
+        event_hub_created_at_ms=created_at_ms,
+        start_sequence_numbers={"0": 0},
+    )
+    from_sql = {"startingPosition": f"checkpoint:{url}", "failOnDataLoss": "false"}
+    reader = EventHubsStreamReader(_options(hub_service, emptied_hub, **from_sql))
+    start = StreamOffset({"0": 10}, created_at_ms).to_json()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert StreamOffset.from_json(end).partitions == {"0": 15}
+    ahead = StreamOffset({"0": 11}, created_at_ms).to_json()
+    with pytest.raises(CheckpointGapError, match="ahead of the database"):
+        EventHubsStreamReader(_options(hub_service, emptied_hub, **from_sql)).latestOffset(
+            ahead, ReadAllAvailable()
+        )
+
+
+class _HubWithHole:
+    """Holds events 0 and 1 of five; asked a second time for the rest, it would be asked for ever."""
+
+    def __init__(self) -> None:
+        self.is_read = False
+
+    def read(self, item: PartitionRange) -> Iterator[EncodedEvents]:
+        """The two events, once."""
+        assert not self.is_read
+        self.is_read = True
+        yield EncodedEvents([0, 1], [0, 0], ["0", "1"], [b"", b""])
+
+
+def test_a_hole_at_the_end_of_a_range_is_a_loss(hub_service: HubService) -> None:
+    """Logs of other services may have holes: reading over one ends, and says what is missing."""
+    item = PartitionRange("0", 0, 5)
+    strict = _options(hub_service, "any")
+    with pytest.raises(PositionOutOfRangeError, match="number 2 was wanted"):
+        list(_read_range(cast(HubReader, _HubWithHole()), item, strict))
+    lenient = _options(hub_service, "any", failOnDataLoss="false")
+    (events,) = _read_range(cast(HubReader, _HubWithHole()), item, lenient)
+    assert events.sequence_numbers == [0, 1]
