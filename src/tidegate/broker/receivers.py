@@ -1,6 +1,7 @@
 """Who may read a partition in a consumer group: owner levels (epochs) and the limit on readers without one.
 
-Source of rules and texts: shared/wire.md "Epoch" and "Error conditions" (observed on the service).
+Source of rules and texts: Azure "Event processor", epochs, and the service's messages as they stand in public
+issues of Azure/azure-event-hubs-spark (371, 388, 392) and Azure/azure-sdk-for-net.
 
     there is \\ arrives   without epoch                  with epoch e
     nobody                open                           open
