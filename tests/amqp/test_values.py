@@ -121,7 +121,7 @@ def test_the_empty_array_of_the_official_client_has_no_constructor() -> None:
         Int(2**31),
         Char("ab"),
         Decimal(b"123"),
-        object(),
+        NotImplemented,
         {1, 2},
         Array((1, "a"), int),
         "\ud800",

@@ -207,7 +207,7 @@ def test_enums_go_as_their_values() -> None:
     [
         EventData("text"),  # type: ignore[arg-type]
         EventData(None),  # type: ignore[arg-type]
-        EventData(b"", {"x": object()}),  # type: ignore[dict-item]
+        EventData(b"", {"x": NotImplemented}),
         EventData(b"", {"x": [1]}),  # type: ignore[dict-item]
         EventData(b"", {5: "x"}),  # type: ignore[dict-item]
         EventData(b"", {"x": 2**64}),
