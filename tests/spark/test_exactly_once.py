@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -13,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from tests.spark.support import assert_exact, make_pipeline, outcome_of, publish, readings, score
 
+from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
 from tidegate.server.app import TidegateServer
@@ -225,3 +227,40 @@ def test_a_hub_made_anew_is_refused(sqlite_run: _Run) -> None:
     sqlite_run.service.call(replace)
     with pytest.raises(EventHubReplacedError, match="was deleted and created again"):
         sqlite_run.drain()
+
+
+def test_a_union_of_the_stream_with_itself_is_refused(sqlite_run: _Run) -> None:
+    """Two tasks would have rows of the same events, and the second would take its own for done."""
+    sqlite_run.publish(40)
+    with pytest.raises(InvalidArgumentError, match="reads the stream more than once"):
+        sqlite_run.drain(transform=lambda rows: _parsed(rows).union(_parsed(rows)))
+    assert outcome_of(sqlite_run.database_url).rows == 0
+
+
+def test_rows_that_a_shuffle_tore_apart_are_an_error(sqlite_run: _Run) -> None:
+    """Each task has some of the four rows of every event: no event is missing, and rows would be."""
+
+    def transform(rows: DataFrame) -> DataFrame:
+        copies = F.explode(F.array(*map(F.lit, range(4))))
+        return _parsed(rows).drop("_error").withColumn("copy", copies).repartition(3, "copy").drop("copy")
+
+    sqlite_run.publish(40)
+    with pytest.raises(PySparkException) as caught:
+        sqlite_run.drain(transform=transform)
+    assert "in more than one task" in explain(caught.value)
+    assert 'repartition("partition")' in explain(caught.value)
+
+
+def test_no_secret_is_shown_in_a_query_plan(sqlite_run: _Run) -> None:
+    """Spark shows options in plans and in its web UI; and what it hides by default stays hidden."""
+    pattern = sqlite_run.spark.conf.get("spark.sql.redaction.options.regex")
+    assert pattern is not None
+    for name in ("eventhubs.connectionString", "eventhubs.startingPosition", "url"):
+        assert re.search(pattern, name)
+    rows = sqlite_run.spark.readStream.format("eventhubs").option(
+        "eventhubs.connectionString", sqlite_run.service.hub_connection_string(sqlite_run.hub)
+    )
+    shown = rows.load()._jdf.queryExecution().toString()
+    key = ConnectionString.parse(sqlite_run.service.connection_string).shared_access_key
+    assert key is not None
+    assert key not in shown

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -34,7 +35,9 @@ MAX_EVENTS_PER_TRIGGER = 500_000
 
 Transformation = Callable[[DataFrame], DataFrame]
 """From the columns of the format ``eventhubs`` to ``partition``, ``sequenceNumber``, the table's columns and,
-where wanted, ``_error`` (a reason: the event becomes a dead letter) and ``_skip`` (true: no row)."""
+where wanted, ``_error`` (a reason: the event becomes a dead letter) and ``_skip`` (true: no row).
+
+All rows of a partition have to come to one task: what shuffles ends with ``.repartition("partition")``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,4 +181,16 @@ def _checked(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
             "lacks.",
             next_step=f"It has {', '.join(pipeline.table.columns.keys())}.",
         )
+    if _streaming_input_count(rows) > 1:
+        raise InvalidArgumentError(
+            "The transformation reads the stream more than once (a union or a join with itself), so the rows "
+            "of an event would come to different tasks and transactions.",
+            next_step="Make all rows of an event in one pass, such as with explode(array(…)).",
+        )
     return rows
+
+
+def _streaming_input_count(rows: DataFrame) -> int:
+    java_rows: Any = rows._jdf  # type: ignore[operator,unused-ignore]
+    leaves = java_rows.queryExecution().analyzed().collectLeaves()
+    return sum(leaves.apply(index).isStreaming() for index in range(leaves.size()))

@@ -88,7 +88,8 @@ def _settings(
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.redaction.regex": REDACTION_PATTERN,
-        "spark.sql.redaction.options.regex": REDACTION_PATTERN,
+        # Spark's own default is `url`, which other sources' options rely on.
+        "spark.sql.redaction.options.regex": f"{REDACTION_PATTERN}|url",
         "spark.ui.enabled": "false" if ui_port is None else "true",
         "spark.ui.showConsoleProgress": "false",
     }

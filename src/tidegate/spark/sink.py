@@ -21,7 +21,7 @@ from tidegate.spark.journal import journalled_offset
 from tidegate.spark.ownership import checkpoint_positions
 from tidegate.spark.plan import load_plan
 from tidegate.spark.workers import freeze_loaded_modules
-from tidegate.spark.writer import PartitionSummary, TaskWriter, gap_error
+from tidegate.spark.writer import PartitionSummary, TaskWriter, check_lost, check_partitions_whole
 from tidegate.sql import Database
 
 PLAN_OPTION = "plan"
@@ -84,18 +84,19 @@ class SqlSinkWriter(DataSourceStreamArrowWriter):
         return TaskCommitMessage(TaskWriter(load_plan(self._plan_text)).write(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Report events that never came to a task, such as the last ones of a micro-batch, filtered away.
+        """Report what the tasks could not see: a hub partition in two of them, and events that came to none.
 
-        Nothing is changed. Raises CheckpointGapError where the database is not where Spark's journal says
-        that this micro-batch ends.
+        Nothing is changed. Raises InvalidArgumentError for the former, CheckpointGapError where the database
+        is not where Spark's journal says that this micro-batch ends.
         """
         freeze_loaded_modules()
+        plan = load_plan(self._plan_text)
+        check_partitions_whole([item.summaries for item in messages if isinstance(item, TaskCommitMessage)])
         if self._checkpoint_location is None:
             return
         end = journalled_offset(self._checkpoint_location, batchId)
         if end is None:
             return
-        plan = load_plan(self._plan_text)
         reached = checkpoint_positions(
             Database.shared(plan.database_url),
             plan.pipeline.consumer,
@@ -103,8 +104,8 @@ class SqlSinkWriter(DataSourceStreamArrowWriter):
         )
         for partition_id, until in end.partitions.items():
             position = reached.get(partition_id, 0)
-            if position < until and plan.source.fail_on_data_loss:
-                raise gap_error(plan, partition_id, Gap(position, until))
+            if position < until:
+                check_lost(plan, partition_id, Gap(position, until))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Nothing: what tasks have committed is right and stays; the micro-batch is repeated without it."""

@@ -8,12 +8,13 @@ which is killed, retried or run twice repeats nothing and leaves nothing out.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from tidegate.model.errors import CheckpointGapError, FencedError, TidegateError
+from tidegate.model.errors import CheckpointGapError, FencedError, InvalidArgumentError, TidegateError
 from tidegate.spark.accounting import Gap, PendingRows, find_gap, sequence_numbers_of, split_by_partition
 from tidegate.spark.commits import CommitRange, commit_handled, commit_transformed
 from tidegate.spark.hub import HubReader
@@ -56,6 +57,8 @@ class TaskWriter:
         self._commit_range: CommitRange = commit_transformed if plan.is_transformed else commit_handled
         self._pending: dict[str, PendingRows] = {}
         self._summaries: dict[str, PartitionSummary] = {}
+        self._passed: dict[str, int] = {}
+        """Hub partition → the first event that this task has not yet given to a transaction."""
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> list[PartitionSummary]:
         """Commit everything that ``batches`` holds.
@@ -81,16 +84,20 @@ class TaskWriter:
             return
         numbers = sequence_numbers_of(rows)
         first = int(numbers[0])
+        if first < self._passed.get(partition_id, 0):
+            raise split_error(partition_id, "after those of later events")
         inner_gap = find_gap(numbers, first)
-        if inner_gap is not None:
-            self._check_lost(partition_id, inner_gap)
+        while inner_gap is not None:
+            check_lost(self._plan, partition_id, inner_gap)
+            inner_gap = find_gap(numbers, inner_gap.until_sequence_number)
         try:
             result = self._commit_range(self._database, self._plan, partition_id, rows, False)
         except CheckpointGapError:
-            self._check_lost(partition_id, Gap(self._checkpoint(partition_id), first))
+            check_lost(self._plan, partition_id, Gap(self._checkpoint(partition_id), first))
             result = self._commit_range(self._database, self._plan, partition_id, rows, True)
         except FencedError as exc:
             raise fenced_error(self._plan, exc) from exc
+        self._passed[partition_id] = int(numbers[-1]) + 1
         summary = self._summaries.get(partition_id) or PartitionSummary(partition_id, first)
         self._summaries[partition_id] = summary.plus(result)
 
@@ -102,16 +109,27 @@ class TaskWriter:
         )
         return positions[partition_id]
 
-    def _check_lost(self, partition_id: str, gap: Gap) -> None:
-        """Raise CheckpointGapError, unless the missing events are gone for good and may be passed over."""
-        if not self._plan.source.fail_on_data_loss:
-            begin = HubReader(self._plan.source).describe().bounds[partition_id].begin_sequence_number
-            if gap.until_sequence_number <= begin:
-                _logger.warning(
-                    "Partition %s: %s passed over, for retention has deleted it.", partition_id, gap
-                )
-                return
-        raise gap_error(self._plan, partition_id, gap)
+
+def check_lost(plan: SinkPlan, partition_id: str, gap: Gap) -> None:
+    """Raise CheckpointGapError, unless the missing events are gone for good and may be passed over."""
+    if not plan.source.fail_on_data_loss:
+        begin = HubReader(plan.source).describe().bounds[partition_id].begin_sequence_number
+        if gap.until_sequence_number <= begin:
+            _logger.warning("Partition %s: %s passed over, for retention has deleted it.", partition_id, gap)
+            return
+    raise gap_error(plan, partition_id, gap)
+
+
+def check_partitions_whole(tasks: Sequence[Sequence[PartitionSummary]]) -> None:
+    """Raise InvalidArgumentError where tasks of a micro-batch shared a hub partition and one left events out.
+
+    It took them for done, because another task had committed other rows of the same events.
+    """
+    summaries = [summary for task in tasks for summary in task]
+    counts = Counter(summary.partition_id for summary in summaries)
+    for summary in summaries:
+        if counts[summary.partition_id] > 1 and summary.skipped:
+            raise split_error(summary.partition_id, "in more than one task")
 
 
 def gap_error(plan: SinkPlan, partition_id: str, gap: Gap) -> TidegateError:
@@ -131,6 +149,17 @@ def gap_error(plan: SinkPlan, partition_id: str, gap: Gap) -> TidegateError:
         f"Partition {partition_id} of {plan.pipeline.consumer}: {gap} did not come out of the query, so "
         "nothing after it was written.",
         next_step=next_step,
+    )
+
+
+def split_error(partition_id: str, how: str) -> InvalidArgumentError:
+    """Says that a transformation tore apart what belongs together, and that rows may be missing."""
+    return InvalidArgumentError(
+        f"Partition {partition_id}: the transformation returned rows of it {how}; their events counted as "
+        "done then, so these rows were not written.",
+        next_step='Let all rows of a partition come together, such as with `.repartition("partition")` and '
+        '`.sortWithinPartitions("partition", "sequenceNumber")` at the end; then start over with an empty '
+        "table, a new consumer group and a new checkpoint directory.",
     )
 
 

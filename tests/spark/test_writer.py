@@ -1,0 +1,68 @@
+"""What a writing task makes of rows in any order, without a Spark around it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from tests.spark.support import make_pipeline, outcome_of, readings
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.spark.options import SourceOptions
+from tidegate.spark.ownership import claim_checkpoints
+from tidegate.spark.plan import SinkPlan
+from tidegate.spark.writer import PartitionSummary, TaskWriter, check_partitions_whole
+from tidegate.sql import Database
+
+_CONNECTION_STRING = "Endpoint=sb://h;SharedAccessKeyName=n;SharedAccessKey=k;EntityPath=readings"
+
+
+@pytest.fixture
+def plan(sqlite_url: str) -> SinkPlan:
+    """Of a transformed pipeline that has claimed its only partition; ten rows in a transaction."""
+    database = Database.shared(sqlite_url)
+    database.ensure_table(readings)
+    pipeline = make_pipeline("readings")
+    claim = claim_checkpoints(
+        database, pipeline.consumer, event_hub_created_at_ms=1, start_sequence_numbers={"0": 0}
+    )
+    source = SourceOptions.parse({"connectionString": _CONNECTION_STRING})
+    return SinkPlan(pipeline, sqlite_url, source, claim, True, 10, 2**20)
+
+
+def _rows(start: int, until: int) -> pa.RecordBatch:
+    numbers = list(range(start, until))
+    columns: dict[str, list[object]] = {
+        "partition": ["0"] * len(numbers),
+        "sequenceNumber": [*numbers],
+        "offset": [*map(str, numbers)],
+        "enqueuedTime": [datetime(2026, 1, 1, tzinfo=UTC)] * len(numbers),
+        "number": [*numbers],
+        "value": [*numbers],
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def test_rows_of_events_that_are_committed_are_an_error(plan: SinkPlan) -> None:
+    """A second row of an event that comes too late is not taken for one that was written before."""
+    with pytest.raises(InvalidArgumentError, match="after those of later events"):
+        TaskWriter(plan).write(iter([_rows(0, 30), _rows(0, 30)]))
+
+
+def test_an_attempt_after_a_lost_one_goes_on_in_order(plan: SinkPlan) -> None:
+    """A retried task is given everything again: what is committed is skipped, whatever the batches are."""
+    TaskWriter(plan).write(iter([_rows(0, 15)]))
+    (summary,) = TaskWriter(plan).write(iter([_rows(0, 12), _rows(12, 14), _rows(14, 40)]))
+    assert summary == PartitionSummary("0", 40, rows=25, dead_letters=0, skipped=15)
+    assert outcome_of(plan.database_url).distinct_rows == outcome_of(plan.database_url).rows == 40
+
+
+def test_tasks_that_share_a_partition_are_told_apart_from_retries() -> None:
+    """Only where one of them left events out is anything missing."""
+    first, second = PartitionSummary("0", 40, rows=40), PartitionSummary("0", 40, skipped=40)
+    other = PartitionSummary("1", 40, skipped=3)
+    with pytest.raises(InvalidArgumentError, match=r"Partition 0.*in more than one task"):
+        check_partitions_whole([[first, other], [second]])
+    check_partitions_whole([[first], [replace(second, skipped=0), other]])
