@@ -24,6 +24,8 @@ from tidegate.model.errors import (
     FencedError,
     InvalidArgumentError,
     LocalProtocolError,
+    LogCorruptError,
+    LogFailedError,
     LogFullError,
     NotFoundError,
     OperationTimeoutError,
@@ -89,6 +91,9 @@ CONDITIONS: Final[tuple[ConditionRow, ...]] = (
     ConditionRow(DecodeError, amqp.DECODE_ERROR, 400),
     ConditionRow(FramingError, amqp.FRAMING_ERROR, 400),
     ConditionRow(RemoteProtocolError, amqp.NOT_ALLOWED, 400),
+    # Of our own, because a client must not take them for something that passes: it would attach for ever.
+    ConditionRow(LogCorruptError, Symbol("tidegate:log-corrupt"), 500),
+    ConditionRow(LogFailedError, Symbol("tidegate:log-failed"), 500),
     ConditionRow(LocalProtocolError, amqp.INTERNAL_ERROR, 500),
     ConditionRow(TidegateError, amqp.INTERNAL_ERROR, 500),
 )

@@ -1,0 +1,103 @@
+"""A damaged log, as its operator and its clients meet it: the real commands, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.cli.support import COMMAND, environment_without_service, run_tidegate
+
+
+class _Operator:
+    """Somebody at a terminal with one data directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.data = directory / "data"
+        self.environment = environment_without_service(directory / "configuration")
+        self._ready = directory / "ready.json"
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """A service on the directory, until the block ends."""
+        self._ready.unlink(missing_ok=True)
+        options = ["--data-dir", str(self.data), "--amqp-port", "0", "--ready-file", str(self._ready)]
+        command = [*COMMAND, "serve", *options]
+        with subprocess.Popen(command, env=self.environment, stdout=subprocess.DEVNULL) as process:
+            deadline = time.monotonic() + 60
+            while not self._ready.exists():
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            yield
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+
+    def run(self, *words: str, lines: str = "") -> tuple[int, str, str]:
+        """Exit code, output and errors of a command."""
+        found = run_tidegate(*words, environment=self.environment, input_bytes=lines.encode())
+        return found.code, found.out, found.err
+
+    def segment(self) -> Path:
+        """The one segment of partition 0."""
+        (path,) = self.data.glob("logs/*/0/*.log")
+        return path
+
+
+@pytest.fixture
+def operator(tmp_path: Path) -> _Operator:
+    """A hub of two partitions with three events in the first, sent one by one, and one in the second."""
+    operator = _Operator(tmp_path)
+    with operator.serving():
+        assert operator.run("hub", "create", "hub", "--partitions", "2")[0] == 0
+        for line in ("first", "second", "third"):
+            assert operator.run("send", "hub", "--partition", "0", lines=line)[0] == 0
+        assert operator.run("send", "hub", "--partition", "1", lines="other")[0] == 0
+    return operator
+
+
+def test_a_service_that_refuses_damage_starts_after_its_repair(operator: _Operator) -> None:
+    """serve says in one line what to do, doing that loses the damaged event alone, and it serves again."""
+    segment = operator.segment()
+    segment.write_bytes(segment.read_bytes()[:-5])
+    code, _, told = operator.run("serve", "--data-dir", str(operator.data), "--amqp-port", "0")
+    assert code != 0
+    assert len(told.strip().splitlines()) == 1
+    assert f"tidegate check {operator.data}" in told
+    assert "--repair" in told
+    assert operator.run("check", str(operator.data))[0] == 4
+    code, out, _ = operator.run("check", str(operator.data), "--repair", "--json")
+    assert code == 0
+    (damage,) = json.loads(out)
+    assert (damage["lost_from"], damage["lost_until"]) == (2, 3)
+    assert Path(damage["set_aside"]).exists()
+    with operator.serving():
+        assert operator.run("send", "hub", "--partition", "0", lines="fourth")[0] == 0
+        for partition, start, expected in (
+            ("0", "earliest", ["first", "second", "fourth"]),
+            ("0", "1h", ["first", "second", "fourth"]),
+            ("1", "earliest", ["other"]),
+        ):
+            words = ["--no-follow", "--body", "--partition", partition, "--from", start]
+            _, out, _ = operator.run("receive", "hub", *words)
+            assert out.split() == expected
+
+
+def test_a_reader_of_damaged_events_ends_with_one_clear_error(operator: _Operator) -> None:
+    """Damage that is met while serving: the reader is told and ends, the rest is served, senders go on."""
+    segment = operator.segment()
+    segment.write_bytes(segment.read_bytes().replace(b"second", b"SECOND"))
+    with operator.serving():
+        code, out, told = operator.run("receive", "hub", "--no-follow", "--body", "--partition", "0")
+        assert code != 0
+        assert "SECOND" not in out
+        assert "tidegate check" in told
+        assert str(operator.data) not in told
+        assert operator.run("send", "hub", "--partition", "0", lines="fourth")[0] == 0
+        _, out, _ = operator.run("receive", "hub", "--no-follow", "--body", "--partition", "1")
+        assert out.split() == ["other"]
