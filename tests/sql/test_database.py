@@ -6,6 +6,7 @@ import builtins
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -127,6 +128,36 @@ def test_a_lock_held_at_a_fork_does_not_outlive_its_owner(tmp_path: Path) -> Non
             os.read(reading, 1)
             os._exit(0)
     try:
+        with WriterLock(path, wait_s=1):
+            pass
+    finally:
+        os.write(writing, b"x")
+        os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_lock_waited_for_at_a_fork_does_not_outlive_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child that is forked while a thread of its parent queues keeps nobody out either."""
+    path = tmp_path / "x.db"
+    reading, writing = os.pipe()
+    waiting = WriterLock(path, wait_s=10)
+    thread = threading.Thread(target=waiting.acquire)
+    is_waiting, sleep = threading.Event(), time.sleep
+    monkeypatch.setattr(time, "sleep", lambda delay_s: (is_waiting.set(), sleep(delay_s)))
+    with WriterLock(path, wait_s=1):
+        thread.start()
+        assert is_waiting.wait(10)
+        child = os.fork()
+        if child == 0:
+            os.read(reading, 1)
+            os._exit(0)
+    try:
+        thread.join()
+        waiting.release()
         with WriterLock(path, wait_s=1):
             pass
     finally:

@@ -46,13 +46,14 @@ class WriterLock:
                 f"The lock file {self._path} of the SQLite database cannot be opened: {exc.strerror}.",
                 next_step="The folder of the database must be writable for this user.",
             ) from exc
+        # Known to the fork handler from here on: a child's copy of it would hold the lock, too.
+        self._descriptor = descriptor
+        _open.add(self)
         try:
             self._wait(descriptor)
         except BaseException:
-            os.close(descriptor)
+            self._close()
             raise
-        self._descriptor = descriptor
-        _held.add(self)
 
     def _wait(self, descriptor: int) -> None:
         deadline = time.monotonic() + self._wait_s
@@ -74,8 +75,14 @@ class WriterLock:
 
     def release(self) -> None:
         """Let the next writer in; does nothing when the lock is not held."""
+        if self._descriptor is not None:
+            # Closing alone would leave it to whoever has a copy of the descriptor.
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self._close()
+
+    def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
-        _held.discard(self)
+        _open.discard(self)
         if descriptor is not None:
             os.close(descriptor)
 
@@ -89,13 +96,14 @@ class WriterLock:
         self.release()
 
 
-_held: weakref.WeakSet[WriterLock] = weakref.WeakSet()
+_open: weakref.WeakSet[WriterLock] = weakref.WeakSet()
+"""Locks that are held or waited for."""
 
 
 def _let_go_after_fork() -> None:
     """A child shares its parent's open lock file: close its copy, or the lock would outlive the parent."""
-    for lock in list(_held):
-        lock.release()
+    for lock in list(_open):
+        lock._close()  # without LOCK_UN, which would take it from the parent
 
 
 os.register_at_fork(after_in_child=_let_go_after_fork)
