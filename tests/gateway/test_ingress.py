@@ -182,6 +182,26 @@ async def test_paused_connection_asks_for_the_end_of_congestion(
     assert pair.is_reading
 
 
+async def test_a_deleted_hub_ends_its_links(pair: Pair, broker: Broker) -> None:
+    """What was sent before is answered, later sends end the link, and a hub made anew takes the next one."""
+    link = _sender(pair, "hub/Partitions/0")
+    link.send(_event("before"))
+    pair.exchange()
+    await broker.delete_event_hub("hub")
+    await pair.wait_for(lambda: bool(pair.settled(link)))
+    assert isinstance(pair.settled(link)[0].state, Accepted)
+    link.send(_event("behind"))
+    pair.exchange()
+    error = pair.error_of(link)
+    assert error is not None
+    assert error.condition == "amqp:not-found"
+    broker.create_event_hub("hub", partition_count=1)
+    again = _sender(pair, "hub/Partitions/0", "again")
+    again.send(_event("anew"))
+    await pair.wait_for(lambda: bool(pair.settled(again)))
+    assert _stored(broker, "0") == [_event("anew")]
+
+
 async def test_stop_answers_what_came_in(pair: Pair, broker: Broker) -> None:
     """A service that stops acknowledges what it has taken before it closes the connection."""
     link = _sender(pair, "hub/Partitions/0")

@@ -199,7 +199,7 @@ def _parse_batch(body: bytes) -> _Publication:
             raise InvalidArgumentError(
                 f"The UserProperties of event {number} of the batch are not an object of plain values."
             )
-        events.append(EventData(item["Body"].encode(), properties))
+        events.append(EventData(_utf8(item["Body"], f"The Body of event {number}"), properties))
         keys.add(_partition_key(item.get("BrokerProperties")))
     if len(keys) > 1:
         raise InvalidArgumentError(
@@ -214,9 +214,19 @@ def _partition_key(broker_properties: object) -> str | None:
     if not isinstance(broker_properties, dict):
         raise InvalidArgumentError("BrokerProperties is not a JSON object.")
     key = broker_properties.get("PartitionKey")
-    if key is not None and not isinstance(key, str):
+    if key is None:
+        return None
+    if not isinstance(key, str):
         raise InvalidArgumentError("The PartitionKey is not text.")
+    _utf8(key, "The PartitionKey")
     return key
+
+
+def _utf8(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:  # JSON can write half of a surrogate pair
+        raise InvalidArgumentError(f"{what} holds half a character: {error.reason}.") from error
 
 
 def _parse_json(text: str | bytes, what: str) -> object:

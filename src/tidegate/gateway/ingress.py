@@ -22,7 +22,7 @@ from tidegate.amqp.link import ReceiverLink
 from tidegate.amqp.performatives import Accepted, Error, Rejected
 from tidegate.broker import AppendResult, Claim, EventHub, Partition, ProducerBatch
 from tidegate.gateway.claims import ConnectionClaims
-from tidegate.model.errors import EventTooLargeError, InvalidArgumentError, TidegateError
+from tidegate.model.errors import EventTooLargeError, InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.wire.batch import BatchSections, split_message
 
@@ -93,7 +93,16 @@ class IngressLink:
         self._owner.claims.require(self._path, Claim.SEND)
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
-        """Queue appends for complete deliveries, in their order."""
+        """Queue appends for complete deliveries, in their order.
+
+        Where the event hub was deleted, the link ends instead: one made anew under the name is another.
+        """
+        if self._event_hub.partitions[0].is_closed:
+            told = self._owner.amqp_error(
+                NotFoundError(f"The messaging entity '{self._path}' was deleted, or the service is stopping.")
+            )
+            self._link.detach(told)
+            return
         for delivery in deliveries:
             outcome: asyncio.Future[AppendResult] | TidegateError
             try:

@@ -1,8 +1,9 @@
 """Audiences: what a token is for, in one comparable form whatever client wrote it.
 
-Official clients name the same entity as ``sb://host/hub``, ``amqps://host:5671/hub``, ``http://host/hub/`` in
-lower case, or with ``ConsumerGroups/…`` and ``Partitions/…`` behind it (observed: azure-eventhub 5.15.1,
-@azure/event-hubs 6.0.4, Azure/azure-event-hubs-dotnet). Compared are host and path; scheme, port, letter case and slashes at the ends are not part of the identity.
+Official clients name the same entity as ``sb://host/hub``, ``amqps://host:5671/hub``, ``http://host/hub/``
+in lower case, or with ``ConsumerGroups/…`` and ``Partitions/…`` behind it (observed: azure-eventhub 5.15.1,
+@azure/event-hubs 6.0.4, Azure/azure-event-hubs-dotnet). Compared are host and path; scheme, port, letter
+case and slashes at the ends are not part of the identity.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from urllib.parse import quote, unquote
 from tidegate.model.errors import UnauthorizedError
 
 _PREFIX = "SharedAccessSignature "
+_EXPIRY_DIGITS_MAX = 18
+"""Digits of an expiry: far beyond any date, and few enough for every computation with it (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +49,16 @@ class SharedAccessSignature:
         missing = [name for name in ("sr", "sig", "se", "skn") if not fields.get(name)]
         if missing:
             raise UnauthorizedError(f"MalformedToken: The token lacks {', '.join(missing)}.")
-        if not fields["se"].isascii() or not fields["se"].isdigit():
+        expiry = fields["se"]
+        if not expiry.isascii() or not expiry.isdigit() or len(expiry) > _EXPIRY_DIGITS_MAX:
             raise UnauthorizedError("MalformedToken: The token's expiry (se) is not a Unix time in seconds.")
         return cls(
             resource=unquote(fields["sr"]),
             encoded_resource=fields["sr"],
             key_name=unquote(fields["skn"]),
-            expiry=int(fields["se"]),
+            expiry=int(expiry),
             signature=unquote(fields["sig"]),
-            encoded_expiry=fields["se"],
+            encoded_expiry=expiry,
         )
 
     def is_signed_with(self, key: str) -> bool:
