@@ -66,3 +66,12 @@ def test_tasks_that_share_a_partition_are_told_apart_from_retries() -> None:
     with pytest.raises(InvalidArgumentError, match=r"Partition 0.*in more than one task"):
         check_partitions_whole([[first, other], [second]])
     check_partitions_whole([[first], [replace(second, skipped=0), other]])
+
+
+def test_a_database_url_never_shows(plan: SinkPlan) -> None:
+    """It may hold a password, and values are printed in tracebacks and logs."""
+    secret = "postgresql://user:hunter2@host/name"
+    source = SourceOptions.parse(
+        {"connectionString": _CONNECTION_STRING, "startingPosition": f"checkpoint:{secret}"}
+    )
+    assert "hunter2" not in repr(replace(plan, database_url=secret, source=source))

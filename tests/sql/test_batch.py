@@ -39,6 +39,7 @@ from tidegate.sql import (
     commit_partition_batch,
     process_partition_batch,
 )
+from tidegate.sql.failures import translate
 
 
 def process(database: Database, events: list[ReceivedEvent], start: int, until: int) -> BatchResult:
@@ -184,6 +185,25 @@ def test_a_handler_may_give_several_rows_or_none(database: Database) -> None:
     (letter,) = DeadLetters(database).list()
     assert (letter.sequence_number, letter.error_type) == (2, "UnknownColumnError")
     assert "'nonsense'" in letter.reason
+
+
+class _Sly(dict[str, object]):
+    """Has its columns until they are read."""
+
+    def __getitem__(self, key: str) -> object:
+        raise LookupError(key)
+
+
+def test_an_event_is_never_half_a_row_and_half_a_dead_letter(sqlite_url: str) -> None:
+    """The second row fails when it is read: the first one of the same event is not written either."""
+    good: Row = {"sequence_number": 0, "partition_id": "a", "delay": 1}
+    with Database.open(sqlite_url) as database:
+        database.ensure_table(flights)
+        sly = replace(PIPELINE, handler=lambda event: [good, _Sly(good)])
+        result = process_partition_batch(
+            database, sly, "0", events_between(0, 1), start_sequence_number=0, until_sequence_number=1
+        )
+        assert (result.rows, result.dead_letters) == (0, 1)
 
 
 @pytest.mark.parametrize("result", ["text", b"bytes", 7, {}, [1], [{}], {1: 2}])
@@ -384,3 +404,13 @@ def test_rows_computed_elsewhere_need_known_columns(sqlite_url: str) -> None:
                 start_sequence_number=0,
                 until_sequence_number=1,
             )
+
+
+def test_a_full_disk_of_postgresql_is_called_that() -> None:
+    """Its SQLSTATE is one of those for which trying again helps, but only after somebody made room."""
+
+    class _DiskFullError(Exception):
+        sqlstate = "53100"
+
+    error = translate(_DiskFullError("could not extend file"), doing="inserting", where="db")
+    assert "The disk of the database db is full" in str(error)

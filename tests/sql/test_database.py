@@ -147,7 +147,12 @@ def test_a_lock_waited_for_at_a_fork_does_not_outlive_its_owner(
     waiting = WriterLock(path, wait_s=10)
     thread = threading.Thread(target=waiting.acquire)
     is_waiting, sleep = threading.Event(), time.sleep
-    monkeypatch.setattr(time, "sleep", lambda delay_s: (is_waiting.set(), sleep(delay_s)))
+
+    def tell_and_sleep(delay_s: float) -> None:
+        is_waiting.set()
+        sleep(delay_s)
+
+    monkeypatch.setattr(time, "sleep", tell_and_sleep)
     with WriterLock(path, wait_s=1):
         thread.start()
         assert is_waiting.wait(10)

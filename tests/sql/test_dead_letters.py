@@ -141,6 +141,20 @@ def test_redrive_writes_rows_and_closes(database: Database) -> None:
     assert row_count(database) == 7
 
 
+def test_a_replay_opens_nothing_that_was_closed(database: Database) -> None:
+    """A retried batch, or one that straddles the checkpoint, leaves redriven and discarded ones closed."""
+    events = without_delay(0, 6)
+    put_aside(database, events[:4])
+    DeadLetters(database).redrive(CORRECTED, LogOfEvents(events), maximum=2)
+    DeadLetters(database).discard(DeadLetterFilter(sequence_numbers=(2,)), reason="known")
+    put_aside(database, events[:4])
+    put_aside(database, events)
+    assert dead_numbers(database) == [3, 4, 5]
+    letters = DeadLetters(database).list(DeadLetterFilter(status=None))
+    assert [letter.attempts for letter in letters] == [1] * 6
+    assert row_count(database) == 2
+
+
 def test_a_dry_run_writes_nothing(database: Database) -> None:
     """It tells what would happen and leaves no trace."""
     events = without_delay(0, 4)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -59,7 +59,7 @@ class StartingPositions:
     default: EventPosition
     by_partition: Mapping[str, EventPosition]
     """Partitions that start elsewhere than ``default``."""
-    checkpoint_database_url: str | None = None
+    checkpoint_database_url: str | None = field(default=None, repr=False)
     """Set: a partition that has a SQL checkpoint starts there, whatever the other two say."""
 
     def for_partition(self, partition_id: str) -> EventPosition:

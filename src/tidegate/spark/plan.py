@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import importlib.machinery
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +27,7 @@ class SinkPlan:
     """Everything that a writing task needs to know."""
 
     pipeline: Pipeline
-    database_url: str
+    database_url: str = field(repr=False)
     source: SourceOptions
     """Of the stream that feeds the sink: events are read again by pointer for dead letters."""
     claim: Claim

@@ -77,6 +77,11 @@ def translate(error: BaseException, *, doing: str, where: str) -> DatabaseError:
     """The model's error for what a database said while ``doing`` something in the database ``where``."""
     text = " ".join(str(reason_of(error)).split()).rstrip(".")
     state = sqlstate_of(error)
+    if "disk is full" in text or state == "53100":
+        return DatabaseError(
+            f"The disk of the database {where} is full: {text}.",
+            next_step="Nothing of this batch was written; make room and start again.",
+        )
     if state.startswith(_SQLSTATES_BUSY) or "database is locked" in text:
         return DatabaseUnavailableError(
             f"The database {where} was busy while {doing}: {text}.",
@@ -96,10 +101,5 @@ def translate(error: BaseException, *, doing: str, where: str) -> DatabaseError:
         return DatabaseError(
             f"This user may not write to the database {where} while {doing}: {text}.",
             next_step="Grant it INSERT, UPDATE and SELECT on the target and the tidegate_* tables.",
-        )
-    if "disk is full" in text or state == "53100":
-        return DatabaseError(
-            f"The disk of the database {where} is full: {text}.",
-            next_step="Nothing of this batch was written; make room and start again.",
         )
     return DatabaseError(f"The database {where} refused while {doing}: {text}.")

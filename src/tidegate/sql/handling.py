@@ -85,9 +85,11 @@ class _Shapes:
 
     def add(self, sequence_number: int, rows: Sequence[Mapping[str, object]]) -> None:
         """Take all rows of one event, or none of them."""
-        checked = [(self._shape_of(row), row) for row in rows]
-        for shape, row in checked:
-            shape.values.append(shape.values_of(row))
+        shapes = [self._shape_of(row) for row in rows]
+        # All are read before any is kept: a mapping of the handler's own may raise.
+        read = [shape.values_of(row) for shape, row in zip(shapes, rows, strict=True)]
+        for shape, values in zip(shapes, read, strict=True):
+            shape.values.append(values)
             shape.sequence_numbers.append(sequence_number)
             self._last = shape
 
