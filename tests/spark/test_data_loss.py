@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.spark.support import publish
 
-from tidegate.model.errors import CheckpointGapError, PositionOutOfRangeError
+from tidegate.model.errors import CheckpointGapError, InvalidArgumentError, PositionOutOfRangeError
 from tidegate.server.app import TidegateServer
 from tidegate.spark.hub import HubReader
 from tidegate.spark.offsets import PartitionRange, StreamOffset
@@ -121,3 +121,13 @@ def test_a_hole_at_the_end_of_a_range_is_a_loss(hub_service: HubService) -> None
     lenient = _options(hub_service, "any", failOnDataLoss="false")
     (events,) = _read_range(cast(HubReader, _HubWithHole()), item, lenient)
     assert events.sequence_numbers == [0, 1]
+
+
+def test_a_position_of_a_partition_that_is_not_there_is_refused(
+    hub_service: HubService, emptied_hub: str
+) -> None:
+    """A misspelt partition would otherwise start at its default without a word."""
+    positions = '{"0": "latest", "7": "latest"}'
+    reader = EventHubsStreamReader(_options(hub_service, emptied_hub, startingPositions=positions))
+    with pytest.raises(InvalidArgumentError, match=r"partition 7 of.*Its partitions are 0"):
+        reader.initialOffset()

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 from tidegate.client import EventHubConsumer
 from tidegate.client.blocking import BlockingConsumer, run_blocking
-from tidegate.model.errors import EventHubReplacedError, PositionOutOfRangeError
+from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError, PositionOutOfRangeError
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.spark.offsets import PartitionBounds, PartitionRange, StreamOffset
@@ -79,8 +79,15 @@ class HubReader:
     def resolve(self, positions: StartingPositions, description: HubDescription) -> dict[str, int]:
         """The sequence number of each partition's first event at a position.
 
-        Raises PositionOutOfRangeError for a sequence number beyond a partition's end.
+        Raises PositionOutOfRangeError for a sequence number beyond a partition's end, and
+        InvalidArgumentError for a position of a partition that there is not.
         """
+        unknown = [key for key in positions.by_partition if key not in description.bounds]
+        if unknown:
+            raise InvalidArgumentError(
+                f"A position is given for partition {unknown[0]} of {self._options.event_hub!r}.",
+                next_step=f"Its partitions are {', '.join(description.bounds)}.",
+            )
         return {
             partition_id: self._resolve_one(partition_id, positions.for_partition(partition_id), bounds)
             for partition_id, bounds in description.bounds.items()
