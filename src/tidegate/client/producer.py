@@ -103,7 +103,6 @@ class EventHubProducer:
         self._buffer_bytes_max = buffer_bytes_max
         self._is_idempotent = is_idempotent
         self._on_error = on_error
-        self._properties: EventHubProperties | None = None
         self._lanes: list[_Lane] = []
         self._lanes_by_id: dict[str, _Lane] = {}
         self._lanes_by_key: dict[str | None, _Lane] = {}
