@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -12,9 +13,11 @@ from tests.spark.support import make_pipeline, outcome_of, readings
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.options import SourceOptions
 from tidegate.spark.ownership import claim_checkpoints
-from tidegate.spark.plan import SinkPlan
+from tidegate.spark.pipeline import sink_options
+from tidegate.spark.plan import SinkPlan, load_plan
 from tidegate.spark.writer import PartitionSummary, TaskWriter, check_partitions_whole
 from tidegate.sql import Database
+from tidegate.testing.hub import HubService
 
 _CONNECTION_STRING = "Endpoint=sb://h;SharedAccessKeyName=n;SharedAccessKey=k;EntityPath=readings"
 
@@ -75,3 +78,14 @@ def test_a_database_url_never_shows(plan: SinkPlan) -> None:
         {"connectionString": _CONNECTION_STRING, "startingPosition": f"checkpoint:{secret}"}
     )
     assert "hunter2" not in repr(replace(plan, database_url=secret, source=source))
+
+
+def test_workers_are_sent_an_absolute_database_path(
+    hub_service: HubService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They run where Spark was started, which need not be where the driver is by now."""
+    monkeypatch.chdir(tmp_path)
+    hub = hub_service.create_hub(partition_count=1)
+    source = {"connectionString": hub_service.hub_connection_string(hub)}
+    options = sink_options(make_pipeline(hub), source, "sqlite:///relative.db", is_transformed=False)
+    assert load_plan(options["plan"]).database_url == f"sqlite:///{tmp_path}/relative.db"

@@ -25,6 +25,7 @@ from tidegate.spark.plan import SinkPlan
 from tidegate.spark.sink import PLAN_OPTION, SqlSinkDataSource
 from tidegate.spark.source import EventHubsDataSource, register
 from tidegate.sql import Database, Pipeline
+from tidegate.sql.database import absolute_url
 
 TRANSACTION_ROWS_MAX = 50_000
 """Rows of one transaction at most (our choice: below it the commit is felt, above it only memory is)."""
@@ -81,6 +82,7 @@ def run_pipeline(
     The driver started last owns the consumer group: one that runs already fails with a FencedError.
     Raises InvalidArgumentError, DatabaseError, EventHubReplacedError, and what the service says.
     """
+    database_url = absolute_url(database_url)
     options = {
         "eventhubs.connectionString": _hub_string(connection_string, pipeline.event_hub),
         "eventhubs.consumerGroup": pipeline.consumer_group,
@@ -129,6 +131,7 @@ def sink_options(
     Raises as ``run_pipeline``.
     """
     source = SourceOptions.parse(source_options)
+    database_url = absolute_url(database_url)  # Spark's workers run in a directory of their own
     database = Database.shared(database_url)
     database.ensure_table(pipeline.table)
     hub = HubReader(source)

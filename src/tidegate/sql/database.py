@@ -73,7 +73,7 @@ class Database:
 
         Raises as ``open`` does; a failed opening is tried anew the next time.
         """
-        key = (_checked_url(url).render_as_string(hide_password=False), lock_wait_s)
+        key = (absolute_url(url), lock_wait_s)
         with _shared_lock:
             database = _shared.get(key)
             if database is None:
@@ -309,6 +309,14 @@ def _reset_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)
+
+
+def absolute_url(url: str | URL) -> str:
+    """The same database from whatever directory a process runs in; with its password, so not for people.
+
+    Raises DatabaseError for a URL that cannot be meant.
+    """
+    return _checked_url(url).render_as_string(hide_password=False)
 
 
 def _checked_url(url: str | URL) -> URL:
