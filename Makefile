@@ -12,7 +12,7 @@ demo: $(STAMP)  ## set up and run the main job: real flights through the log and
 	$(BIN)/tidegate demo flights $(ARGS)
 
 test: $(STAMP)  ## set up and run every test; prints loudly what it had to skip
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(STAMP)  ## lint, format, types, import contracts, docs
 	$(BIN)/ruff check .

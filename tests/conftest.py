@@ -25,3 +25,9 @@ def hub_service() -> Iterator[HubService]:
 def event_hub(hub_service: HubService) -> str:
     """The name of a fresh event hub with two partitions."""
     return hub_service.create_hub(partition_count=2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files with slow tests first, so that one of them is not what the run ends up waiting for."""
+    slow_files = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: item.path not in slow_files)
