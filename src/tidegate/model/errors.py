@@ -179,6 +179,28 @@ class EventHubReplacedError(TidegateError):
     fault = Fault.STATE
 
 
+class PartitionStoppedError(TidegateError):
+    """A handler failed and the policy is to stop: the partition's checkpoint stands before that event."""
+
+    fault = Fault.CALLER
+
+
+class PartitionStalledError(TidegateError):
+    """A partition has events waiting and made no progress: its handler hangs, or its receiver does."""
+
+    is_transient = True
+
+
+class StoreError(TidegateError):
+    """A lease and checkpoint store refused for good: its place, its permissions or its contents are wrong."""
+
+
+class StoreUnavailableError(StoreError):
+    """A lease and checkpoint store did not answer; leases that cannot be renewed run out."""
+
+    is_transient = True
+
+
 class DatabaseError(TidegateError):
     """The SQL database refused or lost a transaction."""
 

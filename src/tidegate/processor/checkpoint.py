@@ -1,0 +1,84 @@
+"""Checkpoints: how far a consumer group has come in a partition. And the store that keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+from tidegate.model.events import ReceivedEvent
+from tidegate.model.position import EventPosition
+from tidegate.processor.lease import GroupKey, Lease
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorCheckpoint:
+    """The last processed event of a partition. Any one of its three positions is enough to go on from."""
+
+    partition_id: str
+    sequence_number: int | None
+    """Of the last processed event; None where the store was only told an offset. -1: nothing is processed."""
+    offset: str | None = None
+    enqueued_time_ms: int | None = None
+    """When the last processed event was accepted: milliseconds since 1970-01-01 UTC; None: not told."""
+    event_hub_created_at_ms: int | None = None
+    """Which hub of this name it counts in; None where the store does not keep it (the official layout)."""
+
+    @classmethod
+    def of_event(
+        cls, event: ReceivedEvent, *, event_hub_created_at_ms: int | None = None
+    ) -> ProcessorCheckpoint:
+        """Everything up to ``event``, inclusive, is processed."""
+        return cls(
+            event.partition_id,
+            event.sequence_number,
+            event.offset,
+            event.enqueued_time_ms,
+            event_hub_created_at_ms,
+        )
+
+    @property
+    def position(self) -> EventPosition:
+        """Where reading goes on: behind the sequence number, else the offset, else the enqueued time.
+
+        Of events with the same enqueued time some come again: at least once.
+        """
+        if self.sequence_number is not None:
+            if self.sequence_number < 0:
+                return EventPosition.earliest()
+            return EventPosition.from_sequence_number(self.sequence_number + 1)
+        if self.offset is not None:
+            return EventPosition.from_offset(self.offset)
+        if self.enqueued_time_ms is not None:
+            time = datetime.fromtimestamp(self.enqueued_time_ms / 1000, UTC)
+            return EventPosition.from_enqueued_time(time)
+        return EventPosition.earliest()
+
+
+class CheckpointStore(Protocol):
+    """Keeps checkpoints.
+
+    Every method raises a StoreUnavailableError (in SQL: DatabaseUnavailableError) where the store does not
+    answer and a retry helps, a StoreError (DatabaseError) where it refuses for good.
+    """
+
+    async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
+        """The group's checkpoints by partition id; a partition without one is absent."""
+        ...
+
+    async def update_checkpoint(
+        self,
+        group: GroupKey,
+        checkpoint: ProcessorCheckpoint,
+        *,
+        lease: Lease | None,
+        is_rewind_allowed: bool = False,
+    ) -> None:
+        """Move a checkpoint forward; one that lies further already is left, without an error.
+
+        lease: under which it is moved; None: without one (a person, a tool). is_rewind_allowed: moves it
+        backwards, too.
+        Raises FencedError where the store keeps epochs and somebody has moved it under a higher one.
+        """
+        ...

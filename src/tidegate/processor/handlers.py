@@ -1,0 +1,150 @@
+"""What a user writes: a handler of events; and what it is given: the context of its partition.
+
+    class Scores(EventProcessor):
+        async def process_events(self, context, events):
+            ...
+            await context.checkpoint()
+
+    await host.register(Scores)          # an instance for each partition
+    await host.register(handle)          # async def handle(context, events)
+    await host.register(factory=make)    # make(context) -> EventProcessor, e.g. always the same one
+
+Calls for one partition never overlap; partitions run side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from tidegate.model.events import ReceivedEvent
+from tidegate.processor.lease import GroupKey, Lease
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+
+class CloseReason(StrEnum):
+    """Why a partition's processing ended. The classic host has the first two."""
+
+    SHUTDOWN = "shutdown"
+    """The host was unregistered."""
+    OWNERSHIP_LOST = "ownership_lost"
+    """Another host has the partition now, or the lease ran out."""
+    FAILED = "failed"
+    """The partition was stopped by an error, which ``process_error`` was told."""
+    RESTARTED = "restarted"
+    """It made no progress, or its receiver failed, and is opened anew by the same host."""
+
+
+class PartitionContext(Protocol):
+    """The partition that a handler call is about."""
+
+    @property
+    def group(self) -> GroupKey:
+        """Namespace, event hub and consumer group."""
+        ...
+
+    @property
+    def event_hub(self) -> str:
+        """The event hub's name as it was given."""
+        ...
+
+    @property
+    def consumer_group(self) -> str:
+        """The consumer group's name as it was given."""
+        ...
+
+    @property
+    def partition_id(self) -> str:
+        """The partition."""
+        ...
+
+    @property
+    def owner(self) -> str:
+        """The host's name."""
+        ...
+
+    @property
+    def lease(self) -> Lease:
+        """The lease it is processed under, as last renewed."""
+        ...
+
+    async def checkpoint(self, event: ReceivedEvent | None = None) -> None:
+        """Record that everything up to ``event``, inclusive, is processed; None: all of this call.
+
+        Never moves backwards. Raises FencedError (another host has the partition), StoreError; and
+        InvalidArgumentError in transactional processing, where the transaction moves it.
+        """
+        ...
+
+
+class TransactionContext(PartitionContext, Protocol):
+    """As ``PartitionContext``, inside the transaction that will move the checkpoint."""
+
+    @property
+    def connection(self) -> Connection:
+        """The transaction's SQLAlchemy connection: what it writes is committed with the checkpoint.
+
+        Do not commit, roll back or close it.
+        """
+        ...
+
+    def dead_letter(self, event: ReceivedEvent, error: BaseException | str) -> None:
+        """Put an event of this call aside with its reason, without failing the others."""
+        ...
+
+
+class EventProcessor:
+    """Handles the events of a partition, at least once. Override what you need."""
+
+    async def open(self, context: PartitionContext) -> None:
+        """The partition is owned now. What it raises closes the partition; it is tried again later."""
+
+    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        """Handle a batch, in order. What it raises goes to ``process_error``, and the batch comes again.
+
+        events: one partition's, ascending; empty only with ``invoke_after_receive_timeout``.
+        """
+        raise NotImplementedError
+
+    async def process_error(self, context: PartitionContext, error: Exception) -> None:
+        """Something went wrong with this partition; the host goes on, restarts it, or closes it next."""
+
+    async def close(self, context: PartitionContext, reason: CloseReason) -> None:
+        """No call follows. With SHUTDOWN a last ``checkpoint`` still counts."""
+
+
+class TransactionalProcessor:
+    """Handles the events of a partition, each one's database effects exactly once. Override what you need.
+
+    ``open``, ``process_error`` and ``close`` are as ``EventProcessor``'s.
+    """
+
+    async def open(self, context: PartitionContext) -> None:
+        """The partition is owned now. What it raises closes the partition; it is tried again later."""
+
+    def process_events(self, context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
+        """Handle a batch, in order, with ``context.connection``. Runs in a thread: a plain function.
+
+        When it raises, everything it wrote is undone and the batch is run again in halves, until each event
+        that fails stands alone: that one meets the failure policy. So it may run more than once for an event;
+        its effects in the database do not. Effects elsewhere are not covered.
+        """
+        raise NotImplementedError
+
+    async def process_error(self, context: PartitionContext, error: Exception) -> None:
+        """Something went wrong with this partition; the host goes on, restarts it, or closes it next."""
+
+    async def close(self, context: PartitionContext, reason: CloseReason) -> None:
+        """No call follows."""
+
+
+EventHandler = Callable[[PartitionContext, Sequence[ReceivedEvent]], Awaitable[None]]
+"""The least a user writes: ``async def handle(context, events)``."""
+
+TransactionalHandler = Callable[[TransactionContext, Sequence[ReceivedEvent]], None]
+"""The same for transactional processing: a plain function."""
+
+ProcessorFactory = Callable[[PartitionContext], EventProcessor | TransactionalProcessor]

@@ -1,0 +1,114 @@
+"""Leases: who may process a partition, until when, under which epoch. And the store that keeps them.
+
+A lease is held by renewing it. All times are the store's own, never a host's: hosts whose clocks differ
+agree on what has expired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from tidegate.model.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    """The consumer group whose partitions hosts share: namespace, event hub and group, in one spelling.
+
+    Event Hubs compares all three without regard to case; they are kept in lower case, as the official blob
+    layout has them.
+    """
+
+    fully_qualified_namespace: str
+    """Host name of the namespace, without port, such as ``name.servicebus.windows.net`` or ``localhost``."""
+    event_hub: str
+    consumer_group: str
+
+    def __post_init__(self) -> None:
+        for name in ("fully_qualified_namespace", "event_hub", "consumer_group"):
+            value: str = getattr(self, name)
+            if not value:
+                raise InvalidArgumentError(f"The {name.replace('_', ' ')} of a consumer group is empty.")
+            object.__setattr__(self, name, value.lower())
+
+    def __str__(self) -> str:
+        return f"{self.event_hub}/{self.consumer_group}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to process one partition, as a store has it."""
+
+    partition_id: str
+    owner: str
+    """The host that holds it; empty: it was released."""
+    epoch: int
+    """Rises by one each time the lease is acquired. 0 in a store without epochs (``has_epochs``)."""
+    acquired_at: datetime | None
+    """When ``owner`` got it, aware; None where the store does not keep it."""
+    renewed_at: datetime
+    """When it was last acquired or renewed, by the store's clock, aware."""
+    version: str
+    """Opaque: what a compare-and-set in the store compares (an ETag, a counter)."""
+
+    def is_expired(self, now: datetime, duration_s: float) -> bool:
+        """Whether others may take it: released, or not renewed for ``duration_s`` seconds before ``now``."""
+        return not self.owner or (now - self.renewed_at).total_seconds() >= duration_s
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSnapshot:
+    """All leases of a group at one moment of the store's clock."""
+
+    leases: Mapping[str, Lease]
+    """By partition id; a partition that nobody ever had is absent."""
+    now: datetime
+    """The store's clock at the reading, aware."""
+
+
+class LeaseStore(Protocol):
+    """Keeps leases. Everything it changes is a compare-and-set on ``Lease.version``.
+
+    Every method raises a StoreUnavailableError (in SQL: DatabaseUnavailableError) where the store does not
+    answer and a retry helps, a StoreError (DatabaseError) where it refuses for good.
+    Cancellation: the change took place or it did not; list again.
+    """
+
+    @property
+    def has_epochs(self) -> bool:
+        """True: acquiring raises the epoch, and receivers are opened with it as their owner level.
+
+        False where official processors may share the group: their receivers all have owner level 0, and one
+        of a higher level would shut them out for good.
+        """
+        ...
+
+    async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
+        """All leases of ``group``, with the store's time."""
+        ...
+
+    async def acquire(
+        self, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None
+    ) -> Lease | None:
+        """Give the partition to ``owner`` with the next epoch, if it still is as ``expected``.
+
+        expected: None where nobody ever had it.
+
+        Returns the new lease; None where somebody else was faster. ``owner`` may be who has it already: that
+        is a new epoch, too.
+        """
+        ...
+
+    async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
+        """Renew leases that are still as given; returns the renewed ones by partition id.
+
+        One that is missing in the answer was taken by somebody else or released.
+        """
+        ...
+
+    async def release(self, group: GroupKey, leases: Sequence[Lease]) -> None:
+        """Give leases back, those that are still as given: others may take them at once. Keeps the epoch."""
+        ...

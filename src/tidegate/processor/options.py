@@ -1,0 +1,106 @@
+"""How a host reads, and how it holds its leases; named as the classic EventProcessorHost names it.
+
+Source of the defaults: EventProcessorOptions and PartitionManagerOptions of the .NET package
+Microsoft.Azure.EventHubs.Processor 4.3 (batch 10, prefetch 300, receive time-out 60 s, lease 30 s, renewal
+10 s), except where a field says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tidegate.client.receiver import PREFETCH_BYTES
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.position import EventPosition
+from tidegate.processor.policies import FailurePolicy, PositionLostPolicy, check_positive
+
+InitialPosition = EventPosition | Callable[[str], EventPosition]
+"""One for all partitions, or a function from the partition id."""
+
+OnException = Callable[[Exception, str | None], None]
+"""Told (error, partition id or None) about everything that goes wrong outside the handler's own calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventProcessorOptions:
+    """How each partition is read and its handler called."""
+
+    max_batch_size: int = 500
+    """Events per call, at most (our choice; the classic host's 10 pays too much per event)."""
+    prefetch_count: int = 3000
+    """Events fetched ahead per partition; at least ``max_batch_size`` (our choice: PREFETCH_EVENTS)."""
+    prefetch_bytes: int = PREFETCH_BYTES
+    """Bytes fetched ahead per partition; in batched delivery this alone counts."""
+    receive_timeout_s: float = 30.0
+    """How long a call waits for a first event, in seconds."""
+    invoke_after_receive_timeout: bool = False
+    """True: the handler is called with no events when none came in ``receive_timeout_s``."""
+    initial_position: InitialPosition = field(default_factory=EventPosition.earliest)
+    """Where a partition without checkpoint starts."""
+    checkpoint_every_events: int | None = None
+    """Checkpoint by itself after so many processed events; None: only when the handler says so."""
+    checkpoint_every_s: float | None = None
+    """Checkpoint by itself when so many seconds have passed since the last; None: as above."""
+    on_position_lost: PositionLostPolicy = PositionLostPolicy.STOP
+    failure_policy: FailurePolicy = field(default_factory=FailurePolicy)
+    """For transactional processing; without, what a handler raises goes to its ``process_error``, and the
+    same batch comes again."""
+    on_exception: OnException | None = None
+    close_timeout_s: float = 30.0
+    """How long a running handler call may go on when its partition is closed, before it is cancelled."""
+
+    def __post_init__(self) -> None:
+        if self.max_batch_size < 1:
+            raise InvalidArgumentError(f"max_batch_size is at least 1, not {self.max_batch_size}.")
+        if self.prefetch_count < self.max_batch_size:
+            raise InvalidArgumentError(
+                f"prefetch_count ({self.prefetch_count}) is less than max_batch_size "
+                f"({self.max_batch_size}): no batch could ever be full.",
+                next_step="Raise prefetch_count, or lower max_batch_size.",
+            )
+        check_positive("prefetch_bytes", self.prefetch_bytes)
+        check_positive("receive_timeout_s", self.receive_timeout_s)
+        check_positive("close_timeout_s", self.close_timeout_s)
+        if self.checkpoint_every_events is not None:
+            check_positive("checkpoint_every_events", self.checkpoint_every_events)
+        if self.checkpoint_every_s is not None:
+            check_positive("checkpoint_every_s", self.checkpoint_every_s)
+
+    def position_of(self, partition_id: str) -> EventPosition:
+        """Where this partition starts without a checkpoint."""
+        position = self.initial_position
+        return position if isinstance(position, EventPosition) else position(partition_id)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionManagerOptions:
+    """How leases are held and partitions shared out."""
+
+    lease_duration_s: float = 30.0
+    """A lease that was not renewed for so long may be taken by others."""
+    renew_interval_s: float = 10.0
+    """How often leases are renewed, and the group is looked at; less than half the duration."""
+    startup_spread_s: float = 0.0
+    """A host waits a random part of this before its first look, so that many started at once spread out."""
+    stall_timeout_s: float | None = None
+    """A partition with backlog and without progress for so long is reported and restarted; None: 2 leases."""
+
+    def __post_init__(self) -> None:
+        check_positive("lease_duration_s", self.lease_duration_s)
+        check_positive("renew_interval_s", self.renew_interval_s)
+        if self.renew_interval_s * 2 > self.lease_duration_s:
+            raise InvalidArgumentError(
+                f"renew_interval_s ({self.renew_interval_s}) is more than half of lease_duration_s "
+                f"({self.lease_duration_s}): one late renewal would lose the lease.",
+                next_step="Renew at least twice per lease.",
+            )
+        if self.startup_spread_s < 0:
+            raise InvalidArgumentError(f"startup_spread_s is not negative, as {self.startup_spread_s} is.")
+        if self.stall_timeout_s is not None:
+            check_positive("stall_timeout_s", self.stall_timeout_s)
+
+    @property
+    def effective_stall_timeout_s(self) -> float:
+        """``stall_timeout_s``, or twice the lease duration."""
+        return 2 * self.lease_duration_s if self.stall_timeout_s is None else self.stall_timeout_s

@@ -1,0 +1,90 @@
+"""What a host needs of a store: leases and checkpoints in one place; and, where it can, transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from tidegate.model.events import ReceivedEvent
+from tidegate.processor.checkpoint import CheckpointStore
+from tidegate.processor.handlers import PartitionContext
+from tidegate.processor.lease import GroupKey, Lease, LeaseStore
+from tidegate.processor.policies import FailurePolicy
+
+
+class ProcessorStore(LeaseStore, CheckpointStore, Protocol):
+    """Leases and checkpoints. ``tidegate.testing.stores`` holds the suite that every store passes."""
+
+    async def close(self) -> None:
+        """Free what the store opened itself. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionOutcome:
+    """What one committed batch did."""
+
+    processed: int
+    """Events whose effects were committed now."""
+    dead_letters: int
+    """Events that were put aside, those parked behind a failed key not counted."""
+    parked: int
+    """Events put aside unseen, for an earlier event of their key failed."""
+    skipped: int
+    """Events that an earlier transaction had committed already."""
+    next_sequence_number: int
+    """The checkpoint now: the first event that is not yet processed."""
+
+
+class PartitionTransactions(Protocol):
+    """Batches of one partition under one lease, each committed whole or not at all."""
+
+    async def begin(self) -> int | None:
+        """Claim the checkpoint for this lease's epoch: from here on no older owner can commit.
+
+        Returns the next sequence number to process; None where nothing was ever committed.
+        Raises FencedError (a higher epoch has it), EventHubReplacedError, DatabaseError.
+        """
+        ...
+
+    async def process(
+        self,
+        events: Sequence[ReceivedEvent],
+        *,
+        start_sequence_number: int,
+        until_sequence_number: int,
+        is_gap_allowed: bool = False,
+    ) -> TransactionOutcome:
+        """Run the handler over events in ``[start, until)`` and commit its effects, dead letters, checkpoint.
+
+        is_gap_allowed: the events between the checkpoint and ``start`` are known to be lost.
+        Raises FencedError (this owner was overtaken: nothing was written), ``PartitionStoppedError`` (the
+        policy is to stop), DatabaseUnavailableError (nothing was written, unless the text says so; the same
+        batch may be run again), DatabaseError.
+        Cancellation: waits for the running transaction to end, so no two ever overlap.
+        """
+        ...
+
+
+@runtime_checkable
+class TransactionalStore(Protocol):
+    """A store whose checkpoint can be committed with the handler's own effects. ``sql.SqlStore`` is one."""
+
+    def open_transactions(
+        self,
+        group: GroupKey,
+        lease: Lease,
+        handler: object,
+        context: PartitionContext,
+        *,
+        policy: FailurePolicy,
+        event_hub_created_at_ms: int | None,
+    ) -> PartitionTransactions:
+        """Transactions for one owned partition.
+
+        handler: what was registered with the host: a ``TransactionalProcessor``, a plain function
+        ``(context, events)``, or whatever else this store says it takes.
+        Raises InvalidArgumentError for a handler that it cannot run.
+        """
+        ...
