@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,12 @@ def hub_service() -> Iterator[HubService]:
 def event_hub(hub_service: HubService) -> str:
     """The name of a fresh event hub with two partitions."""
     return hub_service.create_hub(partition_count=2)
+
+
+def pytest_configure() -> None:
+    """Undo an ignored SIGINT, which a run in the background inherits: the commands tested here would, too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
