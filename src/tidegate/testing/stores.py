@@ -1,0 +1,457 @@
+"""The conformance suite of processor stores: what a host relies on, for every store, yours included.
+
+    class TestMyStore(ProcessorStoreConformance):
+        async def make_store(self) -> ProcessorStore:
+            return MyStore(...)
+
+pytest runs it as it stands; its tests are coroutines, so pytest-asyncio must be there, in auto mode or with
+``@pytest.mark.asyncio`` on the class. Fixtures reach ``make_store`` as attributes that an autouse fixture of
+the class sets. Nothing here imports pytest: any runner that finds ``test_…`` coroutines will do.
+
+Every test takes a consumer group of its own, so all of them can run on one place, even at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Final
+
+from tidegate.model.errors import FencedError
+from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor.lease import GroupKey, Lease
+from tidegate.processor.store import ProcessorStore
+
+_HOSTS: Final = 8
+"""How many hosts race for a partition."""
+_LEASE_DURATION_S: Final = 2.0
+"""More than the whole second by which some stores' clocks tell the time."""
+_WAIT_S_MAX: Final = 30.0
+
+
+class _Suite(ABC):
+    """What the tests stand on: two stores on one place, a group nobody has used, and the store's time."""
+
+    walk_steps: int = 150
+    """How many random operations the random walk makes; lower it where each one is slow."""
+
+    @abstractmethod
+    async def make_store(self) -> ProcessorStore:
+        """A new store object; every one made within a test is on the same place.
+
+        A store that lives in its object alone returns the same one each time. The suite closes each one that
+        it was given once, at the end of the test.
+        """
+
+    async def pass_time(self, store: ProcessorStore, seconds: float) -> None:
+        """Wait until the store's clock has gone on by ``seconds``; override it for a clock that is set."""
+        group = make_group()
+        until = (await store.list_leases(group)).now.timestamp() + seconds
+        async with asyncio.timeout(_WAIT_S_MAX):
+            # A store's clock tells nobody that it has moved.
+            while (await store.list_leases(group)).now.timestamp() < until:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    @asynccontextmanager
+    async def open_stores(self) -> AsyncIterator[tuple[ProcessorStore, ProcessorStore]]:
+        """Two stores on one place, as two hosts have them."""
+        async with AsyncExitStack() as stack:
+            stores = [await self.make_store() for _ in range(2)]
+            for store in {id(store): store for store in stores}.values():
+                stack.push_async_callback(store.close)
+            yield stores[0], stores[1]
+
+
+class LeaseStoreConformance(_Suite):
+    """Leases: one winner, versions, epochs, renewal, release, expiry."""
+
+    async def test_a_new_group_has_no_leases(self) -> None:
+        """A host that comes first finds nothing, and a time to judge leases by."""
+        async with self.open_stores() as (store, _):
+            snapshot = await store.list_leases(make_group())
+            assert dict(snapshot.leases) == {}
+            assert snapshot.now.tzinfo is not None
+
+    async def test_an_acquired_lease_is_listed(self) -> None:
+        """What the winner was given is what every host sees, with times of the store's clock."""
+        group = make_group()
+        async with self.open_stores() as (store, other):
+            before = (await store.list_leases(group)).now
+            lease = await store.acquire(group, "3", "host-a", expected=None)
+            assert lease is not None
+            assert (lease.partition_id, lease.owner) == ("3", "host-a")
+            assert lease.epoch == (1 if store.has_epochs else 0)
+            assert lease.acquired_at is None or lease.acquired_at == lease.renewed_at
+            snapshot = await other.list_leases(group)
+            assert dict(snapshot.leases) == {"3": lease}
+            assert before <= lease.renewed_at <= snapshot.now
+
+    async def test_one_of_many_gets_a_new_partition(self) -> None:
+        """Hosts that start at once do not get the same partition twice."""
+        group = make_group()
+        async with self.open_stores() as stores:
+            answers = await asyncio.gather(
+                *(
+                    stores[host % 2].acquire(group, "0", f"host-{host}", expected=None)
+                    for host in range(_HOSTS)
+                )
+            )
+            winners = [lease for lease in answers if lease is not None]
+            assert len(winners) == 1
+            assert dict((await stores[0].list_leases(group)).leases) == {"0": winners[0]}
+
+    async def test_one_of_many_steals_a_partition(self) -> None:
+        """A partition that several hosts steal at once goes to one of them, and to nobody else."""
+        group = make_group()
+        async with self.open_stores() as stores:
+            first = await acquire(stores[0], group, "0", "host-a")
+            answers = await asyncio.gather(
+                *(
+                    stores[host % 2].acquire(group, "0", f"thief-{host}", expected=first)
+                    for host in range(_HOSTS)
+                )
+            )
+            winners = [lease for lease in answers if lease is not None]
+            assert len(winners) == 1
+            assert winners[0].epoch == _next_epoch(stores[0], first)
+            assert winners[0].version != first.version
+            assert dict((await stores[1].list_leases(group)).leases) == {"0": winners[0]}
+
+    async def test_a_lease_that_is_there_is_not_new(self) -> None:
+        """A host that has not seen the lease of another one cannot overwrite it, released or not."""
+        group = make_group()
+        async with self.open_stores() as (store, other):
+            lease = await acquire(store, group, "0", "host-a")
+            assert await other.acquire(group, "0", "host-b", expected=None) is None
+            await store.release(group, [lease])
+            assert await other.acquire(group, "0", "host-b", expected=None) is None
+
+    async def test_a_renewal_comes_before_a_steal(self) -> None:
+        """A thief who looked before the renewal is refused: the owner lives."""
+        group = make_group()
+        async with self.open_stores() as (store, other):
+            seen = await acquire(store, group, "0", "host-a")
+            renewed = (await store.renew(group, [seen]))["0"]
+            assert await other.acquire(group, "0", "host-b", expected=seen) is None
+            assert dict((await other.list_leases(group)).leases) == {"0": renewed}
+
+    async def test_a_stolen_lease_is_lost(self) -> None:
+        """The old owner can neither renew nor release what is no longer its own."""
+        group = make_group()
+        async with self.open_stores() as (store, other):
+            old = await acquire(store, group, "0", "host-a")
+            new = await acquire(other, group, "0", "host-b", expected=old)
+            assert dict(await store.renew(group, [old])) == {}
+            await store.release(group, [old])
+            assert dict((await store.list_leases(group)).leases) == {"0": new}
+
+    async def test_an_owner_may_acquire_its_own_lease_anew(self) -> None:
+        """A host that restarts under its name gets a new epoch, and its former self is out."""
+        group = make_group()
+        async with self.open_stores() as (store, _):
+            old = await acquire(store, group, "0", "host-a")
+            new = await acquire(store, group, "0", "host-a", expected=old)
+            assert new.epoch == _next_epoch(store, old)
+            assert dict(await store.renew(group, [old])) == {}
+
+    async def test_many_leases_are_renewed_at_once(self) -> None:
+        """The answer holds those that are still as given, and no other; a renewal is no new epoch."""
+        group = make_group()
+        async with self.open_stores() as (store, other):
+            leases = [await acquire(store, group, str(partition), "host-a") for partition in range(6)]
+            await acquire(other, group, "2", "host-b", expected=leases[2])
+            await other.release(group, [leases[4]])
+            renewed = await store.renew(group, leases)
+            assert sorted(renewed) == ["0", "1", "3", "5"]
+            listed = (await other.list_leases(group)).leases
+            for partition, lease in renewed.items():
+                old = leases[int(partition)]
+                assert listed[partition] == lease
+                assert (lease.owner, lease.epoch) == ("host-a", old.epoch)
+                assert lease.acquired_at == old.acquired_at
+                assert lease.renewed_at >= old.renewed_at
+            assert (listed["2"].owner, listed["4"].owner) == ("host-b", "")
+            again = await store.renew(group, list(renewed.values()))
+            assert sorted(again) == ["0", "1", "3", "5"]
+
+    async def test_nothing_to_renew_or_release(self) -> None:
+        """A host without partitions asks for nothing and is told nothing."""
+        group = make_group()
+        async with self.open_stores() as (store, _):
+            assert dict(await store.renew(group, [])) == {}
+            await store.release(group, [])
+            assert dict((await store.list_leases(group)).leases) == {}
+
+    async def test_a_released_lease_is_free_at_once(self) -> None:
+        """The next owner need not wait for the lease to run out, and epochs go on from where they were."""
+        group = make_group()
+        async with self.open_stores() as (store, other):
+            leases = [await acquire(store, group, str(partition), "host-a") for partition in range(3)]
+            await store.release(group, leases[:2])
+            snapshot = await other.list_leases(group)
+            for lease in leases[:2]:
+                released = snapshot.leases[lease.partition_id]
+                assert (released.owner, released.epoch) == ("", lease.epoch)
+                assert released.is_expired(snapshot.now, 3600)
+            assert snapshot.leases["2"] == leases[2]
+            assert dict(await store.renew(group, leases[:1])) == {}
+            new = await acquire(other, group, "0", "host-b", expected=snapshot.leases["0"])
+            assert new.epoch == _next_epoch(store, leases[0])
+
+    async def test_a_lease_runs_out_by_the_stores_clock(self) -> None:
+        """A lease that nobody renews may be taken; one that is renewed may not."""
+        group = make_group()
+        async with self.open_stores() as (store, other):
+            kept = await acquire(store, group, "0", "host-a")
+            left = await acquire(store, group, "1", "host-a")
+            snapshot = await other.list_leases(group)
+            assert not any(one.is_expired(snapshot.now, 60) for one in snapshot.leases.values())
+            await self.pass_time(store, _LEASE_DURATION_S + 1)
+            assert sorted(await store.renew(group, [kept])) == ["0"]
+            snapshot = await other.list_leases(group)
+            assert not snapshot.leases["0"].is_expired(snapshot.now, _LEASE_DURATION_S)
+            assert snapshot.leases["1"].is_expired(snapshot.now, _LEASE_DURATION_S)
+            # Run out is not gone: until somebody takes it, its owner may still come back.
+            assert sorted(await store.renew(group, [left])) == ["1"]
+
+    async def test_groups_do_not_meet(self) -> None:
+        """Namespace, hub and group each make another place; their spelling does not."""
+        group = make_group()
+        others = [
+            replace(group, fully_qualified_namespace="other.servicebus.windows.net"),
+            replace(group, event_hub=group.event_hub + "-2"),
+            replace(group, consumer_group="$Default2"),
+        ]
+        shouted = GroupKey(
+            group.fully_qualified_namespace.upper(), group.event_hub.upper(), group.consumer_group.upper()
+        )
+        async with self.open_stores() as (store, other):
+            lease = await acquire(store, group, "0", "Host-A")
+            await store.update_checkpoint(group, _checkpoint("0", 5), lease=lease)
+            for one in others:
+                assert dict((await other.list_leases(one)).leases) == {}
+                assert dict(await other.list_checkpoints(one)) == {}
+                await acquire(other, one, "0", "host-b")
+            assert dict((await other.list_leases(shouted)).leases) == {"0": lease}
+            assert sorted(await other.list_checkpoints(shouted)) == ["0"]
+
+    async def test_a_random_walk_agrees_with_the_model(self) -> None:
+        """Hosts that act on what they saw, fresh or stale: only what is fresh changes anything."""
+        seed = random.randrange(2**32)
+        print(f"random walk: seed {seed}")
+        group = make_group()
+        async with self.open_stores() as stores:
+            walk = _Walk(random.Random(seed), group, stores[0].has_epochs)
+            for _ in range(self.walk_steps):
+                await walk.step(walk.random.choice(stores))
+            listed = (await stores[0].list_leases(group)).leases
+            assert dict(listed) == walk.current
+
+
+class CheckpointStoreConformance(_Suite):
+    """Checkpoints: kept as given, forward only, fenced by epoch."""
+
+    async def test_a_checkpoint_is_kept(self) -> None:
+        """Another host goes on from the same event; what a store does not keep, it says as None."""
+        group = make_group()
+        given = ProcessorCheckpoint("7", 41, "4294967296", 1_700_000_000_123, 1_600_000_000_456)
+        async with self.open_stores() as (store, other):
+            assert dict(await store.list_checkpoints(group)) == {}
+            lease = await acquire(store, group, "7", "host-a")
+            await store.update_checkpoint(group, given, lease=lease)
+            kept = dict(await other.list_checkpoints(group))
+            assert list(kept) == ["7"]
+            assert (kept["7"].partition_id, kept["7"].sequence_number, kept["7"].offset) == (
+                "7",
+                41,
+                "4294967296",
+            )
+            assert kept["7"].enqueued_time_ms in (None, given.enqueued_time_ms)
+            assert kept["7"].event_hub_created_at_ms in (None, given.event_hub_created_at_ms)
+
+    async def test_a_checkpoint_moves_forward_only(self) -> None:
+        """A slow worker's old checkpoint does not undo a newer one, unless that is what was asked for."""
+        group = make_group()
+        async with self.open_stores() as (store, other):
+            lease = await acquire(store, group, "0", "host-a")
+            for number, expected in ((10, 10), (9, 10), (10, 10), (11, 11), (0, 11)):
+                await store.update_checkpoint(group, _checkpoint("0", number), lease=lease)
+                assert await _position(other, group) == expected
+            # A store object that has never seen this partition's checkpoint must not move it back, either.
+            await other.update_checkpoint(group, _checkpoint("0", 3), lease=None)
+            assert await _position(store, group) == 11
+            await other.update_checkpoint(group, _checkpoint("0", 2), lease=None, is_rewind_allowed=True)
+            assert await _position(store, group) == 2
+            await store.update_checkpoint(group, _checkpoint("0", 3), lease=lease)
+            assert await _position(other, group) == 3
+            await store.update_checkpoint(group, _checkpoint("0", -1), lease=lease, is_rewind_allowed=True)
+            assert await _position(other, group) == -1
+
+    async def test_a_checkpoint_needs_no_lease(self) -> None:
+        """A person may set a checkpoint of a partition that nobody has processed yet."""
+        group = make_group()
+        async with self.open_stores() as (store, other):
+            await store.update_checkpoint(group, _checkpoint("0", 4), lease=None)
+            assert await _position(other, group) == 4
+            assert dict((await other.list_leases(group)).leases) == {}
+
+    async def test_an_old_owner_is_fenced(self) -> None:
+        """Once the new owner has moved the checkpoint, the old one is told that it is out.
+
+        Without epochs nobody is told, and the checkpoint still moves forward only.
+        """
+        group = make_group()
+        async with self.open_stores() as (store, other):
+            old = await acquire(store, group, "0", "host-a")
+            await store.update_checkpoint(group, _checkpoint("0", 5), lease=old)
+            new = await acquire(other, group, "0", "host-b", expected=old)
+            await other.update_checkpoint(group, _checkpoint("0", 7), lease=new)
+            is_fenced = store.has_epochs
+            assert await _is_refused(store, group, 6, old) == is_fenced
+            assert await _position(store, group) == 7
+            assert await _is_refused(store, group, 9, old) == is_fenced
+            assert await _position(store, group) == (7 if is_fenced else 9)
+            # A tool that moves it without a lease does not let the old owner in again.
+            await other.update_checkpoint(group, _checkpoint("0", 8), lease=None, is_rewind_allowed=True)
+            assert await _is_refused(store, group, 12, old) == is_fenced
+            await other.update_checkpoint(group, _checkpoint("0", 20), lease=new)
+            assert await _position(store, group) == 20
+
+    async def test_a_released_partition_keeps_its_checkpoint(self) -> None:
+        """Leases come and go; where the next owner goes on stays."""
+        group = make_group()
+        async with self.open_stores() as (store, other):
+            lease = await acquire(store, group, "0", "host-a")
+            await store.update_checkpoint(group, _checkpoint("0", 5), lease=lease)
+            await store.release(group, [lease])
+            released = (await other.list_leases(group)).leases["0"]
+            await acquire(other, group, "0", "host-b", expected=released)
+            assert await _position(other, group) == 5
+
+    async def test_the_furthest_of_many_checkpoints_stays(self) -> None:
+        """Checkpoints that arrive at once, in any order, from two hosts, leave the furthest one."""
+        group = make_group()
+        numbers = list(range(24))
+        random.Random(4).shuffle(numbers)
+        async with self.open_stores() as stores:
+            await asyncio.gather(
+                *(
+                    stores[number % 2].update_checkpoint(group, _checkpoint(partition, number), lease=None)
+                    for number in numbers
+                    for partition in ("0", "1")
+                )
+            )
+            kept = await stores[0].list_checkpoints(group)
+            assert {partition: one.sequence_number for partition, one in kept.items()} == {"0": 23, "1": 23}
+
+
+class ProcessorStoreConformance(LeaseStoreConformance, CheckpointStoreConformance):
+    """All that a host relies on. Subclass it with ``make_store``."""
+
+    async def test_closing_twice_is_harmless(self) -> None:
+        """A host closes a store that its user closes as well."""
+        async with self.open_stores() as (store, _):
+            await store.list_leases(make_group())
+            await store.close()
+
+
+class _Walk:
+    """Random operations on the leases of a few partitions, and what must come of them."""
+
+    def __init__(self, source: random.Random, group: GroupKey, has_epochs: bool) -> None:
+        self.random = source
+        self.current: dict[str, Lease] = {}
+        self._group = group
+        self._has_epochs = has_epochs
+        self._seen: list[Lease] = []
+
+    async def step(self, store: ProcessorStore) -> None:
+        """One operation through ``store``, compared with the model."""
+        partition = str(self.random.randrange(3))
+        known = [None, *(lease for lease in self._seen if lease.partition_id == partition)]
+        expected = self.random.choice(known[-4:] if self.random.random() < 0.8 else known)
+        operation = self.random.choice(("acquire", "acquire", "renew", "renew", "release", "list"))
+        if operation == "acquire":
+            await self._acquire(store, partition, expected)
+        elif operation == "renew" and expected is not None and expected.owner:
+            await self._renew(store, expected)
+        elif operation == "release" and expected is not None:
+            await store.release(self._group, [expected])
+            if self._is_fresh(expected):
+                await self._refresh(store)
+                assert self.current[partition].owner == ""
+        else:
+            await self._refresh(store)
+
+    async def _acquire(self, store: ProcessorStore, partition: str, expected: Lease | None) -> None:
+        is_fresh = partition not in self.current if expected is None else self._is_fresh(expected)
+        owner = f"host-{self.random.randrange(3)}"
+        lease = await store.acquire(self._group, partition, owner, expected=expected)
+        assert (lease is not None) == is_fresh
+        if lease is not None:
+            epoch = 0 if expected is None else expected.epoch
+            assert (lease.owner, lease.epoch) == (owner, epoch + 1 if self._has_epochs else 0)
+            self._remember(lease)
+
+    async def _renew(self, store: ProcessorStore, expected: Lease) -> None:
+        renewed = await store.renew(self._group, [expected])
+        assert list(renewed) == ([expected.partition_id] if self._is_fresh(expected) else [])
+        for lease in renewed.values():
+            assert (lease.owner, lease.epoch) == (expected.owner, expected.epoch)
+            self._remember(lease)
+
+    async def _refresh(self, store: ProcessorStore) -> None:
+        for lease in (await store.list_leases(self._group)).leases.values():
+            if not self._is_fresh(lease):
+                self._remember(lease)
+
+    def _is_fresh(self, lease: Lease) -> bool:
+        current = self.current.get(lease.partition_id)
+        return current is not None and current.version == lease.version
+
+    def _remember(self, lease: Lease) -> None:
+        assert lease.version not in [
+            one.version for one in self._seen if one.partition_id == lease.partition_id
+        ], "a version came twice"
+        self.current[lease.partition_id] = lease
+        self._seen.append(lease)
+
+
+def make_group() -> GroupKey:
+    """A consumer group that nobody has used, named as awkwardly as Event Hubs allows."""
+    return GroupKey("Name-1.servicebus.windows.net", f"Hub.{uuid.uuid4().hex[:12]}_x", "$Default")
+
+
+async def acquire(
+    store: ProcessorStore, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None = None
+) -> Lease:
+    """A lease that must be had: nobody else is there."""
+    lease = await store.acquire(group, partition_id, owner, expected=expected)
+    assert lease is not None, f"{owner} did not get partition {partition_id}"
+    return lease
+
+
+def _next_epoch(store: ProcessorStore, lease: Lease) -> int:
+    return lease.epoch + 1 if store.has_epochs else 0
+
+
+def _checkpoint(partition_id: str, sequence_number: int) -> ProcessorCheckpoint:
+    offset = str(sequence_number * 100) if sequence_number >= 0 else None
+    return ProcessorCheckpoint(partition_id, sequence_number, offset, 1_700_000_000_000 + sequence_number)
+
+
+async def _position(store: ProcessorStore, group: GroupKey) -> int | None:
+    return (await store.list_checkpoints(group))["0"].sequence_number
+
+
+async def _is_refused(store: ProcessorStore, group: GroupKey, sequence_number: int, lease: Lease) -> bool:
+    try:
+        await store.update_checkpoint(group, _checkpoint("0", sequence_number), lease=lease)
+    except FencedError:
+        return True
+    return False
