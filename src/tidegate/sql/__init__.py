@@ -6,6 +6,7 @@ outside the database are not covered.
 
 from __future__ import annotations
 
+from tidegate.sql.audit import Audit, Finding, FindingKind, PartitionAudit, StrayRows, audit_partition
 from tidegate.sql.batch import commit_partition_batch, process_partition_batch
 from tidegate.sql.checkpoints import CheckpointReader
 from tidegate.sql.database import Database
@@ -54,4 +55,10 @@ __all__ = [
     "AuditEntry",
     "EventReader",
     "RedriveReport",
+    "audit_partition",
+    "Audit",
+    "PartitionAudit",
+    "Finding",
+    "FindingKind",
+    "StrayRows",
 ]
