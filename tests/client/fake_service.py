@@ -97,6 +97,8 @@ class FakeService:
         self.token_error: TidegateError | None = None
         self.is_acknowledging = True
         """False: batches are stored and nothing is said."""
+        self.breaks_after_attach: deque[TidegateError] = deque()
+        """Taken from the left by each receiver that is accepted: it is detached at once, with this error."""
         self.batch_sizes: list[int] = []
         """Events of each batch that came, in order of coming."""
         self.tokens: list[PutToken] = []
@@ -239,6 +241,9 @@ class FakeService:
             return
         link.accept(offered_capabilities=offered)
         is_batched = BATCH_DELIVERY_CAPABILITY in offered
+        if self.breaks_after_attach:
+            link.detach(to_amqp_error(self.breaks_after_attach.popleft()))
+            return
         self._readers[link] = _Reader(link, partition, max(start, partition.begin), is_batched)
 
     def _serve(self, reader: _Reader) -> None:

@@ -223,6 +223,29 @@ async def test_a_reconnection_outwaits_its_own_ghost(
     assert not service.attach_refusals
 
 
+async def test_an_attach_that_breaks_at_once_is_repeated_with_growing_waits(
+    service: FakeService, consumer: EventHubConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service that agrees and then breaks, over and over, is not asked again at full speed."""
+    receiver = await consumer.open_receiver("0", EARLIEST)
+    waits: list[int] = []
+
+    async def record(retry: int, error: TidegateError) -> None:
+        waits.append(retry)
+
+    monkeypatch.setattr(receiver._connector, "wait_before_retry", record)
+    service.breaks_after_attach.extend(BrokenError("moving") for _ in range(4))
+    service.detach_readers(BrokenError("moving"))
+    await until(lambda: not service.breaks_after_attach)
+    service.store(0, _encoded(3))
+    assert await _receive_numbers(receiver, 3) == [0, 1, 2]
+    assert waits == [1, 2, 3, 4]
+    service.detach_readers(BrokenError("moving"))
+    service.store(0, _encoded(1))
+    assert await _receive_numbers(receiver, 1) == [3]
+    assert waits == [1, 2, 3, 4], "events arrived in between: the first attach after that is immediate"
+
+
 async def test_retention_that_overtakes_a_reader_is_an_error(
     service: FakeService, consumer: EventHubConsumer
 ) -> None:

@@ -229,21 +229,28 @@ class PartitionReceiver(LinkHandler):
             self._fail(ClosedError("The client was closed."))
 
     async def _attach_until_failed(self) -> None:
-        retries_done = 0
+        retries_done = breaks_in_vain = 0
+        clock, quiet_s = self._connector.clock, self._connector.namespace.retry.delay_s_max
+        attached_at = clock.monotonic()
         while self._failure is None:
             self._link_changed.clear()
             if self._break is None and self._jump is None:
                 await self._link_changed.wait()
                 continue
-            if self._has_progressed:
-                retries_done = 0
+            if self._has_progressed or clock.monotonic() - attached_at > quiet_s:
+                retries_done = breaks_in_vain = 0
             self._has_progressed = False
             try:
                 if self._break is not None and not self._may_retry(self._break, 0):
                     raise self._break
+                if self._break is not None and breaks_in_vain:
+                    # A service that agrees and breaks at once must not be asked over and over at full speed.
+                    await self._connector.wait_before_retry(breaks_in_vain, self._break)
                 if self._jump is not None:
                     await self._look_into_jump()
                 await self._connector.run_once(f"the attach of {self._address}", self._attach)
+                attached_at = clock.monotonic()
+                breaks_in_vain += 1
             except TidegateError as error:
                 if not self._may_retry(error, retries_done):
                     self._fail(error)
