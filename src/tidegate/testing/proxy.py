@@ -6,7 +6,7 @@
 Each connection through it is cut after a number of bytes (both directions together) that the seed decides,
 with a reset, so that what was under way is lost on both sides. The seed also decides whether the bytes that
 reach the limit are lost, or still pass and what follows them is: a request that never came, or a lost answer.
-``cut_now`` cuts all at once.
+``cut_now`` cuts all at once; ``cut_at`` cuts where a given request passes, such as a COMMIT.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class CuttingProxy:
         self._cut_after_bytes = cut_after_bytes
         self._server: asyncio.Server | None = None
         self._lines: set[_Line] = set()
+        self._marker = b""
+        self._marked_cuts_left = 0
         self._may_accept = True
         self._flow = asyncio.Event()
         self._flow.set()
@@ -53,6 +55,14 @@ class CuttingProxy:
         for line in lines:
             line.cut()
         return len(lines)
+
+    def cut_at(self, marker: bytes, count: int = 1) -> None:
+        """Cut the next ``count`` connections that send a piece with ``marker`` in it to the address behind.
+
+        The seed decides for each whether that piece is lost, or passes and its answer is lost. A marker that
+        two reads happen to split is not seen. Calling it again replaces what was asked for before.
+        """
+        self._marker, self._marked_cuts_left = marker, count
 
     def refuse(self, is_refused: bool = True) -> None:
         """Close new connections at once (True), or forward them again (False)."""
@@ -68,6 +78,7 @@ class CuttingProxy:
     def stop_cutting(self) -> None:
         """Let present and new connections live."""
         self._cut_after_bytes = None
+        self._marked_cuts_left = 0
         for line in self._lines:
             line.bytes_left = None
 
@@ -112,17 +123,27 @@ class CuttingProxy:
         self._lines.add(line)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pump(reader, there_writer, line))
-                group.create_task(self._pump(there_reader, writer, line))
+                group.create_task(self._pump(reader, there_writer, line, is_outward=True))
+                group.create_task(self._pump(there_reader, writer, line, is_outward=False))
         finally:
             self._lines.discard(line)
             self.cut_count += line.is_cut
             line.cut()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: _Line) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: _Line, *, is_outward: bool
+    ) -> None:
         try:
             while data := await reader.read(_CHUNK_BYTES):
                 await self._flow.wait()
+                if (
+                    is_outward
+                    and self._marked_cuts_left
+                    and self._marker is not None
+                    and self._marker in data
+                ):
+                    self._marked_cuts_left -= 1
+                    line.limit(0, is_last_passed=self._random.random() < 0.5)
                 if not line.may_pass(len(data)):
                     break
                 writer.write(data)
@@ -148,6 +169,10 @@ class _Line:
         self._is_last_passed = is_last_passed
         self.is_cut = False
         self._writers = (here, there)
+
+    def limit(self, bytes_left: int, *, is_last_passed: bool) -> None:
+        """Cut after so many more bytes; is_last_passed: what goes beyond them passes, what follows is cut."""
+        self.bytes_left, self._is_last_passed = bytes_left, is_last_passed
 
     def may_pass(self, size: int) -> bool:
         """Count bytes; cuts, and says False, when they were too many."""
