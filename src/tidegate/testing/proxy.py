@@ -136,12 +136,7 @@ class CuttingProxy:
         try:
             while data := await reader.read(_CHUNK_BYTES):
                 await self._flow.wait()
-                if (
-                    is_outward
-                    and self._marked_cuts_left
-                    and self._marker is not None
-                    and self._marker in data
-                ):
+                if is_outward and self._marked_cuts_left and self._marker in data:
                     self._marked_cuts_left -= 1
                     line.limit(0, is_last_passed=self._random.random() < 0.5)
                 if not line.may_pass(len(data)):
