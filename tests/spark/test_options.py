@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import json
+
 import pytest
 
 from tidegate.model.errors import ConnectionStringError, InvalidArgumentError
@@ -116,3 +118,14 @@ def test_a_sql_checkpoint_as_start() -> None:
     url = "postgresql+psycopg://me:pw@db/flights?sslmode=require"
     starting = SourceOptions.parse({**_BASE, "eventhubs.startingPosition": f"checkpoint:{url}"}).starting
     assert starting.checkpoint_database_url == url
+
+
+@pytest.mark.parametrize("option", ["eventhubs.startingPosition", "eventhubs.startingPositions"])
+def test_a_misspelt_checkpoint_shows_no_password(option: str) -> None:
+    """What looks like a URL is not repeated in the error: it goes to logs, and URLs hold passwords."""
+    text = "chekpoint:postgresql://user:s3cret@host/db"
+    value = text if option.endswith("Position") else json.dumps({"0": text})
+    with pytest.raises(InvalidArgumentError, match="not shown") as caught:
+        SourceOptions.parse({**_BASE, option: value})
+    assert "s3cret" not in str(caught.value)
+    assert "s3cret" not in repr(caught.value.__cause__.args)

@@ -51,6 +51,19 @@ async def test_a_sound_log_is_called_sound(tmp_path: Path) -> None:
     await manager.close()
 
 
+async def test_stray_files_among_the_logs_are_named_and_left_alone(tmp_path: Path) -> None:
+    """What a file manager or a backup leaves there neither stops a check nor counts as damage."""
+    await _write_log(tmp_path)
+    strays = [tmp_path / "logs/.DS_Store", tmp_path / "logs/hub/notes.txt"]
+    for path in strays:
+        path.write_text("mine")
+    report = check_log_directory(tmp_path, repair=True)
+    assert report.is_sound
+    assert report.events == _EVENTS
+    assert report.strays == strays
+    assert all(path.read_text() == "mine" for path in strays)
+
+
 @pytest.mark.parametrize("seed", range(16))
 async def test_a_repair_keeps_all_that_is_intact(seed: int, tmp_path: Path) -> None:
     """Random damage in random places: exactly the events that the report calls lost are lost, none is

@@ -83,6 +83,7 @@ def _summary(report: CheckReport) -> str:
         "cuts it off."
         for path, position in report.torn_tails
     ]
+    lines += [f"{path}: a file where a directory belongs; nobody reads it." for path in report.strays]
     if report.is_repaired:
         lines.append(f"Repaired {len(report.damages)} damages.")
     elif report.is_sound:

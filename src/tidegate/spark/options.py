@@ -215,7 +215,7 @@ def _position(option: str, text: str) -> EventPosition:
     )
     value = _json(option, text, hint)
     if not isinstance(value, dict) or value.keys() - {"offset", "seqNo", "enqueuedTime", "isInclusive"}:
-        raise InvalidArgumentError(f"The option {option} says {text!r}.", next_step=hint)
+        raise InvalidArgumentError(f"The option {option} says {_quoted(text)}.", next_step=hint)
     offset = value.get("offset")
     sequence_number = value.get("seqNo")
     enqueued_time = value.get("enqueuedTime")
@@ -226,7 +226,7 @@ def _position(option: str, text: str) -> EventPosition:
         enqueued_time not in (None, ""),
     ]
     if sum(chosen) != 1 or not isinstance(is_inclusive, bool):
-        raise InvalidArgumentError(f"The option {option} says {text!r}.", next_step=hint)
+        raise InvalidArgumentError(f"The option {option} says {_quoted(text)}.", next_step=hint)
     if offset in ("-1", "@latest"):
         return EventPosition.earliest() if offset == "-1" else EventPosition.latest()
     if isinstance(offset, str) and offset:
@@ -235,7 +235,7 @@ def _position(option: str, text: str) -> EventPosition:
         return EventPosition.from_sequence_number(sequence_number, is_inclusive=is_inclusive)
     if isinstance(enqueued_time, str):
         return EventPosition.from_enqueued_time(_time(option, enqueued_time), is_inclusive=is_inclusive)
-    raise InvalidArgumentError(f"The option {option} says {text!r}.", next_step=hint)
+    raise InvalidArgumentError(f"The option {option} says {_quoted(text)}.", next_step=hint)
 
 
 def _time(option: str, text: str) -> datetime:
@@ -251,12 +251,17 @@ def _time(option: str, text: str) -> datetime:
     return time
 
 
+def _quoted(text: str) -> str:
+    """``text`` as an error may show it: a misspelt ``checkpoint:URL`` would carry a password into a log."""
+    return "a URL, which is not shown here for it may hold a password," if "://" in text else repr(text)
+
+
 def _json(option: str, text: str, hint: str = "") -> object:
     try:
         value: object = json.loads(text)
     except ValueError as exc:
         raise InvalidArgumentError(
-            f"The option {option} says {text!r}, which is not JSON.", next_step=hint
+            f"The option {option} says {_quoted(text)}, which is not JSON.", next_step=hint
         ) from exc
     return value
 

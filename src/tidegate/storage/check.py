@@ -63,6 +63,8 @@ class CheckReport:
     """Files and offsets of writes that were cut short and never acknowledged; the next start cuts them
     off.
     """
+    strays: list[Path] = field(default_factory=list)
+    """Files where only directories belong: nobody reads them, and they are left alone."""
     is_repaired: bool = False
 
     @property
@@ -95,13 +97,24 @@ def check_log_directory(
     hub_ids = files.list_names(logs_directory)
     lock = files.lock(data_directory / LOCK_NAME)
     try:
-        for hub_id in hub_ids:
-            for partition_id in files.list_names(logs_directory / hub_id):
-                _PartitionCheck(files, logs_directory / hub_id / partition_id, report).run(repair=repair)
+        for hub_directory in (logs_directory / hub_id for hub_id in hub_ids):
+            for partition_id in _names_in(files, hub_directory, report) or ():
+                directory = hub_directory / partition_id
+                if _names_in(files, directory, report) is not None:
+                    _PartitionCheck(files, directory, report).run(repair=repair)
     finally:
         lock.release()
     report.is_repaired = repair and bool(report.damages)
     return report
+
+
+def _names_in(files: Files, directory: Path, report: CheckReport) -> list[str] | None:
+    """The names in a directory; None where it is a file, which goes into the report."""
+    try:
+        return files.list_names(directory)
+    except NotADirectoryError:
+        report.strays.append(directory)
+        return None
 
 
 class _PartitionCheck:
