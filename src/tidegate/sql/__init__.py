@@ -7,6 +7,7 @@ outside the database are not covered.
 from __future__ import annotations
 
 from tidegate.sql.audit import Audit, Finding, FindingKind, PartitionAudit, StrayRows, audit_partition
+from tidegate.sql.audit_table import AuditedLog, audit_table
 from tidegate.sql.batch import commit_partition_batch, process_partition_batch
 from tidegate.sql.checkpoints import CheckpointReader
 from tidegate.sql.database import Database
@@ -55,6 +56,8 @@ __all__ = [
     "AuditEntry",
     "EventReader",
     "RedriveReport",
+    "audit_table",
+    "AuditedLog",
     "audit_partition",
     "Audit",
     "PartitionAudit",
