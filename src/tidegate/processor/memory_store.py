@@ -1,0 +1,173 @@
+"""Leases and checkpoints in this process's memory: for tests, and for hosts that share one process.
+
+Nothing outlives the object, and no other process sees it: elsewhere a host starts from its initial position.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeGuard
+
+from tidegate.model.clock import Clock
+from tidegate.model.errors import EventHubReplacedError, FencedError
+from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
+
+
+@dataclass(slots=True)
+class _Group:
+    leases: dict[str, Lease] = field(default_factory=dict)
+    checkpoints: dict[str, ProcessorCheckpoint] = field(default_factory=dict)
+    checkpoint_epochs: dict[str, int] = field(default_factory=dict)
+    """The highest epoch that has moved each checkpoint."""
+
+
+class MemoryStore:
+    """``ProcessorStore`` in memory. Give the same object to every host; they may run in several threads."""
+
+    def __init__(self, clock: Clock, *, has_epochs: bool = True) -> None:
+        """has_epochs: False behaves as a store that is shared with official processors: all epochs are 0."""
+        self._clock = clock
+        self._has_epochs = has_epochs
+        self._groups: dict[GroupKey, _Group] = {}
+        self._versions = itertools.count(1)
+        self._lock = threading.Lock()
+        """Held for each operation, and never across an await."""
+
+    def __repr__(self) -> str:
+        leases = sum(len(group.leases) for group in self._groups.values())
+        return f"<MemoryStore groups={len(self._groups)} leases={leases}>"
+
+    @property
+    def has_epochs(self) -> bool:
+        """Whether acquiring raises the epoch."""
+        return self._has_epochs
+
+    async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
+        """All leases of ``group``, with the time of the clock that the store was given."""
+        with self._lock:
+            return LeaseSnapshot(dict(self._group(group).leases), self._clock.now_utc())
+
+    async def acquire(
+        self, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None
+    ) -> Lease | None:
+        """Give the partition to ``owner`` with the next epoch, if it still is as ``expected``; else None."""
+        with self._lock:
+            leases = self._group(group).leases
+            current = leases.get(partition_id)
+            if _version_of(current) != _version_of(expected):
+                return None
+            epoch = 0 if current is None else current.epoch
+            now = self._clock.now_utc()
+            lease = Lease(
+                partition_id=partition_id,
+                owner=owner,
+                epoch=epoch + 1 if self._has_epochs else 0,
+                acquired_at=now,
+                renewed_at=now,
+                version=self._next_version(),
+            )
+            leases[partition_id] = lease
+            return lease
+
+    async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
+        """Renew those that are still as given; returns them by partition id."""
+        with self._lock:
+            stored = self._group(group).leases
+            now = self._clock.now_utc()
+            renewed = {
+                lease.partition_id: replace(lease, renewed_at=now, version=self._next_version())
+                for lease in _those_as_given(stored, leases)
+                if lease.owner
+            }
+            stored.update(renewed)
+            return renewed
+
+    async def release(self, group: GroupKey, leases: Sequence[Lease]) -> None:
+        """Give back those that are still as given: others may take them at once."""
+        with self._lock:
+            stored = self._group(group).leases
+            for lease in _those_as_given(stored, leases):
+                stored[lease.partition_id] = replace(lease, owner="", version=self._next_version())
+
+    async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
+        """The group's checkpoints by partition id."""
+        with self._lock:
+            return dict(self._group(group).checkpoints)
+
+    async def update_checkpoint(
+        self,
+        group: GroupKey,
+        checkpoint: ProcessorCheckpoint,
+        *,
+        lease: Lease | None,
+        is_rewind_allowed: bool = False,
+    ) -> None:
+        """Move a checkpoint forward; one that lies further already is left.
+
+        Raises FencedError where it was moved under a higher epoch than ``lease``'s (never without epochs),
+        EventHubReplacedError where it counts in another hub of this name, unless rewinding is allowed.
+        """
+        partition_id = checkpoint.partition_id
+        with self._lock:
+            stored = self._group(group)
+            if lease is not None and self._has_epochs:
+                epoch = stored.checkpoint_epochs.get(partition_id, 0)
+                if lease.epoch < epoch:
+                    raise FencedError(
+                        f"The checkpoint of {group}, partition {partition_id}, was moved under epoch "
+                        f"{epoch}; {lease.owner} has epoch {lease.epoch}.",
+                        next_step="Another host has the partition now: stop processing it.",
+                    )
+                stored.checkpoint_epochs[partition_id] = lease.epoch
+            current = stored.checkpoints.get(partition_id)
+            if current is not None and not is_rewind_allowed:
+                _check_same_hub(group, checkpoint, current)
+                if _is_behind(checkpoint, current):
+                    return
+            stored.checkpoints[partition_id] = checkpoint
+
+    async def close(self) -> None:
+        """Nothing to free: what it holds lives as long as the object."""
+
+    def _group(self, group: GroupKey) -> _Group:
+        return self._groups.setdefault(group, _Group())
+
+    def _next_version(self) -> str:
+        return str(next(self._versions))
+
+
+def _version_of(lease: Lease | None) -> str | None:
+    return None if lease is None else lease.version
+
+
+def _those_as_given(stored: Mapping[str, Lease], leases: Sequence[Lease]) -> list[Lease]:
+    return [lease for lease in leases if _version_of(stored.get(lease.partition_id)) == lease.version]
+
+
+def _check_same_hub(group: GroupKey, checkpoint: ProcessorCheckpoint, current: ProcessorCheckpoint) -> None:
+    was, now = current.event_hub_created_at_ms, checkpoint.event_hub_created_at_ms
+    if was is not None and now is not None and was != now:
+        raise EventHubReplacedError(
+            f"The checkpoint of {group}, partition {checkpoint.partition_id}, belongs to the event hub "
+            f"created at {was} ms, and this one counts in a hub created at {now} ms.",
+            next_step="Use another consumer group, or set the checkpoint anew, backwards allowed.",
+        )
+
+
+def _is_behind(checkpoint: ProcessorCheckpoint, current: ProcessorCheckpoint) -> bool:
+    """By the first of number, offset and time that both have; offsets that are no numbers say nothing."""
+    if checkpoint.sequence_number is not None and current.sequence_number is not None:
+        return checkpoint.sequence_number < current.sequence_number
+    if _is_number(checkpoint.offset) and _is_number(current.offset):
+        return int(checkpoint.offset) < int(current.offset)
+    if checkpoint.enqueued_time_ms is not None and current.enqueued_time_ms is not None:
+        return checkpoint.enqueued_time_ms < current.enqueued_time_ms
+    return False
+
+
+def _is_number(offset: str | None) -> TypeGuard[str]:
+    return offset is not None and offset.isdecimal()
