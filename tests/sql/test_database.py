@@ -63,7 +63,7 @@ def test_many_may_open_a_new_database_at_once(database_url: str) -> None:
 def test_a_newer_schema_is_left_alone(database_url: str) -> None:
     """An old program does not write to tables it does not know."""
     with Database.open(database_url) as database, UnitOfWork(database, CONSUMER) as unit:
-        unit.connection.execute(text("UPDATE tidegate_schema_version SET version = 99"))
+        unit.connection.execute(text("UPDATE tidegate_schema_version SET version = 99 WHERE version = 1"))
     with pytest.raises(DatabaseError, match=r"version 99.*Upgrade Tidegate"):
         Database.open(database_url)
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 from tidegate.sql.audit import Audit, Finding, FindingKind, PartitionAudit, StrayRows, audit_partition
 from tidegate.sql.audit_table import AuditedLog, audit_table
 from tidegate.sql.batch import commit_partition_batch, process_partition_batch
+from tidegate.sql.checkpoint_moves import CheckpointMove, move_checkpoint
 from tidegate.sql.checkpoints import CheckpointReader
 from tidegate.sql.database import Database
 from tidegate.sql.dead_letters import DeadLetters
+from tidegate.sql.lease_rows import LeaseReader, LeaseRow
 from tidegate.sql.pipeline import Handler, Pipeline, load_pipeline
+from tidegate.sql.processor_store import SqlStore
 from tidegate.sql.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.values import (
     AuditEntry,
@@ -36,6 +39,11 @@ __all__ = [
     "CheckpointReader",
     "Checkpoint",
     "ConsumerKey",
+    "move_checkpoint",
+    "CheckpointMove",
+    "SqlStore",
+    "LeaseReader",
+    "LeaseRow",
     "Pipeline",
     "Handler",
     "Row",

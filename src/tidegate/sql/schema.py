@@ -134,6 +134,18 @@ batch_ledger = Table(
 )
 """Micro-batches that were shuffled and so belong to no partition: which of them are committed."""
 
+lease = Table(
+    "tidegate_lease",
+    metadata,
+    *_consumer_columns(),
+    Column("owner", Text, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("acquired_at", UtcDateTime, nullable=False),
+    Column("renewed_at", UtcDateTime, nullable=False),
+    Column("version", BigInteger, nullable=False),
+)
+"""Which host processes a partition; an empty owner has released it. Every change raises the version."""
+
 
 def _create_first_tables(connection: Connection) -> None:
     metadata.create_all(
@@ -141,7 +153,11 @@ def _create_first_tables(connection: Connection) -> None:
     )
 
 
-MIGRATIONS: Final[tuple[Callable[[Connection], None], ...]] = (_create_first_tables,)
+def _create_leases(connection: Connection) -> None:
+    metadata.create_all(connection, tables=[lease], checkfirst=True)
+
+
+MIGRATIONS: Final[tuple[Callable[[Connection], None], ...]] = (_create_first_tables, _create_leases)
 """Entry ``i`` brings a database from version ``i`` to ``i + 1``."""
 
 
