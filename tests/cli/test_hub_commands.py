@@ -31,6 +31,20 @@ def _receive(hub: str, *options: str, environment: dict[str, str]) -> list[dict[
     return [json.loads(line) for line in found.out.splitlines()]
 
 
+def test_consumer_groups(hub: str, environment: dict[str, str]) -> None:
+    """A group's life; `$Default` is always there and stays; wrong names are one line and exit code 1."""
+    made = run_tidegate("group", "create", hub, "reports", environment=environment)
+    assert (made.code, made.out) == (0, "")
+    listed = run_tidegate("group", "list", hub, "--json", environment=environment).json()
+    assert [found["consumer_group"] for found in listed] == ["$Default", "reports"]  # type: ignore[attr-defined]
+    assert run_tidegate("group", "create", hub, "Reports", environment=environment).code == 1
+    assert run_tidegate("group", "delete", hub, "reports", environment=environment).code == 0
+    refused = run_tidegate("group", "delete", hub, "$Default", environment=environment)
+    assert refused.code != 0
+    assert "cannot be deleted" in refused.err
+    assert run_tidegate("group", "list", "no-such-hub", environment=environment).code == 1
+
+
 def test_create_list_show_delete(environment: dict[str, str]) -> None:
     """A hub's life: made with what was asked, listed, shown partition by partition, gone."""
     made = run_tidegate(

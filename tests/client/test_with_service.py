@@ -135,6 +135,33 @@ async def test_hubs_are_managed_over_the_wire(hub_service: HubService) -> None:
             await administrator.delete_event_hub("managed")
 
 
+async def test_consumer_groups_are_managed_over_the_wire(hub_service: HubService, event_hub: str) -> None:
+    """A group can be read in once it is made, and no more once it is deleted; the errors of each."""
+    earliest = EventPosition.earliest()
+    administrator = EventHubAdministrator.from_connection_string(hub_service.connection_string)
+    consumer = EventHubConsumer.from_connection_string(
+        hub_service.connection_string, event_hub, consumer_group="Reports"
+    )
+    async with administrator, consumer:
+        with pytest.raises(NotFoundError, match="consumergroups"):
+            await consumer.open_receiver("0", earliest)
+        await administrator.create_consumer_group(event_hub, "reports")
+        await (await consumer.open_receiver("0", earliest)).close()
+        assert await administrator.list_consumer_groups(event_hub) == ["$Default", "reports"]
+        with pytest.raises(AlreadyExistsError):
+            await administrator.create_consumer_group(event_hub, "REPORTS")
+        with pytest.raises(InvalidArgumentError):
+            await administrator.create_consumer_group(event_hub, "a/b")
+        with pytest.raises(InvalidArgumentError, match="cannot be deleted"):
+            await administrator.delete_consumer_group(event_hub, "$Default")
+        await administrator.delete_consumer_group(event_hub, "reports")
+        with pytest.raises(NotFoundError):
+            await consumer.open_receiver("0", earliest)
+        for call in (administrator.list_consumer_groups, administrator.delete_event_hub):
+            with pytest.raises(NotFoundError):
+                await call("no-such-hub")
+
+
 async def test_tls_with_the_services_own_authority(hub_service: HubService, event_hub: str) -> None:
     """ca_file makes the service's certificate trusted; without it the error is immediate and clear."""
     ready = hub_service.ready

@@ -33,6 +33,7 @@ from tidegate.wire.management import (
     Operation,
     PartitionDescription,
     check_management_response,
+    consumer_groups_in,
     encode_management_response,
     event_hub_in,
     event_hubs_in,
@@ -125,6 +126,9 @@ def test_the_official_client_reads_our_answers() -> None:
         ManagementRequest(Operation.CREATE_EVENT_HUB, "hub"),
         ManagementRequest(Operation.DELETE_EVENT_HUB, "hub"),
         ManagementRequest(Operation.QUERY_EVENT_HUBS),
+        ManagementRequest(Operation.CREATE_CONSUMER_GROUP, "hub", consumer_group="g"),
+        ManagementRequest(Operation.DELETE_CONSUMER_GROUP, "hub", consumer_group="g"),
+        ManagementRequest(Operation.QUERY_CONSUMER_GROUPS, "hub"),
     ],
     ids=lambda request: request.operation.name,
 )
@@ -142,6 +146,8 @@ def test_descriptions_come_back() -> None:
     assert partition_in(decode_message(encode_management_response("1", PARTITION))) == PARTITION
     azure = replace(HUB, retention_hours=None)
     assert event_hubs_in(decode_message(encode_management_response("1", [HUB, azure]))) == [HUB, azure]
+    groups = ["$Default", "g"]
+    assert consumer_groups_in(decode_message(encode_management_response("1", groups))) == groups
     check_management_response(decode_message(encode_management_response("1", None)))
     with pytest.raises(AlreadyExistsError):
         event_hub_in(decode_message(encode_error_response("1", AlreadyExistsError("there is one"))))
@@ -158,6 +164,9 @@ def test_descriptions_come_back() -> None:
         Message(
             application_properties={"operation": "CREATE", "type": "com.microsoft:eventhub", "name": "h"},
             value={"partition_count": "four"},
+        ),
+        Message(
+            application_properties={"operation": "CREATE", "type": "com.microsoft:consumergroup", "name": "h"}
         ),
         Message(application_properties={"operation": "DROP", "type": "com.microsoft:eventhub", "name": "h"}),
     ],
@@ -181,6 +190,6 @@ def test_a_request_that_lacks_something_is_refused(message: Message) -> None:
 )
 def test_an_answer_that_lacks_something_is_refused(message: Message) -> None:
     """Protects the client from half an answer."""
-    for read in (event_hub_in, partition_in, event_hubs_in):
+    for read in (event_hub_in, partition_in, event_hubs_in, consumer_groups_in):
         with pytest.raises(RemoteProtocolError):
             read(message)

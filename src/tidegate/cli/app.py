@@ -11,6 +11,7 @@ from tidegate.cli.check import check
 from tidegate.cli.demo import demo_app
 from tidegate.cli.dlq import dlq_app
 from tidegate.cli.exit_codes import ExitCode, exit_code_of
+from tidegate.cli.group import group_app
 from tidegate.cli.hub import hub_app
 from tidegate.cli.options import with_output
 from tidegate.cli.receive import receive
@@ -76,6 +77,7 @@ def common(
 
 app.command()(serve)
 app.add_typer(hub_app, name="hub")
+app.add_typer(group_app, name="group")
 app.command()(send)
 app.command()(receive)
 app.add_typer(dlq_app, name="dlq")

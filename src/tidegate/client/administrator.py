@@ -1,6 +1,7 @@
-"""``EventHubAdministrator``: makes, lists and deletes event hubs of a running Tidegate, over AMQP.
+"""``EventHubAdministrator``: makes, lists and deletes hubs and consumer groups of a running Tidegate.
 
-Azure has no such requests: there, hubs are made in its portal or with its own tools.
+It speaks AMQP. Azure has no such requests: there, hubs and groups are made in its portal or with its own
+tools.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tidegate.wire.management import (
     ManagementRequest,
     Operation,
     check_management_response,
+    consumer_groups_in,
     event_hub_in,
     event_hubs_in,
 )
@@ -87,6 +89,31 @@ class EventHubAdministrator:
     async def delete_event_hub(self, name: str) -> None:
         """Delete a hub with all its events, for good. Raises NotFoundError, UnauthorizedError."""
         request = ManagementRequest(Operation.DELETE_EVENT_HUB, name)
+        await ask(self._connector, self._audience, request, check_management_response)
+
+    async def create_consumer_group(self, event_hub: str, name: str) -> None:
+        """Create a consumer group.
+
+        Raises AlreadyExistsError, NotFoundError (the hub), QuotaExceededError, InvalidArgumentError (a bad
+        name), UnauthorizedError. After a broken line it is repeated, as in ``create_event_hub``.
+        """
+        request = ManagementRequest(Operation.CREATE_CONSUMER_GROUP, event_hub, consumer_group=name)
+        await ask(self._connector, self._audience, request, check_management_response)
+
+    async def list_consumer_groups(self, event_hub: str) -> list[str]:
+        """The names of a hub's consumer groups, ``$Default`` first.
+
+        Raises NotFoundError, UnauthorizedError.
+        """
+        request = ManagementRequest(Operation.QUERY_CONSUMER_GROUPS, event_hub)
+        return await ask(self._connector, self._audience, request, consumer_groups_in)
+
+    async def delete_consumer_group(self, event_hub: str, name: str) -> None:
+        """Delete a consumer group; receivers in it stay until they close. ``$Default`` cannot be deleted.
+
+        Raises NotFoundError, InvalidArgumentError, UnauthorizedError.
+        """
+        request = ManagementRequest(Operation.DELETE_CONSUMER_GROUP, event_hub, consumer_group=name)
         await ask(self._connector, self._audience, request, check_management_response)
 
     async def close(self) -> None:

@@ -1,6 +1,6 @@
 """What ``$management`` answers: descriptions of event hubs and partitions, and our own administration.
 
-Reading an entity takes any claim on it; making, deleting and listing event hubs takes Manage.
+Reading an entity takes any claim on it; making, deleting and listing event hubs and groups takes Manage.
 """
 
 from __future__ import annotations
@@ -54,6 +54,17 @@ class ManagementService:
             case Operation.QUERY_EVENT_HUBS:
                 found = [describe_event_hub(event_hub) for event_hub in self._broker.list_event_hubs()]
                 return encode_management_response(request.message_id, found)
+            case Operation.CREATE_CONSUMER_GROUP:
+                assert wanted.consumer_group is not None
+                self._broker.event_hub(wanted.event_hub).create_consumer_group(wanted.consumer_group)
+                return encode_management_response(request.message_id, None, status_code=201)
+            case Operation.DELETE_CONSUMER_GROUP:
+                assert wanted.consumer_group is not None
+                self._broker.event_hub(wanted.event_hub).delete_consumer_group(wanted.consumer_group)
+                return encode_management_response(request.message_id, None)
+            case Operation.QUERY_CONSUMER_GROUPS:
+                groups = self._broker.event_hub(wanted.event_hub).description.consumer_groups
+                return encode_management_response(request.message_id, groups)
 
     def _create(self, wanted: ManagementRequest, message_id: MessageId | None) -> bytes:
         event_hub = self._broker.create_event_hub(

@@ -1,12 +1,15 @@
-"""``$management``: what a hub and its partitions look like, and (ours alone) making and deleting hubs.
+"""``$management``: what a hub and its partitions look like; ours alone: making and deleting hubs and groups.
 
 READ of ``com.microsoft:eventhub`` and ``com.microsoft:partition`` are Event Hubs' own. CREATE, DELETE and
-QUERY of ``com.microsoft:eventhub`` are **Tidegate's extension** over the same node, with a Manage claim:
+QUERY of ``com.microsoft:eventhub`` and ``com.microsoft:consumergroup`` are **Tidegate's extension** over the
+same node, with a Manage claim:
 
     CREATE  name=hub, body {partition_count: int, retention_hours: int} (both may be left out)
             -> 201 and the hub's map; 409 when it exists
     DELETE  name=hub                                          -> 200; 404 when there is none
     QUERY   (no name)                                         -> 200 and a list of the hubs' maps
+    CREATE, DELETE  name=hub, consumer_group=name             -> 201, 200; 409 when it exists, 404 when not
+    QUERY   name=hub                                          -> 200 and a list of the groups' names
 
 Where ``retention_hours`` is in a hub's map, the service is a Tidegate: Azure does not tell.
 """
@@ -21,7 +24,7 @@ from typing import Final
 from tidegate.amqp.message import NO_VALUE, Message, MessageId
 from tidegate.amqp.types import Array, Int, Timestamp
 from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
-from tidegate.wire.names import EVENT_HUB_ENTITY, PARTITION_ENTITY
+from tidegate.wire.names import CONSUMER_GROUP_ENTITY, EVENT_HUB_ENTITY, PARTITION_ENTITY
 from tidegate.wire.request_response import Request, Response, encode_response, make_request
 
 _DESCRIPTIONS: Final = {200: "OK", 201: "Created"}
@@ -35,6 +38,9 @@ class Operation(Enum):
     CREATE_EVENT_HUB = ("CREATE", EVENT_HUB_ENTITY)
     DELETE_EVENT_HUB = ("DELETE", EVENT_HUB_ENTITY)
     QUERY_EVENT_HUBS = ("QUERY", EVENT_HUB_ENTITY)
+    CREATE_CONSUMER_GROUP = ("CREATE", CONSUMER_GROUP_ENTITY)
+    DELETE_CONSUMER_GROUP = ("DELETE", CONSUMER_GROUP_ENTITY)
+    QUERY_CONSUMER_GROUPS = ("QUERY", CONSUMER_GROUP_ENTITY)
 
     @property
     def needs_manage_claim(self) -> bool:
@@ -48,12 +54,14 @@ class ManagementRequest:
 
     operation: Operation
     event_hub: str = ""
-    """Empty in a query only."""
+    """Empty in a query for hubs only."""
     partition_id: str | None = None
     """Set when a partition is read."""
     partition_count: int | None = None
     retention_hours: int | None = None
     """What to create; None: the service's default."""
+    consumer_group: str | None = None
+    """Set when one is created or deleted."""
     security_token: str | None = field(default=None, repr=False)
 
     @classmethod
@@ -68,6 +76,7 @@ class ManagementRequest:
         except ValueError as exc:
             raise InvalidArgumentError(f"$management knows no {name} of {entity!r}.") from exc
         is_partition = operation is Operation.READ_PARTITION
+        is_group = operation in (Operation.CREATE_CONSUMER_GROUP, Operation.DELETE_CONSUMER_GROUP)
         is_creation = operation is Operation.CREATE_EVENT_HUB
         wanted = request.value if is_creation and isinstance(request.value, dict) else {}
         return cls(
@@ -76,6 +85,7 @@ class ManagementRequest:
             partition_id=request.text("partition") if is_partition else None,
             partition_count=_optional_integer(wanted, "partition_count"),
             retention_hours=_optional_integer(wanted, "retention_hours"),
+            consumer_group=request.text("consumer_group") if is_group else None,
             security_token=request.optional_text("security_token"),
         )
 
@@ -87,6 +97,8 @@ class ManagementRequest:
             properties["name"] = self.event_hub
         if self.partition_id is not None:
             properties["partition"] = self.partition_id
+        if self.consumer_group is not None:
+            properties["consumer_group"] = self.consumer_group
         if self.security_token is not None:
             properties["security_token"] = self.security_token
         value: object = NO_VALUE
@@ -189,13 +201,14 @@ class PartitionDescription:
 
 def encode_management_response(
     message_id: MessageId | None,
-    body: EventHubDescription | PartitionDescription | Sequence[EventHubDescription] | None,
+    body: EventHubDescription | PartitionDescription | Sequence[EventHubDescription | str] | None,
     *,
     status_code: int = 200,
 ) -> bytes:
     """The answer to a request that succeeded; a refusal is ``request_response.encode_error_response``.
 
-    body: what was read or created; the hubs that were found; None where there is nothing to tell.
+    body: what was read or created; the hubs, or names of groups, that were found; None where there is nothing
+    to tell.
     """
     value: object
     if body is None:
@@ -203,7 +216,7 @@ def encode_management_response(
     elif isinstance(body, (EventHubDescription, PartitionDescription)):
         value = body.to_map()
     else:
-        value = [description.to_map() for description in body]
+        value = [found if isinstance(found, str) else found.to_map() for found in body]
     return encode_response(
         correlation_id=message_id,
         status_code=status_code,
@@ -237,6 +250,17 @@ def event_hubs_in(message: Message) -> list[EventHubDescription]:
     if not isinstance(value, list):
         raise RemoteProtocolError("The answer to a query for event hubs is no list.")
     return [EventHubDescription.from_map(item) for item in value]
+
+
+def consumer_groups_in(message: Message) -> list[str]:
+    """The names of the groups that a query found.
+
+    Raises what an unsuccessful response means, RemoteProtocolError when the body is no list of texts.
+    """
+    value = _successful(message).value
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise RemoteProtocolError("The answer to a query for consumer groups is no list of names.")
+    return [str(item) for item in value]
 
 
 def check_management_response(message: Message) -> None:
