@@ -192,3 +192,36 @@ def _rows(database: Path) -> list[tuple[str, float]]:
 
     with closing(sqlite3.connect(database)) as connection:
         return connection.execute("SELECT device, celsius FROM readings ORDER BY device").fetchall()
+
+
+# --- examples ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["sequence-number", "offset", "time"])
+def test_the_example_goes_on_from_its_checkpoint(kind: str, tmp_path: Path) -> None:
+    """checkpoint_every_n.py, ended between two checkpoints, repeats what it must and skips nothing."""
+    example = ROOT / "examples/checkpoint_every_n.py"
+    with HubService() as service:
+        service.create_hub("telemetry", partition_count=1)
+        lines = "\n".join(str(number) for number in range(250)).encode()
+        words = [sys.executable, "-m", "tidegate.cli", "send", "telemetry"]
+        subprocess.run(words, env=_environment(service), input=lines, check=True, capture_output=True)
+
+        def run(*options: str) -> list[int]:
+            found = subprocess.run(
+                [sys.executable, str(example), "telemetry", "0", *options],
+                cwd=tmp_path,
+                env=_environment(service),
+                check=True,
+                capture_output=True,
+            )
+            numbers = [int(line.split()[0]) for line in found.stdout.splitlines()]
+            assert numbers == list(range(numbers[0], numbers[-1] + 1))
+            return numbers
+
+        assert run("--events", "230") == list(range(230))
+        again = run("--events", "50", "--from", kind)
+    if kind == "time":
+        assert again[0] <= 200
+    else:
+        assert again[0] == 200
