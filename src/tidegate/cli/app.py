@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tidegate.cli.audit import audit
 from tidegate.cli.check import check
 from tidegate.cli.demo import demo_app
 from tidegate.cli.dlq import dlq_app
@@ -83,6 +84,7 @@ app.command()(receive)
 app.add_typer(dlq_app, name="dlq")
 app.add_typer(demo_app, name="demo")
 app.command()(check)
+app.command()(audit)
 
 
 def run() -> None:

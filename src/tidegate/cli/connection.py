@@ -18,7 +18,8 @@ from tidegate.model.connection_string import ConnectionString
 if TYPE_CHECKING:
     from tidegate.client import EventHubProperties, Namespace
 
-_FIRST_CONTACT_TIMEOUT_S = 10.0
+FIRST_CONTACT_TIMEOUT_S = 10.0
+"""How long a person at the terminal waits for a service that is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def impatient_namespace(connection: ServiceConnection) -> Namespace:
         connection.connection_string,
         ca_file=connection.ca_file,
         retry=RetryPolicy(retries_max=2),
-        timeout_s=_FIRST_CONTACT_TIMEOUT_S,
+        timeout_s=FIRST_CONTACT_TIMEOUT_S,
     )
 
 
