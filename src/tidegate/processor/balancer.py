@@ -1,0 +1,179 @@
+"""Which partitions a host takes next: a pure function from what it sees of the leases to actions.
+
+Theory of operation. The hosts never talk to each other; each looks at the leases and acts. So that their
+actions fit together, each host works out the same plan from the same leases, for all hosts, and performs its
+own part of it:
+
+1. A host is live when it has a lease that has not expired; whoever looks is live, too.
+2. Each live host has a share: ``n // h`` partitions, and ``n % h`` of them one more, which are those that
+   have the most already. So shares follow what is there, and where all is even nothing moves.
+3. Free partitions (never had, released, expired) go to those below their share, the neediest first.
+4. What is then missing is taken from those above their share, from the one with the most first.
+
+Two cases stand outside the plan. A host without any lease is seen by nobody, so several that join at once
+do not know of each other: each takes one partition only, picked at random, and with it is in everybody's
+plan from the next look on. And a partition that has been expired for a while was left by the host whose part
+it was (that host died, too): whoever sees it takes it, share or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.processor.lease import Lease, LeaseSnapshot
+
+OVERDUE_FRACTION: Final = 0.1
+"""A lease expired for this part of its duration is anybody's (our choice: 3 s of 30, within the 5 s after
+the lease in which a dead host's partitions are to be read again)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BalanceActions:
+    """What to try to acquire, in this order; each may fail because somebody else was faster."""
+
+    acquire: tuple[tuple[str, Lease | None], ...] = ()
+    """Partitions that nobody has: id, and the lease as it was seen (None: there never was one)."""
+    steal: tuple[Lease, ...] = ()
+    """Leases of hosts that have more than their share."""
+
+    def __bool__(self) -> bool:
+        return bool(self.acquire or self.steal)
+
+
+def decide_balance(
+    snapshot: LeaseSnapshot,
+    partition_ids: Sequence[str],
+    me: str,
+    *,
+    lease_duration_s: float,
+    choice: float,
+    pumped: Collection[str] = (),
+) -> BalanceActions:
+    """What host ``me`` does about the leases it sees.
+
+    partition_ids: all of the hub, in the hub's order; leases of others are ignored. choice: a random number
+    in [0, 1): spreads what hosts do that cannot know of each other. pumped: partitions that this host has a
+    pump for, even one that is only being stopped: never acquired. A lease of ``me`` that is not among them is
+    one of its former life, and is acquired anew.
+
+    A host alone takes everything at once. Each steal makes the two hosts' numbers of partitions more even.
+    """
+    view = _View(snapshot, partition_ids, me, lease_duration_s)
+    reclaimed = [lease for lease in view.owned[me] if lease.partition_id not in pumped]
+    shares = _shares(view.owned, len(partition_ids))
+    planned = _plan_free(view, shares)
+    mine = [partition for partition in planned[me] if partition not in pumped]
+    overdue = [
+        partition
+        for partition in view.free
+        if partition not in mine and partition not in pumped and view.is_overdue(partition)
+    ]
+    acquire = [lease.partition_id for lease in reclaimed]
+    # Rotated, so that hosts which start on the same free partitions at once do not all begin with the same.
+    acquire += _rotated(mine, choice) + _rotated(overdue, choice)
+    if view.owned[me]:
+        steal = _plan_steals(view.owned, shares, planned)[me]
+        # What is overdue was not in the plan; with it, less is missing.
+        steal = steal[: max(0, len(steal) - len(overdue))]
+    elif acquire:
+        steal = []
+    else:
+        steal = _pick_one(view.owned, shares, choice)
+    return BalanceActions(
+        tuple((partition, snapshot.leases.get(partition)) for partition in acquire),
+        tuple(lease for lease in steal if lease.partition_id not in pumped),
+    )
+
+
+def seconds_until_change(
+    snapshot: LeaseSnapshot, partition_ids: Sequence[str], me: str, *, lease_duration_s: float
+) -> float | None:
+    """How long until something of another host may be taken that may not be taken now, if nobody renews it.
+
+    That is when its lease expires, or has been expired for so long that it is anybody's. None: never.
+    """
+    waits = []
+    for partition in partition_ids:
+        lease = snapshot.leases.get(partition)
+        if lease is None or lease.owner in ("", me):
+            continue
+        expires_in_s = lease_duration_s - (snapshot.now - lease.renewed_at).total_seconds()
+        waits += [expires_in_s, expires_in_s + lease_duration_s * OVERDUE_FRACTION]
+    return min((wait for wait in waits if wait > 0), default=None)
+
+
+class _View:
+    """The leases of a hub's partitions, sorted into those that live hosts have and those that are free."""
+
+    def __init__(
+        self, snapshot: LeaseSnapshot, partition_ids: Sequence[str], me: str, lease_duration_s: float
+    ) -> None:
+        self.owned: dict[str, list[Lease]] = {me: []}
+        """By live host, each in the hub's order."""
+        self.free: list[str] = []
+        self._snapshot = snapshot
+        self._overdue_s = lease_duration_s * (1 + OVERDUE_FRACTION)
+        for partition in partition_ids:
+            lease = snapshot.leases.get(partition)
+            if lease is None or lease.is_expired(snapshot.now, lease_duration_s):
+                self.free.append(partition)
+            else:
+                self.owned.setdefault(lease.owner, []).append(lease)
+
+    def is_overdue(self, partition: str) -> bool:
+        """Whether a free partition's lease has been expired for so long that it is anybody's."""
+        lease = self._snapshot.leases.get(partition)
+        return (
+            lease is not None and lease.owner != "" and lease.is_expired(self._snapshot.now, self._overdue_s)
+        )
+
+
+def _shares(owned: Mapping[str, Sequence[Lease]], partition_count: int) -> dict[str, int]:
+    """How many partitions each live host is to have; the larger shares go to those with the most."""
+    share, larger = divmod(partition_count, len(owned))
+    ranked = sorted(owned, key=lambda host: (-len(owned[host]), host))
+    return {host: share + (rank < larger) for rank, host in enumerate(ranked)}
+
+
+def _plan_free(view: _View, shares: Mapping[str, int]) -> dict[str, list[str]]:
+    """Which free partition goes to whom: one at a time to the host that lacks the most."""
+    planned: dict[str, list[str]] = {host: [] for host in shares}
+    lacking = {host: shares[host] - len(leases) for host, leases in view.owned.items()}
+    for partition in view.free:
+        # There is one: the shares add up to all partitions, and this one nobody has.
+        host = min(lacking, key=lambda host: (-lacking[host], host))
+        planned[host].append(partition)
+        lacking[host] -= 1
+    return planned
+
+
+def _plan_steals(
+    owned: Mapping[str, Sequence[Lease]], shares: Mapping[str, int], planned: Mapping[str, Sequence[str]]
+) -> dict[str, list[Lease]]:
+    """Who takes which lease from whom: the host that lacks the most takes from the one with the most."""
+    steals: dict[str, list[Lease]] = {host: [] for host in shares}
+    lacking = {host: shares[host] - len(owned[host]) - len(planned[host]) for host in shares}
+    left = {host: list(leases) for host, leases in owned.items() if len(leases) > shares[host]}
+    while (thief := min(lacking, key=lambda host: (-lacking[host], host))) and lacking[thief] > 0:
+        # What hosts lack, others have above their shares, so there is a victim.
+        victim = min(left, key=lambda host: (-len(left[host]), host))
+        steals[thief].append(left[victim].pop())
+        lacking[thief] -= 1
+        if len(left[victim]) == shares[victim]:
+            del left[victim]
+    return steals
+
+
+def _pick_one(owned: Mapping[str, Sequence[Lease]], shares: Mapping[str, int], choice: float) -> list[Lease]:
+    """Any one lease of the hosts above their share that have at least two; none where there is no such."""
+    leases = [
+        lease for host in sorted(owned) if len(owned[host]) > max(shares[host], 1) for lease in owned[host]
+    ]
+    return leases[int(choice * len(leases)) :][:1]
+
+
+def _rotated(partitions: list[str], choice: float) -> list[str]:
+    start = int(choice * len(partitions))
+    return partitions[start:] + partitions[:start]
