@@ -1,0 +1,72 @@
+"""Sends the numbered events while hosts and the service are being killed, at a pace, never too far ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+from tests.processor.faults.work import PARTITION_COUNT, events_of, partition_ids
+
+from tidegate.client import EventHubProducer
+from tidegate.client.retry import RetryPolicy
+
+_RETRY: Final = RetryPolicy(retries_max=200, delay_s_max=1.0)
+"""The service is away again and again: this outlasts it."""
+_WAIT_S: Final = 0.05
+_ROUND_EVENTS_MAX: Final = 250
+"""Events for each partition that are sent before pace and lead are looked at again."""
+
+
+class Publisher:
+    """Sends ``events`` events, PARTITION_COUNT in each row of them."""
+
+    def __init__(
+        self,
+        connection_string: str,
+        event_hub: str,
+        *,
+        events: int,
+        events_per_s: float,
+        lead_max: int,
+        processed: Callable[[], int],
+    ) -> None:
+        """events_per_s: the pace. lead_max: how many events it may be ahead of ``processed()``."""
+        assert events % PARTITION_COUNT == 0
+        self._connection_string = connection_string
+        self._event_hub = event_hub
+        self._events = events
+        self._events_per_s = events_per_s
+        self._lead_max = lead_max
+        self._processed = processed
+        self.published = 0
+        """Events that the service has acknowledged, all of them and those before."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all are acknowledged."""
+        return self.published == self._events
+
+    async def run(self) -> None:
+        """Send all; the idempotent producer stores each once over every break of the line."""
+        each_until = self._events // PARTITION_COUNT
+        began = time.monotonic()
+        sent = 0
+        async with EventHubProducer.from_connection_string(
+            self._connection_string, self._event_hub, retry=_RETRY
+        ) as producer:
+            while sent < each_until:
+                due = int((time.monotonic() - began) * self._events_per_s) // PARTITION_COUNT
+                allowed = (self._processed() + self._lead_max) // PARTITION_COUNT
+                until = min(each_until, due, allowed, sent + _ROUND_EVENTS_MAX)
+                if until <= sent:
+                    await asyncio.sleep(_WAIT_S)
+                    continue
+                for partition_id in partition_ids():
+                    await producer.enqueue_many(
+                        events_of(partition_id, sent, until), partition_id=partition_id
+                    )
+                await producer.flush()
+                sent = until
+                self.published = sent * PARTITION_COUNT
