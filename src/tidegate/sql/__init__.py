@@ -14,8 +14,10 @@ from tidegate.sql.checkpoints import CheckpointReader
 from tidegate.sql.database import Database
 from tidegate.sql.dead_letters import DeadLetters
 from tidegate.sql.lease_rows import LeaseReader, LeaseRow
-from tidegate.sql.pipeline import Handler, Pipeline, load_pipeline
+from tidegate.sql.pipeline import AnyPipeline, Handler, Pipeline, TransactionalPipeline, load_pipeline
 from tidegate.sql.processor_store import SqlStore
+from tidegate.sql.transaction_context import TransactionMisusedError
+from tidegate.sql.transactions import SqlTransactions
 from tidegate.sql.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.values import (
     AuditEntry,
@@ -45,6 +47,10 @@ __all__ = [
     "LeaseReader",
     "LeaseRow",
     "Pipeline",
+    "TransactionalPipeline",
+    "AnyPipeline",
+    "SqlTransactions",
+    "TransactionMisusedError",
     "Handler",
     "Row",
     "load_pipeline",

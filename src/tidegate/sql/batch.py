@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Table, text
+from sqlalchemy import Table
 
 from tidegate.model.errors import CheckpointGapError, EventHubReplacedError, InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
@@ -59,7 +59,7 @@ def process_partition_batch(
     or range), DatabaseError and DatabaseUnavailableError; whatever it raises, nothing of the batch was
     committed, unless the error's text says that this could not be found out.
     """
-    _check_events(events, start_sequence_number, until_sequence_number)
+    check_events(events, start_sequence_number, until_sequence_number)
     handled = handle_events(
         pipeline.handler, pipeline.table, events, is_payload_copied=pipeline.is_payload_copied
     )
@@ -174,12 +174,13 @@ def _commit(work: _Work) -> BatchResult:
     if work.until < work.start:
         raise InvalidArgumentError(f"The batch [{work.start}, {work.until}) ends before it starts.")
     try:
-        return _attempt(work, is_careful=False)
-    except RowsRefusedError:
-        return _attempt(work, is_careful=True)
+        return _attempt(work)
+    except RowsRefusedError as refused:
+        return _attempt(work, refused=refused)
 
 
-def _attempt(work: _Work, *, is_careful: bool) -> BatchResult:
+def _attempt(work: _Work, *, refused: RowsRefusedError | None = None) -> BatchResult:
+    """refused: why the attempt before failed, so this one is careful; None: this is the first."""
     unit = UnitOfWork(
         work.database,
         work.consumer,
@@ -189,7 +190,15 @@ def _attempt(work: _Work, *, is_careful: bool) -> BatchResult:
     )
     with unit:
         locked = unit.lock_checkpoint(work.partition_id)
-        _check_checkpoint(work, locked)
+        check_checkpoint(
+            locked,
+            work.consumer,
+            work.partition_id,
+            start=work.start,
+            until=work.until,
+            event_hub_created_at_ms=work.event_hub_created_at_ms,
+            is_gap_allowed=work.is_gap_allowed,
+        )
         next_number = locked.next_sequence_number
         first = work.start if next_number is None else max(work.start, next_number)
         if next_number is not None and next_number >= work.until:
@@ -197,9 +206,11 @@ def _attempt(work: _Work, *, is_careful: bool) -> BatchResult:
             return BatchResult(0, 0, work.until - work.start, work.until, next_number)
         groups = [rows_between(group, first, work.until) for group in work.groups]
         dead_letters = [letter for letter in work.dead_letters if letter.sequence_number >= first]
-        if is_careful:
-            row_count, refused = insert_carefully(unit, work.table, groups, work.place_of)
-            dead_letters = sorted([*dead_letters, *refused], key=lambda letter: letter.sequence_number)
+        if refused is not None:
+            row_count, offenders = insert_carefully(
+                unit, work.table, groups, work.place_of, is_commit_refused=refused.is_at_commit
+            )
+            dead_letters = sorted([*dead_letters, *offenders], key=lambda letter: letter.sequence_number)
         else:
             row_count = sum(unit.insert_values(work.table, group) for group in groups)
         unit.add_dead_letters(work.partition_id, dead_letters)
@@ -216,17 +227,20 @@ def _attempt(work: _Work, *, is_careful: bool) -> BatchResult:
 
 
 def insert_carefully(
-    unit: UnitOfWork, table: Table, groups: Sequence[PartitionRows], positions: PlaceOf
+    unit: UnitOfWork,
+    table: Table,
+    groups: Sequence[PartitionRows],
+    positions: PlaceOf,
+    *,
+    is_commit_refused: bool = False,
 ) -> tuple[int, list[NewDeadLetter]]:
     """Insert what the database takes, event by event where it must be; the rest comes back as dead letters.
 
     Returns how many rows went in, and the dead letters. Of two events that exclude each other (a unique key),
     the earlier one stays.
     """
-    if not unit.database.is_sqlite:
-        # A constraint that waits for the commit could not be put down to an event.
-        with unit.translating("making constraints immediate"):
-            unit.connection.execute(text("SET CONSTRAINTS ALL IMMEDIATE"))
+    # A constraint that waits for the commit could not be put down to an event.
+    unit.make_constraints_immediate(is_commit_refused=is_commit_refused)
     numbers = sorted({number for group in groups for number in group.sequence_numbers})
     refused: list[NewDeadLetter] = []
     row_count = 0
@@ -239,6 +253,7 @@ def insert_carefully(
         try:
             with unit.savepoint():
                 inserted = sum(unit.insert_values(table, part) for part in parts)
+                unit.check_deferred_constraints()
             row_count += inserted
         except RowsRefusedError as error:
             if high - low == 1:
@@ -250,22 +265,42 @@ def insert_carefully(
     return row_count, refused
 
 
-def _check_checkpoint(work: _Work, locked: LockedCheckpoint) -> None:
-    stored, given = locked.event_hub_created_at_ms, work.event_hub_created_at_ms
-    if stored is not None and given is not None and stored != given:
-        raise EventHubReplacedError(
-            f"The checkpoint of partition {work.partition_id} of {work.consumer} belongs to the event hub "
-            f"created at {stored} ms, and this batch comes from one created at {given} ms.",
-            next_step="The hub was deleted and made anew, so its sequence numbers start again: use another "
-            "consumer group, or delete the rows of this one from tidegate_checkpoint to start over.",
-        )
+def check_checkpoint(
+    locked: LockedCheckpoint,
+    consumer: ConsumerKey,
+    partition_id: str,
+    *,
+    start: int,
+    until: int,
+    event_hub_created_at_ms: int | None,
+    is_gap_allowed: bool,
+) -> None:
+    """Whether the batch ``[start, until)`` may follow a locked checkpoint.
+
+    Raises EventHubReplacedError and CheckpointGapError.
+    """
+    check_event_hub(locked, consumer, partition_id, event_hub_created_at_ms)
     number = locked.next_sequence_number
-    if number is not None and number < work.start and not work.is_gap_allowed:
+    if number is not None and number < start and not is_gap_allowed:
         raise CheckpointGapError(
-            f"The batch [{work.start}, {work.until}) of partition {work.partition_id} of {work.consumer} "
-            f"starts beyond the checkpoint: events {number} to {work.start - 1} were never processed.",
+            f"The batch [{start}, {until}) of partition {partition_id} of {consumer} starts beyond the "
+            f"checkpoint: events {number} to {start - 1} were never processed.",
             next_step="Start from the checkpoint; if retention has taken those events, accept the gap on "
             "purpose.",
+        )
+
+
+def check_event_hub(
+    locked: LockedCheckpoint, consumer: ConsumerKey, partition_id: str, event_hub_created_at_ms: int | None
+) -> None:
+    """Raises EventHubReplacedError where the checkpoint belongs to another hub of this name."""
+    stored, given = locked.event_hub_created_at_ms, event_hub_created_at_ms
+    if stored is not None and given is not None and stored != given:
+        raise EventHubReplacedError(
+            f"The checkpoint of partition {partition_id} of {consumer} belongs to the event hub created at "
+            f"{stored} ms, and this batch comes from one created at {given} ms.",
+            next_step="The hub was deleted and made anew, so its sequence numbers start again: use another "
+            "consumer group, or delete the rows of this one from tidegate_checkpoint to start over.",
         )
 
 
@@ -278,7 +313,8 @@ def rows_between(rows: PartitionRows, start: int, until: int) -> PartitionRows:
     return PartitionRows(rows.columns, rows.values[low:high], numbers[low:high])
 
 
-def _check_events(events: Sequence[ReceivedEvent], start: int, until: int) -> None:
+def check_events(events: Sequence[ReceivedEvent], start: int, until: int) -> None:
+    """Raises InvalidArgumentError unless ``events`` ascend and lie in ``[start, until)``."""
     if not events:
         return
     _check_range(events[0].sequence_number, events[-1].sequence_number, start, until)

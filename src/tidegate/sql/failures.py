@@ -21,6 +21,15 @@ _SQLSTATES_DATA = ("21", "22", "23", "44", "P0001", "42804", "42846")
 # 21 cardinality, 22 data, 23 integrity, 44 view check, P0001 a trigger's RAISE, 42804/42846 type mismatch and
 # cast (PostgreSQL 15 documentation, appendix A).
 
+_SQLITE_ENVIRONMENT = (
+    "database is locked",
+    "disk is full",
+    "disk I/O error",
+    "no such table",
+    "readonly database",
+    "unable to open",
+)
+
 
 def sqlstate_of(error: BaseException) -> str:
     """The five-letter SQLSTATE of a PostgreSQL error; empty where there is none."""
@@ -65,6 +74,23 @@ def _is_bad_sqlite_data(error: sqlite3.Error) -> bool:
         return True
     # Python 3.11 raises InterfaceError, 3.12 ProgrammingError for a value of a type SQLite does not know.
     return isinstance(error, sqlite3.InterfaceError | sqlite3.ProgrammingError) and "binding" in str(error)
+
+
+def is_environment(error: BaseException) -> bool:
+    """True where the database itself is at fault: no connection, no lock, no room, no table, no permission.
+
+    The answer is for errors that a handler's own statements raise; everything else is about its event.
+    """
+    if isinstance(error, exc.TimeoutError) or is_connection_lost(error):
+        return True
+    state = sqlstate_of(error)
+    if state:
+        return state.startswith(_SQLSTATES_BUSY) or state in ("42P01", "42501")
+    original = getattr(error, "orig", None) or error
+    if not isinstance(original, sqlite3.OperationalError):
+        return False
+    text = str(original)
+    return any(words in text for words in _SQLITE_ENVIRONMENT)
 
 
 def reason_of(error: BaseException) -> BaseException:

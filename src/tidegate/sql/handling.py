@@ -16,6 +16,9 @@ from tidegate.model.events import ReceivedEvent
 from tidegate.sql.pipeline import Handler
 from tidegate.sql.values import NewDeadLetter, PartitionRows
 
+OnFailure = Callable[[ReceivedEvent, Exception], None]
+"""Told of each event whose handler raised, instead of a dead letter."""
+
 
 class HandlerResultError(TypeError):
     """A handler returned something that is no row; the reason of a dead letter, never raised to the
@@ -36,11 +39,17 @@ class HandledEvents:
 
 
 def handle_events(
-    handler: Handler, table: Table, events: Iterable[ReceivedEvent], *, is_payload_copied: bool = False
+    handler: Handler,
+    table: Table,
+    events: Iterable[ReceivedEvent],
+    *,
+    is_payload_copied: bool = False,
+    on_failure: OnFailure | None = None,
 ) -> HandledEvents:
     """Run ``handler`` over ``events``; what it raises, or a row that no table could hold, is a dead letter.
 
-    An event with several rows is put aside whole when one of them is no good.
+    An event with several rows is put aside whole when one of them is no good. on_failure: takes the failures
+    in place of dead letters.
     """
     shapes = _Shapes(table)
     dead_letters: list[NewDeadLetter] = []
@@ -55,6 +64,9 @@ def handle_events(
         except MemoryError:
             raise
         except Exception as error:  # whatever a user's handler raises, the others go on
+            if on_failure is not None:
+                on_failure(event, error)
+                continue
             dead_letters.append(
                 NewDeadLetter.from_exception(event, error, is_payload_copied=is_payload_copied)
             )

@@ -1,4 +1,8 @@
-"""A pipeline as the user writes it: where events come from, a plain function, and where its rows go."""
+"""A pipeline as the user writes it: where events come from, a plain function, and where its rows go.
+
+``Pipeline`` has a function from an event to rows; ``TransactionalPipeline`` one that writes for itself with
+the transaction's connection.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,8 @@ from sqlalchemy import Table
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate.processor.handlers import TransactionalHandler, TransactionalProcessor
+from tidegate.processor.policies import FailurePolicy
 from tidegate.sql.values import ConsumerKey, Row
 
 Handler = Callable[[ReceivedEvent], Row | Iterable[Row] | None]
@@ -54,10 +60,51 @@ class Pipeline:
         return ConsumerKey(self.event_hub, self.consumer_group)
 
 
-def load_pipeline(address: str) -> Pipeline:
+@dataclass(frozen=True, slots=True)
+class TransactionalPipeline:
+    """Events of one hub, through a handler that writes for itself, exactly once.
+
+    Register it with a host, or name it to ``tidegate dlq redrive``.
+    """
+
+    name: str
+    """Names it in dead letters and on the command line; keep it when the handler changes."""
+    event_hub: str
+    handler: TransactionalProcessor | TransactionalHandler
+    """A plain function ``(context, events)``, or a processor; each writes with ``context.connection``.
+
+    A redrive calls it with a context that has no lease (epoch 0), and calls no ``open`` and no ``close``.
+    """
+    consumer_group: str = DEFAULT_CONSUMER_GROUP
+    policy: FailurePolicy | None = None
+    """What becomes of an event that it failed for; None: what the host's options say."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise InvalidArgumentError("A pipeline needs a name.")
+        if isinstance(self.handler, type) or not (
+            isinstance(self.handler, TransactionalProcessor) or callable(self.handler)
+        ):
+            raise InvalidArgumentError(
+                f"The handler of the pipeline {self.name} cannot be called with events.",
+                next_step="Give a function (context, events) or an instance of a TransactionalProcessor.",
+            )
+        ConsumerKey(self.event_hub, self.consumer_group)
+
+    @property
+    def consumer(self) -> ConsumerKey:
+        """Whose checkpoints it moves."""
+        return ConsumerKey(self.event_hub, self.consumer_group)
+
+
+AnyPipeline = Pipeline | TransactionalPipeline
+
+
+def load_pipeline(address: str) -> AnyPipeline:
     """The pipeline at ``package.module:attribute`` or ``path/to/file.py:attribute``.
 
-    The attribute is a ``Pipeline``, or a callable without arguments that gives one.
+    The attribute is a ``Pipeline`` or ``TransactionalPipeline``, or a callable without arguments that gives
+    one.
     Raises InvalidArgumentError when there is none; what the module itself raises on import comes through as
     its cause.
     """
@@ -71,20 +118,21 @@ def load_pipeline(address: str) -> Pipeline:
     try:
         found: object = getattr(module, attribute)
     except AttributeError:
-        names = [name for name, value in vars(module).items() if isinstance(value, Pipeline)]
+        names = [name for name, value in vars(module).items() if isinstance(value, AnyPipeline)]
         raise InvalidArgumentError(
             f"{place} has no attribute {attribute!r}.",
             next_step=f"Its pipelines are: {', '.join(names)}." if names else "It defines no pipeline.",
         ) from None
-    if not isinstance(found, Pipeline) and callable(found):
+    if not isinstance(found, AnyPipeline) and callable(found):
         try:
             found = found()
         except Exception as error:
             raise InvalidArgumentError(f"{address} raised {type(error).__name__}: {error}") from error
-    if not isinstance(found, Pipeline):
+    if not isinstance(found, AnyPipeline):
         raise InvalidArgumentError(
             f"{address} is a {type(found).__name__}, not a tidegate.sql.Pipeline.",
-            next_step="Name a Pipeline, or a function without arguments that returns one.",
+            next_step="Name a Pipeline or TransactionalPipeline, or a function without arguments that "
+            "returns one.",
         )
     return found
 

@@ -7,13 +7,15 @@ where it moves something. A connection that breaks during COMMIT leaves two poss
 re-read on a new connection behind the same row lock, tells which of them came true. COMMIT is never sent
 twice.
 
-Order of locks: the writers' file lock (SQLite), then checkpoint rows in ascending partition id.
+Order of locks: the writers' file lock (SQLite), then checkpoint rows in ascending partition id, then dead
+letters in ascending sequence number.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +25,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Final
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Table, and_, or_, select, text, update
 from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -53,10 +55,12 @@ Upsert = postgresql.Insert | sqlite.Insert
 class RowsRefusedError(DatabaseError):
     """The database refused the values of rows; the transaction is rolled back, or to its savepoint."""
 
-    def __init__(self, message: str, *, reason: BaseException) -> None:
+    def __init__(self, message: str, *, reason: BaseException, is_at_commit: bool = False) -> None:
         super().__init__(message)
         self.reason = reason
         """The driver's error, in the database's own words."""
+        self.is_at_commit = is_at_commit
+        """True: a constraint that is checked only at the end refused all of the transaction together."""
 
 
 class CommitOutcome(Enum):
@@ -108,6 +112,8 @@ class UnitOfWork:
         self._stack: ExitStack | None = None
         self._connection: Connection | None = None
         self._witness: Witness | None = None
+        self._violations_before: int | None = None
+        """Broken foreign keys before anything was written; None: they are not counted."""
 
     @property
     def connection(self) -> Connection:
@@ -162,6 +168,28 @@ class UnitOfWork:
             )
         return locked
 
+    def claim(self, partition_id: str) -> None:
+        """Enter this owner and its lease epoch into a checkpoint that is locked, without moving it.
+
+        From the commit on no owner of a lower epoch can move it.
+        """
+        changes: dict[str, object] = {
+            "transaction_token": self.token,
+            "owner": storable_text(self.owner),
+            "updated_at": self.database.clock.now_utc(),
+        }
+        if self.lease_epoch is not None:
+            changes["lease_epoch"] = self.lease_epoch
+        with self.translating(f"claiming partition {partition_id} of {self.consumer}"):
+            self.connection.execute(update(schema.checkpoint).where(self._at(partition_id)).values(changes))
+
+        def outcome(connection: Connection) -> CommitOutcome:
+            found = self._lock_checkpoint(connection, partition_id)
+            is_mine = found.transaction_token == self.token
+            return CommitOutcome.COMMITTED if is_mine else CommitOutcome.ROLLED_BACK
+
+        self.set_witness(outcome)
+
     def insert_rows(self, table: Table, rows: Sequence[Row]) -> int:
         """Insert rows of any mix of columns; rows with the same columns go together. Returns how many.
 
@@ -179,6 +207,32 @@ class UnitOfWork:
         """Insert rows that lie in tuples already. Returns how many. Raises as ``insert_rows`` does."""
         self._insert(table, rows.columns, rows.values)
         return len(rows.values)
+
+    def make_constraints_immediate(self, *, is_commit_refused: bool = False) -> None:
+        """From here on a constraint refuses a row at once, not the commit, so that it can be put down to it.
+
+        SQLite cannot do so. is_commit_refused: the last attempt was refused at its commit, so it is worth the
+        price: ``check_deferred_constraints`` then reads through the tables with foreign keys each time.
+        """
+        with self.translating("making constraints immediate"):
+            if not self.database.is_sqlite:
+                self.connection.execute(text("SET CONSTRAINTS ALL IMMEDIATE"))
+            elif is_commit_refused:
+                self._violations_before = self._count_violations()
+
+    def check_deferred_constraints(self) -> None:
+        """Raises RowsRefusedError where a foreign key is broken that only the commit would have refused."""
+        if self._violations_before is None:
+            return
+        with self.translating("checking foreign keys"):
+            is_broken = self._count_violations() > self._violations_before
+        if is_broken:
+            reason = sqlite3.IntegrityError("FOREIGN KEY constraint failed")
+            raise _refused(reason, "rows whose foreign key leads nowhere")
+
+    def _count_violations(self) -> int:
+        statement = text("SELECT count(*) FROM pragma_foreign_key_check")
+        return int(self.connection.execute(statement).scalar_one())
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -315,7 +369,7 @@ class UnitOfWork:
             if is_connection_lost(error) or (self.database.is_sqlite and not is_bad_data(error)):
                 self._resolve_lost_commit(error)
             elif is_bad_data(error):
-                raise _refused(error, "the commit") from error
+                raise _refused(error, "the commit", is_at_commit=True) from error
             else:
                 raise translate(error, doing="committing", where=self.database.url) from error
         finally:
@@ -505,6 +559,7 @@ def dead_letter_texts(error_type: str, reason: str, traceback: str) -> dict[str,
     }
 
 
-def _refused(error: BaseException, what: str) -> RowsRefusedError:
+def _refused(error: BaseException, what: str, *, is_at_commit: bool = False) -> RowsRefusedError:
     reason = reason_of(error)
-    return RowsRefusedError(f"The database refused {what}: {' '.join(str(reason).split())}", reason=reason)
+    words = " ".join(str(reason).split())
+    return RowsRefusedError(f"The database refused {what}: {words}", reason=reason, is_at_commit=is_at_commit)

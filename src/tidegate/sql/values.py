@@ -112,6 +112,22 @@ class NewDeadLetter:
         return cls.at_place(event.sequence_number, place, error)
 
     @classmethod
+    def from_text(
+        cls, event: ReceivedEvent, error_type: str, reason: str, *, is_payload_copied: bool = False
+    ) -> NewDeadLetter:
+        """The dead letter of an event that was put aside for a reason in words, without an exception."""
+        place = place_of(event, is_payload_copied=is_payload_copied)
+        return cls(
+            sequence_number=event.sequence_number,
+            offset=place.offset,
+            enqueued_time_ms=place.enqueued_time_ms,
+            error_type=error_type,
+            reason=reason,
+            partition_key=place.partition_key,
+            payload=place.payload,
+        )
+
+    @classmethod
     def at_place(cls, sequence_number: int, place: EventPlace, error: BaseException) -> NewDeadLetter:
         """The dead letter of the event at ``place``, for the reason that ``error`` tells."""
         return cls(
