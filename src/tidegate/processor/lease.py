@@ -46,7 +46,8 @@ class Lease:
     owner: str
     """The host that holds it; empty: it was released."""
     epoch: int
-    """Rises by one each time the lease is acquired. 0 in a store without epochs (``has_epochs``)."""
+    """Rises each time the lease is acquired. 0 in a store that keeps none. Receivers are opened with it only
+    where the store's ``has_epochs`` says so."""
     acquired_at: datetime | None
     """When ``owner`` got it, aware; None where the store does not keep it."""
     renewed_at: datetime

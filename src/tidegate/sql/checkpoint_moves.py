@@ -27,7 +27,7 @@ class CheckpointMove:
     next_sequence_number: int | None
     """Where it is now; None: only an offset or a time is known."""
     is_moved: bool
-    """False: it lies there or further already, and was left."""
+    """False: it lies there or further already, and was left, a higher lease epoch recorded all the same."""
 
 
 def move_checkpoint(
@@ -72,6 +72,10 @@ def move_checkpoint(
         move = _decide(consumer, stored, target, lease_epoch, is_rewind_allowed=is_rewind_allowed)
         if move.is_moved:
             _write(unit, stored, target)
+            unit.commit()
+        elif stored is not None and lease_epoch is not None and lease_epoch > (stored.lease_epoch or 0):
+            # The position stays, and its former owner is out all the same.
+            _update(unit, target.partition_id, {})
             unit.commit()
         else:
             unit.rollback()
@@ -149,18 +153,24 @@ def _write(unit: UnitOfWork, stored: Checkpoint | None, target: ProcessorCheckpo
         "next_sequence_number": None,
         "offset": target.offset,
         "enqueued_time_ms": target.enqueued_time_ms,
+    }
+    if target.event_hub_created_at_ms is not None:
+        changes["event_hub_created_at_ms"] = target.event_hub_created_at_ms
+    _update(unit, target.partition_id, changes)
+
+
+def _update(unit: UnitOfWork, partition_id: str, changes: dict[str, object]) -> None:
+    """Write ``changes`` and who made them. No compare-and-set: the row is locked since it was read."""
+    changes |= {
         "transaction_token": unit.token,
         "owner": storable_text(unit.owner),
         "updated_at": unit.database.clock.now_utc(),
     }
-    if target.event_hub_created_at_ms is not None:
-        changes["event_hub_created_at_ms"] = target.event_hub_created_at_ms
     if unit.lease_epoch is not None:
         changes["lease_epoch"] = unit.lease_epoch
-    with unit.translating(f"moving the checkpoint of partition {target.partition_id}"):
-        # No compare-and-set: the row is locked since it was read.
+    with unit.translating(f"moving the checkpoint of partition {partition_id}"):
         unit.connection.execute(
-            update(schema.checkpoint).where(_at(unit.consumer, target.partition_id)).values(changes)
+            update(schema.checkpoint).where(_at(unit.consumer, partition_id)).values(changes)
         )
 
 

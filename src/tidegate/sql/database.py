@@ -213,7 +213,9 @@ class Database:
     def _new_engine(self) -> Engine:
         options: dict[str, object] = {}
         if self._path is None:
-            options = {"pool_pre_ping": True, "isolation_level": "READ COMMITTED"}
+            # As many connections as threads ask for, of which 5 are kept: SQLAlchemy's limit of 15 would let
+            # a renewal of leases wait behind 15 batches, and fail after 30 s.
+            options = {"pool_pre_ping": True, "isolation_level": "READ COMMITTED", "max_overflow": -1}
             connect_arguments: dict[str, object] = {"connect_timeout": 10}
         else:
             connect_arguments = {"timeout": self._lock_wait_s, "check_same_thread": False}

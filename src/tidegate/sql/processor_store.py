@@ -51,8 +51,7 @@ class SqlStore:
         self._checkpoints = CheckpointReader(database)
         self._lease_threads = ThreadPoolExecutor(_LEASE_THREADS, "tidegate-leases")
         self._checkpoint_threads = ThreadPoolExecutor(_CHECKPOINT_THREADS, "tidegate-checkpoints")
-        self._namespace_lock = threading.Lock()
-        self._namespace: str | None = None
+        self._namespace = OneNamespace()
         self._is_closed = False
 
     @property
@@ -150,15 +149,27 @@ class SqlStore:
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def _consumer(self, group: GroupKey) -> ConsumerKey:
-        with self._namespace_lock:
-            if self._namespace is None:
-                self._namespace = group.fully_qualified_namespace
-            if self._namespace != group.fully_qualified_namespace:
+        return self._namespace.consumer_of(group)
+
+
+class OneNamespace:
+    """The one namespace whose hubs a store serves: the first it is asked for. May be used by many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._name: str | None = None
+
+    def consumer_of(self, group: GroupKey) -> ConsumerKey:
+        """The key of ``group`` in the database. Raises InvalidArgumentError for a second namespace."""
+        with self._lock:
+            if self._name is None:
+                self._name = group.fully_qualified_namespace
+            if self._name != group.fully_qualified_namespace:
                 raise InvalidArgumentError(
-                    f"This store keeps the leases and checkpoints of the namespace {self._namespace}, and "
-                    f"was asked for {group} of {group.fully_qualified_namespace}: hubs of one name would be "
+                    f"This store keeps the leases and checkpoints of the namespace {self._name}, and was "
+                    f"asked for {group} of {group.fully_qualified_namespace}: hubs of one name would be "
                     "taken for one.",
-                    next_step="Use a database for each namespace.",
+                    next_step="Use a database for each namespace, and one name for each service.",
                 )
         return ConsumerKey(group.event_hub, group.consumer_group)
 

@@ -17,12 +17,12 @@ import asyncio
 import random
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
-from tidegate.model.errors import FencedError
+from tidegate.model.errors import FencedError, InvalidArgumentError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import GroupKey, Lease
 from tidegate.processor.store import ProcessorStore
@@ -37,6 +37,10 @@ _WAIT_S_MAX: Final = 30.0
 class _Suite(ABC):
     """What the tests stand on: two stores on one place, a group nobody has used, and the store's time."""
 
+    has_lease_epochs: bool | None = None
+    """Whether leases have epochs that rise and fence; None: as the store's ``has_epochs`` says."""
+    has_namespaces: bool = True
+    """False: a place holds one namespace, and a store refuses a second one with an InvalidArgumentError."""
     walk_steps: int = 150
     """How many random operations the random walk makes; lower it where each one is slow."""
 
@@ -56,6 +60,14 @@ class _Suite(ABC):
             # A store's clock tells nobody that it has moved.
             while (await store.list_leases(group)).now.timestamp() < until:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+
+    def are_epochs_kept(self, store: ProcessorStore) -> bool:
+        """Whether leases have epochs in this store."""
+        return store.has_epochs if self.has_lease_epochs is None else self.has_lease_epochs
+
+    def next_epoch(self, store: ProcessorStore, lease: Lease) -> int:
+        """The epoch of whoever acquires the partition after ``lease``."""
+        return lease.epoch + 1 if self.are_epochs_kept(store) else 0
 
     @asynccontextmanager
     async def open_stores(self) -> AsyncIterator[tuple[ProcessorStore, ProcessorStore]]:
@@ -85,7 +97,7 @@ class LeaseStoreConformance(_Suite):
             lease = await store.acquire(group, "3", "host-a", expected=None)
             assert lease is not None
             assert (lease.partition_id, lease.owner) == ("3", "host-a")
-            assert lease.epoch == (1 if store.has_epochs else 0)
+            assert lease.epoch == (1 if self.are_epochs_kept(store) else 0)
             assert lease.acquired_at is None or lease.acquired_at == lease.renewed_at
             snapshot = await other.list_leases(group)
             assert dict(snapshot.leases) == {"3": lease}
@@ -118,7 +130,7 @@ class LeaseStoreConformance(_Suite):
             )
             winners = [lease for lease in answers if lease is not None]
             assert len(winners) == 1
-            assert winners[0].epoch == _next_epoch(stores[0], first)
+            assert winners[0].epoch == self.next_epoch(stores[0], first)
             assert winners[0].version != first.version
             assert dict((await stores[1].list_leases(group)).leases) == {"0": winners[0]}
 
@@ -156,7 +168,7 @@ class LeaseStoreConformance(_Suite):
         async with self.open_stores() as (store, _):
             old = await acquire(store, group, "0", "host-a")
             new = await acquire(store, group, "0", "host-a", expected=old)
-            assert new.epoch == _next_epoch(store, old)
+            assert new.epoch == self.next_epoch(store, old)
             assert dict(await store.renew(group, [old])) == {}
 
     async def test_many_leases_are_renewed_at_once(self) -> None:
@@ -201,7 +213,7 @@ class LeaseStoreConformance(_Suite):
             assert snapshot.leases["2"] == leases[2]
             assert dict(await store.renew(group, leases[:1])) == {}
             new = await acquire(other, group, "0", "host-b", expected=snapshot.leases["0"])
-            assert new.epoch == _next_epoch(store, leases[0])
+            assert new.epoch == self.next_epoch(store, leases[0])
 
     async def test_a_lease_runs_out_by_the_stores_clock(self) -> None:
         """A lease that nobody renews may be taken; one that is renewed may not."""
@@ -222,8 +234,8 @@ class LeaseStoreConformance(_Suite):
     async def test_groups_do_not_meet(self) -> None:
         """Namespace, hub and group each make another place; their spelling does not."""
         group = make_group()
+        elsewhere = replace(group, fully_qualified_namespace="other.servicebus.windows.net")
         others = [
-            replace(group, fully_qualified_namespace="other.servicebus.windows.net"),
             replace(group, event_hub=group.event_hub + "-2"),
             replace(group, consumer_group="$Default2"),
         ]
@@ -233,6 +245,11 @@ class LeaseStoreConformance(_Suite):
         async with self.open_stores() as (store, other):
             lease = await acquire(store, group, "0", "Host-A")
             await store.update_checkpoint(group, _checkpoint("0", 5), lease=lease)
+            assert dict((await other.list_leases(shouted)).leases) == {"0": lease}
+            if self.has_namespaces:
+                others.append(elsewhere)
+            else:
+                assert await _is_refused(other.list_leases(elsewhere), InvalidArgumentError)
             for one in others:
                 assert dict((await other.list_leases(one)).leases) == {}
                 assert dict(await other.list_checkpoints(one)) == {}
@@ -246,7 +263,7 @@ class LeaseStoreConformance(_Suite):
         print(f"random walk: seed {seed}")
         group = make_group()
         async with self.open_stores() as stores:
-            walk = _Walk(random.Random(seed), group, stores[0].has_epochs)
+            walk = _Walk(random.Random(seed), group, self.are_epochs_kept(stores[0]))
             for _ in range(self.walk_steps):
                 await walk.step(walk.random.choice(stores))
             listed = (await stores[0].list_leases(group)).leases
@@ -311,16 +328,46 @@ class CheckpointStoreConformance(_Suite):
             await store.update_checkpoint(group, _checkpoint("0", 5), lease=old)
             new = await acquire(other, group, "0", "host-b", expected=old)
             await other.update_checkpoint(group, _checkpoint("0", 7), lease=new)
-            is_fenced = store.has_epochs
-            assert await _is_refused(store, group, 6, old) == is_fenced
+            is_fenced = self.are_epochs_kept(store)
+            late = store.update_checkpoint(group, _checkpoint("0", 6), lease=old)
+            assert await _is_refused(late, FencedError) == is_fenced
             assert await _position(store, group) == 7
-            assert await _is_refused(store, group, 9, old) == is_fenced
+            late = store.update_checkpoint(group, _checkpoint("0", 9), lease=old)
+            assert await _is_refused(late, FencedError) == is_fenced
             assert await _position(store, group) == (7 if is_fenced else 9)
             # A tool that moves it without a lease does not let the old owner in again.
             await other.update_checkpoint(group, _checkpoint("0", 8), lease=None, is_rewind_allowed=True)
-            assert await _is_refused(store, group, 12, old) == is_fenced
+            late = store.update_checkpoint(group, _checkpoint("0", 12), lease=old)
+            assert await _is_refused(late, FencedError) == is_fenced
             await other.update_checkpoint(group, _checkpoint("0", 20), lease=new)
             assert await _position(store, group) == 20
+
+    async def test_a_slow_new_owner_fences_as_well(self) -> None:
+        """The new owner's epoch counts from its first checkpoint on, even where that one moves nothing."""
+        group = make_group()
+        async with self.open_stores() as (store, other):
+            old = await acquire(store, group, "0", "host-a")
+            await store.update_checkpoint(group, _checkpoint("0", 5), lease=old)
+            new = await acquire(other, group, "0", "host-b", expected=old)
+            await other.update_checkpoint(group, _checkpoint("0", 4), lease=new)
+            late = store.update_checkpoint(group, _checkpoint("0", 6), lease=old)
+            assert await _is_refused(late, FencedError) == (old.epoch > 0)
+
+    async def test_a_checkpoint_belongs_to_one_hub(self) -> None:
+        """A hub that was deleted and made anew under its name counts from the start: no mixing up."""
+        group = make_group()
+        async with self.open_stores() as (store, other):
+            first = replace(_checkpoint("0", 5), event_hub_created_at_ms=1_000)
+            await store.update_checkpoint(group, first, lease=None)
+            if (await other.list_checkpoints(group))["0"].event_hub_created_at_ms is None:
+                return  # as in the official layout, which has no room for it
+            second = replace(_checkpoint("0", 9), event_hub_created_at_ms=2_000)
+            mixed = other.update_checkpoint(group, second, lease=None)
+            assert await _is_refused(mixed, EventHubReplacedError)
+            assert await _position(store, group) == 5
+            second = replace(_checkpoint("0", 2), event_hub_created_at_ms=2_000)
+            await other.update_checkpoint(group, second, lease=None, is_rewind_allowed=True)
+            assert (await store.list_checkpoints(group))["0"].event_hub_created_at_ms == 2_000
 
     async def test_a_released_partition_keeps_its_checkpoint(self) -> None:
         """Leases come and go; where the next owner goes on stays."""
@@ -363,11 +410,10 @@ class ProcessorStoreConformance(LeaseStoreConformance, CheckpointStoreConformanc
 class _Walk:
     """Random operations on the leases of a few partitions, and what must come of them."""
 
-    def __init__(self, source: random.Random, group: GroupKey, has_epochs: bool) -> None:
+    def __init__(self, source: random.Random, group: GroupKey) -> None:
         self.random = source
         self.current: dict[str, Lease] = {}
         self._group = group
-        self._has_epochs = has_epochs
         self._seen: list[Lease] = []
 
     async def step(self, store: ProcessorStore) -> None:
@@ -394,8 +440,8 @@ class _Walk:
         lease = await store.acquire(self._group, partition, owner, expected=expected)
         assert (lease is not None) == is_fresh
         if lease is not None:
-            epoch = 0 if expected is None else expected.epoch
-            assert (lease.owner, lease.epoch) == (owner, epoch + 1 if self._has_epochs else 0)
+            assert lease.owner == owner
+            assert expected is None or lease.epoch == _next_epoch(expected)
             self._remember(lease)
 
     async def _renew(self, store: ProcessorStore, expected: Lease) -> None:
@@ -436,10 +482,6 @@ async def acquire(
     return lease
 
 
-def _next_epoch(store: ProcessorStore, lease: Lease) -> int:
-    return lease.epoch + 1 if store.has_epochs else 0
-
-
 def _checkpoint(partition_id: str, sequence_number: int) -> ProcessorCheckpoint:
     offset = str(sequence_number * 100) if sequence_number >= 0 else None
     return ProcessorCheckpoint(partition_id, sequence_number, offset, 1_700_000_000_000 + sequence_number)
@@ -449,9 +491,17 @@ async def _position(store: ProcessorStore, group: GroupKey) -> int | None:
     return (await store.list_checkpoints(group))["0"].sequence_number
 
 
-async def _is_refused(store: ProcessorStore, group: GroupKey, sequence_number: int, lease: Lease) -> bool:
+async def _is_not_served(store: ProcessorStore, group: GroupKey) -> bool:
     try:
-        await store.update_checkpoint(group, _checkpoint("0", sequence_number), lease=lease)
-    except FencedError:
+        await store.list_leases(group)
+    except InvalidArgumentError:
+        return True
+    return False
+
+
+async def _is_refused(call: Awaitable[object], kind: type[TidegateError]) -> bool:
+    try:
+        await call
+    except kind:
         return True
     return False
