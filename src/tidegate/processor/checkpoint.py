@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
+from tidegate.model.errors import EventHubReplacedError
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.position import EventPosition
 from tidegate.processor.lease import GroupKey, Lease
@@ -55,6 +56,16 @@ class ProcessorCheckpoint:
             return EventPosition.from_enqueued_time(time)
         return EventPosition.earliest()
 
+    def is_behind(self, other: ProcessorCheckpoint) -> bool:
+        """By the first of number, offset and time that both have; offsets that are no numbers say nothing."""
+        if self.sequence_number is not None and other.sequence_number is not None:
+            return self.sequence_number < other.sequence_number
+        if _is_number(self.offset) and _is_number(other.offset):
+            return int(self.offset) < int(other.offset)
+        if self.enqueued_time_ms is not None and other.enqueued_time_ms is not None:
+            return self.enqueued_time_ms < other.enqueued_time_ms
+        return False
+
 
 class CheckpointStore(Protocol):
     """Keeps checkpoints.
@@ -79,6 +90,23 @@ class CheckpointStore(Protocol):
 
         lease: under which it is moved; None: without one (a person, a tool). is_rewind_allowed: moves it
         backwards, too.
-        Raises FencedError where the store keeps epochs and somebody has moved it under a higher one.
+        Raises FencedError where the store keeps epochs and somebody has moved it under a higher one;
+        EventHubReplacedError where the store keeps which hub of this name it counts in, ``checkpoint`` counts
+        in another one, and it may not go backwards.
         """
         ...
+
+
+def check_same_hub(group: GroupKey, checkpoint: ProcessorCheckpoint, current: ProcessorCheckpoint) -> None:
+    """Raises EventHubReplacedError where both say which hub of this name they count in, and not the same."""
+    was, now = current.event_hub_created_at_ms, checkpoint.event_hub_created_at_ms
+    if was is not None and now is not None and was != now:
+        raise EventHubReplacedError(
+            f"The checkpoint of {group}, partition {checkpoint.partition_id}, belongs to the event hub "
+            f"created at {was} ms, and this one counts in a hub created at {now} ms.",
+            next_step="Use another consumer group, or set the checkpoint anew, backwards allowed.",
+        )
+
+
+def _is_number(offset: str | None) -> TypeGuard[str]:
+    return offset is not None and offset.isdecimal()

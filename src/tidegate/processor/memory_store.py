@@ -9,11 +9,10 @@ import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeGuard
 
 from tidegate.model.clock import Clock
-from tidegate.model.errors import EventHubReplacedError, FencedError
-from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.model.errors import FencedError
+from tidegate.processor.checkpoint import ProcessorCheckpoint, check_same_hub
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
 
 
@@ -125,8 +124,8 @@ class MemoryStore:
                 stored.checkpoint_epochs[partition_id] = lease.epoch
             current = stored.checkpoints.get(partition_id)
             if current is not None and not is_rewind_allowed:
-                _check_same_hub(group, checkpoint, current)
-                if _is_behind(checkpoint, current):
+                check_same_hub(group, checkpoint, current)
+                if checkpoint.is_behind(current):
                     return
             stored.checkpoints[partition_id] = checkpoint
 
@@ -146,28 +145,3 @@ def _version_of(lease: Lease | None) -> str | None:
 
 def _those_as_given(stored: Mapping[str, Lease], leases: Sequence[Lease]) -> list[Lease]:
     return [lease for lease in leases if _version_of(stored.get(lease.partition_id)) == lease.version]
-
-
-def _check_same_hub(group: GroupKey, checkpoint: ProcessorCheckpoint, current: ProcessorCheckpoint) -> None:
-    was, now = current.event_hub_created_at_ms, checkpoint.event_hub_created_at_ms
-    if was is not None and now is not None and was != now:
-        raise EventHubReplacedError(
-            f"The checkpoint of {group}, partition {checkpoint.partition_id}, belongs to the event hub "
-            f"created at {was} ms, and this one counts in a hub created at {now} ms.",
-            next_step="Use another consumer group, or set the checkpoint anew, backwards allowed.",
-        )
-
-
-def _is_behind(checkpoint: ProcessorCheckpoint, current: ProcessorCheckpoint) -> bool:
-    """By the first of number, offset and time that both have; offsets that are no numbers say nothing."""
-    if checkpoint.sequence_number is not None and current.sequence_number is not None:
-        return checkpoint.sequence_number < current.sequence_number
-    if _is_number(checkpoint.offset) and _is_number(current.offset):
-        return int(checkpoint.offset) < int(current.offset)
-    if checkpoint.enqueued_time_ms is not None and current.enqueued_time_ms is not None:
-        return checkpoint.enqueued_time_ms < current.enqueued_time_ms
-    return False
-
-
-def _is_number(offset: str | None) -> TypeGuard[str]:
-    return offset is not None and offset.isdecimal()
