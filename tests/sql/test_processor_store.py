@@ -26,7 +26,7 @@ from tidegate.model.errors import (
 )
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import GroupKey, Lease
-from tidegate.processor.store import ProcessorStore
+from tidegate.processor.store import ProcessorStore, TransactionalStore
 from tidegate.sql import CheckpointReader, ConsumerKey, Database, LeaseReader, SqlStore, UnitOfWork, schema
 from tidegate.sql.lease_rows import LeaseTable
 from tidegate.testing.stores import ProcessorStoreConformance
@@ -57,6 +57,12 @@ class TestSqlStoreSharedWithOfficialProcessors(TestSqlStore):
 
     has_epochs = False
     has_lease_epochs = True
+
+
+def test_it_is_a_store_for_transactions(database: Database) -> None:
+    """A host asks the type whether it can work in transactions."""
+    store: TransactionalStore = SqlStore(database)
+    assert isinstance(store, TransactionalStore)
 
 
 @pytest.fixture

@@ -15,11 +15,14 @@ from typing import Final, TypeVar
 
 from tidegate.model.errors import ClosedError, InvalidArgumentError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor.handlers import PartitionContext
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
+from tidegate.processor.policies import FailurePolicy
 from tidegate.sql.checkpoint_moves import move_checkpoint
 from tidegate.sql.checkpoints import CheckpointReader
 from tidegate.sql.database import Database
 from tidegate.sql.lease_rows import LeaseRow, LeaseTable
+from tidegate.sql.transactions import SqlTransactions
 from tidegate.sql.values import Checkpoint, ConsumerKey
 
 T = TypeVar("T")
@@ -132,6 +135,29 @@ class SqlStore:
                 lease_epoch=None if lease is None else lease.epoch,
                 is_rewind_allowed=is_rewind_allowed,
             ),
+        )
+
+    def open_transactions(
+        self,
+        group: GroupKey,
+        lease: Lease,
+        handler: object,
+        context: PartitionContext,
+        *,
+        policy: FailurePolicy,
+        event_hub_created_at_ms: int | None,
+    ) -> SqlTransactions:
+        """As ``TransactionalStore`` says; besides its handlers, this store takes a ``Pipeline`` and a
+        ``TransactionalPipeline``.
+        """
+        return SqlTransactions(
+            self._database,
+            self._consumer(group),
+            lease,
+            handler,
+            context,
+            policy=policy,
+            event_hub_created_at_ms=event_hub_created_at_ms,
         )
 
     async def close(self) -> None:
