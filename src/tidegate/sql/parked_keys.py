@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Final
 
-from sqlalchemy import ColumnElement, Connection, and_, func, literal_column, select
+from sqlalchemy import ColumnElement, Connection, and_, literal_column, select
 
 from tidegate.model.events import ReceivedEvent
 from tidegate.sql.dead_letter_rows import consumer_is
@@ -78,14 +78,18 @@ def first_open_by_key(connection: Connection, consumer: ConsumerKey, partition_i
     however many events are parked behind it, and next to nothing where there is none.
     """
     row = dead_letter.c
-    here = and_(consumer_is(consumer, partition_id), is_open())
-    keys = select(func.min(row.partition_key).label("key")).where(here).cte("parked", recursive=True)
-    following = (
-        select(func.min(row.partition_key)).where(here, row.partition_key > keys.c.key).scalar_subquery()
-    )
+    here = and_(consumer_is(consumer, partition_id), is_open(), row.partition_key.is_not(None))
+    # Sorted and cut to one row, not min(): without statistics PostgreSQL would read all of them for that.
+    smallest = select(row.partition_key).where(here).order_by(row.partition_key).limit(1)
+    keys = select(smallest.scalar_subquery().label("key")).cte("parked", recursive=True)
+    following = smallest.where(row.partition_key > keys.c.key).scalar_subquery()
     keys = keys.union_all(select(following).where(keys.c.key.is_not(None)))
     first = (
-        select(func.min(row.sequence_number)).where(here, row.partition_key == keys.c.key).scalar_subquery()
+        select(row.sequence_number)
+        .where(here, row.partition_key == keys.c.key)
+        .order_by(row.sequence_number)
+        .limit(1)
+        .scalar_subquery()
     )
     found = connection.execute(select(keys.c.key, first).where(keys.c.key.is_not(None)))
     return {str(key): int(number) for key, number in found}

@@ -26,6 +26,7 @@ from sqlalchemy import (
     Text,
     inspect,
     select,
+    text,
 )
 from sqlalchemy.types import TypeDecorator
 
@@ -106,6 +107,18 @@ dead_letter = Table(
 )
 """Events put aside. The key holds the sequence number: without it a partition could keep only one."""
 
+open_keys = Index(
+    "tidegate_dead_letter_open_key",
+    dead_letter.c.event_hub,
+    dead_letter.c.consumer_group,
+    dead_letter.c.partition_id,
+    dead_letter.c.partition_key,
+    dead_letter.c.sequence_number,
+    postgresql_where=text("status = 'open'"),
+    sqlite_where=text("status = 'open'"),
+)
+"""The open dead letters of each partition key, in order: asked for with each batch where keys are parked."""
+
 dead_letter_audit = Table(
     "tidegate_dead_letter_audit",
     metadata,
@@ -157,7 +170,16 @@ def _create_leases(connection: Connection) -> None:
     metadata.create_all(connection, tables=[lease], checkfirst=True)
 
 
-MIGRATIONS: Final[tuple[Callable[[Connection], None], ...]] = (_create_first_tables, _create_leases)
+def _index_open_keys(connection: Connection) -> None:
+    # In a new database the index came with its table.
+    open_keys.create(connection, checkfirst=True)
+
+
+MIGRATIONS: Final[tuple[Callable[[Connection], None], ...]] = (
+    _create_first_tables,
+    _create_leases,
+    _index_open_keys,
+)
 """Entry ``i`` brings a database from version ``i`` to ``i + 1``."""
 
 
