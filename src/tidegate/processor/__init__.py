@@ -1,1 +1,52 @@
 """Event Processor Host: leases, balancing, pumps and checkpoints, against Tidegate and Azure Event Hubs."""
+
+from tidegate.processor.checkpoint import CheckpointStore, ProcessorCheckpoint
+from tidegate.processor.directory_store import DirectoryStore
+from tidegate.processor.handlers import (
+    CloseReason,
+    EventProcessor,
+    PartitionContext,
+    TransactionalProcessor,
+    TransactionContext,
+)
+from tidegate.processor.host import EventProcessorHost
+from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot, LeaseStore
+from tidegate.processor.memory_store import MemoryStore
+from tidegate.processor.options import EventProcessorOptions, PartitionManagerOptions
+from tidegate.processor.policies import FailureAction, FailurePolicy, PositionLostPolicy
+from tidegate.processor.statistics import HostStatistics, PartitionState, PartitionStatistics
+from tidegate.processor.store import (
+    PartitionTransactions,
+    ProcessorStore,
+    TransactionalStore,
+    TransactionOutcome,
+)
+
+__all__ = [
+    "EventProcessorHost",
+    "EventProcessor",
+    "TransactionalProcessor",
+    "PartitionContext",
+    "TransactionContext",
+    "CloseReason",
+    "EventProcessorOptions",
+    "PartitionManagerOptions",
+    "PositionLostPolicy",
+    "FailurePolicy",
+    "FailureAction",
+    "HostStatistics",
+    "PartitionStatistics",
+    "PartitionState",
+    "ProcessorStore",
+    "LeaseStore",
+    "CheckpointStore",
+    "TransactionalStore",
+    "PartitionTransactions",
+    "TransactionOutcome",
+    "MemoryStore",
+    "DirectoryStore",
+    "GroupKey",
+    "Lease",
+    "LeaseSnapshot",
+    "ProcessorCheckpoint",
+]

@@ -1,0 +1,130 @@
+"""The context of an owned partition: what its handler is given, and how far it has come."""
+
+from __future__ import annotations
+
+from tidegate.model.errors import ClosedError, FencedError, InvalidArgumentError, TidegateError
+from tidegate.model.events import ReceivedEvent
+from tidegate.processor.checkpoint import CheckpointStore, ProcessorCheckpoint
+from tidegate.processor.handlers import CloseReason
+from tidegate.processor.lease import GroupKey, Lease
+
+
+class OwnedPartitionContext:
+    """``PartitionContext`` of one session: from a partition's ``open`` to its ``close``.
+
+    Not for several event loops. After the end ``checkpoint`` raises, so that a call that was given up cannot
+    move what another owner has by then.
+    """
+
+    def __init__(
+        self,
+        *,
+        group: GroupKey,
+        event_hub: str,
+        consumer_group: str,
+        lease: Lease,
+        store: CheckpointStore,
+        event_hub_created_at_ms: int,
+        is_transactional: bool,
+    ) -> None:
+        self.group = group
+        self.event_hub = event_hub
+        self.consumer_group = consumer_group
+        self.lease = lease
+        """As last renewed; the pump replaces it."""
+        self.fenced: FencedError | None = None
+        """What the store said when this owner was overtaken, even where the handler swallowed it."""
+        self.uncheckpointed_events = 0
+        """Events processed since the last checkpoint of everything."""
+        self._store = store
+        self._event_hub_created_at_ms = event_hub_created_at_ms
+        self._is_transactional = is_transactional
+        self._handed: ReceivedEvent | None = None
+        """The last event of the call that runs now, else the last processed one."""
+        self._processed: ReceivedEvent | None = None
+        self._checkpointed = -1
+        """The sequence number of the last checkpoint made here."""
+        self._end: TidegateError | None = None
+
+    @property
+    def partition_id(self) -> str:
+        """The partition."""
+        return self.lease.partition_id
+
+    @property
+    def owner(self) -> str:
+        """The host's name."""
+        return self.lease.owner
+
+    async def checkpoint(self, event: ReceivedEvent | None = None) -> None:
+        """Record that everything up to ``event``, inclusive, is processed; None: all of this call.
+
+        Outside of a call, None is all that was processed; nothing happens where that is nothing. Never moves
+        backwards. Raises FencedError (another host has the partition), StoreError, ClosedError (the partition
+        was closed here), and InvalidArgumentError: an event that was not handed out, or transactional
+        processing, where the transaction moves the checkpoint.
+        """
+        if self._end is not None:
+            raise self._end
+        if self._is_transactional:
+            raise InvalidArgumentError(
+                "In transactional processing the checkpoint moves with the transaction.",
+                next_step="Leave out context.checkpoint().",
+            )
+        if event is None:
+            event = self._handed
+        else:
+            self._check_handed(event)
+        if event is None or event.sequence_number <= self._checkpointed:
+            return
+        uncheckpointed_events = self.uncheckpointed_events
+        try:
+            await self._store.update_checkpoint(
+                self.group,
+                ProcessorCheckpoint.of_event(event, event_hub_created_at_ms=self._event_hub_created_at_ms),
+                lease=self.lease,
+            )
+        except FencedError as error:
+            self.fenced = error
+            raise
+        self._checkpointed = max(self._checkpointed, event.sequence_number)
+        if event is self._processed:
+            self.uncheckpointed_events -= uncheckpointed_events
+
+    def begin_call(self, last: ReceivedEvent) -> None:
+        """The handler is given a batch that ends with ``last``."""
+        self._handed = last
+
+    def end_call(self, event_count: int, *, is_processed: bool) -> None:
+        """It has returned; or it raised or was cancelled, and nothing of the batch counts."""
+        if not is_processed:
+            self._handed = self._processed
+            return
+        self._processed = self._handed
+        if self._processed is not None and self._processed.sequence_number > self._checkpointed:
+            self.uncheckpointed_events += event_count
+        else:
+            self.uncheckpointed_events = 0
+
+    def end(self, reason: CloseReason) -> None:
+        """The partition is closed: no checkpoint is taken any more."""
+        what = f"Partition {self.partition_id} of {self.event_hub!r}"
+        if reason is CloseReason.OWNERSHIP_LOST:
+            self._end = FencedError(f"{what} belongs to another host now: its checkpoint is not moved.")
+        else:
+            self._end = ClosedError(f"{what} was closed: its checkpoint is not moved any more.")
+
+    def __repr__(self) -> str:
+        state = "ended" if self._end else "open"
+        return f"<PartitionContext {self.group}/{self.partition_id} epoch={self.lease.epoch} {state}>"
+
+    def _check_handed(self, event: ReceivedEvent) -> None:
+        if event.partition_id != self.partition_id:
+            raise InvalidArgumentError(
+                f"An event of partition {event.partition_id} is no checkpoint of {self.partition_id}."
+            )
+        if self._handed is None or event.sequence_number > self._handed.sequence_number:
+            raise InvalidArgumentError(
+                f"Sequence number {event.sequence_number} of partition {self.partition_id} was not handed to "
+                "this handler yet, so it cannot be processed."
+            )

@@ -1,0 +1,173 @@
+"""Where a partition starts, and whether its log holds what the checkpoint asks for. Pure.
+
+checkpoint                     the log now            outcome
+none                           any                    the initial position
+by number, within the log      [begin, end)           behind it
+by number, older than begin    retention came first   loss; the events between are gone
+by number, beyond the end      restored from a copy   loss; the numbers will be given again
+of another hub of this name    made anew              loss; the numbers mean other events
+by offset or time alone        any                    there; only the service can tell whether it is lost
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tidegate.client import PartitionProperties
+from tidegate.model.errors import EventHubReplacedError, PositionOutOfRangeError
+from tidegate.model.position import EventPosition, PositionKind
+from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor.policies import PositionLostPolicy
+
+PositionLost = PositionOutOfRangeError | EventHubReplacedError
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where reading starts."""
+
+    position: EventPosition
+    next_sequence_number: int | None
+    """The first event that is not yet processed; None where only the first event read will tell."""
+    must_start_at_position: bool = False
+    """True: a log that begins later has lost events that were never processed."""
+    is_after_loss: bool = False
+    """True: this is the way out of a loss; should it be refused, too, there is no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Where to go on after a loss, by policy."""
+
+    start: Start
+    checkpoint: ProcessorCheckpoint
+    """What everything before the start being processed is as a checkpoint."""
+
+
+def decide_start(
+    checkpoint: ProcessorCheckpoint | None, initial: EventPosition, properties: PartitionProperties
+) -> Start:
+    """Where to start, given that nothing is lost (``find_loss``)."""
+    if checkpoint is None:
+        return _initial_start(initial, properties)
+    number = checkpoint.sequence_number
+    if number is None:
+        return Start(checkpoint.position, None)
+    if number < 0:
+        return _start_at_begin(properties)
+    return replace(_start_at(number + 1), must_start_at_position=True)
+
+
+def find_loss(
+    checkpoint: ProcessorCheckpoint, properties: PartitionProperties, *, event_hub_created_at_ms: int
+) -> PositionLost | None:
+    """The error that says what is wanted and what is there; None where the log holds what is wanted."""
+    where = f"Partition {properties.partition_id} of {properties.event_hub!r}"
+    recorded_ms = checkpoint.event_hub_created_at_ms
+    if recorded_ms is not None and recorded_ms != event_hub_created_at_ms:
+        return EventHubReplacedError(
+            f"{where}: the event hub was deleted and created again, and the checkpoint "
+            f"({describe_position(checkpoint.position)}) counts in the old one; {describe_log(properties)}.",
+            next_step=_NEXT_STEP,
+        )
+    if checkpoint.sequence_number is None or checkpoint.sequence_number < 0:
+        return None
+    wanted = checkpoint.sequence_number + 1
+    if wanted > properties.next_sequence_number:
+        return PositionOutOfRangeError(
+            f"{where}: the checkpoint wants to go on at sequence number {wanted}, beyond the end of the log; "
+            f"{describe_log(properties)}. The log is older than the checkpoint, as after a restore.",
+            next_step=_NEXT_STEP,
+        )
+    begin = _begin_of(properties)
+    if wanted < begin:
+        return PositionOutOfRangeError(
+            f"{where}: sequence numbers {wanted} to {begin - 1} were removed by retention before they were "
+            f"processed; {describe_log(properties)}.",
+            next_step=_NEXT_STEP,
+        )
+    return None
+
+
+def refused_position(
+    position: EventPosition, properties: PartitionProperties, error: Exception
+) -> PositionOutOfRangeError:
+    """The error for a position that the service refused with ``error``."""
+    return PositionOutOfRangeError(
+        f"Partition {properties.partition_id} of {properties.event_hub!r} cannot be read from "
+        f"{describe_position(position)}; {describe_log(properties)}. The service says: {error}",
+        next_step=_NEXT_STEP,
+    )
+
+
+def decide_recovery(
+    policy: PositionLostPolicy, properties: PartitionProperties, *, event_hub_created_at_ms: int
+) -> Recovery:
+    """Where to go on after a loss; ``policy`` is not STOP."""
+    assert policy is not PositionLostPolicy.STOP
+    is_latest = policy is PositionLostPolicy.LATEST
+    start = _start_at(properties.next_sequence_number) if is_latest else _start_at_begin(properties)
+    number = start.next_sequence_number
+    assert number is not None
+    is_offset_known = number == properties.next_sequence_number and number > 0
+    enqueued = properties.last_enqueued_time if is_offset_known else None
+    checkpoint = ProcessorCheckpoint(
+        properties.partition_id,
+        number - 1,
+        properties.last_enqueued_offset if is_offset_known else None,
+        None if enqueued is None else round(enqueued.timestamp() * 1000),
+        event_hub_created_at_ms,
+    )
+    return Recovery(replace(start, is_after_loss=True), checkpoint)
+
+
+def describe_log(properties: PartitionProperties) -> str:
+    """What is there, as part of a sentence."""
+    begin, until = _begin_of(properties), properties.next_sequence_number
+    if begin >= until:
+        return f"the log is empty, and the next event gets {until}"
+    return f"the log holds {begin} to {until - 1}"
+
+
+def describe_position(position: EventPosition) -> str:
+    """What is wanted, as part of a sentence."""
+    if position.value is None:
+        return position.kind.value
+    side = "at" if position.is_inclusive else "after"
+    return f"{side} {position.kind.value.replace('_', ' ')} {position.value}"
+
+
+_NEXT_STEP = (
+    "Set on_position_lost to EARLIEST or LATEST to go on from there, use another consumer group, or set the "
+    "checkpoint by hand."
+)
+
+
+def _initial_start(initial: EventPosition, properties: PartitionProperties) -> Start:
+    match initial.kind:
+        case PositionKind.EARLIEST:
+            return _start_at_begin(properties)
+        case PositionKind.LATEST:
+            return replace(_start_at(properties.next_sequence_number), must_start_at_position=True)
+        case PositionKind.SEQUENCE_NUMBER:
+            assert isinstance(initial.value, int)
+            number = initial.value if initial.is_inclusive else initial.value + 1
+            return Start(initial, max(number, _begin_of(properties)))
+        case _:
+            return Start(initial, None)
+
+
+def _start_at(number: int) -> Start:
+    if number <= 0:
+        return Start(EventPosition.earliest(), 0)
+    # "After the last" rather than "at the next": both are the end of the log, and every service knows it.
+    return Start(EventPosition.from_sequence_number(number - 1, is_inclusive=False), number)
+
+
+def _start_at_begin(properties: PartitionProperties) -> Start:
+    return Start(EventPosition.earliest(), _begin_of(properties))
+
+
+def _begin_of(properties: PartitionProperties) -> int:
+    """The first event held; where none is, the next one to come (Azure documents no number for that)."""
+    return properties.next_sequence_number if properties.is_empty else properties.begin_sequence_number
