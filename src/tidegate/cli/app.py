@@ -9,11 +9,14 @@ import typer
 
 from tidegate.cli.audit import audit
 from tidegate.cli.check import check
+from tidegate.cli.checkpoint import checkpoint_app
 from tidegate.cli.demo import demo_app
 from tidegate.cli.dlq import dlq_app
 from tidegate.cli.exit_codes import ExitCode, exit_code_of
 from tidegate.cli.group import group_app
 from tidegate.cli.hub import hub_app
+from tidegate.cli.lag import lag
+from tidegate.cli.lease import lease_app
 from tidegate.cli.options import with_output
 from tidegate.cli.receive import receive
 from tidegate.cli.render import Output
@@ -81,6 +84,9 @@ app.add_typer(hub_app, name="hub")
 app.add_typer(group_app, name="group")
 app.command()(send)
 app.command()(receive)
+app.command()(lag)
+app.add_typer(lease_app, name="lease")
+app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(dlq_app, name="dlq")
 app.add_typer(demo_app, name="demo")
 app.command()(check)

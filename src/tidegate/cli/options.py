@@ -45,6 +45,22 @@ DatabaseOption = Annotated[
     ),
 ]
 
+CheckpointDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint-dir",
+        metavar="DIR",
+        help="Leases and checkpoints are in this directory (hosts with a DirectoryStore), not in a database.",
+    ),
+]
+
+GroupsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--group", metavar="NAME", help="A consumer group; may be given several times. Else $Default."
+    ),
+]
+
 _FORMAT_HELP = {
     OutputFormat.TABLE: "A table (the default; plain text when piped).",
     OutputFormat.JSON: "One JSON value.",

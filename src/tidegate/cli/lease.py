@@ -1,0 +1,57 @@
+"""``tidegate lease``: which host has which partition."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tidegate.cli.options import (
+    CaFileOption,
+    CheckpointDirOption,
+    ConnectionStringOption,
+    DatabaseOption,
+    GroupsOption,
+    with_output,
+)
+from tidegate.cli.render import Output
+from tidegate.cli.stores import LEASE_COLUMNS, StoreChoice, view_groups
+
+lease_app = typer.Typer(help="Look at the leases of Event Processor Hosts.", no_args_is_help=True)
+
+
+@lease_app.command("list")
+@with_output()
+def list_leases(
+    output: Output,
+    hub: Annotated[str, typer.Argument(metavar="HUB", help="The event hub.")],
+    group: GroupsOption = None,
+    database: DatabaseOption = None,
+    checkpoint_dir: CheckpointDirOption = None,
+    connection_string: ConnectionStringOption = None,
+    ca_file: CaFileOption = None,
+) -> None:
+    """List who has which partition, since when, and how long ago the lease was renewed.
+
+    A partition that no host ever had is not listed; one that was released has no owner. Nothing is asked of
+    the service.
+
+    \b
+    Example:
+      tidegate lease list telemetry --group reports --database sqlite:///reports.db
+    """
+    from tidegate.cli.interrupt import run_interruptible
+
+    choice = StoreChoice(database, checkpoint_dir)
+    namespace = choice.namespace(connection_string, ca_file)
+
+    async def work() -> list[dict[str, object]]:
+        async with choice.open() as store:
+            return [
+                view.lease_record(partition_id)
+                for view in await view_groups(store, namespace, hub, group)
+                for partition_id in view.partition_ids
+                if partition_id in view.leases.leases
+            ]
+
+    output.records(run_interruptible(work()), columns=LEASE_COLUMNS, title=f"Leases of {hub}")
