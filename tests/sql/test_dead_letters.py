@@ -28,11 +28,14 @@ from tidegate.sql import (
     DeadLetters,
     DeadLetterStatus,
     NewDeadLetter,
+    RedriveReason,
     RedriveReport,
     Row,
     UnitOfWork,
     process_partition_batch,
 )
+
+NO_DELAY = "no arrival delay: cancelled or diverted"
 
 
 def without_delay(start: int, until: int, *, partition_id: str = "0") -> list[ReceivedEvent]:
@@ -92,7 +95,7 @@ def test_list_count_and_show(database: Database) -> None:
         DeadLetterFilter(failed_until=now + timedelta(hours=1)): 5,
     }
     assert {filter_: letters.count(filter_) for filter_ in counts} == counts
-    assert letters.show(CONSUMER, "2", 6).reason == "no arrival delay: cancelled or diverted"
+    assert letters.show(CONSUMER, "2", 6).reason == NO_DELAY
     with pytest.raises(NotFoundError, match="no dead letter 7"):
         letters.show(CONSUMER, "2", 7)
 
@@ -131,7 +134,8 @@ def test_redrive_writes_rows_and_closes(database: Database) -> None:
     report = letters.redrive(
         CORRECTED, LogOfEvents(events), batch_size=3, progress=reports.append, actor="ann"
     )
-    assert report == RedriveReport(considered=7, redriven=7, rows=7)
+    by_reason = (RedriveReason("ValueError", NO_DELAY, considered=7, redriven=7, failed=0, waiting=0),)
+    assert report == RedriveReport(considered=7, redriven=7, rows=7, by_reason=by_reason)
     assert [each.considered for each in reports] == [3, 6, 7]
     assert (row_count(database), dead_numbers(database)) == (7, [])
     assert letters.count(DeadLetterFilter(status=DeadLetterStatus.REDRIVEN)) == 7
@@ -157,12 +161,16 @@ def test_a_replay_opens_nothing_that_was_closed(database: Database) -> None:
 
 def test_a_dry_run_writes_nothing(database: Database) -> None:
     """It tells what would happen and leaves no trace."""
-    events = without_delay(0, 4)
+    events = [*without_delay(0, 2), event_with({}, 2), *without_delay(3, 5)]
     put_aside(database, events)
     letters = DeadLetters(database)
-    report = letters.redrive(CORRECTED, LogOfEvents(events), dry_run=True, maximum=3)
-    assert report == RedriveReport(considered=3, redriven=3, rows=3, is_dry_run=True)
-    assert (row_count(database), len(dead_numbers(database)), len(letters.audit())) == (0, 4, 0)
+    report = letters.redrive(CORRECTED, LogOfEvents(events), dry_run=True, maximum=4)
+    by_reason = (
+        RedriveReason("ValueError", NO_DELAY, considered=3, redriven=3, failed=0, waiting=0),
+        RedriveReason("KeyError", "'delay'", considered=1, redriven=0, failed=1, waiting=0),
+    )
+    assert report == RedriveReport(4, 3, 3, 1, is_dry_run=True, by_reason=by_reason)
+    assert (row_count(database), len(dead_numbers(database)), len(letters.audit())) == (0, 5, 0)
 
 
 def test_filter_and_maximum_narrow_a_redrive(database: Database) -> None:

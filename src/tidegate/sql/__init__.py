@@ -32,6 +32,7 @@ from tidegate.sql.values import (
     NewDeadLetter,
     PartitionRows,
     ReasonCount,
+    RedriveReason,
     RedriveReport,
     Row,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "AuditEntry",
     "EventReader",
     "RedriveReport",
+    "RedriveReason",
     "audit_table",
     "AuditedLog",
     "audit_partition",

@@ -8,6 +8,7 @@ from itertools import groupby, islice
 from sqlalchemy import and_, func, select, update
 
 from tidegate.model.errors import InvalidArgumentError, NotFoundError
+from tidegate.model.events import ReceivedEvent
 from tidegate.sql.database import Database
 from tidegate.sql.dead_letter_rows import (
     IN_LIST_MAX,
@@ -18,7 +19,8 @@ from tidegate.sql.dead_letter_rows import (
     lock_open,
     write_audit,
 )
-from tidegate.sql.pipeline import Pipeline
+from tidegate.sql.pipeline import AnyPipeline
+from tidegate.sql.read_back import event_of_copy, read_back
 from tidegate.sql.redrive import Redrive
 from tidegate.sql.schema import dead_letter, dead_letter_audit
 from tidegate.sql.unit_of_work import UnitOfWork, default_owner
@@ -29,6 +31,7 @@ from tidegate.sql.values import (
     DeadLetterFilter,
     DeadLetterStatus,
     EventReader,
+    NewDeadLetter,
     ReasonCount,
     RedriveReport,
 )
@@ -93,6 +96,41 @@ class DeadLetters:
                 next_step="`tidegate dlq list` shows those there are.",
             )
         return dead_letter_of(dict(found))
+
+    def read_event(self, letter: DeadLetter, reader: EventReader) -> ReceivedEvent:
+        """The event of a dead letter: from the log by its pointer, else from the copy that was kept.
+
+        Raises NotFoundError where the log no longer holds it and there is no copy.
+        """
+        try:
+            found = read_back(reader, letter.event_hub, [letter]).get(letter.sequence_number)
+        except NotFoundError:  # the hub or the partition itself is gone
+            found = event_of_copy(letter)
+        if found is None:
+            raise NotFoundError(
+                f"The log no longer holds event {letter.sequence_number} of partition {letter.partition_id} "
+                f"of {letter.event_hub}, and its dead letter has no copy of it.",
+                next_step="Discard the dead letter. Copied payloads would outlive the log.",
+            )
+        return found
+
+    def add(
+        self,
+        consumer: ConsumerKey,
+        partition_id: str,
+        dead_letters: Sequence[NewDeadLetter],
+        *,
+        pipeline: str = "",
+    ) -> int:
+        """Put events aside from outside a transaction of their own, such as in at-least-once processing.
+
+        pipeline: whose redrive takes them. One that is there already is opened again, with one attempt more.
+        Returns how many.
+        """
+        unit = UnitOfWork(self._database, consumer, pipeline_name=pipeline)
+        with unit:
+            unit.lock_checkpoint(partition_id)
+            return unit.add_dead_letters(partition_id, dead_letters)
 
     def audit(
         self,
@@ -165,7 +203,7 @@ class DeadLetters:
 
     def redrive(
         self,
-        pipeline: Pipeline,
+        pipeline: AnyPipeline,
         reader: EventReader,
         *,
         filter: DeadLetterFilter = ALL_OPEN,
@@ -179,13 +217,16 @@ class DeadLetters:
         """Run the pipeline's open dead letters through its handler again.
 
         Considered are open ones of the pipeline's consumer that a pipeline of the same name put aside;
-        ``filter`` narrows them further. Rows, new status and audit trail are one transaction per batch, so it
-        may be stopped, repeated, or run twice at once.
+        ``filter`` narrows them further. What the handler writes, the new status and the audit trail are one
+        transaction per batch, so it may be stopped, repeated, or run twice at once. It takes turns with a
+        host at work on the partition. Events parked behind another of their partition key are run in order,
+        and not before it is closed.
 
-        reader: reads events back from the log. maximum: consider this many at most; None: all. dry_run: read
-        and handle, write nothing. attempts_max: leave those alone that have failed so often. batch_size:
-        dead letters per transaction, 1 to 1,000. progress: called after each batch with the report so far.
-        actor: who does it, for the audit trail; None: ``host:process``.
+        pipeline: a ``Pipeline``, or a ``TransactionalPipeline``. reader: reads events back from the log.
+        maximum: consider this many at most; None: all. dry_run: do the same, and roll it back. attempts_max:
+        leave those alone that have failed so often. batch_size: dead letters per transaction, 1 to 1,000.
+        progress: called after each batch with the report so far. actor: who does it, for the audit trail;
+        None: ``host:process``.
         """
         return Redrive(
             database=self._database,

@@ -1,25 +1,25 @@
 """Redrive: dead letters run through a (corrected) handler again.
 
 Theory of operation. Pages of open dead letters of one partition are read back from the log by their sequence
-numbers, and handled before anything is locked. One transaction then locks those that are still open, inserts
-their rows, closes them and writes the audit trail: so it may be stopped, repeated and run twice at once, and
-no row is written twice. Whatever fails again stays open with one attempt more; ``attempts_max`` ends the
-loop.
+numbers. One transaction then locks the partition's checkpoint (so pump and redrive take turns), locks those
+that are still open, runs the handler, closes them and writes the audit trail: so it may be stopped, repeated
+and run twice at once, and nothing is written twice. Whatever fails again stays open with one attempt more;
+``attempts_max`` ends the loop. A dry run is the same transaction, rolled back.
 
-An event counts as found only if it has the dead letter's enqueued time: a hub that was deleted and made anew
-has the same sequence numbers with other events.
+Events that were parked behind another of their partition key keep its order: one runs only when nothing
+before it of its key is still open. The others are ``waiting``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from sqlalchemy import func, select, update
 
-from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
+from tidegate.model.errors import DatabaseError, DatabaseUnavailableError, InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
-from tidegate.sql.batch import insert_carefully
+from tidegate.processor.lease import GroupKey, Lease
 from tidegate.sql.database import Database
 from tidegate.sql.dead_letter_rows import (
     IN_LIST_MAX,
@@ -29,8 +29,12 @@ from tidegate.sql.dead_letter_rows import (
     lock_open,
     write_audit,
 )
-from tidegate.sql.handling import HandledEvents, handle_events
-from tidegate.sql.pipeline import Pipeline
+from tidegate.sql.event_runs import EventRun, EventsFailedError, RunOutcome
+from tidegate.sql.handler_forms import HandlerForm, form_of
+from tidegate.sql.parked_keys import PARKED, KeyOrder, is_open
+from tidegate.sql.pipeline import AnyPipeline
+from tidegate.sql.read_back import read_back
+from tidegate.sql.redrive_report import ReasonTally
 from tidegate.sql.schema import dead_letter
 from tidegate.sql.unit_of_work import RowsRefusedError, UnitOfWork, dead_letter_texts
 from tidegate.sql.values import (
@@ -39,10 +43,7 @@ from tidegate.sql.values import (
     DeadLetterStatus,
     EventReader,
     NewDeadLetter,
-    PartitionRows,
     RedriveReport,
-    decode_copy,
-    place_of,
 )
 
 
@@ -51,7 +52,7 @@ class Redrive:
     """One run over the open dead letters of one pipeline; see ``DeadLetters.redrive``."""
 
     database: Database
-    pipeline: Pipeline
+    pipeline: AnyPipeline
     reader: EventReader
     filter: DeadLetterFilter
     maximum: int | None
@@ -60,6 +61,14 @@ class Redrive:
     batch_size: int
     progress: Callable[[RedriveReport], None] | None
     actor: str
+    _form: HandlerForm = field(init=False)
+    _reasons: ReasonTally = field(init=False)
+    _place: _Place = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._form = form_of(self.pipeline)
+        self._reasons = ReasonTally()
+        self._place = _Place("")
 
     def run(self) -> RedriveReport:
         """Do it. What is raised leaves every page before it committed; run it again to go on."""
@@ -123,55 +132,98 @@ class Redrive:
 
     def _run_page(self, page: Sequence[DeadLetter], report: RedriveReport) -> RedriveReport:
         partition_id = page[0].partition_id
-        events = _found_events(self.reader, self.pipeline.event_hub, page)
-        lost = [
-            (partition_id, letter.sequence_number) for letter in page if letter.sequence_number not in events
-        ]
-        handled = handle_events(self.pipeline.handler, self.pipeline.table, events.values())
-        if self.is_dry_run:
-            outcome = _PageOutcome(
-                redriven=len(events) - len(handled.dead_letters),
-                rows=sum(len(group.values) for group in handled.groups),
-                failed=len(handled.dead_letters),
-                taken_by_others=0,
-            )
-        elif events:
+        if partition_id != self._place.partition_id:
+            self._place = _Place(partition_id)
+        events = read_back(self.reader, self.pipeline.event_hub, page)
+        numbers = [letter.sequence_number for letter in page]
+        lost = [(partition_id, number) for number in numbers if number not in events]
+        outcome = _PageOutcome()
+        if events:
             try:
-                outcome = self._commit_page(partition_id, events, handled, is_careful=False)
-            except RowsRefusedError:
-                outcome = self._commit_page(partition_id, events, handled, is_careful=True)
-        else:
-            outcome = _PageOutcome(0, 0, 0, 0)
+                outcome = self._commit_page(page, events)
+            except EventsFailedError as failed:
+                outcome = self._commit_page(page, events, failed=failed)
+        self._reasons.add(page, outcome.redriven, outcome.failed, outcome.waiting)
         return replace(
             report,
             considered=report.considered + len(page),
-            redriven=report.redriven + outcome.redriven,
+            redriven=report.redriven + len(outcome.redriven),
             rows=report.rows + outcome.rows,
-            failed=report.failed + outcome.failed,
+            failed=report.failed + len(outcome.failed),
+            waiting=report.waiting + len(outcome.waiting),
             lost=(*report.lost, *lost),
             taken_by_others=report.taken_by_others + outcome.taken_by_others,
+            by_reason=self._reasons.outcomes(),
         )
 
     def _commit_page(
-        self, partition_id: str, events: dict[int, ReceivedEvent], handled: HandledEvents, *, is_careful: bool
+        self,
+        page: Sequence[DeadLetter],
+        events: Mapping[int, ReceivedEvent],
+        *,
+        failed: EventsFailedError | None = None,
     ) -> _PageOutcome:
-        unit = UnitOfWork(self.database, self.pipeline.consumer, pipeline_name=self.pipeline.name)
+        """One transaction. Raises EventsFailedError where it has to be run again, carefully (``failed``)."""
+        partition_id = self._place.partition_id
+        unit = UnitOfWork(self.database, self.pipeline.consumer, pipeline_name=self._form.name)
         with unit, unit.translating("redriving dead letters"):
-            still_open = set(lock_open(unit, partition_id, list(events)))
-            groups = [_rows_of_events(group, still_open) for group in handled.groups]
-            failed = [letter for letter in handled.dead_letters if letter.sequence_number in still_open]
-            if is_careful:
-                rows, refused = insert_carefully(
-                    unit, self.pipeline.table, groups, lambda number: place_of(events[number])
-                )
-                failed += refused
+            unit.lock_checkpoint(partition_id)
+            still_open = lock_open(unit, partition_id, list(events))
+            letters = {letter.sequence_number: letter for letter in page}
+            order = self._order(unit, {number: letters[number] for number in still_open})
+            run = EventRun(unit, self._form.run, self._context(), order=order)
+            todo = [events[number] for number in still_open]
+            if failed is None:
+                done = run.run_whole(todo, is_failure_accepted=True)
+                if self.is_dry_run:
+                    _check_as_commit_would(unit)
             else:
-                rows = sum(unit.insert_values(self.pipeline.table, group) for group in groups)
-            self._record_failures(unit, partition_id, failed)
-            redriven = sorted(still_open - {letter.sequence_number for letter in failed})
-            self._close(unit, partition_id, redriven)
+                done = run.run_carefully(todo, is_commit_refused=_is_at_commit(failed))
+            outcome = _outcome_of(done, still_open, len(events) - len(still_open))
+            if self.is_dry_run:
+                unit.rollback()
+                self._place.would_close.update(outcome.redriven)
+            else:
+                self._record_failures(unit, partition_id, [each.letter for each in done.put_aside])
+                self._close(unit, partition_id, outcome.redriven)
+                self._commit(unit, has_work=bool(outcome.redriven or outcome.failed))
+        return outcome
+
+    def _order(self, unit: UnitOfWork, letters: Mapping[int, DeadLetter]) -> KeyOrder:
+        """Who of these open dead letters, about to be run, has to wait."""
+        parked = [letter for letter in letters.values() if _is_parked(letter)]
+        unknown = {letter.partition_key for letter in parked} - self._place.blocked.keys()
+        if unknown:
+            row = dead_letter.c
+            statement = (
+                select(row.partition_key, row.sequence_number)
+                .where(consumer_is(unit.consumer, self._place.partition_id), is_open())
+                .where(row.partition_key.in_(unknown))
+                .where(row.sequence_number < max(letter.sequence_number for letter in parked))
+                .order_by(row.sequence_number)
+            )
+            for key, number in unit.connection.execute(statement):
+                if number not in letters and number not in self._place.would_close:
+                    self._place.blocked.setdefault(key, number)
+        return KeyOrder(
+            self._place.blocked,
+            key_of=lambda event: letters[event.sequence_number].partition_key,
+            is_held=lambda event: _is_parked(letters[event.sequence_number]),
+        )
+
+    def _context(self) -> RedriveContext:
+        now = self.database.clock.now_utc()
+        lease = Lease(self._place.partition_id, self.actor, 0, None, now, "")
+        return RedriveContext(self.pipeline.event_hub, self.pipeline.consumer_group, lease)
+
+    def _commit(self, unit: UnitOfWork, *, has_work: bool) -> None:
+        if not has_work:
+            unit.rollback()
+            return
+        try:
             unit.commit()
-        return _PageOutcome(len(redriven), rows, len(failed), len(events) - len(still_open))
+        except RowsRefusedError as refused:
+            raise EventsFailedError from refused
 
     def _close(self, unit: UnitOfWork, partition_id: str, sequence_numbers: Sequence[int]) -> None:
         if not sequence_numbers:
@@ -210,83 +262,75 @@ class Redrive:
 
 
 @dataclass(frozen=True, slots=True)
+class RedriveContext:
+    """The ``PartitionContext`` of a redrive: nobody holds a lease, so its epoch is 0."""
+
+    event_hub: str
+    consumer_group: str
+    lease: Lease
+    """Owner: who redrives."""
+
+    @property
+    def group(self) -> GroupKey:
+        """The consumer group; a database does not know of which namespace, so that is ``redrive``."""
+        return GroupKey("redrive", self.event_hub, self.consumer_group)
+
+    @property
+    def partition_id(self) -> str:
+        """The partition."""
+        return self.lease.partition_id
+
+    @property
+    def owner(self) -> str:
+        """Who redrives."""
+        return self.lease.owner
+
+    async def checkpoint(self, event: ReceivedEvent | None = None) -> None:
+        """Raises InvalidArgumentError: a redrive moves no checkpoint."""
+        raise InvalidArgumentError("A redrive moves no checkpoint.")
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a run is, and what it knows of that partition's keys."""
+
+    partition_id: str
+    blocked: dict[str, int] = field(default_factory=dict)
+    """Keys with an open dead letter that this run leaves open, with its sequence number."""
+    would_close: set[int] = field(default_factory=set)
+    """What a dry run would have closed so far."""
+
+
+@dataclass(frozen=True, slots=True)
 class _PageOutcome:
-    redriven: int
-    rows: int
-    failed: int
-    taken_by_others: int
+    redriven: Sequence[int] = ()
+    failed: Sequence[int] = ()
+    waiting: Sequence[int] = ()
+    rows: int = 0
+    taken_by_others: int = 0
 
 
-def _rows_of_events(rows: PartitionRows, wanted: set[int]) -> PartitionRows:
-    kept = [i for i, number in enumerate(rows.sequence_numbers) if number in wanted]
-    if len(kept) == len(rows.sequence_numbers):
-        return rows
-    return PartitionRows(
-        rows.columns, [rows.values[i] for i in kept], [rows.sequence_numbers[i] for i in kept]
-    )
+def _outcome_of(done: RunOutcome, still_open: Sequence[int], taken_by_others: int) -> _PageOutcome:
+    failed = [each.letter.sequence_number for each in done.put_aside]
+    waiting = [event.sequence_number for event, _ in done.held]
+    left = {*failed, *waiting}
+    redriven = [number for number in still_open if number not in left]
+    return _PageOutcome(redriven, failed, waiting, done.rows, taken_by_others)
 
 
-def _found_events(
-    reader: EventReader, event_hub: str, page: Sequence[DeadLetter]
-) -> dict[int, ReceivedEvent]:
-    """The events of ``page`` by sequence number, ascending: from the log, else from the dead letter's
-    copy."""
-    by_number = {letter.sequence_number: letter for letter in page}
-    in_log = {
-        event.sequence_number: event
-        for event in _read_available(reader, event_hub, page[0].partition_id, list(by_number))
-        if event.sequence_number in by_number
-        and event.enqueued_time_ms == by_number[event.sequence_number].enqueued_time_ms
-    }
-    found: dict[int, ReceivedEvent] = {}
-    for number, letter in by_number.items():
-        event = in_log.get(number)
-        if event is None and letter.payload is not None:
-            event = ReceivedEvent(
-                partition_id=letter.partition_id,
-                sequence_number=number,
-                offset=letter.offset,
-                enqueued_time_ms=letter.enqueued_time_ms,
-                encoded=letter.payload,
-                decode=decode_copy,
-            )
-        if event is not None:
-            found[number] = event
-    return found
+def _is_parked(letter: DeadLetter) -> bool:
+    return letter.error_type == PARKED and letter.partition_key is not None
 
 
-def _read_available(
-    reader: EventReader, event_hub: str, partition_id: str, numbers: Sequence[int]
-) -> list[ReceivedEvent]:
-    """The events that the log still holds. Retention takes the oldest, so the rest is found by halving."""
+def _check_as_commit_would(unit: UnitOfWork) -> None:
+    """What a commit would refuse, a dry run is to find, too (PostgreSQL). Raises EventsFailedError."""
     try:
-        return list(reader.read_events(event_hub, partition_id, numbers))
-    except PositionOutOfRangeError:
-        pass
-    low, high = 0, len(numbers)
-    while low < high:
-        middle = (low + high) // 2
-        try:
-            list(reader.read_events(event_hub, partition_id, [numbers[middle]]))
-            high = middle
-        except PositionOutOfRangeError:
-            low = middle + 1
-    if low == len(numbers):
-        return []
-    try:
-        return list(reader.read_events(event_hub, partition_id, numbers[low:]))
-    except PositionOutOfRangeError:
-        # Beyond the log's end (a hub made anew), or retention moved on meanwhile: what can be had one by one.
-        return _read_one_by_one(reader, event_hub, partition_id, numbers[low:])
+        unit.make_constraints_immediate()
+    except DatabaseUnavailableError:
+        raise
+    except DatabaseError as error:
+        raise EventsFailedError from error
 
 
-def _read_one_by_one(
-    reader: EventReader, event_hub: str, partition_id: str, numbers: Sequence[int]
-) -> list[ReceivedEvent]:
-    found: list[ReceivedEvent] = []
-    for number in numbers:
-        try:
-            found += reader.read_events(event_hub, partition_id, [number])
-        except PositionOutOfRangeError:
-            continue
-    return found
+def _is_at_commit(failed: EventsFailedError) -> bool:
+    return isinstance(failed.__cause__, RowsRefusedError) and failed.__cause__.is_at_commit

@@ -273,6 +273,19 @@ class AuditEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class RedriveReason:
+    """What a redrive did with the dead letters that shared an error type and a reason."""
+
+    error_type: str
+    reason: str
+    """As it was before the redrive."""
+    considered: int
+    redriven: int
+    failed: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
 class RedriveReport:
     """What a redrive did, or would do (``is_dry_run``)."""
 
@@ -281,8 +294,11 @@ class RedriveReport:
     redriven: int = 0
     """Closed: their rows and their new status are in one transaction."""
     rows: int = 0
+    """Inserted by a ``Pipeline``; what another handler wrote is not counted."""
     failed: int = 0
     """Failed again: still open, with the new reason and one attempt more."""
+    waiting: int = 0
+    """Not run, for they are parked behind an earlier one of their partition key that is still open."""
     exhausted: int = 0
     """Left alone because they had failed ``attempts_max`` times before."""
     lost: tuple[tuple[str, int], ...] = ()
@@ -290,6 +306,8 @@ class RedriveReport:
     open."""
     taken_by_others: int = 0
     """Closed by somebody else in the meantime: nothing was written for them here."""
+    by_reason: tuple[RedriveReason, ...] = ()
+    """The same counts for each reason, the most frequent first."""
     is_dry_run: bool = False
 
 
