@@ -29,10 +29,10 @@ class Publisher:
         *,
         events: int,
         events_per_s: float,
-        lead_max: int,
-        processed: Callable[[], int],
+        lead_max: int | None = None,
+        processed: Callable[[], int] = lambda: 0,
     ) -> None:
-        """events_per_s: the pace. lead_max: how many events it may be ahead of ``processed()``."""
+        """events_per_s: the pace. lead_max: how many events it may be ahead of ``processed()``; None: any."""
         assert events % PARTITION_COUNT == 0
         self._connection_string = connection_string
         self._event_hub = event_hub
@@ -40,6 +40,7 @@ class Publisher:
         self._events_per_s = events_per_s
         self._lead_max = lead_max
         self._processed = processed
+        self._is_finishing = False
         self.published = 0
         """Events that the service has acknowledged, all of them and those before."""
 
@@ -48,18 +49,23 @@ class Publisher:
         """Whether all are acknowledged."""
         return self.published == self._events
 
+    def finish(self) -> None:
+        """Send no more than what is being sent now; ``run`` then returns, and ``published`` is final."""
+        self._is_finishing = True
+
     async def run(self) -> None:
-        """Send all; the idempotent producer stores each once over every break of the line."""
+        """Send all, or until told to finish; each is stored once, over every break of the line."""
         each_until = self._events // PARTITION_COUNT
         began = time.monotonic()
         sent = 0
         async with EventHubProducer.from_connection_string(
             self._connection_string, self._event_hub, retry=_RETRY
         ) as producer:
-            while sent < each_until:
+            while sent < each_until and not self._is_finishing:
                 due = int((time.monotonic() - began) * self._events_per_s) // PARTITION_COUNT
-                allowed = (self._processed() + self._lead_max) // PARTITION_COUNT
-                until = min(each_until, due, allowed, sent + _ROUND_EVENTS_MAX)
+                until = min(each_until, due, sent + _ROUND_EVENTS_MAX)
+                if self._lead_max is not None:
+                    until = min(until, (self._processed() + self._lead_max) // PARTITION_COUNT)
                 if until <= sent:
                     await asyncio.sleep(_WAIT_S)
                     continue

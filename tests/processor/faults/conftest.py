@@ -1,0 +1,38 @@
+"""A seed for each fault test, and a database of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.processor.faults.surroundings import chosen_seed
+
+from tidegate.testing.postgresql import PostgresqlServer, required_postgresql
+
+
+@pytest.fixture
+def seed() -> int:
+    """Printed, and taken from TIDEGATE_SEED where that is set."""
+    return chosen_seed()
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgresqlServer]:
+    """One PostgreSQL server for the whole run; skips loudly where it is not installed."""
+    with required_postgresql() as server:
+        yield server
+
+
+@pytest.fixture
+def postgresql_url(postgresql: PostgresqlServer) -> str:
+    """An empty database."""
+    return postgresql.create_database()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str | None:
+    """What ``surroundings`` takes: None for SQLite, else PostgreSQL's URL."""
+    if request.param == "sqlite":
+        return None
+    url: str = request.getfixturevalue("postgresql_url")
+    return url

@@ -1,0 +1,184 @@
+"""A program: one Event Processor Host in a process of its own, for tests that kill, pause and stop it.
+
+Run as ``python -m tests.processor.faults.host_process SETTINGS`` (JSON of ``HostSettings``).
+SIGTERM unregisters the host and ends the process with status 0. SIGUSR1 makes it kill itself during its next
+commit: a timer of 0 to 3 ms is started where the commit begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from tests.processor.faults.work import CONSUMER_GROUP, Journal, PlainWork, TransactionalWork
+
+from tidegate.model.errors import DatabaseUnavailableError
+from tidegate.processor import EventProcessorHost
+from tidegate.processor.handlers import EventProcessor, PartitionContext, TransactionalProcessor
+from tidegate.processor.options import EventProcessorOptions, PartitionManagerOptions
+from tidegate.sql import Database, SqlStore, UnitOfWork
+from tidegate.transport.tasks import TaskOwner
+
+_OPEN_S_MAX: Final = 60.0
+_DEATH_DELAY_S_MAX: Final = 0.003
+
+
+class Breakage(StrEnum):
+    """What is made wrong on purpose, to show that the checker finds it."""
+
+    NONE = "none"
+    CHECKPOINT_APART = "checkpoint_apart"
+    """The handler's effects are committed before the checkpoint, in a transaction of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """All that a host process is told."""
+
+    name: str
+    connection_string: str
+    event_hub: str
+    database_url: str
+    folder: str
+    """Where the journal, the log and the ready file go."""
+    seed: int
+    lease_duration_s: float
+    is_transactional: bool = True
+    breakage: Breakage = Breakage.NONE
+
+    @property
+    def ready_file(self) -> Path:
+        """Made once the host is registered; holds the process id."""
+        return Path(self.folder) / f"{self.name}.ready"
+
+    def to_json(self) -> str:
+        """What the program takes as its argument."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+async def run(settings: HostSettings) -> None:
+    """Process until SIGTERM."""
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    database = open_database(settings.database_url)
+    store = SqlStore(database)
+    host = EventProcessorHost(
+        settings.name,
+        settings.event_hub,
+        CONSUMER_GROUP,
+        settings.connection_string,
+        store,
+        options=EventProcessorOptions(
+            max_batch_size=500, receive_timeout_s=5.0, on_exception=report, close_timeout_s=5.0
+        ),
+        manager_options=PartitionManagerOptions(
+            lease_duration_s=settings.lease_duration_s, renew_interval_s=settings.lease_duration_s / 3
+        ),
+        transactional=settings.is_transactional,
+    )
+    await host.register(factory=make_factory(settings))
+    settings.ready_file.write_text(str(os.getpid()))
+    async with TaskOwner("host process") as tasks:
+        stopped = tasks.start(stopping.wait(), name="SIGTERM")
+        failed = tasks.start(host.wait(), name="the host")
+        await asyncio.wait([stopped, failed], return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            failed.result()  # what it failed with ends this process
+        await host.unregister()
+    await store.close()
+    database.close()
+
+
+def make_factory(
+    settings: HostSettings,
+) -> Callable[[PartitionContext], EventProcessor | TransactionalProcessor]:
+    """A new handler for each partition that is opened, with a journal under a name of its own."""
+    counter = itertools.count()
+    journal_folder = Path(settings.folder) / "journal"
+    random_numbers = random.Random(f"{settings.seed}/{settings.name}/{os.getpid()}")
+
+    def make(context: PartitionContext) -> EventProcessor | TransactionalProcessor:
+        journal = Journal(journal_folder, f"{os.getpid()}.{next(counter)}")
+        return TransactionalWork(journal) if settings.is_transactional else PlainWork(journal, random_numbers)
+
+    return make
+
+
+def open_database(url: str) -> Database:
+    """As ``Database.open``, again until there is a connection: a cut may hit a program's start, too."""
+    deadline = time.monotonic() + _OPEN_S_MAX
+    while True:
+        try:
+            return Database.open(url)
+        except DatabaseUnavailableError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.1)
+
+
+def report(error: Exception, partition_id: str | None) -> None:
+    """Into the log of this process, for whoever looks for the reason of a failure."""
+    where = "host" if partition_id is None else f"partition {partition_id}"
+    logging.getLogger("chaos").warning("%s: %s: %s", where, type(error).__name__, error)
+
+
+def die_in_next_commit_when_told(seed: str) -> threading.Event:
+    """See the module's text; returns what SIGUSR1 sets."""
+    random_numbers = random.Random(seed)
+    is_told = threading.Event()
+    original = UnitOfWork.commit
+
+    def commit(self: UnitOfWork) -> None:
+        if is_told.is_set():
+            delay_s = random_numbers.uniform(0.0, _DEATH_DELAY_S_MAX)
+            threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        original(self)
+
+    UnitOfWork.commit = commit  # type: ignore[method-assign]
+    signal.signal(signal.SIGUSR1, lambda number, frame: is_told.set())
+    return is_told
+
+
+def commit_checkpoints_apart(is_told_to_die: threading.Event) -> None:
+    """``Breakage.CHECKPOINT_APART``; a death that was ordered comes between the two commits."""
+    original: Callable[..., None] = UnitOfWork.advance
+
+    def advance(self: UnitOfWork, *arguments: object, **options: object) -> None:
+        self.connection.commit()
+        if is_told_to_die.is_set():
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.connection.begin()
+        original(self, *arguments, **options)
+
+    UnitOfWork.advance = advance  # type: ignore[method-assign]
+
+
+def main() -> None:
+    """See the module's text."""
+    arguments = json.loads(sys.argv[1])
+    settings = HostSettings(**arguments | {"breakage": Breakage(arguments["breakage"])})
+    logging.basicConfig(
+        level=logging.WARNING, format="%(asctime)s %(process)d %(levelname)s %(name)s %(message)s"
+    )
+    is_told = die_in_next_commit_when_told(f"{settings.seed}/{settings.name}/{os.getpid()}")
+    if settings.breakage is Breakage.CHECKPOINT_APART:
+        commit_checkpoints_apart(is_told)
+    asyncio.run(run(settings))
+
+
+if __name__ == "__main__":
+    main()

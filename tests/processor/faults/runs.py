@@ -1,0 +1,76 @@
+"""A whole run under faults, from an empty log and database to everything that can be checked afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.processor.faults.chaos import ChaosReport, ChaosRun, ChaosSettings
+from tests.processor.faults.checker import (
+    Totals,
+    check_checkpoints,
+    check_journal,
+    check_transactional,
+    read_totals,
+)
+from tests.processor.faults.surroundings import Surroundings, surroundings
+from tests.processor.faults.work import PARTITION_COUNT, consumer_of, sink
+
+from tidegate.client import BlockingConsumer
+from tidegate.sql import audit_table
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosResult:
+    """A run, and what was found wrong afterwards."""
+
+    report: ChaosReport
+    totals: Totals
+    findings: list[str]
+
+
+async def run_chaos(
+    settings: ChaosSettings, database_url: str | None, *, tell: Callable[[str], None] = print
+) -> ChaosResult:
+    """One run under faults from an empty database and log, and everything that can be checked after it."""
+    async with surroundings(database_url, seed=settings.seed) as around:
+        run = ChaosRun(settings, around, tell=tell)
+        try:
+            report = await run.run()
+        finally:
+            run.close()
+        findings = list(report.unexpected)
+        if settings.is_transactional:
+            findings += check_all_transactional(around, settings.events)
+        else:
+            findings += check_log(around, settings.events)
+            findings += check_journal(around.folder / "journal", settings.events)
+            findings += check_checkpoints(around.database, around.event_hub, settings.events)
+        return ChaosResult(report, read_totals(around.database, around.event_hub), findings)
+
+
+def check_all_transactional(around: Surroundings, events: int) -> list[str]:
+    """Everything that can be checked once hosts have processed ``events`` events in transactions."""
+    own = check_transactional(around.database, around.event_hub, events)
+    return [*check_log(around, events), *own, *audit(around)]
+
+
+def check_log(around: Surroundings, events: int) -> list[str]:
+    """The log itself holds each event once: else every other number would mean something else."""
+    with BlockingConsumer(around.service.connection_string, around.event_hub) as consumer:
+        partitions = consumer.get_all_partition_properties()
+    until = events // PARTITION_COUNT
+    return [
+        f"partition {each.partition_id}: the log ends at {each.next_sequence_number}, not at {until}"
+        for each in partitions
+        if each.next_sequence_number != until
+    ]
+
+
+def audit(around: Surroundings) -> list[str]:
+    """What ``tidegate audit`` finds."""
+    with BlockingConsumer(around.service.connection_string, around.event_hub) as consumer:
+        found = audit_table(around.database, consumer_of(around.event_hub), consumer, sink.name)
+    if found.is_sound():
+        return []
+    return [f"tidegate audit: {each}" for each in (*found.partitions, *found.strays)]
