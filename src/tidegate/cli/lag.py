@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Sequence
@@ -140,6 +139,8 @@ def lag(
     connection = resolve_connection(connection_string, ca_file, os.environ)
 
     async def work() -> None:
+        import asyncio
+
         from tidegate.client import EventHubConsumer
 
         async with choice.open() as store, EventHubConsumer(impatient_namespace(connection), hub) as consumer:
@@ -157,6 +158,8 @@ def lag(
                 await asyncio.sleep(interval)
 
     async def work_until_interrupted() -> None:
+        import asyncio
+
         try:
             await work()
         except asyncio.CancelledError:
@@ -169,6 +172,8 @@ def lag(
 async def _read_partitions(
     consumer: EventHubConsumer, properties: EventHubProperties
 ) -> list[PartitionProperties]:
+    import asyncio
+
     return list(
         await asyncio.gather(
             *(consumer.get_partition_properties(partition_id) for partition_id in properties.partition_ids)
