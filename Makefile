@@ -1,18 +1,21 @@
 # Every target sets up what it needs: a clean clone and Python 3.11+ are enough.
 PYTHON ?= python3
 VENV := .venv
+AZURITE := tests/azurite/node_modules/.package-lock.json
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Many tests wait for SDKs and Spark: two processes halve the time, files stay whole. JOBS=0: in one process.
 JOBS ?= 2
 
-.PHONY: demo test check docs bench lock clean
+.PHONY: demo test check docs bench chaos lock clean azurite
 
 demo: $(STAMP)  ## set up and run the main job: real flights through the log and Spark into SQL
 	$(BIN)/tidegate demo flights $(ARGS)
 
 test: $(STAMP)  ## set up and run every test; prints loudly what it had to skip
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+azurite: $(AZURITE)  ## install Azure Storage's emulator (needs npm), for the tests beside official processors
 
 check: $(STAMP)  ## lint, format, types, import contracts, docs
 	$(BIN)/ruff check .
@@ -27,6 +30,9 @@ docs: $(STAMP)  ## renew the reference pages that are made from the code
 bench: $(STAMP)  ## throughput as ratios to baselines measured in the same run
 	$(BIN)/python -m bench $(ARGS)
 
+chaos: $(STAMP)  ## a million events through hosts that are killed, paused and cut off; on SQLite and PostgreSQL
+	$(BIN)/python -m tests.processor.faults $(ARGS)
+
 $(STAMP): requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tidegate needs Python 3.11 or newer; this is %s. Set PYTHON=/path/to/python3.11." % sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
@@ -34,9 +40,13 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $(STAMP)
 
+$(AZURITE): tests/azurite/package-lock.json tests/azurite/package.json
+	npm ci --prefix tests/azurite --ignore-scripts --no-audit --no-fund --loglevel=error
+	touch $@
+
 lock:  ## renew requirements.lock from pyproject.toml
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --generate-hashes --no-emit-index-url --python-version 3.11 --upgrade --quiet --output-file requirements.lock
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist tests/azurite/node_modules

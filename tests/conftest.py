@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from tidegate.testing.azurite import AzuriteServer
     from tidegate.testing.hub import HubService
 
 
@@ -26,6 +28,15 @@ def hub_service() -> Iterator[HubService]:
 def event_hub(hub_service: HubService) -> str:
     """The name of a fresh event hub with two partitions."""
     return hub_service.create_hub(partition_count=2)
+
+
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[AzuriteServer]:
+    """One Azure Blob Storage for the whole run; skips loudly where Azurite is not installed."""
+    from tidegate.testing.azurite import required_azurite
+
+    with required_azurite(Path(__file__).parent / "azurite") as server:
+        yield server
 
 
 def pytest_configure() -> None:

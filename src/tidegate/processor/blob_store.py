@@ -1,0 +1,389 @@
+"""Leases and checkpoints in Azure Blob Storage, as the official processors have them.
+
+    store = BlobStore.from_connection_string(connection_string, "checkpoints")
+
+So that our hosts share a consumer group with .NET, Java, JavaScript and Python processors. Needs the extra
+``azure``. The layout, whole names in lower case, all blobs empty:
+
+    {namespace}/{hub}/{group}/ownership/{partition}     metadata: ownerid
+    {namespace}/{hub}/{group}/checkpoint/{partition}    metadata: offset, sequencenumber
+
+A lease's version is its blob's ETag, its time of renewal Last-Modified, in whole seconds; all times are the
+service's. A released lease has an empty ownerid. There are no epochs, and no time of acquisition.
+Source: azure-eventhub-checkpointstoreblob-aio 1.2.0 at work on Azurite 3.35, 2026-11.
+
+Official processors write checkpoints unconditionally, and so may set them back. Among our hosts they move
+forward only: a write is conditional on the ETag that was last seen, which costs one request, as theirs does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Final, Protocol, Self
+
+from tidegate.model.errors import InvalidArgumentError, StoreError, StoreUnavailableError
+from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
+
+try:
+    from azure.core import MatchConditions
+    from azure.core.exceptions import (
+        AzureError,
+        HttpResponseError,
+        ResourceExistsError,
+        ResourceModifiedError,
+        ResourceNotFoundError,
+    )
+    from azure.storage.blob import BlobProperties
+    from azure.storage.blob.aio import BlobClient, ContainerClient, ExponentialRetry
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "The blob store of the Event Processor Host needs the package azure-storage-blob. Install it with: "
+        "pip install 'tidegate[azure]'",
+        name=error.name,
+    ) from error
+
+_REQUESTS_AT_ONCE: Final = 16
+_ATTEMPTS_MAX: Final = 20
+"""Attempts at one checkpoint while other hosts keep moving it, which is two of them for a moment at most."""
+_TIMEOUT_S: Final = 10
+"""For a connection, and for each answer: a lease must not run out while one request waits (our choice)."""
+_BUSY: Final = (408, 429)
+_START: Final = "-1"
+"""The offset before the first event, as official processors write it."""
+
+
+class BlobStore:
+    """A ``ProcessorStore`` in a blob container that exists already, without epochs."""
+
+    def __init__(
+        self, container_client: ContainerClient, *, fully_qualified_namespace: str | None = None
+    ) -> None:
+        """container_client: stays the caller's to close, and brings its own retries and time-outs.
+
+        fully_qualified_namespace: as the official processors of the group have it in their blob names. None:
+        as ours do, the connection string's host name, which is what all of them have on Azure. Where the
+        connection string has a port (a local service), the official Python package has it in the name, as
+        ``localhost:5672``; processors that disagree do not see each other, and each reads all partitions.
+        """
+        self._container = container_client
+        self._is_container_owned = False
+        self._namespace = fully_qualified_namespace
+        self._slots = asyncio.Semaphore(_REQUESTS_AT_ONCE)
+        self._known: dict[str, _KnownCheckpoint] = {}
+
+    @classmethod
+    def from_connection_string(
+        cls, connection_string: str, container: str, *, fully_qualified_namespace: str | None = None
+    ) -> Self:
+        """A store by the storage account's connection string and the container's name."""
+        try:
+            client = ContainerClient.from_connection_string(
+                connection_string,
+                container,
+                retry_policy=_retry_policy(),
+                connection_timeout=_TIMEOUT_S,
+                read_timeout=_TIMEOUT_S,
+            )
+        except ValueError as exc:
+            raise InvalidArgumentError(f"This is no connection string of a storage account: {exc}") from exc
+        return cls._owning(client, fully_qualified_namespace)
+
+    @classmethod
+    def from_container_url(cls, url: str, *, fully_qualified_namespace: str | None = None) -> Self:
+        """A store by the container's URL, with a shared access signature in it."""
+        try:
+            client = ContainerClient.from_container_url(
+                url,
+                retry_policy=_retry_policy(),
+                connection_timeout=_TIMEOUT_S,
+                read_timeout=_TIMEOUT_S,
+            )
+        except ValueError as exc:
+            raise InvalidArgumentError(f"This is no URL of a blob container: {exc}") from exc
+        return cls._owning(client, fully_qualified_namespace)
+
+    @classmethod
+    def _owning(cls, client: ContainerClient, fully_qualified_namespace: str | None) -> Self:
+        store = cls(client, fully_qualified_namespace=fully_qualified_namespace)
+        store._is_container_owned = True
+        return store
+
+    def __repr__(self) -> str:
+        return f"<BlobStore {self._container.account_name}/{self._container.container_name}>"
+
+    @property
+    def has_epochs(self) -> bool:
+        """False: the receivers of official processors have owner level 0, and so have ours beside them."""
+        return False
+
+    async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
+        """All leases of ``group``, and the Date of the service's answer."""
+        leases: dict[str, Lease] = {}
+        clock = _ServiceClock()
+        async for blob in self._list(group, "ownership", clock):
+            partition_id = _last_name(blob)
+            owner = _metadata(blob).get("ownerid", "")
+            leases[partition_id] = _lease(partition_id, owner, str(blob.etag), blob.last_modified)
+        if clock.now is None:
+            raise StoreError(f"The answer of {self._where} has no Date header: no lease can be judged by it.")
+        return LeaseSnapshot(leases, max([clock.now, *(lease.renewed_at for lease in leases.values())]))
+
+    async def acquire(
+        self, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None
+    ) -> Lease | None:
+        """See ``LeaseStore``.
+
+        Where the answer to a request is lost, its repetition is refused: None, though ``owner`` has it now.
+        """
+        return await self._claim(group, partition_id, owner, expected)
+
+    async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
+        """See ``LeaseStore``; one request for each lease, some at a time."""
+        held = [lease for lease in leases if lease.owner]
+        claims = [self._claim(group, lease.partition_id, lease.owner, lease) for lease in held]
+        renewed = await _gather(claims)
+        return {lease.partition_id: lease for lease in renewed if lease is not None}
+
+    async def release(self, group: GroupKey, leases: Sequence[Lease]) -> None:
+        """See ``LeaseStore``; one request for each lease, some at a time."""
+        await _gather([self._claim(group, lease.partition_id, "", lease) for lease in leases])
+
+    async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
+        """The group's checkpoints by partition id, without enqueued times.
+
+        Raises StoreError for a blob that holds none.
+        """
+        return {
+            _last_name(blob): self._parse_checkpoint(blob)
+            async for blob in self._list(group, "checkpoint", _ServiceClock())
+        }
+
+    async def update_checkpoint(
+        self,
+        group: GroupKey,
+        checkpoint: ProcessorCheckpoint,
+        *,
+        lease: Lease | None,
+        is_rewind_allowed: bool = False,
+    ) -> None:
+        """Move a checkpoint; see ``CheckpointStore``, and the module about official processors beside.
+
+        One request, where no other process has moved it since. Never fenced: there are no epochs.
+        Raises InvalidArgumentError where the offset or the sequence number is not known: official processors
+        need both (-1 goes without an offset).
+        """
+        metadata = _checkpoint_metadata(checkpoint)
+        name = self._name(group, "checkpoint", checkpoint.partition_id)
+        known = self._known.setdefault(name, _KnownCheckpoint())
+        async with known.lock:
+            for _ in range(_ATTEMPTS_MAX):
+                if known.checkpoint is None or checkpoint.is_behind(known.checkpoint):
+                    # It may be known from before somebody set it back.
+                    await self._read_checkpoint(name, known)
+                current = known.checkpoint
+                if current is not None and not is_rewind_allowed and checkpoint.is_behind(current):
+                    return
+                version = await self._write(name, metadata, known.version)
+                if version is not None:
+                    known.checkpoint, known.version = checkpoint, version[0]
+                    return
+                known.checkpoint = known.version = None
+        raise StoreUnavailableError(
+            f"The checkpoint {name} was moved by others each time in {_ATTEMPTS_MAX} attempts.",
+            next_step="See which processors share this consumer group.",
+        )
+
+    async def close(self) -> None:
+        """Close the connections to the service, unless the container client was given."""
+        if self._is_container_owned:
+            await self._container.close()
+
+    @property
+    def _where(self) -> str:
+        return f"the blob container {self._container.container_name}"
+
+    def _prefix(self, group: GroupKey, kind: str) -> str:
+        namespace = self._namespace or group.fully_qualified_namespace
+        return f"{namespace}/{group.event_hub}/{group.consumer_group}/{kind}/".lower()
+
+    def _name(self, group: GroupKey, kind: str, partition_id: str) -> str:
+        return self._prefix(group, kind) + partition_id.lower()
+
+    async def _list(self, group: GroupKey, kind: str, clock: _ServiceClock) -> AsyncIterator[BlobProperties]:
+        with self._translated_errors():
+            blobs = self._container.list_blobs(
+                name_starts_with=self._prefix(group, kind), include=["metadata"], raw_response_hook=clock.hear
+            )
+            async for blob in blobs:
+                yield blob
+
+    async def _claim(
+        self, group: GroupKey, partition_id: str, owner: str, expected: Lease | None
+    ) -> Lease | None:
+        """Make ``owner`` the owner if the lease is as expected; None: it is not."""
+        name = self._name(group, "ownership", partition_id)
+        version = None if expected is None else expected.version
+        written = await self._write(name, {"ownerid": owner}, version)
+        return None if written is None else _lease(partition_id, owner, *written)
+
+    async def _write(
+        self, name: str, metadata: dict[str, str], version: str | None
+    ) -> tuple[str, datetime] | None:
+        """Set a blob's metadata if it still has that version (None: if there is no such blob).
+
+        Returns its new version and time; None where it is otherwise.
+        """
+        blob = self._container.get_blob_client(name)
+        async with self._slots:
+            try:
+                with self._translated_errors():
+                    return await _send(blob, metadata, version)
+            except _RefusedError:
+                return None
+
+    async def _read_checkpoint(self, name: str, known: _KnownCheckpoint) -> None:
+        """Learn what the service has; nothing where it has nothing."""
+        async with self._slots:
+            try:
+                with self._translated_errors():
+                    blob = await self._container.get_blob_client(name).get_blob_properties()
+            except _RefusedError:
+                known.checkpoint = known.version = None
+            else:
+                known.checkpoint, known.version = self._parse_checkpoint(blob), _version(str(blob.etag))
+
+    def _parse_checkpoint(self, blob: BlobProperties) -> ProcessorCheckpoint:
+        metadata = _metadata(blob)
+        offset = metadata.get("offset") or None
+        number = metadata.get("sequencenumber") or None
+        try:
+            sequence_number = None if number is None else int(number)
+        except ValueError:
+            sequence_number = offset = None
+        if sequence_number is None and offset is None:
+            raise StoreError(
+                f"The blob {blob.name} in {self._where} holds no checkpoint: its metadata is {metadata}.",
+                next_step="Set the checkpoint anew, or delete the blob: the partition then starts as a new "
+                "one does.",
+            )
+        return ProcessorCheckpoint(_last_name(blob), sequence_number, offset)
+
+    @contextlib.contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        """Azure's errors in ours; what a condition of the request refused is a _RefusedError."""
+        try:
+            yield
+        except (ResourceModifiedError, ResourceExistsError, ResourceNotFoundError) as exc:
+            if getattr(exc, "error_code", None) == "ContainerNotFound":
+                raise StoreError(
+                    f"There is no {self._where.removeprefix('the ')} in {self._container.account_name}.",
+                    next_step="Create it: processors do not.",
+                ) from exc
+            raise _RefusedError from exc
+        except HttpResponseError as exc:
+            status = exc.status_code or 0
+            words = f"The service refused a request to {self._where}: {status} {exc.reason}."
+            if status in _BUSY or status >= 500:
+                raise StoreUnavailableError(words) from exc
+            raise StoreError(words, next_step="See its credentials and permissions.") from exc
+        except AzureError as exc:
+            raise StoreUnavailableError(
+                f"The service of {self._where} did not answer: {exc.message}."
+            ) from exc
+
+
+class _RefusedError(Exception):
+    """A blob was not as a request expected it."""
+
+
+@dataclass(slots=True)
+class _KnownCheckpoint:
+    """A checkpoint as this store saw or wrote it last."""
+
+    checkpoint: ProcessorCheckpoint | None = None
+    version: str | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held over one update: of two at once, one would only be refused."""
+
+
+class _HttpResponse(Protocol):
+    headers: Mapping[str, str]
+
+
+class _PipelineResponse(Protocol):
+    http_response: _HttpResponse
+
+
+class _ServiceClock:
+    """Hears what time the service has from its answers."""
+
+    def __init__(self) -> None:
+        self.now: datetime | None = None
+
+    def hear(self, response: _PipelineResponse) -> None:
+        """Take the Date of an answer, the last one counts."""
+        text = response.http_response.headers.get("Date")
+        if text is not None:
+            self.now = parsedate_to_datetime(text).astimezone(UTC)
+
+
+async def _send(blob: BlobClient, metadata: dict[str, str], version: str | None) -> tuple[str, datetime]:
+    if version is None:
+        answer = await blob.upload_blob(b"", overwrite=False, metadata=metadata)
+    else:
+        answer = await blob.set_blob_metadata(
+            metadata, etag=f'"{version}"', match_condition=MatchConditions.IfNotModified
+        )
+    time = answer["last_modified"]
+    assert isinstance(time, datetime)
+    return _version(str(answer["etag"])), time
+
+
+async def _gather(claims: Sequence[Coroutine[object, object, Lease | None]]) -> list[Lease | None]:
+    """All results; on the first failure the others still end, so that none runs on unseen."""
+    results = await asyncio.gather(*claims, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
+
+
+def _lease(partition_id: str, owner: str, etag: str, renewed_at: datetime) -> Lease:
+    return Lease(partition_id, owner, 0, None, renewed_at.astimezone(UTC), _version(etag))
+
+
+def _version(etag: str) -> str:
+    """Without the quotes, which a listing may leave out and a header has."""
+    return etag.strip('"')
+
+
+def _metadata(blob: BlobProperties) -> dict[str, str]:
+    """Names in lower case, as they are compared; a value that is empty in a listing may come as None."""
+    return {str(name).lower(): str(value or "") for name, value in (blob.metadata or {}).items()}
+
+
+def _last_name(blob: BlobProperties) -> str:
+    return str(blob.name).rpartition("/")[2]
+
+
+def _checkpoint_metadata(checkpoint: ProcessorCheckpoint) -> dict[str, str]:
+    number, offset = checkpoint.sequence_number, checkpoint.offset
+    if offset is None and number == -1:
+        offset = _START
+    if offset is None or number is None:
+        raise InvalidArgumentError(
+            f"The checkpoint of partition {checkpoint.partition_id} needs an offset and a sequence number, "
+            f"for the official processors' sake; it has {offset!r} and {number!r}."
+        )
+    return {"offset": offset, "sequencenumber": str(number)}
+
+
+def _retry_policy() -> ExponentialRetry:
+    """Short waits: the default's first one takes as long as half a lease."""
+    return ExponentialRetry(initial_backoff=1, increment_base=2, retry_total=2, random_jitter_range=1)

@@ -1,0 +1,250 @@
+"""The blob store on Azurite: the suite of all stores, and the layout of official processors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
+from azure.storage.blob import ContainerClient
+from azure.storage.blob.aio import ContainerClient as AsyncContainerClient
+
+from tidegate.model.errors import InvalidArgumentError, StoreError, StoreUnavailableError
+from tidegate.processor.blob_store import BlobStore
+from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor.lease import GroupKey
+from tidegate.processor.store import ProcessorStore
+from tidegate.testing.azurite import AzuriteServer
+from tidegate.testing.proxy import CuttingProxy
+from tidegate.testing.stores import ProcessorStoreConformance, acquire
+
+GROUP = GroupKey("Name.servicebus.windows.net", "Flights", "$Default")
+OFFICIAL = ("Name.servicebus.windows.net", "Flights", "$Default")
+"""The same group as an official processor was given it."""
+PREFIX = "name.servicebus.windows.net/flights/$default"
+
+
+@pytest.fixture
+def container(azurite: AzuriteServer) -> str:
+    """The name of an empty container."""
+    return azurite.create_container()
+
+
+@pytest.fixture
+async def store(azurite: AzuriteServer, container: str) -> AsyncIterator[BlobStore]:
+    """Our store in the container."""
+    store = BlobStore.from_connection_string(azurite.connection_string(), container)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def official(azurite: AzuriteServer, container: str) -> AsyncIterator[BlobCheckpointStore]:
+    """The official Python processor's store in the same container."""
+    async with BlobCheckpointStore.from_connection_string(azurite.connection_string(), container) as store:
+        yield store
+
+
+class TestBlobStore(ProcessorStoreConformance):
+    """All that a host relies on, without epochs."""
+
+    walk_steps = 80
+
+    @pytest.fixture(autouse=True)
+    def _place(self, azurite: AzuriteServer, container: str) -> None:
+        self.place = (azurite.connection_string(), container)
+
+    async def make_store(self) -> ProcessorStore:
+        """A store with connections of its own."""
+        return BlobStore.from_connection_string(*self.place)
+
+
+def official_claim(partition_id: str, owner: str, etag: str | None = None) -> dict[str, Any]:
+    """An ownership as an official processor asks for it."""
+    names = dict(zip(("fully_qualified_namespace", "eventhub_name", "consumer_group"), OFFICIAL, strict=True))
+    return {**names, "partition_id": partition_id, "owner_id": owner, "etag": etag}
+
+
+async def test_blobs_are_named_and_marked_as_the_official_ones(
+    azurite: AzuriteServer, container: str, store: BlobStore, official: BlobCheckpointStore
+) -> None:
+    """Byte for byte the names and metadata that the official store writes for the same group."""
+    await acquire(store, GROUP, "0", "Host-A")
+    await store.update_checkpoint(GROUP, ProcessorCheckpoint("0", 41, "4100", 1, 2), lease=None)
+    await official.claim_ownership([official_claim("1", "Host-A")])
+    names = official_claim("1", "")
+    await official.update_checkpoint({**names, "offset": "4100", "sequence_number": 41})
+    with ContainerClient.from_connection_string(azurite.connection_string(), container) as client:
+        blobs = {
+            blob.name: (blob.metadata, blob.size, blob.blob_type)
+            for blob in client.list_blobs(include=["metadata"])
+        }
+    assert sorted(blobs) == [
+        f"{PREFIX}/{kind}/{partition}" for kind in ("checkpoint", "ownership") for partition in "01"
+    ]
+    for kind in ("checkpoint", "ownership"):
+        assert blobs[f"{PREFIX}/{kind}/0"] == blobs[f"{PREFIX}/{kind}/1"]
+
+
+async def test_official_processors_read_what_we_write(
+    store: BlobStore, official: BlobCheckpointStore
+) -> None:
+    """Owner, ETag, time and position; a released lease is free to them."""
+    leases = [await acquire(store, GROUP, partition, "host-a") for partition in "01"]
+    await store.release(GROUP, leases[1:])
+    await store.update_checkpoint(GROUP, ProcessorCheckpoint("1", 41, "4100"), lease=leases[1])
+    await store.update_checkpoint(GROUP, ProcessorCheckpoint("0", -1), lease=leases[0])
+    owned = {one["partition_id"]: one for one in await official.list_ownership(*OFFICIAL)}
+    assert (owned["0"]["owner_id"], owned["0"]["last_modified_time"]) == (
+        "host-a",
+        leases[0].renewed_at.timestamp(),
+    )
+    assert not owned["1"]["owner_id"]
+    checkpoints = {one["partition_id"]: one for one in await official.list_checkpoints(*OFFICIAL)}
+    assert {one: (each["offset"], each["sequence_number"]) for one, each in checkpoints.items()} == {
+        "0": ("-1", -1),
+        "1": ("4100", 41),
+    }
+    won = list(
+        await official.claim_ownership([dict(owned["0"], owner_id="b"), dict(owned["1"], owner_id="b")])
+    )
+    assert sorted(one["partition_id"] for one in won) == ["0", "1"]
+    assert dict(await store.renew(GROUP, leases)) == {}
+
+
+async def test_we_read_what_official_processors_write(
+    store: BlobStore, official: BlobCheckpointStore
+) -> None:
+    """Their leases can be stolen by us, and not with a stale version; their checkpoints are ours to go on."""
+    won = list(await official.claim_ownership([official_claim("0", "theirs"), official_claim("1", "theirs")]))
+    seen = (await store.list_leases(GROUP)).leases
+    assert {lease.owner for lease in seen.values()} == {"theirs"}
+    renewed = list(await official.claim_ownership([dict(one) for one in won[:1]]))
+    assert await store.acquire(GROUP, "0", "ours", expected=seen["0"]) is None
+    ours = await acquire(store, GROUP, "1", "ours", expected=seen["1"])
+    assert not list(await official.claim_ownership([dict(won[1])]))
+    await official.claim_ownership([dict(renewed[0], owner_id="")])
+    snapshot = await store.list_leases(GROUP)
+    assert snapshot.leases["0"].is_expired(snapshot.now, 3600)
+    assert snapshot.leases["1"] == ours
+    await official.update_checkpoint({**official_claim("0", ""), "offset": "900", "sequence_number": 9})
+    assert dict(await store.list_checkpoints(GROUP)) == {"0": ProcessorCheckpoint("0", 9, "900")}
+
+
+async def test_a_checkpoint_that_an_official_processor_moved_is_seen(
+    store: BlobStore, official: BlobCheckpointStore
+) -> None:
+    """What we wrote last is not taken for what is there: ours moves forward from theirs, back or forth."""
+    names = official_claim("0", "")
+    await store.update_checkpoint(GROUP, ProcessorCheckpoint("0", 5, "500"), lease=None)
+    await official.update_checkpoint({**names, "offset": "900", "sequence_number": 9})
+    await store.update_checkpoint(GROUP, ProcessorCheckpoint("0", 7, "700"), lease=None)
+    assert (await store.list_checkpoints(GROUP))["0"].sequence_number == 9
+    await official.update_checkpoint({**names, "offset": "100", "sequence_number": 1})
+    await store.update_checkpoint(GROUP, ProcessorCheckpoint("0", 3, "300"), lease=None)
+    assert (await store.list_checkpoints(GROUP))["0"].sequence_number == 3
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({"offset": "900"}, ProcessorCheckpoint("0", None, "900")),
+        ({"offset": "", "sequencenumber": "9"}, ProcessorCheckpoint("0", 9)),
+        (
+            {"Offset": "9:1:x", "SequenceNumber": "9", "clientidentifier": "n"},
+            ProcessorCheckpoint("0", 9, "9:1:x"),
+        ),
+    ],
+)
+async def test_checkpoints_of_other_languages_are_read(
+    azurite: AzuriteServer,
+    container: str,
+    store: BlobStore,
+    metadata: dict[str, str],
+    expected: ProcessorCheckpoint,
+) -> None:
+    """.NET may leave out a position, and adds the name of its client."""
+    async with AsyncContainerClient.from_connection_string(azurite.connection_string(), container) as client:
+        await client.upload_blob(f"{PREFIX}/checkpoint/0", b"", metadata=metadata)
+    assert dict(await store.list_checkpoints(GROUP)) == {"0": expected}
+
+
+@pytest.mark.parametrize("metadata", [{}, {"offset": "9", "sequencenumber": "nine"}, {"offset": ""}])
+async def test_a_blob_without_position_is_named(
+    azurite: AzuriteServer, container: str, store: BlobStore, metadata: dict[str, str]
+) -> None:
+    """A garbled checkpoint is never taken for none: its partition would start over without a word."""
+    async with AsyncContainerClient.from_connection_string(azurite.connection_string(), container) as client:
+        await client.upload_blob(f"{PREFIX}/checkpoint/0", b"", metadata=metadata)
+    with pytest.raises(StoreError, match=r"checkpoint/0 in the blob container .* holds no checkpoint"):
+        await store.list_checkpoints(GROUP)
+    with pytest.raises(StoreError, match="holds no checkpoint"):
+        await store.update_checkpoint(GROUP, ProcessorCheckpoint("0", 5, "5"), lease=None)
+
+
+@pytest.mark.parametrize("checkpoint", [ProcessorCheckpoint("0", 5), ProcessorCheckpoint("0", None, "5")])
+async def test_half_a_position_is_refused(store: BlobStore, checkpoint: ProcessorCheckpoint) -> None:
+    """The official Python processor fails on a checkpoint that lacks one of the two."""
+    with pytest.raises(InvalidArgumentError, match="needs an offset and a sequence number"):
+        await store.update_checkpoint(GROUP, checkpoint, lease=None)
+
+
+async def test_the_namespace_may_be_spelled_as_theirs(
+    azurite: AzuriteServer, container: str, official: BlobCheckpointStore
+) -> None:
+    """The official Python package has a local service's port in the name; a store can be told."""
+    claim = official_claim("0", "theirs") | {"fully_qualified_namespace": "localhost:5672"}
+    await official.claim_ownership([claim])
+    store = BlobStore.from_connection_string(
+        azurite.connection_string(), container, fully_qualified_namespace="localhost:5672"
+    )
+    leases = (await store.list_leases(GroupKey("localhost", *OFFICIAL[1:]))).leases
+    assert [lease.owner for lease in leases.values()] == ["theirs"]
+    await store.close()
+
+
+async def test_a_container_that_is_missing_is_named(azurite: AzuriteServer) -> None:
+    """For each operation: the error says to create it, and no lease is taken for free."""
+    store = BlobStore.from_connection_string(azurite.connection_string(), "missing-one")
+    with pytest.raises(StoreError, match="no blob container missing-one in tidegate"):
+        await store.list_leases(GROUP)
+    with pytest.raises(StoreError, match="Create it"):
+        await store.acquire(GROUP, "0", "host-a", expected=None)
+    with pytest.raises(StoreError, match="Create it"):
+        await store.update_checkpoint(GROUP, ProcessorCheckpoint("0", 5, "5"), lease=None)
+    await store.close()
+
+
+async def test_a_wrong_key_is_refused_for_good(azurite: AzuriteServer, container: str) -> None:
+    """Not worth a retry, and the message does not hold the key."""
+    key = "d3Jvbmc="
+    wrong = azurite.connection_string().replace(azurite.account_key, key)
+    store = BlobStore.from_connection_string(wrong, container)
+    with pytest.raises(StoreError, match="403") as caught:
+        await store.list_leases(GROUP)
+    assert not caught.value.is_transient
+    assert key not in str(caught.value)
+    await store.close()
+
+
+async def test_a_service_that_does_not_answer_is_worth_a_retry(
+    azurite: AzuriteServer, container: str
+) -> None:
+    """A lost line is a StoreUnavailableError; when it is back, so is the store."""
+    async with CuttingProxy("127.0.0.1", azurite.port, cut_after_bytes=(10, 10)) as proxy:
+        client = AsyncContainerClient.from_connection_string(
+            azurite.connection_string(port=proxy.port), container, retry_total=0
+        )
+        store = BlobStore(client)
+        with pytest.raises(StoreUnavailableError) as caught:
+            await store.list_leases(GROUP)
+        assert caught.value.is_transient
+        await store.close()
+        await client.close()
+
+
+async def test_odd_connection_strings_are_refused() -> None:
+    """A typing error is the caller's, at once."""
+    with pytest.raises(InvalidArgumentError, match="no connection string of a storage account"):
+        BlobStore.from_connection_string("nonsense", "container")
