@@ -1,27 +1,34 @@
 """Measure every stage and print events/s, MB/s, CPU per event, and ratios to baselines of the same run.
 
-Run as ``make bench`` or ``python -m bench [--events N] [--event-bytes N] [--without-spark] [--json FILE]``.
+Run as ``make bench`` or ``python -m bench [--events N] [--event-bytes N] [--without-spark]
+[--without-processor] [--json FILE]``.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
 
-from bench import baselines, canned_service, stages
+from bench import baselines, canned_service, processor_stages, stages
 from bench.measure import Measurement
 from bench.report import as_json, print_table
 from tidegate.testing.hub import HubProcess
+from tidegate.testing.postgresql import PostgresqlMissingError, PostgresqlServer
 
 _PARTITIONS = 4
 _HUB = "bench"
 _SDK_HUB = "bench-sdk"
 """What the official SDK sends; the other hub then holds just what our producer sent."""
+_PROCESSOR_HUB = "bench-processor"
+_PROCESSOR_PARTITIONS = 16
 _progress = Console(stderr=True)
 
 
@@ -32,6 +39,9 @@ def main() -> None:
     parser.add_argument("--event-bytes", type=int, default=1024, help="bytes of each event's body")
     parser.add_argument("--sdk-events", type=int, default=30_000, help="events for the official SDK's stages")
     parser.add_argument("--without-spark", action="store_true", help="leave the two Spark stages out")
+    parser.add_argument(
+        "--without-processor", action="store_true", help="leave the Event Processor Host's stages out"
+    )
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the figures there, too ('-': stdout)"
     )
@@ -44,6 +54,7 @@ def main() -> None:
             event_bytes=arguments.event_bytes,
             sdk_events=min(arguments.sdk_events, events // _PARTITIONS),
             is_spark_used=not arguments.without_spark,
+            is_processor_used=not arguments.without_processor,
         )
     if str(arguments.json) == "-":
         sys.stdout.write(as_json(found_baselines, found_stages) + "\n")
@@ -54,7 +65,13 @@ def main() -> None:
 
 
 def _measure(
-    directory: Path, *, events: int, event_bytes: int, sdk_events: int, is_spark_used: bool
+    directory: Path,
+    *,
+    events: int,
+    event_bytes: int,
+    sdk_events: int,
+    is_spark_used: bool,
+    is_processor_used: bool,
 ) -> tuple[list[Measurement], list[Measurement]]:
     # Random bodies, so that nothing on the way can compress or share them.
     bodies = [os.urandom(event_bytes) for _ in range(events)]
@@ -72,6 +89,7 @@ def _measure(
     service = HubProcess(directory / "data")
     for hub in (_HUB, _SDK_HUB):
         service.create_hub(hub, partition_count=_PARTITIONS)
+    service.create_hub(_PROCESSOR_HUB, partition_count=_PROCESSOR_PARTITIONS)
     with service:
         _progress.print("measuring ingest …")
         ingest = stages.ingest(service, _HUB, bodies, _PARTITIONS)
@@ -101,10 +119,17 @@ def _measure(
         sdk_delivery.compare_with(source)
         sdk_delivery.compare_with(decode)
         found += [ingest, delivery, sdk_ingest, sdk_delivery]
+        processor_baselines: list[Measurement] = []
+        if is_processor_used:
+            _progress.print("measuring the Event Processor Host …")
+            processor_baselines, hosts = _measure_processor(
+                directory, service, bodies, sdk_events, event_bytes, rows, insert
+            )
+            found += hosts
         if is_spark_used:
             _progress.print("measuring Spark …")
             found += _measure_spark(directory, service, events, event_bytes, decode, insert)
-    return [copy, disk, encode, decode, sink, source, insert], found
+    return [copy, disk, encode, decode, sink, source, insert, *processor_baselines], found
 
 
 def _measure_sdk_ceilings(bodies: list[bytes], event_bytes: int) -> tuple[Measurement, Measurement]:
@@ -115,6 +140,47 @@ def _measure_sdk_ceilings(bodies: list[bytes], event_bytes: int) -> tuple[Measur
             "source → official SDK", connection_string, pid, _HUB, len(bodies), event_bytes
         )
     return sink, source
+
+
+def _measure_processor(
+    directory: Path,
+    service: HubProcess,
+    bodies: list[bytes],
+    sdk_events: int,
+    event_bytes: int,
+    rows: Sequence[tuple[object, ...]],
+    sqlite_insert: Measurement,
+) -> tuple[list[Measurement], list[Measurement]]:
+    """Baselines and stages of the Event Processor Host."""
+    hub, count = _PROCESSOR_HUB, _PROCESSOR_PARTITIONS
+    events = stages.ingest(service, hub, bodies, count).events
+    official = processor_stages.official_processor(service, hub, sdk_events, event_bytes)
+    host = processor_stages.directory_host(service, hub, events, event_bytes, directory)
+    host.compare_with(official)
+    baselines_found, found = [official], [host]
+    with ExitStack() as stack:
+        names = itertools.count()
+        databases: list[tuple[str, Callable[[], str], list[Measurement]]] = [
+            ("SQLite", lambda: f"sqlite:///{directory}/host-{next(names)}.db", [sqlite_insert])
+        ]
+        try:
+            postgresql = stack.enter_context(PostgresqlServer(is_fsync_used=True))
+        except PostgresqlMissingError as error:
+            _progress.print(f"without PostgreSQL: {error}")
+        else:
+            inserts = baselines.postgresql_bulk_inserts(rows, postgresql.create_schema())
+            baselines_found += inserts
+            databases.append(("PostgreSQL", postgresql.create_schema, inserts))
+        for kind, make_url, inserts in databases:
+            for name, measure in (
+                (f"host, Pipeline → {kind}", processor_stages.pipeline_host),
+                (f"host, executemany → {kind}", processor_stages.statements_host),
+            ):
+                stage = measure(name, service, hub, events, event_bytes, make_url())
+                for insert in inserts:
+                    stage.compare_with(insert)
+                found.append(stage)
+    return baselines_found, found
 
 
 def _measure_spark(
