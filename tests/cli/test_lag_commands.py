@@ -8,7 +8,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -21,11 +21,13 @@ from tidegate.client import BlockingConsumer
 from tidegate.client.entities import PartitionProperties
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.events import ReceivedEvent
+from tidegate.processor.blob_store import BlobStore
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.directory_store import DirectoryStore
 from tidegate.processor.lease import GroupKey, Lease
 from tidegate.processor.store import ProcessorStore
 from tidegate.sql import Database, SqlStore
+from tidegate.testing.azurite import AzuriteServer
 
 T = TypeVar("T")
 
@@ -300,6 +302,43 @@ def test_all_partitions_are_set_and_said(sql_place: Place) -> None:
     assert sql_place.following() == {"0": 10, "1": 0}
 
 
+def test_a_blob_container(
+    azurite: AzuriteServer, event_hub: str, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """What official processors and ours keep in a container is shown and set, by the container's name."""
+    place = _place("sql", tmp_path, event_hub, environment)
+    container = azurite.create_container()
+    account = azurite.connection_string()
+    options = ("--blob-container", container, "--namespace", "name.servicebus.windows.net")
+    group = GroupKey("name.servicebus.windows.net", event_hub, "$Default")
+    place = replace(
+        place,
+        store_options=options,
+        environment=environment | {"AZURE_STORAGE_CONNECTION_STRING": account},
+    )
+
+    async def process() -> None:
+        store = BlobStore.from_connection_string(account, container)
+        try:
+            await store.acquire(group, "0", "host-a", expected=None)
+            await store.update_checkpoint(group, ProcessorCheckpoint("0", 6, "6"), lease=None)
+        finally:
+            await store.close()
+
+    asyncio.run(process())
+    first = place.json("lag", event_hub)[0]
+    assert (first["owner"], first["acquired"], first["offset"]) == ("host-a", None, "6")
+    assert (first["lag_events"], first["lag_s"]) == (3, None)
+    assert [each["owner"] for each in place.json("lease", "list", event_hub)] == ["host-a"]
+    words = ("checkpoint", "set", event_hub, "--partition", "0", "--force", "--rewind")
+    for position, checkpoint in ((("--earliest",), (-1, "-1")), (("--sequence-number", "3"), (2, "2"))):
+        assert [each["is_set"] for each in place.json(*words, *position)] == [True]
+        (listed,) = place.json("checkpoint", "list", event_hub)
+        assert (listed["checkpoint"], listed["offset"]) == checkpoint
+    missing = run_tidegate("lag", event_hub, *options, environment=environment)
+    assert (missing.code, "in which storage account" in missing.err) == (2, True)
+
+
 def test_what_speaks_against_it_is_said_at_once(place: Place) -> None:
     """Backwards and a living host are refused in one message, and nothing is set; each by its own option."""
     lease = place.process(place.events()[6])
@@ -371,7 +410,7 @@ def _partition(begin: int, until: int) -> PartitionProperties:
         (20, 30, None, Lag(10, None, 0)),
         (20, 30, 29, Lag(0, 0.0, 0)),
         (20, 30, 24, Lag(5, 60.0, 0)),
-        (20, 30, -1, Lag(10, 60.0, 20)),
+        (20, 30, -1, Lag(10, 60.0, 0)),
         (20, 30, 9, Lag(10, 60.0, 10)),
         (30, 30, 24, Lag(0, 0.0, 5)),
         (20, 30, 30, Lag(None, None, None, is_beyond_log=True)),

@@ -11,11 +11,13 @@ import typer
 from tidegate.cli.checkpoint_moves import Move, Target, plan_moves, refuse_moves
 from tidegate.cli.connection import impatient_namespace, resolve_connection
 from tidegate.cli.options import (
+    BlobContainerOption,
     CaFileOption,
     CheckpointDirOption,
     ConnectionStringOption,
     DatabaseOption,
     GroupsOption,
+    NamespaceOption,
     with_output,
 )
 from tidegate.cli.render import Output
@@ -43,6 +45,8 @@ def list_checkpoints(
     group: GroupsOption = None,
     database: DatabaseOption = None,
     checkpoint_dir: CheckpointDirOption = None,
+    blob_container: BlobContainerOption = None,
+    namespace: NamespaceOption = None,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
@@ -57,8 +61,8 @@ def list_checkpoints(
     """
     from tidegate.cli.interrupt import run_interruptible
 
-    choice = StoreChoice(database, checkpoint_dir)
-    namespace = choice.namespace(connection_string, ca_file)
+    choice = StoreChoice(database, checkpoint_dir, blob_container, namespace)
+    group_namespace = choice.group_namespace(connection_string, ca_file)
 
     async def work() -> list[dict[str, object]]:
         async with choice.open() as store:
@@ -71,7 +75,7 @@ def list_checkpoints(
                     "enqueued_time": time_of(checkpoint.enqueued_time_ms),
                     "event_hub_created": time_of(checkpoint.event_hub_created_at_ms),
                 }
-                for view in await view_groups(store, namespace, hub, group)
+                for view in await view_groups(store, group_namespace, hub, group)
                 for partition_id in view.partition_ids
                 if (checkpoint := view.checkpoints.get(partition_id)) is not None
             ]
@@ -124,6 +128,8 @@ def set_checkpoint(
     ] = False,
     database: DatabaseOption = None,
     checkpoint_dir: CheckpointDirOption = None,
+    blob_container: BlobContainerOption = None,
+    namespace: NamespaceOption = None,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
@@ -153,16 +159,17 @@ def set_checkpoint(
         is_latest=latest,
         now_utc=SystemClock().now_utc(),
     )
-    choice = StoreChoice(database, checkpoint_dir)
+    choice = StoreChoice(database, checkpoint_dir, blob_container, namespace)
     connection = resolve_connection(connection_string, ca_file, os.environ)
+    group_namespace = choice.group_namespace(connection_string, ca_file)
 
     async def plan() -> list[Move]:
         from tidegate.client import EventHubConsumer
 
-        namespace = impatient_namespace(connection)
-        async with choice.open() as store, EventHubConsumer(namespace, hub, consumer_group=group) as consumer:
-            moves = await plan_moves(consumer, partition, target)
-            (view,) = await view_groups(store, namespace.host, hub, [group])
+        service = impatient_namespace(connection)
+        async with choice.open() as store, EventHubConsumer(service, hub, consumer_group=group) as consumer:
+            moves = await plan_moves(consumer, partition, target, is_offset_needed=choice.is_offset_needed)
+            (view,) = await view_groups(store, group_namespace, hub, [group])
         moves = [move.compared_with(view) for move in moves]
         refuse_moves(moves, is_rewind_allowed=rewind, is_forced=force, lease_duration_s=lease_duration)
         return moves
@@ -170,7 +177,7 @@ def set_checkpoint(
     async def move_all(moves: list[Move]) -> list[Move]:
         from tidegate.processor.lease import GroupKey
 
-        key = GroupKey(impatient_namespace(connection).host, hub, group)
+        key = GroupKey(group_namespace, hub, group)
         async with choice.open() as store:
             for move in moves:
                 await store.update_checkpoint(key, move.after, lease=None, is_rewind_allowed=rewind)

@@ -157,10 +157,16 @@ def refuse_moves(
 
 
 async def plan_moves(
-    consumer: EventHubConsumer, partition_ids: Sequence[str] | None, target: Target
+    consumer: EventHubConsumer,
+    partition_ids: Sequence[str] | None,
+    target: Target,
+    *,
+    is_offset_needed: bool = False,
 ) -> list[Move]:
     """Find the target in each partition's log (None: in all).
 
+    is_offset_needed: the store takes no checkpoint without offset. The one before the first event that is
+    held, whose offset nobody knows any more, becomes one that says that nothing is processed.
     Raises NotFoundError (no such partition), PositionOutOfRangeError (not in the log), and what reading does.
     """
     hub = await consumer.get_event_hub_properties()
@@ -176,6 +182,8 @@ async def plan_moves(
         partition = await consumer.get_partition_properties(partition_id)
         following = await _find(consumer, partition, target.position)
         checkpoint = await _checkpoint_before(consumer, partition, following)
+        if is_offset_needed and checkpoint.offset is None and following == _bounds(partition)[0]:
+            checkpoint = replace(checkpoint, sequence_number=-1)
         created_at_ms = milliseconds_of(hub.created_at)
         moves.append(Move(partition_id, replace(checkpoint, event_hub_created_at_ms=created_at_ms)))
     return moves

@@ -12,11 +12,13 @@ import typer
 
 from tidegate.cli.connection import impatient_namespace, resolve_connection
 from tidegate.cli.options import (
+    BlobContainerOption,
     CaFileOption,
     CheckpointDirOption,
     ConnectionStringOption,
     DatabaseOption,
     GroupsOption,
+    NamespaceOption,
     with_output,
 )
 from tidegate.cli.render import Output, OutputFormat
@@ -81,7 +83,8 @@ def lag_of(
     if checkpoint.sequence_number is None:
         is_at_end = checkpoint.offset is not None and checkpoint.offset == partition.last_enqueued_offset
         return Lag(0, 0.0, 0) if is_at_end else Lag(None, _seconds(partition, checkpoint), None)
-    following = checkpoint.sequence_number + 1
+    # -1, nothing is processed yet, asks for the first event there is: none is lost to it.
+    following = checkpoint.sequence_number + 1 if checkpoint.sequence_number >= 0 else begin
     if following > until:
         return Lag(None, None, None, is_beyond_log=True)
     events = until - max(begin, following)
@@ -106,6 +109,8 @@ def lag(
     group: GroupsOption = None,
     database: DatabaseOption = None,
     checkpoint_dir: CheckpointDirOption = None,
+    blob_container: BlobContainerOption = None,
+    namespace: NamespaceOption = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C; with --nl or a terminal.")
     ] = False,
@@ -121,8 +126,8 @@ def lag(
     epoch, and: checkpoint: the sequence number of the last processed event (-1: none yet); end_of_log: that
     of the last event in the log; lag_events: how many are still to be read, all that are held where there is
     no checkpoint; lag_s: enqueued time of the last event minus that of the last processed one, 0 when caught
-    up; lost_events: removed by retention before they were read. What is not known is left empty. A table ends
-    with the totals: of seconds, the most.
+    up; lost_events: removed by retention before they were read. What is not known is left empty; a blob
+    container keeps no times. A table ends with the totals: of seconds, the most.
 
     \b
     Examples:
@@ -135,8 +140,9 @@ def lag(
     is_redrawn = output.is_table and output.is_terminal
     if watch and not is_redrawn and output.format is not OutputFormat.NL:
         raise InvalidArgumentError("--watch needs a terminal, or --nl.", next_step="Add --nl.")
-    choice = StoreChoice(database, checkpoint_dir)
+    choice = StoreChoice(database, checkpoint_dir, blob_container, namespace)
     connection = resolve_connection(connection_string, ca_file, os.environ)
+    group_namespace = choice.group_namespace(connection_string, ca_file)
 
     async def work() -> None:
         import asyncio
@@ -146,7 +152,7 @@ def lag(
         async with choice.open() as store, EventHubConsumer(impatient_namespace(connection), hub) as consumer:
             while True:
                 # The groups first: the log only grows meanwhile, so no checkpoint seems to be beyond its end.
-                views = await view_groups(store, impatient_namespace(connection).host, hub, group)
+                views = await view_groups(store, group_namespace, hub, group)
                 properties = await consumer.get_event_hub_properties()
                 partitions = await _read_partitions(consumer, properties)
                 if watch and is_redrawn:

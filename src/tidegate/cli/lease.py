@@ -7,11 +7,13 @@ from typing import Annotated
 import typer
 
 from tidegate.cli.options import (
+    BlobContainerOption,
     CaFileOption,
     CheckpointDirOption,
     ConnectionStringOption,
     DatabaseOption,
     GroupsOption,
+    NamespaceOption,
     with_output,
 )
 from tidegate.cli.render import Output
@@ -28,6 +30,8 @@ def list_leases(
     group: GroupsOption = None,
     database: DatabaseOption = None,
     checkpoint_dir: CheckpointDirOption = None,
+    blob_container: BlobContainerOption = None,
+    namespace: NamespaceOption = None,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
@@ -42,14 +46,14 @@ def list_leases(
     """
     from tidegate.cli.interrupt import run_interruptible
 
-    choice = StoreChoice(database, checkpoint_dir)
-    namespace = choice.namespace(connection_string, ca_file)
+    choice = StoreChoice(database, checkpoint_dir, blob_container, namespace)
+    group_namespace = choice.group_namespace(connection_string, ca_file)
 
     async def work() -> list[dict[str, object]]:
         async with choice.open() as store:
             return [
                 view.lease_record(partition_id)
-                for view in await view_groups(store, namespace, hub, group)
+                for view in await view_groups(store, group_namespace, hub, group)
                 for partition_id in view.partition_ids
                 if partition_id in view.leases.leases
             ]

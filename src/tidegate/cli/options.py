@@ -17,6 +17,8 @@ P = ParamSpec("P")
 
 CONNECTION_STRING_VARIABLE = "TIDEGATE_CONNECTION_STRING"
 DATABASE_VARIABLE = "TIDEGATE_DATABASE"
+STORAGE_VARIABLE = "AZURE_STORAGE_CONNECTION_STRING"
+"""As Azure's own command line has it."""
 
 ConnectionStringOption = Annotated[
     str | None,
@@ -51,6 +53,25 @@ CheckpointDirOption = Annotated[
         "--checkpoint-dir",
         metavar="DIR",
         help="Leases and checkpoints are in this directory (hosts with a DirectoryStore), not in a database.",
+    ),
+]
+
+BlobContainerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--blob-container",
+        metavar="NAME|URL",
+        help="Leases and checkpoints are in this Azure blob container, as official processors have them: its "
+        f"URL with a shared access signature, or its name in the account of {STORAGE_VARIABLE}.",
+    ),
+]
+
+NamespaceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace",
+        metavar="HOST",
+        help="The namespace as directory and blob names have it. Else the connection's host name.",
     ),
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from tidegate.cli.connection import impatient_namespace, resolve_connection
 from tidegate.cli.exit_codes import NoConnectionError
-from tidegate.cli.options import DATABASE_VARIABLE
-from tidegate.model.errors import InvalidArgumentError, NotFoundError
+from tidegate.cli.options import DATABASE_VARIABLE, STORAGE_VARIABLE
+from tidegate.model.errors import InvalidArgumentError, NotFoundError, StoreError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 
 if TYPE_CHECKING:
@@ -49,54 +49,94 @@ class StoreChoice:
     """Which store of leases and checkpoints the options name; ``open`` it."""
 
     database_url: str | None
-    """None: the environment's database, unless there is a directory."""
-    directory: Path | None
+    """None: the environment's database, unless there is a directory or a container."""
+    directory: Path | None = None
+    blob_container: str | None = None
+    """The URL of a container, or its name in the environment's storage account."""
+    namespace: str | None = None
+    """As the store has it; None: as the connection has it."""
 
     def __post_init__(self) -> None:
-        if self.database_url and self.directory is not None:
+        named = {
+            "--database": self.database_url,
+            "--checkpoint-dir": self.directory,
+            "--blob-container": self.blob_container,
+        }
+        given = [name for name, value in named.items() if value]
+        if len(given) > 1:
             raise InvalidArgumentError(
-                "--database and --checkpoint-dir exclude each other.", next_step="Give one of them."
+                f"{' and '.join(given)} exclude each other.", next_step="Give one of them."
             )
+
+    @property
+    def is_offset_needed(self) -> bool:
+        """Whether the store takes no checkpoint without offset."""
+        return self.blob_container is not None
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[ProcessorStore]:
-        """The store, for as long as the context lasts. Raises as ``open_database``; NotFoundError."""
-        if self.directory is not None:
-            from tidegate.processor.directory_store import DirectoryStore
+        """The store, for as long as the context lasts.
 
-            if not self.directory.is_dir():
-                raise NotFoundError(
-                    f"There is no directory {self.directory}.",
-                    next_step="Name the one that the hosts' DirectoryStore was given.",
-                )
-            directory_store = DirectoryStore(self.directory)
-            try:
-                yield directory_store
-            finally:
-                await directory_store.close()
-            return
-        from tidegate.sql import SqlStore
+        Raises as ``open_database``; NotFoundError for a directory that is not there; InvalidArgumentError and
+        StoreError for a container that cannot be meant, or where the package for it is missing.
+        """
+        with ExitStack() as stack:
+            store: ProcessorStore
+            if self.blob_container is not None:
+                store = _blob_store(self.blob_container)
+            elif self.directory is not None:
+                store = _directory_store(self.directory)
+            else:
+                from tidegate.sql import SqlStore
 
-        with open_database(self.database_url) as database:
-            store = SqlStore(database)
+                store = SqlStore(stack.enter_context(open_database(self.database_url)))
             try:
                 yield store
             finally:
                 await store.close()
 
-    def namespace(self, connection_string: str | None, ca_file: Path | None) -> str:
+    def group_namespace(self, connection_string: str | None, ca_file: Path | None) -> str:
         """The namespace whose leases and checkpoints are meant; nothing is asked of its service.
 
         A SQL store does not keep namespaces apart, so there it may be that nothing says which it is.
         Raises NoConnectionError where something must.
         """
+        if self.namespace is not None:
+            return self.namespace
         try:
             connection = resolve_connection(connection_string, ca_file, os.environ)
         except NoConnectionError:
-            if self.directory is not None:
+            if self.directory is not None or self.blob_container is not None:
                 raise
             return _ANY_NAMESPACE
         return impatient_namespace(connection).host
+
+
+def _directory_store(directory: Path) -> ProcessorStore:
+    from tidegate.processor.directory_store import DirectoryStore
+
+    if not directory.is_dir():
+        raise NotFoundError(
+            f"There is no directory {directory}.",
+            next_step="Name the one that the hosts' DirectoryStore was given.",
+        )
+    return DirectoryStore(directory)
+
+
+def _blob_store(container: str) -> ProcessorStore:
+    try:
+        from tidegate.processor.blob_store import BlobStore
+    except ModuleNotFoundError as error:
+        raise StoreError(str(error)) from error
+    if "://" in container:
+        return BlobStore.from_container_url(container)
+    account = os.environ.get(STORAGE_VARIABLE)
+    if not account:
+        raise InvalidArgumentError(
+            f"Nothing says in which storage account the container {container} is.",
+            next_step=f"Set {STORAGE_VARIABLE}, or give the container's URL with a shared access signature.",
+        )
+    return BlobStore.from_connection_string(account, container)
 
 
 @dataclass(frozen=True, slots=True)
