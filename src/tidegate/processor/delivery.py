@@ -9,6 +9,7 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.context import OwnedPartitionContext
+from tidegate.processor.handlers import TransactionalProcessor
 from tidegate.processor.policies import FailurePolicy
 from tidegate.processor.registration import HandlerRefusedError, Processor
 from tidegate.processor.shared_reads import CheckpointReads
@@ -82,7 +83,7 @@ class TransactionalDelivery:
             self._transactions: PartitionTransactions = store.open_transactions(
                 context.group,
                 context.lease,
-                processor.handler,
+                _runnable(processor.handler),
                 context,
                 policy=policy,
                 event_hub_created_at_ms=event_hub_created_at_ms,
@@ -108,3 +109,11 @@ class TransactionalDelivery:
             start_sequence_number=events[0].sequence_number if start is None else start,
             until_sequence_number=events[-1].sequence_number + 1,
         )
+
+
+def _runnable(handler: object) -> object:
+    """A class of the user's own with the methods of ``TransactionalProcessor`` is a function to the store."""
+    if isinstance(handler, TransactionalProcessor):
+        return handler
+    process_events: object = getattr(handler, "process_events", None)
+    return handler if process_events is None else process_events

@@ -15,9 +15,10 @@ A stopped partition keeps its lease: another host would only meet the same error
 
 Overlapping calls: a session's calls have ended before the next session's begin, also after a stall, with one
 exception that cannot be helped. A call that goes on although it was cancelled (it swallows the cancellation,
-or is a transaction that hangs in its thread) is given up after twice ``close_timeout_s``: it can move no
-checkpoint any more, a hanging transaction is fenced by the new epoch, and its processor instance gets no
-further call. What else it does is beyond the host.
+or is a transaction that hangs in its thread) is given up after ``close_timeout_s``, or after twice that where
+it was first asked to end: it can move no checkpoint any more, a hanging transaction is fenced by the new
+epoch, and its processor instance gets no further call. What else it does is beyond the host. (A processor
+that a factory shares is the same instance, so there the calls do overlap.)
 """
 
 from __future__ import annotations

@@ -447,5 +447,6 @@ class PartitionSession:
 
     def give_up(self, reason: CloseReason) -> None:
         """A call did not end although it was cancelled: from here on it cannot move a checkpoint."""
+        self._close_receiver()
         if self._context is not None:
             self._context.end(reason)

@@ -1,0 +1,405 @@
+"""The host against the real service: handlers of all kinds, joining and leaving a group, and its failures."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.processor.hosts import PLAIN, QUICK, Journal, Recorder, checkpoint_all, publish, until
+
+from tidegate.client import Namespace, RetryPolicy
+from tidegate.model.connection_string import ConnectionString
+from tidegate.model.errors import ClosedError, InvalidArgumentError, NotFoundError, UnauthorizedError
+from tidegate.model.events import ReceivedEvent
+from tidegate.processor import (
+    EventProcessor,
+    EventProcessorHost,
+    EventProcessorOptions,
+    MemoryStore,
+    PartitionContext,
+    PartitionState,
+    TransactionalProcessor,
+)
+from tidegate.testing.hub import HubService
+from tidegate.transport.clock import SystemClock
+
+IMPATIENT = RetryPolicy(retries_max=3, delay_s=0.01, delay_s_max=0.05)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore(SystemClock())
+
+
+def _host(service: HubService, hub: str, store: MemoryStore, **arguments: Any) -> EventProcessorHost:
+    given: dict[str, Any] = {"manager_options": QUICK, "options": PLAIN, **arguments}
+    return EventProcessorHost(connection_string=service.hub_connection_string(hub), store=store, **given)
+
+
+# --- kinds of handlers ------------------------------------------------------------------------------------
+
+
+async def test_a_class_gets_an_instance_per_partition(
+    hub_service: HubService, event_hub: str, store: MemoryStore
+) -> None:
+    """Opened, given events and closed, each by its own instance."""
+    made: list[EventProcessor] = []
+    journal = Journal()
+
+    class Mine(Recorder):
+        def __init__(self) -> None:
+            super().__init__(journal)
+            made.append(self)
+
+    await publish(hub_service, event_hub, 3, partition_id="0")
+    await publish(hub_service, event_hub, 4, partition_id="1")
+    async with _host(hub_service, event_hub, store).running(Mine):
+        await until(lambda: journal.count == 7)
+    assert len(made) == 2
+    for partition_id, count in (("0", 3), ("1", 4)):
+        calls = journal.of(partition_id)
+        assert (calls[0], calls[-1]) == ("open", "close shutdown")
+        assert journal.numbers[partition_id] == list(range(count))
+
+
+@pytest.mark.parametrize("kind", ["function", "partial", "callable object", "factory", "methods only"])
+async def test_every_kind_of_plain_handler_is_given_the_events(
+    hub_service: HubService, event_hub: str, store: MemoryStore, kind: str
+) -> None:
+    """What a user may write for at-least-once processing, besides a subclass."""
+    seen: list[int] = []
+
+    async def handle(context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        seen.extend(event.sequence_number for event in events)
+
+    async def handle_with(extra: str, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        await handle(context, events)
+
+    class Callable:
+        async def __call__(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+            await handle(context, events)
+
+    class MethodsOnly:
+        async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+            await handle(context, events)
+
+    handlers: dict[str, dict[str, Any]] = {
+        "function": {"handler": handle},
+        "partial": {"handler": functools.partial(handle_with, "extra")},
+        "callable object": {"handler": Callable()},
+        "factory": {"factory": lambda context: handle},
+        "methods only": {"handler": MethodsOnly},
+    }
+    await publish(hub_service, event_hub, 5)
+    async with _host(hub_service, event_hub, store).running(**handlers[kind]):
+        await until(lambda: len(seen) == 5)
+
+
+async def test_a_factory_may_share_one_processor(
+    hub_service: HubService, event_hub: str, store: MemoryStore
+) -> None:
+    """All partitions meet in it; for one partition the calls still never overlap."""
+    journal = Journal()
+    shared = Recorder(journal)
+    await publish(hub_service, event_hub, 3, partition_id="0")
+    await publish(hub_service, event_hub, 3, partition_id="1")
+    async with _host(hub_service, event_hub, store).running(factory=lambda context: shared):
+        await until(lambda: journal.count == 6)
+    assert journal.overlaps == 0
+
+
+class _Async(EventProcessor):
+    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        pass
+
+
+class _Plain(TransactionalProcessor):
+    def process_events(self, context: object, events: Sequence[ReceivedEvent]) -> None:
+        pass
+
+
+class _DuckPlain:
+    def process_events(self, context: object, events: Sequence[ReceivedEvent]) -> None:
+        pass
+
+
+class _Needy(_Async):
+    def __init__(self, database: str) -> None:
+        self.database = database
+
+
+async def _async(context: object, events: object) -> None:
+    pass
+
+
+def _plain(context: object, events: object) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_transactional", "words"),
+    [
+        ({}, False, "either a handler or factory"),
+        ({"handler": _async, "factory": lambda context: _async}, False, "either a handler or factory"),
+        ({"handler": _plain}, False, "async"),
+        ({"handler": _DuckPlain}, False, "async"),
+        ({"handler": _Async()}, False, "Register the class"),
+        ({"handler": _Needy}, False, "factory"),
+        ({"handler": int}, False, "process_events"),
+        ({"handler": "process"}, False, "async"),
+        ({"factory": _async}, False, "plain function of a context"),
+        ({"handler": _plain}, True, "MemoryStore cannot commit"),
+        ({"handler": _Plain}, False, "MemoryStore cannot commit"),
+    ],
+)
+async def test_a_handler_of_the_wrong_kind_is_one_clear_error(
+    hub_service: HubService,
+    event_hub: str,
+    store: MemoryStore,
+    arguments: dict[str, Any],
+    is_transactional: bool,
+    words: str,
+) -> None:
+    """Before anything is connected, with what to write instead; and the host can be registered afterwards."""
+    host = _host(hub_service, event_hub, store, transactional=is_transactional)
+    with pytest.raises(InvalidArgumentError, match=words):
+        await host.register(**arguments)
+    assert not host.is_registered
+
+
+async def test_registering_twice_is_an_error(
+    hub_service: HubService, event_hub: str, store: MemoryStore
+) -> None:
+    """The first registration goes on; after unregister another is fine."""
+    host = _host(hub_service, event_hub, store)
+    with pytest.raises(ClosedError):
+        await host.wait()
+    async with host.running(_async):
+        with pytest.raises(InvalidArgumentError, match="registered already"):
+            await host.register(_async)
+        assert host.is_registered
+    async with host.running(_async):
+        pass
+    await host.unregister()
+
+
+async def test_a_factory_that_makes_the_wrong_kind_fails_the_host(
+    hub_service: HubService, event_hub: str, store: MemoryStore
+) -> None:
+    """It would be wrong for every partition and every time, so waiting says so."""
+    host = _host(hub_service, event_hub, store)
+    await host.register(factory=lambda context: _plain)  # type: ignore[arg-type, return-value]
+    with pytest.raises(InvalidArgumentError, match="async"):
+        await host.wait()
+    await host.unregister()
+
+
+def test_what_a_host_needs_is_asked_for_when_it_is_made(store: MemoryStore) -> None:
+    """No store, no place, no name: each is its own error."""
+    text = "Endpoint=sb://localhost;SharedAccessKeyName=a;SharedAccessKey=b;UseDevelopmentEmulator=true"
+    with pytest.raises(InvalidArgumentError, match="connection string or a namespace"):
+        EventProcessorHost(event_hub="hub", store=store)
+    with pytest.raises(InvalidArgumentError, match="store"):
+        EventProcessorHost(event_hub="hub", connection_string=text)
+    with pytest.raises(InvalidArgumentError, match="event hub"):
+        EventProcessorHost(connection_string=text, store=store)
+    with pytest.raises(InvalidArgumentError, match="name"):
+        EventProcessorHost("", "hub", connection_string=text, store=store)
+    hosts = [EventProcessorHost(None, "hub", "group", text, store) for _ in range(2)]
+    assert hosts[0].host_name != hosts[1].host_name
+    assert "SharedAccessKey" not in repr(hosts[0])
+
+
+# --- several hosts ----------------------------------------------------------------------------------------
+
+
+def _owned(host: EventProcessorHost) -> set[str]:
+    return set(host.statistics().partitions)
+
+
+async def test_two_hosts_share_the_partitions(hub_service: HubService, store: MemoryStore) -> None:
+    """The second steals its share; each partition has one owner, and nothing is lost or out of order."""
+    hub = hub_service.create_hub(partition_count=4)
+    journals = Journal(), Journal()
+    hosts = [_host(hub_service, hub, store, host_name=name) for name in ("first", "second")]
+    for partition in range(4):
+        await publish(hub_service, hub, 10, partition_id=str(partition))
+    async with hosts[0].running(factory=lambda context: Recorder(journals[0], checkpoint_all)):
+        await until(lambda: journals[0].count == 40)
+        async with hosts[1].running(factory=lambda context: Recorder(journals[1], checkpoint_all)):
+            await until(lambda: len(_owned(hosts[0])) == len(_owned(hosts[1])) == 2)
+            assert not _owned(hosts[0]) & _owned(hosts[1])
+            for partition in range(4):
+                await publish(hub_service, hub, 10, partition_id=str(partition))
+            await until(lambda: journals[0].count + journals[1].count == 80)
+            stolen = _owned(hosts[1])
+            for partition_id in stolen:
+                assert journals[1].numbers[partition_id] == list(range(10, 20))
+                assert hosts[1].statistics().partitions[partition_id].epoch == 2
+                assert journals[0].of(partition_id)[-1] == "close ownership_lost"
+    assert journals[0].errors == journals[1].errors == []
+
+
+async def test_unregister_hands_over_at_once(
+    hub_service: HubService, event_hub: str, store: MemoryStore
+) -> None:
+    """The batch that runs is finished and checkpointed, and the leases are free when unregister returns."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    journal = Journal()
+
+    async def slowly(context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        begun.set()
+        await go_on.wait()
+        await context.checkpoint()
+
+    await publish(hub_service, event_hub, 10)
+    host = _host(hub_service, event_hub, store)
+    await host.register(factory=lambda context: Recorder(journal, slowly))
+    await begun.wait()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(host.unregister())
+        await asyncio.sleep(0)
+        go_on.set()
+    leases = (await store.list_leases(host.group)).leases
+    assert [lease.owner for lease in leases.values()] == ["", ""]
+    assert (await store.list_checkpoints(host.group))["0"].sequence_number == 9
+    assert journal.of("0") == ["open", "events", "close shutdown"]
+    other = Journal()
+    await publish(hub_service, event_hub, 1)
+    async with _host(hub_service, event_hub, store).running(
+        factory=lambda context: Recorder(other, checkpoint_all)
+    ):
+        await until(lambda: other.numbers == {"0": [10]})
+
+
+async def test_a_handler_that_does_not_end_is_cancelled_when_its_time_is_over(
+    hub_service: HubService, event_hub: str, store: MemoryStore
+) -> None:
+    """Unregister returns although a handler hangs; its batch is not checkpointed and comes again."""
+    begun = asyncio.Event()
+    journal = Journal()
+
+    async def hang(context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    await publish(hub_service, event_hub, 10)
+    options = EventProcessorOptions(close_timeout_s=0.1, checkpoint_every_events=1)
+    host = _host(hub_service, event_hub, store, options=options)
+    await host.register(factory=lambda context: Recorder(journal, hang))
+    await begun.wait()
+    await host.unregister()
+    assert journal.of("0")[-1] == "close shutdown"
+    assert await store.list_checkpoints(host.group) == {}
+
+
+# --- what fails a host, and what does not -----------------------------------------------------------------
+
+
+async def test_a_hub_that_is_not_there_refuses_registration(
+    hub_service: HubService, store: MemoryStore
+) -> None:
+    """A misspelt name is told at once, and the host can be registered again."""
+    host = _host(hub_service, "nowhere", store)
+    with pytest.raises(NotFoundError):
+        await host.register(_async)
+    assert not host.is_registered
+
+
+async def test_a_wrong_key_refuses_registration_and_is_not_told(
+    hub_service: HubService, event_hub: str, store: MemoryStore
+) -> None:
+    """Whoever reads the error or the log does not learn the key."""
+    text = ConnectionString.parse(hub_service.hub_connection_string(event_hub)).format()
+    secret = "bm90IHRoZSBrZXk="
+    parts = [
+        f"SharedAccessKey={secret}" if part.startswith("SharedAccessKey=") else part
+        for part in text.split(";")
+    ]
+    host = EventProcessorHost(connection_string=";".join(parts), store=store)
+    with pytest.raises(UnauthorizedError) as caught:
+        await host.register(_async)
+    assert secret not in f"{caught.value}{host!r}"
+
+
+async def test_a_consumer_group_that_is_not_there_fails_the_host(
+    hub_service: HubService, event_hub: str, store: MemoryStore
+) -> None:
+    """It only shows when a partition is read: then waiting raises, and every lease is free again."""
+    host = _host(hub_service, event_hub, store, consumer_group="nobody")
+    with pytest.raises(NotFoundError, match="nobody"):
+        async with host.running(_async):
+            await host.wait()
+    leases = (await store.list_leases(host.group)).leases
+    assert {lease.owner for lease in leases.values()} <= {""}
+
+
+async def test_the_service_may_restart_under_a_host(store: MemoryStore) -> None:
+    """Reading goes on where it was, without a new registration, in order and without loss."""
+    journal = Journal()
+    with HubService() as service:
+        hub = service.create_hub(partition_count=1)
+        await publish(service, hub, 10)
+        namespace = Namespace.from_connection_string(service.connection_string, retry=IMPATIENT)
+        host = EventProcessorHost(
+            event_hub=hub, namespace=namespace, store=store, manager_options=QUICK, options=PLAIN
+        )
+        async with host.running(factory=lambda context: Recorder(journal, checkpoint_all)):
+            await until(lambda: journal.count == 10)
+            await asyncio.to_thread(service.stop)
+            await until(lambda: bool(journal.errors))  # so long that the receiver gives up, too
+            await asyncio.to_thread(service.start)
+            await publish(service, hub, 10)
+            await until(lambda: journal.count == 20)
+            assert host.statistics().partitions["0"].state is PartitionState.RUNNING
+    assert journal.numbers == {"0": list(range(20))}
+
+
+async def test_statistics_tell_how_each_partition_is_doing(
+    hub_service: HubService, event_hub: str, store: MemoryStore
+) -> None:
+    """Position, count, time and epoch of what was processed; nothing where the host is not registered."""
+    journal = Journal()
+    host = _host(hub_service, event_hub, store)
+    assert host.statistics().partitions == {}
+    await publish(hub_service, event_hub, 7)
+    async with host.running(factory=lambda context: Recorder(journal)):
+        await until(lambda: host.statistics().events_processed == 7 and len(_owned(host)) == 2)
+        await until(
+            lambda: all(
+                each.state is PartitionState.RUNNING for each in host.statistics().partitions.values()
+            )
+        )
+        statistics = host.statistics()
+        busy, idle = statistics.partitions["0"], statistics.partitions["1"]
+        assert (busy.next_sequence_number, busy.events_processed, busy.epoch) == (7, 7, 1)
+        assert busy.last_progress_at is not None
+        assert (idle.next_sequence_number, idle.events_processed, idle.last_progress_at) == (0, 0, None)
+        assert busy.error is idle.error is None
+        assert "2 partitions" in repr(host)
+
+
+async def test_on_exception_may_raise(hub_service: HubService, event_hub: str, store: MemoryStore) -> None:
+    """What the user's own reporting raises costs the report, never the host."""
+
+    class Unclosable(Recorder):
+        async def close(self, context: object, reason: object) -> None:
+            raise OSError("cannot close")
+
+    told: list[tuple[str, str | None]] = []
+
+    def report(error: Exception, partition_id: str | None) -> None:
+        told.append((str(error), partition_id))
+        raise RuntimeError("cannot report")
+
+    journal = Journal()
+    await publish(hub_service, event_hub, 1)
+    options = EventProcessorOptions(on_exception=report)
+    async with _host(hub_service, event_hub, store, options=options).running(
+        factory=lambda context: Unclosable(journal)
+    ):
+        await until(lambda: journal.count == 1 and len(journal.contexts) == 2)
+    assert sorted(told) == [("cannot close", "0"), ("cannot close", "1")]
