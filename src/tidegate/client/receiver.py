@@ -12,6 +12,7 @@ Azure) the reader goes on.
 from __future__ import annotations
 
 import asyncio
+import math
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
@@ -239,6 +240,7 @@ class PartitionReceiver(LinkHandler):
                 continue
             if self._has_progressed or clock.monotonic() - attached_at > quiet_s:
                 retries_done = breaks_in_vain = 0
+            attached_at = math.inf  # only a link that held counts, not the time spent trying
             self._has_progressed = False
             try:
                 if self._break is not None and not self._may_retry(self._break, 0):
