@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import shlex
 import subprocess
@@ -12,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.docs_support import PAGES, ROOT, environment_of, write_programs
 
 from tidegate.cli.app import app
 from tidegate.cli.reference import iter_commands, reference_pages
@@ -20,10 +20,7 @@ from tidegate.server.ready import ReadyInformation
 from tidegate.server.settings import ServerSettings
 from tidegate.testing.hub import HubService
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 COMMANDS = dict(iter_commands(app))
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["cli.md", "errors.md", "limits.md"])
@@ -111,25 +108,13 @@ def test_the_licence_is_there() -> None:
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
 
 
-# --- the README's programs run ---------------------------------------------------------------------------
-
-
-def _programs() -> dict[str, str]:
-    """File name → text of the README's Python examples, named by their first line."""
-    blocks = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", README, flags=re.DOTALL)
-    return dict(blocks)
+# --- the programs in the pages run ------------------------------------------------------------------------
 
 
 @pytest.fixture
 def workplace(tmp_path: Path) -> Path:
-    """A directory with the README's programs in it."""
-    for name, text in _programs().items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    return tmp_path
-
-
-def _environment(service: HubService) -> dict[str, str]:
-    return os.environ | {"TIDEGATE_CONNECTION_STRING": service.connection_string, "PYTHONUNBUFFERED": "1"}
+    """A directory with the programs of all pages in it."""
+    return write_programs(tmp_path)
 
 
 @pytest.mark.parametrize("program", ["official_sdk.py", "our_client.py"])
@@ -140,7 +125,7 @@ def test_the_readme_tails_show_events(program: str, workplace: Path) -> None:
         with subprocess.Popen(
             [sys.executable, program],
             cwd=workplace,
-            env=_environment(service),
+            env=environment_of(service),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         ) as process:
@@ -158,7 +143,7 @@ def test_the_readme_pipelines_run(workplace: Path) -> None:
     with HubService() as service:
         service.create_hub("telemetry", partition_count=4)
         words = [sys.executable, "-m", "tidegate.cli"]
-        environment = _environment(service)
+        environment = environment_of(service)
         subprocess.run(
             [*words, "send", "telemetry", "--key", ".device"],
             env=environment,
@@ -205,13 +190,13 @@ def test_the_example_goes_on_from_its_checkpoint(kind: str, tmp_path: Path) -> N
         service.create_hub("telemetry", partition_count=1)
         lines = "\n".join(str(number) for number in range(250)).encode()
         words = [sys.executable, "-m", "tidegate.cli", "send", "telemetry"]
-        subprocess.run(words, env=_environment(service), input=lines, check=True, capture_output=True)
+        subprocess.run(words, env=environment_of(service), input=lines, check=True, capture_output=True)
 
         def run(*options: str) -> list[int]:
             found = subprocess.run(
                 [sys.executable, str(example), "telemetry", "0", *options],
                 cwd=tmp_path,
-                env=_environment(service),
+                env=environment_of(service),
                 check=True,
                 capture_output=True,
             )

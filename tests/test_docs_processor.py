@@ -1,0 +1,257 @@
+"""The pages about the Event Processor Host say what the code does: names exist, tables hold, programs run."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from tests.docs_support import ROOT, environment_of, write_programs
+
+from tidegate.processor.balancer import decide_balance
+from tidegate.processor.lease import Lease, LeaseSnapshot
+from tidegate.testing.hub import HubService
+
+GUIDE = ROOT / "docs/guides/from-event-processor-host.md"
+CONCEPTS = ROOT / "docs/concepts/event-processor-host.md"
+MODULES = (
+    "tidegate.processor",
+    "tidegate.processor.blob_store",
+    "tidegate.client",
+    "tidegate.sql",
+    "tidegate.sql.azure_checkpoint_store",
+)
+"""Where the names of the guide's tables are imported from, the first that has one."""
+_DEADLINE_S = 60.0
+
+
+# --- names and tables -------------------------------------------------------------------------------------
+
+
+def _table_rows(text: str) -> Iterator[dict[str, str]]:
+    """Each row of each table, by its columns' headings."""
+    headings: list[str] = []
+    for line in text.splitlines():
+        if not line.startswith("|"):
+            headings = []
+            continue
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not headings:
+            headings = cells
+        elif set(line) - set("|- "):
+            yield dict(zip(headings, cells, strict=True))
+
+
+def _guide_names() -> list[str]:
+    rows = _table_rows(GUIDE.read_text(encoding="utf-8"))
+    cells = [row["Tidegate"] for row in rows if "Tidegate" in row]
+    return sorted({name for cell in cells for name in re.findall(r"`([^`]+)`", cell)})
+
+
+@pytest.mark.parametrize("name", _guide_names())
+def test_every_tidegate_name_of_the_guide_exists(name: str) -> None:
+    """`Name`, `Name.member` and `Name(argument)` in the tables for people from .NET are there."""
+    found = re.fullmatch(r"(\w+)(?:\.(\w+))?(?:\((\w+)\))?", name)
+    assert found is not None, name
+    owner, member, argument = found.groups()
+    modules = map(importlib.import_module, MODULES)
+    value: object = next(getattr(module, owner) for module in modules if hasattr(module, owner))
+    if member is not None:
+        assert hasattr(value, member) or member in _instance_attributes(value), name
+        value = getattr(value, member, None)
+    if argument is not None:
+        assert callable(value)
+        assert argument in inspect.signature(value).parameters, name
+
+
+def _instance_attributes(value: object) -> set[str]:
+    """What a class declares for its instances, and what its constructor gives them."""
+    assert isinstance(value, type)
+    return {*value.__annotations__, *re.findall(r"self\.(\w+) = ", inspect.getsource(value.__init__))}  # type: ignore[misc]
+
+
+def test_the_guide_names_enough() -> None:
+    """The check above reads the tables, and does not pass because it found none."""
+    assert len(_guide_names()) > 50
+
+
+def test_the_balancing_table_is_what_the_balancer_does() -> None:
+    """The worked table of the concepts page, computed."""
+    rows = [row for row in _table_rows(CONCEPTS.read_text(encoding="utf-8")) if "moment" in row]
+    written = [{host: int(n) for host, n in row.items() if n.isdecimal()} for row in rows]
+    group = _Group(16)
+    group.look("A")
+    seen = [group.spread()]
+    for _ in range(2):
+        group.look("ABCDE")
+        seen.append(group.spread())
+    for _ in range(4):
+        group.look("ACDE")
+    seen.append(group.spread())
+    for _ in range(2):
+        group.look("ACDEFG")
+    seen.append(group.spread())
+    assert [sorted(each.values()) for each in seen] == [sorted(each.values()) for each in written]
+
+
+class _Group:
+    """Hosts that look at the leases one after the other, every 10 s."""
+
+    def __init__(self, partition_count: int) -> None:
+        self._ids = [str(number) for number in range(partition_count)]
+        self._leases: dict[str, Lease] = {}
+        self._now = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def spread(self) -> dict[str, int]:
+        owners = [lease.owner for lease in self._leases.values()]
+        return {owner: owners.count(owner) for owner in owners}
+
+    def look(self, hosts: str) -> None:
+        self._now += timedelta(seconds=10)
+        for host in hosts:
+            mine = [partition for partition, lease in self._leases.items() if lease.owner == host]
+            for partition in mine:
+                self._give(partition, host)
+            actions = decide_balance(
+                LeaseSnapshot(dict(self._leases), self._now),
+                self._ids,
+                host,
+                lease_duration_s=30,
+                choice=0.5,
+                pumped=mine,
+            )
+            for partition in [
+                *(one for one, _ in actions.acquire),
+                *(one.partition_id for one in actions.steal),
+            ]:
+                self._give(partition, host)
+
+    def _give(self, partition: str, host: str) -> None:
+        self._leases[partition] = Lease(partition, host, 1, self._now, self._now, "1")
+
+
+# --- programs ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    """A directory with the programs of all pages in it."""
+    return write_programs(tmp_path)
+
+
+def _send(service: HubService, hub: str, *bodies: str) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "tidegate.cli", "send", hub],
+        env=environment_of(service),
+        input="\n".join(bodies).encode(),
+        check=True,
+        capture_output=True,
+    )
+
+
+@contextmanager
+def _running(service: HubService, workplace: Path, program: str) -> Iterator[Path]:
+    """Runs a program, yields the file of its output, and ends it as Ctrl-C would."""
+    output = workplace / f"{program}.out"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, program],
+            cwd=workplace,
+            env=environment_of(service),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield output
+        process.send_signal(signal.SIGINT)
+        process.wait(_DEADLINE_S)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait(is_there: Callable[[], bool], output: Path) -> None:
+    deadline = time.monotonic() + _DEADLINE_S
+    while not is_there():
+        assert time.monotonic() < deadline, output.read_text()
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("program", ["processor.py", "classic_host.py"])
+def test_a_host_of_the_pages_processes_events_and_goes_on(program: str, workplace: Path) -> None:
+    """Pasted, it shows each event, ends in order at Ctrl-C, and started again shows only what is new."""
+    with HubService() as service:
+        service.create_hub("telemetry", partition_count=2)
+        _send(service, "telemetry", "one", "two", "three")
+        with _running(service, workplace, program) as output:
+            _wait(lambda: all(word in output.read_text() for word in ("one", "two", "three")), output)
+        if program == "classic_host.py":
+            assert output.read_text().count("close") == output.read_text().count("open") == 2
+        _send(service, "telemetry", "four")
+        with _running(service, workplace, program) as output:
+            _wait(lambda: "four" in output.read_text(), output)
+        for word in ("one", "two", "three"):
+            assert word not in output.read_text()
+
+
+def test_the_dead_letters_of_the_guide_are_put_aside_and_run_again(workplace: Path) -> None:
+    """orders.py makes rows of good events and dead letters of bad ones; a redrive tries them again."""
+    with HubService() as service:
+        service.create_hub("orders", partition_count=2)
+        orders = [{"item": "bolt", "quantity": 3}, {"item": "nut"}, {"item": "cog", "quantity": "7"}]
+        _send(service, "orders", *map(json.dumps, orders))
+        with _running(service, workplace, "orders.py") as output:
+            _wait(lambda: len(_items(workplace)) == 2, output)
+        assert _items(workplace) == [("bolt", 3), ("cog", 7)]
+        words = [sys.executable, "-m", "tidegate.cli", "dlq"]
+        database = ["--database", "sqlite:///orders.db"]
+        listed = _run([*words, "list", *database, "--by-reason", "--json"], service, workplace)
+        assert [each["error_type"] for each in json.loads(listed)] == ["KeyError"]
+        redrive = [*words, "redrive", *database, "--pipeline", "orders.py:pipeline", "--dry-run", "--json"]
+        _run(redrive, service, workplace)
+
+
+def test_the_handler_of_its_own_statements_runs(workplace: Path) -> None:
+    """shipping.py, in the host of orders.py: rows by its own statements, one event put aside by itself."""
+    driver = "import asyncio, orders, shipping\norders.pipeline = shipping.ship\nasyncio.run(orders.main())\n"
+    (workplace / "driver.py").write_text(driver)
+    with HubService() as service:
+        service.create_hub("orders", partition_count=1)
+        with closing(sqlite3.connect(workplace / "orders.db")) as connection:
+            connection.execute(
+                "CREATE TABLE orders (partition_id TEXT, sequence_number INT, item TEXT, quantity INT)"
+            )
+        _send(service, "orders", "bolt", "cog")
+        with _running(service, workplace, "driver.py") as output:
+            _wait(lambda: len(_items(workplace)) == 2, output)
+        assert _items(workplace) == [("bolt", 1), ("cog", 1)]
+
+
+def _run(words: list[str], service: HubService, workplace: Path) -> str:
+    found = subprocess.run(
+        words, cwd=workplace, env=environment_of(service), capture_output=True, check=False, text=True
+    )
+    assert found.returncode in (0, 1, 4), found.stderr
+    return found.stdout
+
+
+def _items(workplace: Path) -> list[tuple[str, int]]:
+    database = workplace / "orders.db"
+    if not database.exists():
+        return []
+    with closing(sqlite3.connect(database)) as connection:
+        try:
+            return connection.execute("SELECT item, quantity FROM orders ORDER BY item").fetchall()
+        except sqlite3.OperationalError:
+            return []  # the table is not made yet
