@@ -398,7 +398,7 @@ def with_suppressed(work: Callable[[], None]) -> None:
 
 
 def test_a_commit_past_sqlalchemy_is_noticed(base: Database) -> None:
-    """The driver's own commit cannot be prevented; it is neither taken for success nor for the event's fault."""
+    """The driver's own commit cannot be prevented; it is no success, and no fault of the event."""
 
     def misuse(context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
         driver_connection = context.connection.connection.driver_connection

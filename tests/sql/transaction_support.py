@@ -99,7 +99,7 @@ def bad_at(numbers: Iterable[int], until: int, *, start: int = 0) -> list[Receiv
 
 def write_effect(context: TransactionContext, event: ReceivedEvent) -> None:
     """One row for one event."""
-    values = {"sequence_number": event.sequence_number, "key": event.partition_key}
+    values = {"sequence_number": event.sequence_number, "key": ascii(event.partition_key)}
     context.connection.execute(insert(effects).values(**values))
 
 
