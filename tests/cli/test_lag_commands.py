@@ -111,6 +111,7 @@ def _place(kind: str, path: Path, hub: str, environment: dict[str, str]) -> Plac
     host = ConnectionString.parse(environment["TIDEGATE_CONNECTION_STRING"]).host
     directory = path / "checkpoints"
     directory.mkdir()
+    Database.open(f"sqlite:///{path}/hosts.db").close()
     options = {
         "sql": ("--database", f"sqlite:///{path}/hosts.db"),
         "directory": ("--checkpoint-dir", str(directory)),
@@ -358,6 +359,24 @@ def test_what_speaks_against_it_is_said_at_once(place: Place) -> None:
     assert place.run(*forward, "--lease-duration", "0").code == 0
     place.on_store(lambda store: store.release(place.group, [lease]))
     assert place.run(*words, "--rewind").code == 0
+    assert place.following() == {"0": 0, "1": 0}
+
+
+@pytest.mark.parametrize("option", ["--database", "--checkpoint-dir"])
+def test_hosts_that_never_ran_are_told_where_to_begin(
+    option: str, tmp_path: Path, event_hub: str, environment: dict[str, str]
+) -> None:
+    """A place that does not exist is no empty one: only setting a checkpoint makes it."""
+    place = _place("sql", tmp_path, event_hub, environment)
+    path = tmp_path / "new"
+    options = (option, f"sqlite:///{path}" if option == "--database" else str(path))
+    place = replace(place, store_options=options, path=path)
+    words = ("checkpoint", "set", event_hub, "--all", "--sequence-number", "0")
+    for missing in (("lag", event_hub), ("checkpoint", "list", event_hub), (*words, "--dry-run")):
+        found = place.run(*missing)
+        assert (found.code, str(path) in found.err) == (1, True), found
+        assert not path.exists()
+    assert place.run(*words).code == 0
     assert place.following() == {"0": 0, "1": 0}
 
 

@@ -167,7 +167,11 @@ def set_checkpoint(
         from tidegate.client import EventHubConsumer
 
         service = impatient_namespace(connection)
-        async with choice.open() as store, EventHubConsumer(service, hub, consumer_group=group) as consumer:
+        # Hosts that have never run may be told where to begin, so the store may be new.
+        async with (
+            choice.open(may_create=not dry_run) as store,
+            EventHubConsumer(service, hub, consumer_group=group) as consumer,
+        ):
             moves = await plan_moves(consumer, partition, target, is_offset_needed=choice.is_offset_needed)
             (view,) = await view_groups(store, group_namespace, hub, [group])
         moves = [move.compared_with(view) for move in moves]
@@ -178,7 +182,7 @@ def set_checkpoint(
         from tidegate.processor.lease import GroupKey
 
         key = GroupKey(group_namespace, hub, group)
-        async with choice.open() as store:
+        async with choice.open(may_create=True) as store:
             for move in moves:
                 await store.update_checkpoint(key, move.after, lease=None, is_rewind_allowed=rewind)
             found = await store.list_checkpoints(key)

@@ -28,18 +28,27 @@ _ANY_NAMESPACE = "localhost"
 """A SQL store keeps no namespaces, so this one serves where nothing says which it is."""
 
 
-def open_database(url: str | None) -> Database:
+def open_database(url: str | None, *, may_create: bool = False) -> Database:
     """The database that ``--database`` or the environment names.
 
-    Raises InvalidArgumentError where neither does, DatabaseError and DatabaseUnavailableError.
+    may_create: a SQLite file that does not exist yet is made.
+    Raises InvalidArgumentError where neither names one, NotFoundError where its file does not exist,
+    DatabaseError and DatabaseUnavailableError.
     """
     from tidegate.sql import Database
+    from tidegate.sql.database import sqlite_file
 
     chosen = url or os.environ.get(DATABASE_VARIABLE)
     if not chosen:
         raise InvalidArgumentError(
             f"No database is named: there is no --database and no {DATABASE_VARIABLE}.",
             next_step="Give the one that the pipeline writes to, e.g. --database sqlite:///flights.db",
+        )
+    file = sqlite_file(chosen)
+    if file is not None and not may_create and not file.exists():
+        raise NotFoundError(
+            f"There is no SQLite database {file}.",
+            next_step="Name the one that hosts or pipelines write to (an absolute path has four slashes).",
         )
     return Database.open(chosen)
 
@@ -74,8 +83,8 @@ class StoreChoice:
         return self.blob_container is not None
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[ProcessorStore]:
-        """The store, for as long as the context lasts.
+    async def open(self, *, may_create: bool = False) -> AsyncIterator[ProcessorStore]:
+        """The store, for as long as the context lasts; made, where it is a file and may be.
 
         Raises as ``open_database``; NotFoundError for a directory that is not there; InvalidArgumentError and
         StoreError for a container that cannot be meant, or where the package for it is missing.
@@ -85,11 +94,12 @@ class StoreChoice:
             if self.blob_container is not None:
                 store = _blob_store(self.blob_container)
             elif self.directory is not None:
-                store = _directory_store(self.directory)
+                store = _directory_store(self.directory, may_create=may_create)
             else:
                 from tidegate.sql import SqlStore
 
-                store = SqlStore(stack.enter_context(open_database(self.database_url)))
+                database = open_database(self.database_url, may_create=may_create)
+                store = SqlStore(stack.enter_context(database))
             try:
                 yield store
             finally:
@@ -112,10 +122,10 @@ class StoreChoice:
         return impatient_namespace(connection).host
 
 
-def _directory_store(directory: Path) -> ProcessorStore:
+def _directory_store(directory: Path, *, may_create: bool) -> ProcessorStore:
     from tidegate.processor.directory_store import DirectoryStore
 
-    if not directory.is_dir():
+    if not may_create and not directory.is_dir():
         raise NotFoundError(
             f"There is no directory {directory}.",
             next_step="Name the one that the hosts' DirectoryStore was given.",

@@ -321,6 +321,14 @@ def absolute_url(url: str | URL) -> str:
     return _checked_url(url).render_as_string(hide_password=False)
 
 
+def sqlite_file(url: str | URL) -> Path | None:
+    """The file of a SQLite database, absolute, whether it exists or not; None: it is another kind's URL.
+
+    Raises DatabaseError for a URL that cannot be meant.
+    """
+    return _sqlite_path(_checked_url(url))
+
+
 def _checked_url(url: str | URL) -> URL:
     try:
         parsed = make_url(url)
