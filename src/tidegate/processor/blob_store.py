@@ -13,10 +13,10 @@ service's. A released lease has an empty ownerid. There are no epochs, and no ti
 Source: azure-eventhub-checkpointstoreblob-aio 1.2.0 at work on Azurite 3.35, 2026-11.
 
 Official processors renew a lease every 30 s (Python: up to 36 s) and call one expired after 2 minutes (.NET)
-or 3 (Python), as they come: hosts that share their group need a ``lease_duration_s`` of 120 or so, not our 30.
+or 3 (Python), as they come: hosts that share their group need a ``lease_duration_s`` of 120 or so, not 30.
 
-They write checkpoints unconditionally, and so may set them back. Among our hosts they move
-forward only: a write is conditional on the ETag that was last seen, which costs one request, as theirs does.
+They write checkpoints unconditionally, and so may set them back. Among our hosts they move forward only: a
+write is conditional on the ETag that was last seen, which costs one request, as theirs does.
 """
 
 from __future__ import annotations
