@@ -138,8 +138,8 @@ def set_checkpoint(
     before and after are the events that processing goes on with; events is how many are skipped, or, where
     it is negative, processed again. Going backwards needs --rewind: rows that exist already are then written
     a second time, unless the table refuses them. A partition that a host has needs --force, and is better
-    set while its hosts are stopped: one without transactions may overwrite it at its next checkpoint. Where
-    one partition is refused, none is set.
+    set while its hosts are stopped: a running one goes on from here only with its next batch, and without
+    transactions may overwrite it. Where one partition is refused, none is set.
 
     \b
     Examples:
