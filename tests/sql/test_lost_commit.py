@@ -25,14 +25,17 @@ from tests.sql.support import (
 )
 
 from tidegate.model.errors import DatabaseUnavailableError, FencedError
+from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.sql import (
     BatchResult,
     CheckpointReader,
     Database,
     DeadLetters,
     UnitOfWork,
+    move_checkpoint,
     process_partition_batch,
 )
+from tidegate.sql.lease_rows import LeaseTable
 from tidegate.testing.postgresql import PostgresqlServer
 
 
@@ -273,3 +276,39 @@ def lose_the_backend(database: Database) -> None:
         with UnitOfWork(database, CONSUMER) as other:
             other.connection.execute(text("SELECT pg_terminate_backend(:id, 10000)"), {"id": process_id})
         unit.advance("0", start, 5)
+
+
+@pytest.mark.parametrize("cut", Cut)
+def test_a_lease_whose_commit_is_lost_is_looked_at_again(
+    cut_database: Database, proxy: CuttingProxy, cut: Cut
+) -> None:
+    """The caller hears that it is not known; what is stored is one change or none, and the next one fits."""
+    leases = LeaseTable(cut_database)
+    proxy.armed = cut
+    with pytest.raises(DatabaseUnavailableError, match="not known"):
+        leases.acquire(CONSUMER, "0", "host-a", version=None)
+    assert proxy.cuts == 1
+    rows, _ = leases.read(CONSUMER)
+    assert [(row.owner, row.epoch, row.version) for row in rows] in ([], [("host-a", 1, 1)])
+    if cut is not Cut.WITH_COMMIT:
+        assert len(rows) == (cut is Cut.AFTER_COMMIT)
+    won = leases.acquire(CONSUMER, "0", "host-b", version=rows[0].version if rows else None)
+    assert won is not None
+    assert won.epoch == len(rows) + 1
+
+
+@pytest.mark.parametrize("target", [ProcessorCheckpoint("0", 7), ProcessorCheckpoint("0", None, "700")])
+@pytest.mark.parametrize("cut", [Cut.BEFORE_COMMIT, Cut.AFTER_COMMIT])
+def test_a_moved_checkpoint_whose_commit_is_lost_is_found_out(
+    cut_database: Database, proxy: CuttingProxy, target: ProcessorCheckpoint, cut: Cut
+) -> None:
+    """A host is told what became of its checkpoint, with a sequence number or without."""
+    proxy.armed = cut
+    if cut is Cut.AFTER_COMMIT:
+        assert move_checkpoint(cut_database, CONSUMER, target).is_moved
+    else:
+        with pytest.raises(DatabaseUnavailableError, match="rolled back"):
+            move_checkpoint(cut_database, CONSUMER, target)
+    assert proxy.cuts == 1
+    assert move_checkpoint(cut_database, CONSUMER, target).is_moved == (cut is Cut.BEFORE_COMMIT)
+    assert CheckpointReader(cut_database).read(CONSUMER)["0"].offset == target.offset

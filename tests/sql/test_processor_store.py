@@ -27,7 +27,16 @@ from tidegate.model.errors import (
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import GroupKey, Lease
 from tidegate.processor.store import ProcessorStore, TransactionalStore
-from tidegate.sql import CheckpointReader, ConsumerKey, Database, LeaseReader, SqlStore, UnitOfWork, schema
+from tidegate.sql import (
+    CheckpointReader,
+    ConsumerKey,
+    Database,
+    LeaseReader,
+    SqlStore,
+    UnitOfWork,
+    move_checkpoint,
+    schema,
+)
 from tidegate.sql.lease_rows import LeaseTable
 from tidegate.testing.stores import ProcessorStoreConformance
 
@@ -289,6 +298,39 @@ async def test_people_read_leases_in_order(database: Database, store: SqlStore) 
     assert all(row.age_s >= 0 and row.acquired_at.utcoffset() == timedelta(0) for row in rows)
     assert sorted(LeaseReader(database).read(CONSUMER)) == ["10", "9"]
     assert LeaseReader(database).read(ConsumerKey("unknown")) == {}
+
+
+def test_a_person_sets_a_checkpoint_and_looks_first(database: Database) -> None:
+    """A dry run says what would happen and changes nothing; backwards is only for who says so."""
+    commit_as_pipeline(database, 8, lease_epoch=3)
+    back, on = ProcessorCheckpoint("0", 1), ProcessorCheckpoint("0", 19)
+    for is_dry_run in (True, False):
+        left = move_checkpoint(database, CONSUMER, back, is_dry_run=is_dry_run)
+        assert (left.is_moved, left.next_sequence_number) == (False, 8)
+    plan = move_checkpoint(database, CONSUMER, back, is_rewind_allowed=True, is_dry_run=True)
+    assert plan.before is not None
+    assert (plan.before.next_sequence_number, plan.next_sequence_number, plan.is_moved) == (8, 2, True)
+    assert CheckpointReader(database).read(CONSUMER)["0"] == plan.before
+    assert move_checkpoint(database, CONSUMER, back, is_rewind_allowed=True) == plan
+    assert move_checkpoint(database, CONSUMER, on, owner="a person").next_sequence_number == 20
+    row = CheckpointReader(database).read(CONSUMER)["0"]
+    assert (row.next_sequence_number, row.offset, row.owner, row.lease_epoch) == (20, None, "a person", 3)
+    with pytest.raises(FencedError, match="epoch 3; this owner's is 2"):
+        move_checkpoint(database, CONSUMER, on, lease_epoch=2, is_dry_run=True)
+    first = move_checkpoint(database, CONSUMER, ProcessorCheckpoint("9", 4), is_dry_run=True)
+    assert (first.before, first.next_sequence_number) == (None, 5)
+    assert sorted(CheckpointReader(database).read(CONSUMER)) == ["0"]
+
+
+def test_a_worker_that_was_overtaken_by_a_person_is_fenced(database: Database) -> None:
+    """A batch that began before the checkpoint was set cannot commit after it."""
+    commit_as_pipeline(database, 8)
+    move_checkpoint(database, CONSUMER, ProcessorCheckpoint("0", 1), is_rewind_allowed=True)
+    with UnitOfWork(database, CONSUMER) as unit:
+        unit.lock("0")
+        with pytest.raises(FencedError, match="moved it to 2"):
+            unit.advance("0", 8, 12)
+    assert CheckpointReader(database).read(CONSUMER)["0"].next_sequence_number == 2
 
 
 def test_threads_that_race_win_each_version_once(database: Database) -> None:

@@ -14,7 +14,7 @@ from tidegate.model.errors import EventHubReplacedError, FencedError, InvalidArg
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.sql import schema
 from tidegate.sql.database import Database
-from tidegate.sql.unit_of_work import UnitOfWork
+from tidegate.sql.unit_of_work import CommitOutcome, UnitOfWork
 from tidegate.sql.values import Checkpoint, ConsumerKey, storable_text
 
 
@@ -172,6 +172,15 @@ def _update(unit: UnitOfWork, partition_id: str, changes: dict[str, object]) -> 
         unit.connection.execute(
             update(schema.checkpoint).where(_at(unit.consumer, partition_id)).values(changes)
         )
+    unit.set_witness(lambda connection: _outcome(connection, unit, partition_id))
+
+
+def _outcome(connection: Connection, unit: UnitOfWork, partition_id: str) -> CommitOutcome:
+    """What became of a lost COMMIT. One that somebody else moved on since may be run again, too."""
+    token = schema.checkpoint.c.transaction_token
+    statement = select(token).where(_at(unit.consumer, partition_id)).with_for_update()
+    is_ours = connection.execute(statement).scalar_one_or_none() == unit.token
+    return CommitOutcome.COMMITTED if is_ours else CommitOutcome.ROLLED_BACK
 
 
 def _read(connection: Connection, consumer: ConsumerKey, partition_id: str) -> Checkpoint | None:

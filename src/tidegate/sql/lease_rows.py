@@ -19,8 +19,9 @@ from sqlalchemy import ColumnElement, Connection, and_, case, func, literal, sel
 from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy.dialects import postgresql, sqlite
 
+from tidegate.model.errors import DatabaseUnavailableError
 from tidegate.sql.database import Database
-from tidegate.sql.failures import translate
+from tidegate.sql.failures import is_connection_lost, reason_of, translate
 from tidegate.sql.schema import UtcDateTime, checkpoint, lease
 from tidegate.sql.values import ConsumerKey, storable_text
 
@@ -255,6 +256,12 @@ class LeaseTable:
             with self._database.writing() as connection, connection.begin():
                 yield connection
         except sqlalchemy_errors.SQLAlchemyError as error:
+            if is_connection_lost(error):
+                raise DatabaseUnavailableError(
+                    f"The connection to the database {self._database.url} was lost while {doing}, and "
+                    f"whether it took place is not known: {' '.join(str(reason_of(error)).split())}",
+                    next_step="Read the leases again; a change that did not take place may be tried again.",
+                ) from error
             raise translate(error, doing=doing, where=self._database.url) from error
 
 
