@@ -159,23 +159,31 @@ def _messages_of_sections(payload: bytes, at: int) -> list[bytes | memoryview]:
     """
     messages: list[bytes | memoryview] = []
     append, unpack, until = messages.append, _two_u32, len(payload)
-    padded = payload + b"\0\0\0"  # lets the last header be read whole, however short its section
     while at < until:
         try:
-            word, size = unpack(padded, at)
-        except struct.error as exc:
-            raise DecodeError("A batched delivery ends inside the header of a section.") from exc
+            word, size = unpack(payload, at)
+        except struct.error:
+            word, size = _last_header(payload, at)
         if word == DATA_SECTION_32:
             at += 8
         elif word == DATA_SECTION_8:
             at, size = at + 5, size >> 24
         else:
             raise DecodeError(f"Byte {at} of a batched delivery starts no data section.")
-        append(padded[at : at + size])
+        append(payload[at : at + size])
         at += size
     if at != until:
         raise DecodeError(f"A batched delivery ends {at - until} bytes before its last event does.")
     return messages
+
+
+def _last_header(payload: bytes, at: int) -> tuple[int, int]:
+    """A section's first eight bytes where the delivery ends within them, as after a very short event."""
+    try:
+        word, size = _two_u32(payload[at:] + b"\0\0\0")
+    except struct.error as exc:
+        raise DecodeError("A batched delivery ends inside the header of a section.") from exc
+    return word, size
 
 
 def events_of_deliveries(payloads: Iterable[bytes]) -> EncodedEvents:
