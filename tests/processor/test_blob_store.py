@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
-from azure.storage.blob import ContainerClient
+from azure.storage.blob import ContainerClient, ContainerSasPermissions, generate_container_sas
 from azure.storage.blob.aio import ContainerClient as AsyncContainerClient
 
-from tidegate.model.errors import InvalidArgumentError, StoreError, StoreUnavailableError
+from tidegate.model.errors import ClosedError, InvalidArgumentError, StoreError, StoreUnavailableError
 from tidegate.processor.blob_store import BlobStore
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import GroupKey
@@ -18,6 +19,7 @@ from tidegate.processor.store import ProcessorStore
 from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.proxy import CuttingProxy
 from tidegate.testing.stores import ProcessorStoreConformance, acquire
+from tidegate.transport.clock import SystemClock
 
 GROUP = GroupKey("Name.servicebus.windows.net", "Flights", "$Default")
 OFFICIAL = ("Name.servicebus.windows.net", "Flights", "$Default")
@@ -244,7 +246,40 @@ async def test_a_service_that_does_not_answer_is_worth_a_retry(
         await client.close()
 
 
+async def test_a_container_url_with_a_signature_is_enough(azurite: AzuriteServer, container: str) -> None:
+    """A host needs no account key: a URL that is good for one container, for a while."""
+    account, key = azurite.account_name, azurite.account_key
+    signature = generate_container_sas(
+        account,
+        container,
+        account_key=key,
+        permission=ContainerSasPermissions(read=True, write=True, list=True, create=True),
+        expiry=SystemClock().now_utc() + timedelta(minutes=10),
+    )
+    url = f"http://127.0.0.1:{azurite.port}/{account}/{container}?{signature}"
+    store = BlobStore.from_container_url(url)
+    lease = await acquire(store, GROUP, "0", "host-a")
+    await store.update_checkpoint(GROUP, ProcessorCheckpoint("0", 5, "5"), lease=lease)
+    assert dict((await store.list_leases(GROUP)).leases) == {"0": lease}
+    assert signature not in repr(store)
+    await store.close()
+
+
+async def test_a_closed_store_says_so(store: BlobStore) -> None:
+    """Using it afterwards is the caller's mistake, and told as that."""
+    lease = await acquire(store, GROUP, "0", "host-a")
+    await store.close()
+    with pytest.raises(ClosedError):
+        await store.list_leases(GROUP)
+    with pytest.raises(ClosedError):
+        await store.renew(GROUP, [lease])
+    with pytest.raises(ClosedError):
+        await store.update_checkpoint(GROUP, ProcessorCheckpoint("0", 5, "5"), lease=None)
+
+
 async def test_odd_connection_strings_are_refused() -> None:
     """A typing error is the caller's, at once."""
     with pytest.raises(InvalidArgumentError, match="no connection string of a storage account"):
         BlobStore.from_connection_string("nonsense", "container")
+    with pytest.raises(InvalidArgumentError, match="no URL of a blob container"):
+        BlobStore.from_container_url("nonsense")

@@ -29,7 +29,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final, Protocol, Self
 
-from tidegate.model.errors import InvalidArgumentError, StoreError, StoreUnavailableError
+from tidegate.model.errors import ClosedError, InvalidArgumentError, StoreError, StoreUnavailableError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
 
@@ -76,6 +76,7 @@ class BlobStore:
         """
         self._container = container_client
         self._is_container_owned = False
+        self._is_closed = False
         self._namespace = fully_qualified_namespace
         self._slots = asyncio.Semaphore(_REQUESTS_AT_ONCE)
         self._known: dict[str, _KnownCheckpoint] = {}
@@ -203,7 +204,13 @@ class BlobStore:
         )
 
     async def close(self) -> None:
-        """Close the connections to the service, unless the container client was given."""
+        """Close the connections to the service, unless the container client was given. Idempotent.
+
+        Every other method raises ClosedError from then on.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self._is_container_owned:
             await self._container.close()
 
@@ -280,6 +287,8 @@ class BlobStore:
     @contextlib.contextmanager
     def _translated_errors(self) -> Iterator[None]:
         """Azure's errors in ours; what a condition of the request refused is a _RefusedError."""
+        if self._is_closed:
+            raise ClosedError(f"The store in {self._where} is closed.")
         try:
             yield
         except (ResourceModifiedError, ResourceExistsError, ResourceNotFoundError) as exc:

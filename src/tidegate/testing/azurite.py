@@ -22,7 +22,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-_ACCOUNT: Final = "tidegate"
 _START_S_MAX: Final = 60.0
 _STOP_S_MAX: Final = 30.0
 _LISTENS: Final = re.compile(r"successfully listens on http://127\.0\.0\.1:(\d+)")
@@ -54,6 +53,7 @@ class AzuriteServer:
         self._program = find_azurite(folder)
         self._folder = Path(tempfile.mkdtemp(prefix="tidegate-azurite-"))
         self._process: subprocess.Popen[bytes] | None = None
+        self.account_name = "tidegate"
         self.account_key = base64.b64encode(secrets.token_bytes(32)).decode()
         self.port = 0
 
@@ -73,7 +73,7 @@ class AzuriteServer:
                 stdout=log,
                 stderr=log,
                 cwd=self._folder,
-                env=os.environ | {"AZURITE_ACCOUNTS": f"{_ACCOUNT}:{self.account_key}"},
+                env=os.environ | {"AZURITE_ACCOUNTS": f"{self.account_name}:{self.account_key}"},
             )
         deadline = time.monotonic() + _START_S_MAX
         while True:
@@ -101,8 +101,8 @@ class AzuriteServer:
     def connection_string(self, *, port: int | None = None) -> str:
         """The storage account's connection string. port: another way in, such as a proxy's."""
         return (
-            f"DefaultEndpointsProtocol=http;AccountName={_ACCOUNT};AccountKey={self.account_key};"
-            f"BlobEndpoint=http://127.0.0.1:{port or self.port}/{_ACCOUNT};"
+            f"DefaultEndpointsProtocol=http;AccountName={self.account_name};AccountKey={self.account_key};"
+            f"BlobEndpoint=http://127.0.0.1:{port or self.port}/{self.account_name};"
         )
 
     def create_container(self) -> str:
