@@ -11,13 +11,24 @@ import pytest
 from tests.cli.support import run_tidegate
 
 from tidegate.client import BlockingConsumer
-from tidegate.sql import ConsumerKey, Database, load_pipeline, process_partition_batch
+from tidegate.model.events import EventData
+from tidegate.sql import (
+    ConsumerKey,
+    Database,
+    DeadLetters,
+    NewDeadLetter,
+    Pipeline,
+    load_pipeline,
+    process_partition_batch,
+)
 from tidegate.testing.hub import HubService
+from tidegate.wire.event_codec import encode_event
 
 PIPELINE_FILE = """
 import json
 from sqlalchemy import BigInteger, Column, MetaData, Table, Text
-from tidegate.sql import Pipeline
+from sqlalchemy import insert
+from tidegate.sql import Pipeline, TransactionalPipeline
 
 table = Table(
     "reading", MetaData(),
@@ -39,6 +50,12 @@ def corrected(event):
 
 first_pipeline = Pipeline("readings", "HUB", table, first)
 corrected_pipeline = Pipeline("readings", "HUB", table, corrected)
+
+def write(context, events):
+    for event in events:
+        context.connection.execute(insert(table).values(**corrected(event)))
+
+writing_pipeline = TransactionalPipeline("readings", "HUB", write)
 """
 
 
@@ -64,6 +81,7 @@ def aftermath(tmp_path: Path, hub_service: HubService) -> Aftermath:
     assert run_tidegate("send", hub, environment=environment, input_bytes=lines).code == 0
     url = f"sqlite:///{tmp_path / 'readings.db'}"
     pipeline = load_pipeline(f"{pipeline_file}:first_pipeline")
+    assert isinstance(pipeline, Pipeline)
     with Database.open(url) as database, BlockingConsumer(hub_service.connection_string, hub) as consumer:
         database.ensure_table(pipeline.table)
         received = list(consumer.read_events(hub, "0", range(10)))
@@ -79,7 +97,10 @@ def aftermath(tmp_path: Path, hub_service: HubService) -> Aftermath:
 
 
 def _redrive(
-    aftermath: Aftermath, *options: str, environment: dict[str, str]
+    aftermath: Aftermath,
+    *options: str,
+    environment: dict[str, str],
+    pipeline: str = "corrected_pipeline",
 ) -> tuple[int, dict[str, object], str]:
     found = run_tidegate(
         "dlq",
@@ -87,7 +108,7 @@ def _redrive(
         "--database",
         aftermath.database_url,
         "--pipeline",
-        f"{aftermath.pipeline_file}:corrected_pipeline",
+        f"{aftermath.pipeline_file}:{pipeline}",
         "--json",
         *options,
         environment=environment,
@@ -125,6 +146,16 @@ def test_redrive_in_steps(aftermath: Aftermath, environment: dict[str, str]) -> 
     """A dry run writes nothing, --max takes that many, what fails again stays open and is exit code 1."""
     code, report, _ = _redrive(aftermath, "--dry-run", environment=environment)
     assert (code, report["considered"], report["redriven"], report["failed"]) == (4, 3, 2, 1)
+    assert report["by_reason"] == [
+        {
+            "error_type": "ValueError",
+            "reason": "the sensor gave no temperature",
+            "considered": 3,
+            "redriven": 2,
+            "failed": 1,
+            "waiting": 0,
+        }
+    ]
     code, report, _ = _redrive(aftermath, "--max", "1", environment=environment)
     assert (code, report["redriven"], report["rows"]) == (0, 1, 1)
     code, report, error = _redrive(aftermath, environment=environment)
@@ -140,6 +171,69 @@ def test_redrive_by_reason_finds_nothing_else(aftermath: Aftermath, environment:
     """A filter by reason leaves the others alone."""
     code, report, _ = _redrive(aftermath, "--reason", "no such reason", environment=environment)
     assert (code, report["considered"]) == (0, 0)
+
+
+def test_redrive_takes_a_handler_that_writes_itself(
+    aftermath: Aftermath, environment: dict[str, str]
+) -> None:
+    """A TransactionalPipeline is named as a Pipeline is; events are chosen by number and by time."""
+    chosen = ["--sequence-number", "3", "--sequence-number", "8"]
+    code, report, _ = _redrive(
+        aftermath, *chosen, "--failed-since", "1h", environment=environment, pipeline="writing_pipeline"
+    )
+    assert (code, report["considered"], report["redriven"], report["failed"]) == (1, 2, 1, 1)
+    code, report, _ = _redrive(
+        aftermath, "--failed-until", "2020-01-01", environment=environment, pipeline="writing_pipeline"
+    )
+    assert (code, report["considered"]) == (0, 0)
+    code, _, error = _redrive(aftermath, "--failed-since", "soon", environment=environment)
+    assert (code, "'soon' is not a time" in error) == (2, True)
+    database = ["--database", aftermath.database_url]
+    told = run_tidegate(
+        "dlq", "history", aftermath.hub, "0", "3", *database, "--json", environment=environment
+    )
+    assert [entry["action"] for entry in told.json()] == ["redriven"]  # type: ignore[attr-defined]
+    table = run_tidegate("dlq", "history", aftermath.hub, *database, environment=environment)
+    assert "redrive_failed" in table.out
+
+
+def test_redrive_shows_reasons_as_a_table(aftermath: Aftermath, environment: dict[str, str]) -> None:
+    """People see the counts by reason below the report."""
+    shown = run_tidegate(
+        "dlq",
+        "redrive",
+        "--database",
+        aftermath.database_url,
+        "--pipeline",
+        f"{aftermath.pipeline_file}:corrected_pipeline",
+        "--dry-run",
+        environment=environment,
+    )
+    assert "the sensor gave no temperature" in shown.out
+    assert "considered" in shown.out
+
+
+def test_show_falls_back_to_the_copy(aftermath: Aftermath, environment: dict[str, str]) -> None:
+    """An event that the log no longer holds is shown from the dead letter's copy."""
+    with Database.open(aftermath.database_url) as database:
+        copied = NewDeadLetter(
+            77, "77", 1, "ValueError", "old", payload=encode_event(EventData(b"kept"), None)
+        )
+        DeadLetters(database).add(ConsumerKey(aftermath.hub), "0", [copied], pipeline="readings")
+    shown = run_tidegate(
+        "dlq",
+        "show",
+        aftermath.hub,
+        "0",
+        "77",
+        "--database",
+        aftermath.database_url,
+        "--event",
+        "--json",
+        environment=environment,
+    )
+    assert isinstance(record := shown.json(), dict)
+    assert (shown.code, record["body"]) == (0, "kept")
 
 
 def test_discard_needs_a_reason_and_closes(aftermath: Aftermath, environment: dict[str, str]) -> None:
@@ -175,6 +269,7 @@ def test_redrive_reads_a_data_directory_itself(tmp_path: Path, lonely: dict[str,
         pipeline_file.write_text(PIPELINE_FILE.replace("HUB", hub).replace("nullable=False", "nullable=True"))
         url = f"sqlite:///{tmp_path / 'readings.db'}"
         pipeline = load_pipeline(f"{pipeline_file}:first_pipeline")
+        assert isinstance(pipeline, Pipeline)
         with Database.open(url) as database, BlockingConsumer(service.connection_string, hub) as consumer:
             database.ensure_table(pipeline.table)
             process_partition_batch(

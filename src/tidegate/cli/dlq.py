@@ -6,13 +6,24 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tidegate.cli.connection import resolve_connection
+from tidegate.cli.dlq_filter import (
+    ErrorTypeFilter,
+    GroupFilter,
+    HubFilter,
+    NumberFilter,
+    PartitionFilter,
+    ReasonFilter,
+    SinceFilter,
+    StatusChoice,
+    UntilFilter,
+    chosen_filter,
+)
 from tidegate.cli.exit_codes import CheckFailedError
 from tidegate.cli.options import (
     DATABASE_VARIABLE,
@@ -21,13 +32,14 @@ from tidegate.cli.options import (
     DatabaseOption,
     with_output,
 )
-from tidegate.cli.render import Output
+from tidegate.cli.render import Output, OutputFormat
 from tidegate.model.errors import InvalidArgumentError, TidegateError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 
 if TYPE_CHECKING:
     from tidegate.client.blocking import BlockingConsumer
-    from tidegate.sql import Database, DeadLetter, DeadLetterFilter, RedriveReport
+    from tidegate.model.events import ReceivedEvent
+    from tidegate.sql import Database, DeadLetter, RedriveReport
 
 dlq_app = typer.Typer(help="Look at dead letters, run them again, or close them.", no_args_is_help=True)
 
@@ -36,28 +48,6 @@ class IncompleteRedriveError(TidegateError):
     """A redrive came to its end and left dead letters open."""
 
 
-class StatusChoice(Enum):
-    """Which dead letters a list shows."""
-
-    OPEN = "open"
-    REDRIVEN = "redriven"
-    DISCARDED = "discarded"
-    ALL = "all"
-
-
-HubFilter = Annotated[str | None, typer.Option("--hub", metavar="HUB", help="Only of this event hub.")]
-GroupFilter = Annotated[
-    str | None, typer.Option("--group", metavar="NAME", help="Only of this consumer group.")
-]
-PartitionFilter = Annotated[
-    str | None, typer.Option("--partition", metavar="ID", help="Only of this partition.")
-]
-ErrorTypeFilter = Annotated[
-    str | None, typer.Option("--error-type", metavar="NAME", help="Only with this error, e.g. ValueError.")
-]
-ReasonFilter = Annotated[
-    str | None, typer.Option("--reason", metavar="TEXT", help="Only those whose reason holds this text.")
-]
 DataDirOption = Annotated[
     Path | None,
     typer.Option(
@@ -78,6 +68,7 @@ _LIST_COLUMNS = (
     "reason",
     "last_failed_at",
 )
+_REASON_COLUMNS = ("error_type", "reason", "considered", "redriven", "failed", "waiting")
 _COUNT_COLUMNS = ("error_type", "reason", "count", "first_failed_at", "last_failed_at")
 
 
@@ -96,6 +87,9 @@ def list_dead_letters(
     partition: PartitionFilter = None,
     error_type: ErrorTypeFilter = None,
     reason: ReasonFilter = None,
+    sequence_number: NumberFilter = None,
+    failed_since: SinceFilter = None,
+    failed_until: UntilFilter = None,
 ) -> None:
     """List dead letters, open ones unless told otherwise.
 
@@ -106,7 +100,9 @@ def list_dead_letters(
     """
     from tidegate.sql import DeadLetters
 
-    chosen = _filter(hub, group, partition, error_type, reason, status)
+    chosen = chosen_filter(
+        hub, group, partition, error_type, reason, status, sequence_number, failed_since, failed_until
+    )
     with _open_database(database) as opened:
         dead_letters = DeadLetters(opened)
         if by_reason:
@@ -140,13 +136,17 @@ def show(
         str, typer.Option(metavar="NAME", help="The consumer group that put it aside.")
     ] = DEFAULT_CONSUMER_GROUP,
     event: Annotated[
-        bool, typer.Option("--event", help="Also read the event itself back from the log.")
+        bool,
+        typer.Option("--event", help="Also read the event itself back from the log, else from its copy."),
     ] = False,
     data_dir: DataDirOption = None,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
     """Show one dead letter with its traceback, and the event if asked.
+
+    The event comes from the log; where that no longer holds it, or cannot be reached, from the copy that the
+    dead letter keeps, if it keeps one.
 
     \b
     Example:
@@ -167,11 +167,51 @@ def show(
         "traceback": letter.traceback,
     }
     if event:
-        with _event_reader(hub, data_dir, connection_string, ca_file) as reader:
-            for found in reader.read_events(hub, partition, [sequence_number]):
-                contents = event_record(found)
-                record |= {name: contents[name] for name in ("properties", "body", "body_base64")}
+        contents = event_record(_event_of(letter, data_dir, connection_string, ca_file))
+        record |= {name: contents[name] for name in ("properties", "body", "body_base64")}
     output.record(record, title="Dead letter")
+
+
+@dlq_app.command("history")
+@with_output()
+def history(
+    output: Output,
+    hub: Annotated[str, typer.Argument(metavar="HUB", help="The event hub.")],
+    partition: Annotated[
+        str | None, typer.Argument(metavar="[PARTITION]", help="The partition; else all.")
+    ] = None,
+    sequence_number: Annotated[
+        int | None, typer.Argument(metavar="[SEQUENCE_NUMBER]", help="The event's sequence number; else all.")
+    ] = None,
+    database: DatabaseOption = None,
+    group: Annotated[str, typer.Option(metavar="NAME", help="The consumer group.")] = DEFAULT_CONSUMER_GROUP,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Show this many at most.")] = 100,
+) -> None:
+    """Show who redrove or discarded which dead letters, the latest first.
+
+    \b
+    Example:
+      tidegate dlq history flights --database sqlite:///flights.db
+    """
+    from tidegate.sql import ConsumerKey, DeadLetters
+
+    with _open_database(database) as opened:
+        entries = DeadLetters(opened).audit(ConsumerKey(hub, group), partition, sequence_number, limit=limit)
+    output.records(
+        (
+            {
+                "at": entry.at,
+                "partition": entry.partition_id,
+                "sequence_number": entry.sequence_number,
+                "action": entry.action,
+                "actor": entry.actor,
+                "detail": entry.detail,
+            }
+            for entry in entries
+        ),
+        columns=("at", "partition", "sequence_number", "action", "actor", "detail"),
+        title="What was done to dead letters",
+    )
 
 
 @dlq_app.command("redrive")
@@ -182,13 +222,14 @@ def redrive(
         str,
         typer.Option(
             metavar="MODULE:ATTRIBUTE",
-            help="The pipeline to run them through: package.module:attribute or path/to/file.py:attribute.",
+            help="The Pipeline or TransactionalPipeline to run them through: package.module:attribute or "
+            "path/to/file.py:attribute.",
         ),
     ],
     database: DatabaseOption = None,
     data_dir: DataDirOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Read and handle them, but write nothing.")
+        bool, typer.Option("--dry-run", help="Do all of it, and roll it back: nothing is written.")
     ] = False,
     max_: Annotated[
         int | None, typer.Option("--max", min=1, metavar="N", help="Take this many at most.")
@@ -199,29 +240,43 @@ def redrive(
     partition: PartitionFilter = None,
     error_type: ErrorTypeFilter = None,
     reason: ReasonFilter = None,
+    sequence_number: NumberFilter = None,
+    failed_since: SinceFilter = None,
+    failed_until: UntilFilter = None,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
     """Run open dead letters through a (corrected) pipeline again.
 
-    Events are read back from the log. The rows, the dead letter's new status and the audit trail are one
-    transaction, so it may be interrupted and repeated: nothing is written twice. What fails again stays open.
+    Events are read back from the log. What the handler writes, the dead letter's new status and the audit
+    trail are one transaction, so it may be interrupted and repeated: nothing is written twice. What fails
+    again stays open, and so does what waits behind an earlier event of its partition key.
 
     \b
     Example:
       tidegate dlq redrive --database sqlite:///flights.db --pipeline my_pipelines:flights --dry-run
     """
-    from tidegate.sql import DeadLetters, load_pipeline
+    from tidegate.sql import DeadLetters, Pipeline, load_pipeline
 
     # As with `python -m`: a user's module lies where the user stands.
     sys.path.insert(0, os.getcwd())
     loaded = load_pipeline(pipeline)
-    chosen = _filter(None, None, partition, error_type, reason, StatusChoice.OPEN)
+    chosen = chosen_filter(
+        None,
+        None,
+        partition,
+        error_type,
+        reason,
+        StatusChoice.OPEN,
+        sequence_number,
+        failed_since,
+        failed_until,
+    )
     with (
         _open_database(database) as opened,
         _event_reader(loaded.event_hub, data_dir, connection_string, ca_file) as reader,
     ):
-        if not dry_run:
+        if isinstance(loaded, Pipeline) and not dry_run:
             opened.ensure_table(loaded.table)
         dead_letters = DeadLetters(opened)
         with _redrive_progress(dead_letters.count(chosen), max_) as on_progress:
@@ -234,19 +289,7 @@ def redrive(
                 attempts_max=attempts_max,
                 progress=on_progress,
             )
-    output.record(
-        {
-            "considered": report.considered,
-            "redriven": report.redriven,
-            "rows": report.rows,
-            "failed": report.failed,
-            "lost": len(report.lost),
-            "exhausted": report.exhausted,
-            "taken_by_others": report.taken_by_others,
-            "is_dry_run": report.is_dry_run,
-        },
-        title="Redrive (dry run: nothing was written)" if dry_run else "Redrive",
-    )
+    _write_report(output, report)
     _raise_if_incomplete(report)
 
 
@@ -263,6 +306,9 @@ def discard(
     partition: PartitionFilter = None,
     error_type: ErrorTypeFilter = None,
     reason: ReasonFilter = None,
+    sequence_number: NumberFilter = None,
+    failed_since: SinceFilter = None,
+    failed_until: UntilFilter = None,
 ) -> None:
     """Close open dead letters for good, without running them.
 
@@ -272,7 +318,17 @@ def discard(
     """
     from tidegate.sql import DeadLetters
 
-    chosen = _filter(hub, group, partition, error_type, reason, StatusChoice.OPEN)
+    chosen = chosen_filter(
+        hub,
+        group,
+        partition,
+        error_type,
+        reason,
+        StatusChoice.OPEN,
+        sequence_number,
+        failed_since,
+        failed_until,
+    )
     with _open_database(database) as opened:
         dead_letters = DeadLetters(opened)
         if dry_run:
@@ -282,26 +338,6 @@ def discard(
             typer.confirm(f"Discard {dead_letters.count(chosen):,} dead letters?", abort=True, err=True)
         count = dead_letters.discard(chosen, reason=because)
     sys.stderr.write(f"Discarded {count:,} dead letters.\n")
-
-
-def _filter(
-    hub: str | None,
-    group: str | None,
-    partition: str | None,
-    error_type: str | None,
-    reason: str | None,
-    status: StatusChoice,
-) -> DeadLetterFilter:
-    from tidegate.sql import DeadLetterFilter, DeadLetterStatus
-
-    return DeadLetterFilter(
-        event_hub=hub,
-        consumer_group=group,
-        partition_id=partition,
-        status=None if status is StatusChoice.ALL else DeadLetterStatus(status.value),
-        error_type=error_type,
-        reason_contains=reason,
-    )
 
 
 def _open_database(url: str | None) -> Database:
@@ -349,12 +385,56 @@ def _redrive_progress(open_count: int, maximum: int | None) -> Iterator[Callable
         yield show_progress
 
 
+def _write_report(output: Output, report: RedriveReport) -> None:
+    counts = {
+        "considered": report.considered,
+        "redriven": report.redriven,
+        "rows": report.rows,
+        "failed": report.failed,
+        "waiting": report.waiting,
+        "lost": len(report.lost),
+        "exhausted": report.exhausted,
+        "taken_by_others": report.taken_by_others,
+        "is_dry_run": report.is_dry_run,
+    }
+    reasons = [{name: getattr(each, name) for name in _REASON_COLUMNS} for each in report.by_reason]
+    title = "Redrive (dry run: nothing was written)" if report.is_dry_run else "Redrive"
+    if output.is_table:
+        output.record(counts, title=title)
+        if reasons:
+            output.line("")
+            output.records(reasons, columns=_REASON_COLUMNS, title="By the reason they had before")
+    elif output.format is OutputFormat.CSV:
+        output.record(counts)
+    else:
+        output.record({**counts, "by_reason": reasons})
+
+
+def _event_of(
+    letter: DeadLetter, data_dir: Path | None, connection_string: str | None, ca_file: Path | None
+) -> ReceivedEvent:
+    """The event from the log; from its copy where the log cannot be asked. Raises TidegateError."""
+    from tidegate.sql.read_back import event_of_copy, find_event
+
+    try:
+        with _event_reader(letter.event_hub, data_dir, connection_string, ca_file) as reader:
+            return find_event(letter, reader)
+    except TidegateError as error:
+        copy = event_of_copy(letter)
+        if copy is None:
+            raise
+        sys.stderr.write(f"This is the copy that the dead letter keeps: {error}\n")
+        return copy
+
+
 def _raise_if_incomplete(report: RedriveReport) -> None:
     problems = []
     if report.failed:
         problems.append(f"{report.failed:,} failed again")
     if report.lost:
         problems.append(f"{len(report.lost):,} are no longer in the log and were not copied")
+    if report.waiting:
+        problems.append(f"{report.waiting:,} wait behind an earlier event of their partition key")
     if report.exhausted:
         problems.append(f"{report.exhausted:,} had failed too often to be tried")
     if not problems:

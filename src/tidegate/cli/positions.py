@@ -12,6 +12,20 @@ _AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
+def parse_time(text: str, *, now_utc: datetime) -> datetime:
+    """The time that ``text`` means: ``90s``, ``15m``, ``2h``, ``7d`` ago, or ISO 8601 (without zone: UTC).
+
+    Raises InvalidArgumentError for anything else.
+    """
+    try:
+        return _time_of(text, now_utc)
+    except (ValueError, OverflowError) as error:
+        raise InvalidArgumentError(
+            f"{text!r} is not a time.",
+            next_step="Use a time ago (90s, 15m, 2h, 7d), or a time in ISO 8601.",
+        ) from error
+
+
 def parse_position(text: str, *, now_utc: datetime) -> EventPosition:
     """The position that ``text`` means.
 
@@ -25,16 +39,19 @@ def parse_position(text: str, *, now_utc: datetime) -> EventPosition:
         return EventPosition.latest()
     if text.startswith("@") and text[1:].isascii() and text[1:].isdigit():
         return EventPosition.from_sequence_number(int(text[1:]))
-    ago = _AGO.fullmatch(text)
     try:
-        if ago is not None:
-            seconds = float(ago[1]) * _SECONDS[ago[2]]
-            return EventPosition.from_enqueued_time(now_utc - timedelta(seconds=seconds))
-        time = datetime.fromisoformat(text)
+        return EventPosition.from_enqueued_time(_time_of(text, now_utc))
     except (ValueError, OverflowError) as error:
         raise InvalidArgumentError(
             f"{text!r} is not a place to start from.",
             next_step="Use earliest, latest, a time ago (90s, 15m, 2h, 7d), @SEQUENCE_NUMBER, "
             "or a time in ISO 8601.",
         ) from error
-    return EventPosition.from_enqueued_time(time if time.tzinfo is not None else time.replace(tzinfo=UTC))
+
+
+def _time_of(text: str, now_utc: datetime) -> datetime:
+    ago = _AGO.fullmatch(text)
+    if ago is not None:
+        return now_utc - timedelta(seconds=float(ago[1]) * _SECONDS[ago[2]])
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)

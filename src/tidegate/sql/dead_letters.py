@@ -20,7 +20,7 @@ from tidegate.sql.dead_letter_rows import (
     write_audit,
 )
 from tidegate.sql.pipeline import AnyPipeline
-from tidegate.sql.read_back import event_of_copy, read_back
+from tidegate.sql.read_back import find_event
 from tidegate.sql.redrive import Redrive
 from tidegate.sql.schema import dead_letter, dead_letter_audit
 from tidegate.sql.unit_of_work import UnitOfWork, default_owner
@@ -102,17 +102,7 @@ class DeadLetters:
 
         Raises NotFoundError where the log no longer holds it and there is no copy.
         """
-        try:
-            found = read_back(reader, letter.event_hub, [letter]).get(letter.sequence_number)
-        except NotFoundError:  # the hub or the partition itself is gone
-            found = event_of_copy(letter)
-        if found is None:
-            raise NotFoundError(
-                f"The log no longer holds event {letter.sequence_number} of partition {letter.partition_id} "
-                f"of {letter.event_hub}, and its dead letter has no copy of it.",
-                next_step="Discard the dead letter. Copied payloads would outlive the log.",
-            )
-        return found
+        return find_event(letter, reader)
 
     def add(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidegate.model.errors import PositionOutOfRangeError
+from tidegate.model.errors import NotFoundError, PositionOutOfRangeError
 from tidegate.model.events import ReceivedEvent
 from tidegate.sql.values import DeadLetter, EventReader, decode_copy
 
@@ -30,6 +30,24 @@ def read_back(reader: EventReader, event_hub: str, page: Sequence[DeadLetter]) -
         event = in_log.get(number) or event_of_copy(letter)
         if event is not None:
             found[number] = event
+    return found
+
+
+def find_event(letter: DeadLetter, reader: EventReader) -> ReceivedEvent:
+    """The event of one dead letter: from the log by its pointer, else from the copy that was kept.
+
+    Raises NotFoundError where the log no longer holds it and there is no copy.
+    """
+    try:
+        found = read_back(reader, letter.event_hub, [letter]).get(letter.sequence_number)
+    except NotFoundError:  # the hub or the partition itself is gone
+        found = event_of_copy(letter)
+    if found is None:
+        raise NotFoundError(
+            f"The log no longer holds event {letter.sequence_number} of partition {letter.partition_id} "
+            f"of {letter.event_hub}, and its dead letter has no copy of it.",
+            next_step="Discard the dead letter. Copied payloads would outlive the log.",
+        )
     return found
 
 
