@@ -131,6 +131,8 @@ class Line:
         self.calls: Counter[str] = Counter()
         self.is_refusing = False
         self.is_hanging = False
+        self.delay_s = 0.0
+        """Added on the way there, and again on the way back."""
         self.answers_lost = 0
         """How many calls will be performed and fail all the same."""
         self._world = world
@@ -167,7 +169,7 @@ class Line:
     async def _wait(self, *, is_answer: bool) -> None:
         if self.is_hanging:
             await asyncio.sleep(100_000)
-        await asyncio.sleep(self._world.random.uniform(0.001, 0.02))
+        await asyncio.sleep(self.delay_s + self._world.random.uniform(0.001, 0.02))
         if self.is_refusing:
             raise StoreUnavailableError("The line is cut.")
         if is_answer and self.answers_lost:
@@ -180,6 +182,7 @@ class Pumps:
 
     def __init__(self, cluster: Cluster, host: str) -> None:
         self.running: dict[str, Lease] = {}
+        self.start_takes_s = 0.0
         self.stop_takes_s: dict[str, float] = {}
         self.start_failures = 0
         self.violations: list[str] = []
@@ -193,6 +196,7 @@ class Pumps:
         if self.start_failures:
             self.start_failures -= 1
             raise ValueError("It does not start.")
+        await asyncio.sleep(self.start_takes_s)
         self.running[lease.partition_id] = lease
         self._note("start", lease)
 

@@ -167,10 +167,8 @@ def _plan_steals(
 
 
 def _pick_one(owned: Mapping[str, Sequence[Lease]], shares: Mapping[str, int], choice: float) -> list[Lease]:
-    """Any one lease of the hosts above their share that have at least two; none where there is no such."""
-    leases = [
-        lease for host in sorted(owned) if len(owned[host]) > max(shares[host], 1) for lease in owned[host]
-    ]
+    """Any one lease of the hosts above their share; none where nobody is."""
+    leases = [lease for host in sorted(owned) if len(owned[host]) > shares[host] for lease in owned[host]]
     return leases[int(choice * len(leases)) :][:1]
 
 
