@@ -424,6 +424,66 @@ async def test_a_lost_position_is_gone_on_from_as_the_policy_says(
     assert again.journal.errors == []
 
 
+@pytest.mark.parametrize("policy", list(PositionLostPolicy))
+async def test_retention_that_overtakes_a_slow_handler_is_told(
+    hub_service: HubService, hub: str, store: MemoryStore, policy: PositionLostPolicy
+) -> None:
+    """Events that were removed before they were fetched are never skipped in silence."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait_once(context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        begun.set()
+        await go_on.wait()
+
+    connection_string = hub_service.hub_connection_string(hub)
+    async with EventHubProducer.from_connection_string(connection_string) as producer:
+        await producer.enqueue_many([EventData(b"." * 100_000)] * 100, partition_id="0")
+    subject = Subject(
+        hub_service, hub, store, wait_once, max_batch_size=1, prefetch_bytes=1, on_position_lost=policy
+    )
+    async with subject.running():
+        await begun.wait()
+        remove_events(hub_service, hub)
+        await publish(hub_service, hub, 2)
+        go_on.set()
+        if policy is PositionLostPolicy.STOP:
+            await until(lambda: subject.state is PartitionState.STOPPED)
+        else:
+            await until(lambda: len(subject.journal.errors) == 1)
+            await until(lambda: subject.state is PartitionState.RUNNING)
+            await publish(hub_service, hub, 1)
+            await until(lambda: subject.numbers[-1] == 102)
+            rest = [100, 101, 102] if policy is PositionLostPolicy.EARLIEST else [102]
+            assert subject.numbers[-len(rest) :] == rest
+            assert subject.numbers[-len(rest) - 1] < 99
+    assert subject.journal.error_types() == ["PositionOutOfRangeError"]
+    assert "were removed by retention" in str(subject.journal.errors[0])
+    assert subject.journal.of("0").count("open") == 1
+
+
+async def test_a_hub_that_is_made_anew_under_a_host(
+    hub_service: HubService, hub: str, store: MemoryStore
+) -> None:
+    """While the hub is missing the host waits; then its checkpoints are known to be the old hub's."""
+    subject = Subject(
+        hub_service,
+        hub,
+        store,
+        checkpoint_all,
+        on_position_lost=PositionLostPolicy.EARLIEST,
+        manager_options=replace(QUICK, lease_duration_s=20.0),
+    )
+    await publish(hub_service, hub, 5)
+    async with subject.running():
+        await until(lambda: subject.numbers == list(range(5)))
+        delete_hub(hub_service, hub)
+        await until(lambda: "NotFoundError" in subject.journal.error_types())
+        hub_service.create_hub(hub, partition_count=1)
+        await publish(hub_service, hub, 3)
+        await until(lambda: subject.numbers == [*range(5), *range(3)])
+    assert "EventHubReplacedError" in subject.journal.error_types()
+
+
 # --- stalls, stolen receivers, lost leases ----------------------------------------------------------------
 
 STALLING = replace(QUICK, stall_timeout_s=0.3)

@@ -193,7 +193,8 @@ class EventProcessorHost:
         """Let running handler calls finish, close all partitions, and release their leases: others go on.
 
         Takes at most a few ``close_timeout_s``. Does nothing where nothing is registered; the host can be
-        registered again afterwards. What it failed with is ``wait``'s to raise.
+        registered again afterwards. What it failed with is ``wait``'s to raise. Not for a handler to call: it
+        would wait for itself, and be cancelled; let it set an event for whoever called ``register``.
         """
         run = self._run
         if run is None:
@@ -317,18 +318,20 @@ class _HostRun:
         await self._ended.wait()
 
     async def _finish(self) -> None:
-        try:
+        async with contextlib.AsyncExitStack() as last:  # whatever goes wrong on the way, the rest is closed
+            last.callback(self._ended.set)
+            last.push_async_callback(self._consumer.close)
+            last.push_async_callback(self._end_pump_tasks)
+            last.push_async_callback(self._supervisors.close)
             if self._watchdog is not None:
                 self._watchdog.cancel()
-            await self._manager.close()  # that ends its task, too
-            await self._supervisors.close()
-            # What is left are calls that were given up; some of them may never end.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._options.close_timeout_s):
-                    await self._pump_tasks.close()
-            await self._consumer.close()
-        finally:
-            self._ended.set()
+            await self._manager.close()
+
+    async def _end_pump_tasks(self) -> None:
+        """What is left are calls that were given up; some of them may never end."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._options.close_timeout_s):
+                await self._pump_tasks.close()
 
     def _fail(self, error: Exception) -> None:
         """The host cannot go on: close it, and let ``wait`` say why."""

@@ -10,6 +10,7 @@ itself, and opening everything anew would not mend it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import Final
 
@@ -72,27 +73,40 @@ class HostPumps:
 
     async def watch(self) -> None:
         """The watchdog's task: look at every pump again and again, until cancelled."""
+        interval_s = self._stall_timeout_s / _LOOKS_PER_TIMEOUT
         while True:
-            await asyncio.sleep(self._stall_timeout_s / _LOOKS_PER_TIMEOUT)
-            for pump in list(self._pumps.values()):
-                await self._look_at(pump)
+            await asyncio.sleep(interval_s)
+            waiting = [pump for pump in list(self._pumps.values()) if not self._look_at_call(pump)]
+            with contextlib.suppress(TimeoutError):  # a service that is away hides no call that hangs
+                async with asyncio.timeout(interval_s):
+                    for pump in waiting:
+                        await self._look_at_wait(pump)
 
-    async def _look_at(self, pump: PartitionPump) -> None:
+    def _look_at_call(self, pump: PartitionPump) -> bool:
+        """Judge a pump whose handler has events in hand; False where that is not so."""
+        session = pump.session
+        if session is None or session.batch_in_hand_since is None:
+            return False
+        self._judge(pump, session, session.batch_in_hand_since)
+        return True
+
+    async def _look_at_wait(self, pump: PartitionPump) -> None:
+        """Judge a pump that waits, for events or for something else."""
         session = pump.session
         if session is None:
             return
         seen = self._observations.get(pump.partition_id)
         if seen is None or seen.session is not session or seen.activity != session.activity:
             seen = self._observations[pump.partition_id] = _Observation(session, session.activity)
-        now = self._environment.clock.monotonic()
-        since = session.batch_in_hand_since
-        if since is None:
-            if seen.backlog_since is None and await self._has_backlog(session):
-                seen.backlog_since = now
-            since = seen.backlog_since
-        is_same = pump.session is session and seen.activity == session.activity
-        if is_same and since is not None and now - since >= self._stall_timeout_s:
-            pump.restart_stalled(self._describe_stall(session, now - since))
+        if seen.backlog_since is None and await self._has_backlog(session):
+            seen.backlog_since = self._environment.clock.monotonic()
+        if pump.session is session and seen.activity == session.activity and seen.backlog_since is not None:
+            self._judge(pump, session, seen.backlog_since)
+
+    def _judge(self, pump: PartitionPump, session: PartitionSession, since: float) -> None:
+        waited_s = self._environment.clock.monotonic() - since
+        if waited_s >= self._stall_timeout_s:
+            pump.restart_stalled(self._describe_stall(session, waited_s))
 
     async def _has_backlog(self, session: PartitionSession) -> bool:
         """Whether the partition has events that the session has not come to; False where nobody can tell."""

@@ -226,9 +226,11 @@ class PartitionPump:
             session.give_up(reason)
 
     async def _decide_next(self, session: PartitionSession, error: Exception | None) -> _Next:
+        if isinstance(error, PartitionStalledError):
+            return _Next.REACQUIRE
+        if session.is_opening:
+            return _Next.RESTART  # the handler's own error, whatever its type
         match error:
-            case PartitionStalledError():
-                return _Next.REACQUIRE
             case ReceiverStolenError():
                 return _Next.REACQUIRE if await self._is_lease_ours() else _Next.LOST
             case FencedError():
@@ -236,6 +238,8 @@ class PartitionPump:
                     return _Next.LOST
                 is_transactional = self._environment.registration.is_transactional
                 return _Next.RESTART if is_transactional and session.has_begun else _Next.STOP
+            case EventHubReplacedError() if session.has_read:
+                return _Next.RESTART  # noticed while it was read: the next start looks, and asks the policy
             case PartitionStoppedError() | EventHubReplacedError() | PositionOutOfRangeError():
                 return _Next.STOP
             case HandlerRefusedError() | NotFoundError() | UnauthorizedError():
@@ -261,7 +265,8 @@ class PartitionPump:
         tries = 0
         while self._stop_reason is None:
             try:
-                lease = await self._unless_stopped(self._take_anew())
+                # Not cancelled by a stop: the store might give it unseen, and nobody could release it.
+                lease = await self._reacquire(self.partition_id)
             except TidegateError as error:
                 tries += 1
                 self._environment.report(error, self.partition_id)
@@ -272,9 +277,6 @@ class PartitionPump:
             self._lease = lease
             break
         return True
-
-    async def _take_anew(self) -> Lease | None:
-        return await self._reacquire(self.partition_id)
 
     async def _unless_stopped(self, work: Coroutine[object, object, T]) -> T | None:
         """The result of ``work``; None where the pump is stopped first. Raises what ``work`` raises."""

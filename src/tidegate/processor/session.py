@@ -115,6 +115,8 @@ class PartitionSession:
         self.partition_id = lease.partition_id
         self.is_reading = False
         """Whether the receiver is open."""
+        self.has_read = False
+        """Whether the receiver ever was open."""
         self.has_progressed = False
         self.has_begun = False
         """Whether the store let it begin under its lease's epoch."""
@@ -123,7 +125,7 @@ class PartitionSession:
         self.batch_in_hand_since: float | None = None
         """When the running call was given its events, on the monotonic clock; None: no such call runs."""
         self.is_opening = False
-        """Whether the processor's ``open`` runs."""
+        """Whether the processor's ``open`` runs, or was the last that ran."""
         self._environment = environment
         self._lease = lease
         self._processor: Processor | None = None
@@ -248,7 +250,7 @@ class PartitionSession:
             self._receiver = await self._attach(start)
         self.progress.next_sequence_number = start.next_sequence_number
         self._remember_first()
-        self.is_reading = True
+        self.is_reading = self.has_read = True
         self.activity += 1
         self._environment.served()
 
