@@ -59,7 +59,6 @@ class ReceivedEvent:
 
     def __init__(
         self,
-        *,
         partition_id: str,
         sequence_number: int,
         offset: str,
