@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import multiprocessing
+import os
+import signal
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -31,6 +35,7 @@ pytestmark = pytest.mark.slow
 PARTITIONS = [str(number) for number in range(8)]
 WAIT_S = 60.0
 """Longest wait for something that must happen; reached only when a test fails."""
+_SPAWN = multiprocessing.get_context("spawn")
 _INTERVAL_S = 0.5
 _LEASE_S = 6.0
 """The same for both sides, and well above the whole second in which Blob Storage tells the time."""
@@ -74,17 +79,24 @@ class Journal:
         return len(self.calls)
 
 
-class Surroundings:
-    """One hub, one container, one consumer group: where both sides find each other."""
+@dataclass(frozen=True)
+class Place:
+    """Where both sides find each other; can be sent to another process."""
 
-    def __init__(self, service: HubService, azurite: AzuriteServer) -> None:
-        self.hub = service.create_hub(partition_count=len(PARTITIONS))
+    hub: str
+    hub_connection_string: str
+    target: SdkTarget
+    storage_connection_string: str
+    container: str
+
+
+class Surroundings:
+    """One hub, one container, one consumer group, and what was processed there in this process."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
         self.journal = Journal()
-        self._target: SdkTarget = target_of(service, "plain")
-        self._azurite = azurite
-        self._container = azurite.create_container()
-        self._connection_string = service.hub_connection_string(self.hub)
-        address = ConnectionString.parse(self._connection_string)
+        address = ConnectionString.parse(place.hub_connection_string)
         self.namespace = f"{address.host}:{address.port}"
         """As the official Python package takes it from the connection string: with the port."""
         self.sent = 0
@@ -92,15 +104,19 @@ class Surroundings:
     def open_store(self) -> BlobStore:
         """Our store in the container."""
         return BlobStore.from_connection_string(
-            self._azurite.connection_string(), self._container, fully_qualified_namespace=self.namespace
+            self.place.storage_connection_string,
+            self.place.container,
+            fully_qualified_namespace=self.namespace,
         )
 
     @contextlib.asynccontextmanager
     async def official_processor(self, who: str) -> AsyncIterator[None]:
         """The official ``EventHubConsumerClient`` with load balancing; its owner id is of its own making."""
-        store = BlobCheckpointStore.from_connection_string(self._azurite.connection_string(), self._container)
-        client = self._target.async_consumer(
-            self.hub,
+        store = BlobCheckpointStore.from_connection_string(
+            self.place.storage_connection_string, self.place.container
+        )
+        client = self.place.target.async_consumer(
+            self.place.hub,
             checkpoint_store=store,
             load_balancing_interval=_INTERVAL_S,
             partition_ownership_expiration_interval=_LEASE_S,
@@ -131,7 +147,7 @@ class Surroundings:
 
         host = EventProcessorHost(
             who,
-            connection_string=self._connection_string,
+            connection_string=self.place.hub_connection_string,
             store=store,
             options=EventProcessorOptions(max_batch_size=50, receive_timeout_s=0.2, close_timeout_s=5),
             manager_options=PartitionManagerOptions(lease_duration_s=_LEASE_S, renew_interval_s=_INTERVAL_S),
@@ -142,7 +158,7 @@ class Surroundings:
 
     async def publish(self, count: int) -> None:
         """Send so many events to each partition."""
-        async with EventHubProducer.from_connection_string(self._connection_string) as producer:
+        async with EventHubProducer.from_connection_string(self.place.hub_connection_string) as producer:
             for partition in PARTITIONS:
                 events = [EventData(b"%d" % number) for number in range(self.sent, self.sent + count)]
                 await producer.send(events, partition_id=partition)
@@ -170,14 +186,18 @@ class Surroundings:
             owned.setdefault(lease.owner, []).append(partition)
         return owned
 
-    async def checkpoints(self) -> dict[str, int | None]:
+    async def checkpoints(self) -> dict[str, int]:
         """By partition, the last processed event as the container has it."""
         store = self.open_store()
         try:
             kept = await store.list_checkpoints(self._group())
         finally:
             await store.close()
-        return {partition: checkpoint.sequence_number for partition, checkpoint in kept.items()}
+        return {
+            partition: checkpoint.sequence_number
+            for partition, checkpoint in kept.items()
+            if checkpoint.sequence_number is not None
+        }
 
     async def wait_processed(self) -> None:
         """Until everything that was sent is processed by somebody."""
@@ -202,24 +222,8 @@ class Surroundings:
         finally:
             await store.close()
 
-    async def claim_all_as_official(self, owner: str) -> None:
-        """What an official processor leaves behind that took all partitions and died at once."""
-        claims = [
-            {
-                "fully_qualified_namespace": self.namespace,
-                "eventhub_name": self.hub,
-                "consumer_group": "$Default",
-                "partition_id": partition,
-                "owner_id": owner,
-            }
-            for partition in PARTITIONS
-        ]
-        account = self._azurite.connection_string()
-        async with BlobCheckpointStore.from_connection_string(account, self._container) as store:
-            assert len(list(await store.claim_ownership(claims))) == len(PARTITIONS)
-
     def _group(self) -> GroupKey:
-        return GroupKey(self.namespace, self.hub, "$Default")
+        return GroupKey(self.namespace, self.place.hub, "$Default")
 
 
 async def until(is_reached: Callable[[], bool], journal: Journal) -> None:
@@ -235,7 +239,27 @@ async def until(is_reached: Callable[[], bool], journal: Journal) -> None:
 @pytest.fixture
 def surroundings(hub_service: HubService, azurite: AzuriteServer) -> Surroundings:
     """A new hub with eight partitions and a new container."""
-    return Surroundings(hub_service, azurite)
+    hub = hub_service.create_hub(partition_count=len(PARTITIONS))
+    return Surroundings(
+        Place(
+            hub,
+            hub_service.hub_connection_string(hub),
+            target_of(hub_service, "plain"),
+            azurite.connection_string(),
+            azurite.create_container(),
+        )
+    )
+
+
+async def _run_for_ever(place: Place, side: str) -> None:
+    surroundings = Surroundings(place)
+    processor = surroundings.official_processor if side == "official" else surroundings.our_host
+    async with processor("dead"):
+        await asyncio.Event().wait()
+
+
+def _process_for_ever(place: Place, side: str) -> None:
+    asyncio.run(_run_for_ever(place, side))
 
 
 async def test_both_sides_share_the_partitions(surroundings: Surroundings) -> None:
@@ -277,12 +301,31 @@ async def test_each_side_goes_on_from_the_others_checkpoints(surroundings: Surro
     assert not surroundings.journal.faults
 
 
-async def test_our_hosts_take_over_from_an_official_processor_that_died(surroundings: Surroundings) -> None:
-    """Its leases run out by the storage's clock, and only then are its partitions processed by ours."""
-    await surroundings.publish(30)
-    await surroundings.claim_all_as_official("dead")
-    started = surroundings.journal.count
-    async with surroundings.our_host("host-1"):
+@pytest.mark.parametrize("side", ["official", "ours"])
+async def test_a_killed_processor_is_taken_over_by_the_other_side(
+    surroundings: Surroundings, side: str
+) -> None:
+    """Its leases run out by the storage's clock; the other side goes on right behind its checkpoints."""
+    await surroundings.publish(200)
+    dead = _SPAWN.Process(target=_process_for_ever, args=(surroundings.place, side))
+    dead.start()
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while len(await surroundings.checkpoints()) < len(PARTITIONS):  # noqa: ASYNC110 (as above)
+                await asyncio.sleep(0.02)
+    finally:
+        assert dead.pid is not None
+        os.kill(dead.pid, signal.SIGKILL)
+        dead.join(WAIT_S)
+    assert "" not in await surroundings.owners(), "it had time to release a lease"
+    journal = surroundings.journal
+    journal.next = {partition: last + 1 for partition, last in (await surroundings.checkpoints()).items()}
+    begin = dict(journal.next)
+    processor = surroundings.our_host if side == "official" else surroundings.official_processor
+    async with processor("heir"):
+        await surroundings.publish(10)
         await surroundings.wait_processed()
-    assert {who for who, _, _ in surroundings.journal.calls[started:]} == {"host-1"}
-    assert not surroundings.journal.faults
+    assert not journal.faults
+    assert journal.processed_by("heir") == {
+        (partition, one) for partition in PARTITIONS for one in range(begin[partition], surroundings.sent)
+    }
