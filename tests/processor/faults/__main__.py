@@ -48,7 +48,7 @@ def main() -> int:
     for name in arguments.database or _DATABASES:
         print(f"--- {name}: {settings.events:,} events, {settings.hosts} hosts", flush=True)
         results[name] = _run(name, settings)
-    print(_table(results, settings.seed))
+    print(_table(results, settings))
     return int(any(result.findings for result in results.values()))
 
 
@@ -60,19 +60,24 @@ def _run(database: str, settings: ChaosSettings) -> ChaosResult:
         return asyncio.run(run_chaos(settings, url, tell=lambda line: print(line, flush=True)))
 
 
-def _table(results: dict[str, ChaosResult], seed: int) -> str:
+def _table(results: dict[str, ChaosResult], settings: ChaosSettings) -> str:
     """What was done and what is there, a column for each database; then everything that is wrong."""
     rows: dict[str, list[str]] = {}
     for result in results.values():
         report, totals = result.report, result.totals
-        cells = {
-            "events": f"{report.events:,}",
-            "rows": f"{totals.rows:,}",
-            "dead letters": f"{totals.dead_letters:,}",
-            "rows + dead letters": f"{totals.rows + totals.dead_letters:,}",
+        cells = {"events": f"{report.events:,}"}
+        if settings.is_transactional:
+            cells["rows"] = f"{totals.rows:,}"
+            cells["dead letters"] = f"{totals.dead_letters:,}"
+            cells["rows + dead letters"] = f"{totals.rows + totals.dead_letters:,}"
+        else:
+            cells["events seen"] = f"{totals.rows:,}"
+            cells["seen again"] = f"{totals.seen_again:,}"
+        cells |= {
             **{fault.value: f"{report.faults[fault]:,}" for fault in Fault},
             "host restarts": f"{report.starts:,}",
             "takeovers": f"{totals.takeovers:,}",
+            "owners fenced": f"{report.fenced:,}",
             "elapsed": f"{report.elapsed_s:.1f} s",
             "events per second": f"{report.events / report.elapsed_s:,.0f}",
             "found wrong": f"{len(result.findings):,}",
@@ -82,7 +87,8 @@ def _table(results: dict[str, ChaosResult], seed: int) -> str:
     lines = [f"{'':22}" + "".join(f"{name:>14}" for name in results)]
     lines += [f"{name:22}" + "".join(f"{cell:>14}" for cell in cells) for name, cells in rows.items()]
     for name, result in results.items():
-        lines += [f"WRONG on {name} ({SEED_VARIABLE}={seed}): {finding}" for finding in result.findings]
+        where = f"WRONG on {name} ({SEED_VARIABLE}={settings.seed})"
+        lines += [f"{where}: {finding}" for finding in result.findings]
     return "\n".join(lines)
 
 

@@ -81,6 +81,8 @@ class ChaosReport:
     faults: Counter[Fault]
     starts: int
     """Processes started in place of hosts that had ended."""
+    fenced: int
+    """How often a host was told that it had been overtaken."""
     elapsed_s: float
     """From the first event sent to the last one processed."""
     unexpected: list[str]
@@ -149,7 +151,10 @@ class ChaosRun:
             elapsed_s = time.monotonic() - began
             await publishing
             await self._stop_all()
-        return ChaosReport(self._settings.events, self._faults, self._starts, elapsed_s, self._unexpected)
+        fenced = self._cluster.count_lines("chaos", "FencedError")
+        return ChaosReport(
+            self._settings.events, self._faults, self._starts, fenced, elapsed_s, self._unexpected
+        )
 
     def close(self) -> None:
         """End everything that this run started."""

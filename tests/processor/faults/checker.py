@@ -44,12 +44,15 @@ class CommittedCall:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What the tables hold, for the report."""
+    """What is there after a run, for the report."""
 
     rows: int
+    """In plain processing: events that were seen."""
     dead_letters: int
+    seen_again: int
+    """In plain processing: how often an event was seen that had been seen before."""
     takeovers: int
-    """How often a partition began anew under another epoch and came to commit something."""
+    """How often a partition began anew under another epoch and came to process something."""
 
 
 def check_transactional(database: Database, event_hub: str, events: int) -> list[str]:
@@ -111,7 +114,24 @@ def read_totals(database: Database, event_hub: str) -> Totals:
             select(func.count()).select_from(dead_letter).where(_of(event_hub))
         ).scalar_one()
         epochs = {(call.partition_id, call.epoch) for call in read_calls(connection)}
-    return Totals(rows, letters, len(epochs) - len({partition_id for partition_id, _ in epochs}))
+    return Totals(rows, letters, 0, _count_takeovers(epochs))
+
+
+def read_journal_totals(folder: Path) -> Totals:
+    """The same of plain processing."""
+    epochs: set[tuple[str, int]] = set()
+    seen = calls = 0
+    for partition_id in partition_ids():
+        path = folder / partition_id
+        seen_until = 0
+        for line in path.read_text().splitlines() if path.exists() else ():
+            what, _, epoch, _, *values = line.split()
+            if what == "seen":
+                epochs.add((partition_id, int(epoch)))
+                seen_until = max(seen_until, int(values[1]))
+                calls += int(values[2])
+        seen += seen_until
+    return Totals(seen, 0, calls - seen, _count_takeovers(epochs))
 
 
 def check_journal(folder: Path, events: int) -> list[str]:
@@ -153,6 +173,10 @@ def check_journal_lines(partition_id: str, lines: Iterable[str], until: int) -> 
     if seen_until != until:
         findings.append(f"partition {partition_id}: {seen_until} of {until} events were seen")
     return findings[:FINDINGS_MAX]
+
+
+def _count_takeovers(epochs: set[tuple[str, int]]) -> int:
+    return len(epochs) - len({partition_id for partition_id, _ in epochs})
 
 
 def _check_partition(connection: Connection, event_hub: str, partition_id: str, until: int) -> list[str]:

@@ -11,6 +11,7 @@ from tests.processor.faults.checker import (
     check_checkpoints,
     check_journal,
     check_transactional,
+    read_journal_totals,
     read_totals,
 )
 from tests.processor.faults.surroundings import Surroundings, surroundings
@@ -34,6 +35,7 @@ async def run_chaos(
 ) -> ChaosResult:
     """One run under faults from an empty database and log, and everything that can be checked after it."""
     async with surroundings(database_url, seed=settings.seed) as around:
+        journal = around.folder / "journal"
         run = ChaosRun(settings, around, tell=tell)
         try:
             report = await run.run()
@@ -42,11 +44,13 @@ async def run_chaos(
         findings = list(report.unexpected)
         if settings.is_transactional:
             findings += check_all_transactional(around, settings.events)
+            totals = read_totals(around.database, around.event_hub)
         else:
             findings += check_log(around, settings.events)
-            findings += check_journal(around.folder / "journal", settings.events)
+            findings += check_journal(journal, settings.events)
             findings += check_checkpoints(around.database, around.event_hub, settings.events)
-        return ChaosResult(report, read_totals(around.database, around.event_hub), findings)
+            totals = read_journal_totals(journal)
+        return ChaosResult(report, totals, findings)
 
 
 def check_all_transactional(around: Surroundings, events: int) -> list[str]:

@@ -9,10 +9,12 @@ import pytest
 from sqlalchemy import Connection, delete, insert, update
 from tests.processor.faults.checker import (
     CommittedCall,
+    Totals,
     check_calls,
     check_journal,
     check_journal_lines,
     check_transactional,
+    read_journal_totals,
     read_totals,
 )
 from tests.processor.faults.work import (
@@ -140,7 +142,7 @@ def test_what_is_right_is_found_right(database: Database) -> None:
     assert check_transactional(database, HUB, EVENTS) == []
     totals = read_totals(database, HUB)
     failing = sum(fate_of(number) is not Fate.ROW for number in range(EVENTS))
-    assert (totals.rows, totals.dead_letters, totals.takeovers) == (EVENTS - failing, failing, 0)
+    assert totals == Totals(EVENTS - failing, failing, seen_again=0, takeovers=0)
 
 
 @pytest.mark.parametrize("name", WRONGS)
@@ -175,6 +177,9 @@ def test_a_journal_in_order_is_found_right(tmp_path: Path) -> None:
     for partition_id in partition_ids():
         (tmp_path / partition_id).write_text("".join(f"{line}\n" for line in lines))
     assert check_journal(tmp_path, 6 * PARTITION_COUNT) == []
+    assert read_journal_totals(tmp_path) == Totals(
+        rows=6 * PARTITION_COUNT, dead_letters=0, seen_again=5 * PARTITION_COUNT, takeovers=PARTITION_COUNT
+    )
     (tmp_path / "9").unlink()
     assert check_journal(tmp_path, 6 * PARTITION_COUNT) == ["partition 9: 0 of 6 events were seen"]
 
