@@ -131,8 +131,8 @@ class Line:
         self.calls: Counter[str] = Counter()
         self.is_refusing = False
         self.is_hanging = False
-        self.delay_s = 0.0
-        """Added on the way there, and again on the way back."""
+        self.delays_s: dict[str, float] = {}
+        """By call: added on the way there, and again on the way back."""
         self.answers_lost = 0
         """How many calls will be performed and fail all the same."""
         self._world = world
@@ -140,7 +140,7 @@ class Line:
     async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
         await self._go("list")
         answer = await self.store.list_leases(group)
-        await self._wait(is_answer=True)
+        await self._wait("list", is_answer=True)
         return answer
 
     async def acquire(
@@ -148,28 +148,28 @@ class Line:
     ) -> Lease | None:
         await self._go("acquire")
         answer = await self.store.acquire(group, partition_id, owner, expected=expected)
-        await self._wait(is_answer=True)
+        await self._wait("acquire", is_answer=True)
         return answer
 
     async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
         await self._go("renew")
         answer = await self.store.renew(group, leases)
-        await self._wait(is_answer=True)
+        await self._wait("renew", is_answer=True)
         return answer
 
     async def release(self, group: GroupKey, leases: Sequence[Lease]) -> None:
         await self._go("release")
         await self.store.release(group, leases)
-        await self._wait(is_answer=True)
+        await self._wait("release", is_answer=True)
 
     async def _go(self, what: str) -> None:
         self.calls[what] += 1
-        await self._wait(is_answer=False)
+        await self._wait(what, is_answer=False)
 
-    async def _wait(self, *, is_answer: bool) -> None:
+    async def _wait(self, what: str, *, is_answer: bool) -> None:
         if self.is_hanging:
             await asyncio.sleep(100_000)
-        await asyncio.sleep(self.delay_s + self._world.random.uniform(0.001, 0.02))
+        await asyncio.sleep(self.delays_s.get(what, 0.0) + self._world.random.uniform(0.001, 0.02))
         if self.is_refusing:
             raise StoreUnavailableError("The line is cut.")
         if is_answer and self.answers_lost:

@@ -11,6 +11,8 @@ from tests.processor.virtual_processes import World
 
 from tidegate.processor.handlers import CloseReason
 
+CALLS = ("list", "acquire", "renew", "release")
+
 
 @pytest.fixture
 def world() -> Iterator[World]:
@@ -43,7 +45,7 @@ def wait_until_nearly_fenced(host: Host) -> None:
     host.store.is_refusing = True
     host.cluster.world.run_for(LEASE_DURATION_S * 0.9 - 1.5)
     host.store.is_refusing = False
-    host.store.delay_s = 2.0
+    host.store.delays_s = {"renew": 2.0, "acquire": 2.0}
 
 
 def test_a_renewal_that_is_answered_too_late_revives_nothing(world: World) -> None:
@@ -52,10 +54,13 @@ def test_a_renewal_that_is_answered_too_late_revives_nothing(world: World) -> No
     host = cluster.join("a")
     cluster.wait_until_even()
     wait_until_nearly_fenced(host)
+    wait_for_call(host, "renew")
+    assert len(host.manager.leases) == 4
     world.wait_until(lambda: not host.pumps.running, timeout_s=3)
-    host.store.delay_s = 0.0
+    host.store.delays_s = {}
     cluster.wait_until_even()
     assert {lease.epoch for lease in host.manager.leases.values()} == {2}
+    assert dict(host.manager.leases) == host.pumps.running
     cluster.assert_rest(3 * LEASE_DURATION_S)
     cluster.assert_sound()
 
@@ -68,7 +73,7 @@ def test_a_lease_given_up_while_it_is_reacquired_is_gone(world: World) -> None:
     wait_until_nearly_fenced(host)
     assert world.result(host.process, host.manager.reacquire("0")) is None
     assert dict(host.manager.leases) == {}
-    host.store.delay_s = 0.0
+    host.store.delays_s = {}
     world.run_for(2 * RENEW_INTERVAL_S)
     assert cluster.is_even()
     cluster.assert_sound()
@@ -78,7 +83,7 @@ def test_an_acquisition_that_is_answered_after_a_pause_starts_nothing(world: Wor
     """The host was stopped between asking and hearing, past the lease, and somebody else is at work."""
     cluster = Cluster(world, 1)
     host = cluster.join("a")
-    host.store.delay_s = 0.5
+    host.store.delays_s = dict.fromkeys(CALLS, 0.5)
     wait_for_call(host, "acquire")
     world.run_for(0.75)
     host.process.pause()
@@ -97,7 +102,7 @@ def test_closing_waits_for_the_call_that_is_under_way(world: World, what: str) -
     host = cluster.join("a")
     if what == "renew":
         cluster.wait_until_even()
-    host.store.delay_s = 1.0
+    host.store.delays_s = dict.fromkeys(CALLS, 1.0)
     wait_for_call(host, what)
     world.run_for(1.5)
     before = len([call for call in cluster.calls if call.what == "start"])
@@ -116,7 +121,7 @@ def test_many_acquisitions_do_not_keep_leases_from_being_renewed(world: World) -
     """A store that needs a second for each call: the host renews in between, and takes the rest later."""
     cluster = Cluster(world, 32)
     host = cluster.join("a")
-    host.store.delay_s = 0.5
+    host.store.delays_s = dict.fromkeys(CALLS, 0.5)
     cluster.wait_until_even(timeout_s=4 * LEASE_DURATION_S)
     assert host.store.calls["renew"] >= 3
     assert {lease.epoch for lease in host.manager.leases.values()} == {1}
@@ -129,7 +134,7 @@ def test_a_theft_just_before_a_look_is_seen_in_it(world: World) -> None:
     cluster = Cluster(world, 4)
     host = cluster.join("a")
     cluster.wait_until_even()
-    host.store.delay_s = 0.5
+    host.store.delays_s = dict.fromkeys(CALLS, 0.5)
     wait_for_call(host, "list")
     take_all(cluster, host, "thief")
     world.wait_until(lambda: not host.pumps.running, timeout_s=2)
@@ -140,7 +145,7 @@ def test_who_was_beaten_looks_again_soon(world: World) -> None:
     """It does not wait for its next renewal to see what is left."""
     cluster = Cluster(world, 2)
     host = cluster.join("a")
-    host.store.delay_s = 0.2
+    host.store.delays_s = dict.fromkeys(CALLS, 0.2)
     wait_for_call(host, "acquire")
     take_all(cluster, host, "other")
     world.wait_until(lambda: host.store.calls["list"] == 2, timeout_s=RENEW_INTERVAL_S / 4)

@@ -141,9 +141,10 @@ class PartitionManager:
             )
             if self._leases.get(partition_id) is not held:
                 return None
-            if lease is None or not self._hold(lease, sent):
+            if lease is None:
                 self._lose(partition_id)
-                return None
+            else:
+                self._hold(lease, sent)
             return lease
 
     async def close(self) -> None:
@@ -204,10 +205,11 @@ class PartitionManager:
                 if self._leases.get(partition_id) is not old:
                     continue  # the guard gave it up meanwhile
                 lease = renewed.get(partition_id)
-                if lease is not None and self._hold(lease, sent):
-                    self._control.lease_renewed(lease)
-                else:
+                if lease is None:
                     self._lose(partition_id)
+                else:
+                    self._hold(lease, sent)
+                    self._control.lease_renewed(lease)
 
     async def _balance(self) -> float:
         """Look at the group, take what is to be taken, and return how long to wait for the next look."""
@@ -243,7 +245,7 @@ class PartitionManager:
             return snapshot
 
     async def _take(self, partition_id: str, expected: Lease | None) -> bool:
-        """Acquire a partition and start its pump. False: somebody else was faster, or the answer too late."""
+        """Acquire a partition and start its pump. False: somebody else was faster."""
         async with self._lock:
             if self._is_closing.is_set():
                 return False
@@ -252,21 +254,18 @@ class PartitionManager:
                 self._store.acquire(self._group, partition_id, self._owner, expected=expected),
                 timeout_s=self._time_left_s(),
             )
-            if lease is None or not self._hold(lease, sent):
+            if lease is None:
                 return False
+            self._hold(lease, sent)
             logger.info("%s has partition %s, epoch %d", self._owner, partition_id, lease.epoch)
             if not self._is_closing.is_set():
                 self._control.start(lease)
             return True
 
-    def _hold(self, lease: Lease, sent: float) -> bool:
-        """Keep a lease that the store gave for a call sent at ``sent``; False: it is too old already."""
-        fence = sent + self._options.lease_duration_s * FENCE_FRACTION
-        if self._clock.monotonic() >= fence:
-            return False
+    def _hold(self, lease: Lease, sent: float) -> None:
+        """Keep a lease that the store gave for a call sent at ``sent``."""
         self._leases[lease.partition_id] = lease
-        self._fences[lease.partition_id] = fence
-        return True
+        self._fences[lease.partition_id] = sent + self._options.lease_duration_s * FENCE_FRACTION
 
     def _lose(self, partition_id: str) -> None:
         lease = self._leases.pop(partition_id)
