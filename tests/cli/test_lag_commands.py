@@ -392,7 +392,7 @@ def test_wrong_words_get_one_clear_line(sql_place: Place) -> None:
         (("checkpoint", "set", hub, "--latest"), 2, "Which partitions?"),
         (("checkpoint", "set", hub, "--all"), 2, "No position is given"),
         (("checkpoint", "set", hub, "--all", "--latest", "--earliest"), 2, "2 positions are given"),
-        (("checkpoint", "set", hub, "--all", "--enqueued-time", "soon"), 2, "'soon' is not a place"),
+        (("checkpoint", "set", hub, "--all", "--enqueued-time", "soon"), 2, "'soon' is not a time"),
         (("checkpoint", "set", hub, "--all", "--enqueued-time", "@4"), 2, "'@4' is not a time"),
         (
             ("checkpoint", "set", hub, "--partition", "7", "--latest", *sql_place.store_options),

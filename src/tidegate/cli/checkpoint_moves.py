@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from tidegate.cli.connection import FIRST_CONTACT_TIMEOUT_S
-from tidegate.cli.positions import parse_position
+from tidegate.cli.positions import parse_time
 from tidegate.cli.stores import GroupView, milliseconds_of
 from tidegate.model.errors import (
     InvalidArgumentError,
@@ -55,13 +55,7 @@ class Target:
         if offset is not None:
             given.append(EventPosition.from_offset(offset))
         if enqueued_time is not None:
-            position = parse_position(enqueued_time, now_utc=now_utc)
-            if position.kind is not PositionKind.ENQUEUED_TIME:
-                raise InvalidArgumentError(
-                    f"{enqueued_time!r} is not a time.",
-                    next_step="Use a time in ISO 8601, or a time ago (90s, 15m, 2h, 7d).",
-                )
-            given.append(position)
+            given.append(EventPosition.from_enqueued_time(parse_time(enqueued_time, now_utc=now_utc)))
         given += [EventPosition.earliest()] * is_earliest + [EventPosition.latest()] * is_latest
         if len(given) != 1:
             raise InvalidArgumentError(
