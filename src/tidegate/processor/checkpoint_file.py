@@ -1,6 +1,6 @@
 """One partition's checkpoint as a small file that is written in place, in two slots.
 
-A caller holds the file's lock from reading to writing; nothing here waits for it.
+A writer holds the file's lock from reading to writing; nothing here waits for it.
 
 Theory of operation. A file has two slots of 512 bytes, each a line of JSON with a checksum, padded with
 spaces. A checkpoint is written into the older slot, so that one cut short leaves the other one whole; a slot
@@ -66,18 +66,7 @@ class CheckpointFile:
 
         Raises StoreError when the file holds something else.
         """
-        content = os.pread(self._descriptor, _FILE_BYTES + 1, 0)
-        if not content.strip(b"\0"):
-            return None  # made, and cut short before its first checkpoint
-        if len(content) == _FILE_BYTES:
-            slots = (_decode(content[:_SLOT_BYTES]), _decode(content[_SLOT_BYTES:]))
-            records = [record for record in slots if record is not None]
-            if records:
-                return max(records, key=lambda record: record.count)
-        raise StoreError(
-            f"The checkpoint file {self._path} is garbled: neither of its two lines is a checkpoint.",
-            next_step="Put a good copy there, or delete it: the partition then starts as a new one does.",
-        )
+        return _parse(os.pread(self._descriptor, _FILE_BYTES + 1, 0), self._path)
 
     def write(self, record: CheckpointRecord, *, is_synced: bool) -> None:
         """Put a record in the place of the older one.
@@ -104,6 +93,29 @@ class CheckpointFile:
         # Closing alone would leave the lock to a process that was forked meanwhile.
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)
+
+
+def read_unlocked(path: Path) -> CheckpointRecord | None:
+    """As ``CheckpointFile.read``, without the lock, which a stopped process may hold for long.
+
+    While somebody writes, it is the checkpoint or the one before; a StoreError may then be a mistake.
+    Raises FileNotFoundError, StoreError.
+    """
+    return _parse(path.read_bytes(), path)
+
+
+def _parse(content: bytes, path: Path) -> CheckpointRecord | None:
+    if not content.strip(b"\0"):
+        return None  # made, and cut short before its first checkpoint
+    if len(content) == _FILE_BYTES:
+        slots = (_decode(content[:_SLOT_BYTES]), _decode(content[_SLOT_BYTES:]))
+        records = [record for record in slots if record is not None]
+        if records:
+            return max(records, key=lambda record: record.count)
+    raise StoreError(
+        f"The checkpoint file {path} is garbled: neither of its two lines is a checkpoint.",
+        next_step="Put a good copy there, or delete it: the partition then starts as a new one does.",
+    )
 
 
 def _encode(record: CheckpointRecord) -> bytes:

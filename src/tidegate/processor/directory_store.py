@@ -8,19 +8,19 @@ Names are in lower case; what a file name cannot hold is percent-encoded. All of
 people, and to be written by stores alone.
 
 The locks are advisory file locks (flock) of a local file system. A host that is stopped (SIGSTOP) in the very
-moment in which it holds one keeps the others waiting; they report a StoreUnavailableError, and go on when it
-goes on or dies.
+moment in which it holds one keeps the others from writing; they report a StoreUnavailableError, and go on
+when it goes on or dies. Reading needs no lock.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -32,7 +32,7 @@ import orjson
 from tidegate.model.clock import Clock
 from tidegate.model.errors import FencedError, StoreError, StoreUnavailableError
 from tidegate.processor.checkpoint import ProcessorCheckpoint, check_same_hub
-from tidegate.processor.checkpoint_file import CheckpointFile, CheckpointRecord
+from tidegate.processor.checkpoint_file import CheckpointFile, CheckpointRecord, read_unlocked
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
 from tidegate.transport.clock import SystemClock
 
@@ -168,7 +168,7 @@ class DirectoryStore:
             leases.update(changed)
         return changed
 
-    @contextmanager
+    @contextlib.contextmanager
     def _changed_leases(self, folder: Path) -> Iterator[dict[str, Lease]]:
         """The group's leases to be changed: read under the lock, and written if they were changed."""
         path = folder / "leases.json"
@@ -220,7 +220,7 @@ class DirectoryStore:
                 self._check_deadline(deadline, path)
             await asyncio.sleep(_PAUSE_S)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _open(self, path: Path, *, is_created: bool = False) -> Iterator[CheckpointFile]:
         """As ``_open_soon``, in a thread. Raises FileNotFoundError where there is none."""
         deadline = self._clock.monotonic() + self._lock_wait_s
@@ -255,6 +255,8 @@ class DirectoryStore:
     def _read_checkpoint(self, path: Path) -> CheckpointRecord | None:
         with _translated_errors(path):
             try:
+                with contextlib.suppress(StoreError):
+                    return read_unlocked(path)
                 with self._open(path) as file:
                     return file.read()
             except FileNotFoundError:
@@ -401,7 +403,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _translated_errors(path: Path) -> Iterator[None]:
     """What the file system refuses, as a StoreError."""
     try:
