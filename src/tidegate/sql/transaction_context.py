@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 
 from sqlalchemy import Connection, event
 
-from tidegate.model.errors import DatabaseError, InvalidArgumentError
+from tidegate.model.errors import DatabaseError, Fault, InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.handlers import PartitionContext
 from tidegate.processor.lease import GroupKey, Lease
@@ -29,6 +29,8 @@ _ENDS_TRANSACTION = re.compile(
 
 class TransactionMisusedError(DatabaseError):
     """A handler committed, rolled back or closed the transaction it was lent; see ``TransactionContext``."""
+
+    fault = Fault.CALLER
 
 
 @dataclass(frozen=True, slots=True)
