@@ -26,7 +26,7 @@ from tests.processor.hosts import (
     until,
 )
 
-from tidegate.client import EventHubConsumer, EventHubProducer
+from tidegate.client import EventHubConsumer, EventHubProducer, PartitionReceiver
 from tidegate.model.errors import (
     ClosedError,
     DatabaseUnavailableError,
@@ -577,6 +577,48 @@ async def test_an_open_that_hangs_is_noticed(hub_service: HubService, hub: str, 
     async with subject.host.running(factory=lambda context: Hanging(journal)):
         await until(lambda: journal.count == 1)
     assert journal.error_types() == ["PartitionStalledError"]
+
+
+async def test_a_receiver_that_is_silent_is_noticed(
+    hub_service: HubService, hub: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events are there, the link is up, and none comes: only the service knows that there is backlog."""
+    receive = PartitionReceiver.receive
+    is_silent = True
+
+    async def silent_once(
+        self: PartitionReceiver, max_events: int = 1000, max_wait_s: float | None = None
+    ) -> list[ReceivedEvent]:
+        nonlocal is_silent
+        if is_silent:
+            is_silent = False
+            await never()
+        return await receive(self, max_events, max_wait_s)
+
+    monkeypatch.setattr(PartitionReceiver, "receive", silent_once)
+    subject = Subject(hub_service, hub, store, manager_options=STALLING)
+    await publish(hub_service, hub, 3)
+    async with subject.running():
+        await until(lambda: subject.numbers == [0, 1, 2])
+        assert subject.host.statistics().partitions["0"].epoch == 2
+    assert "receiver has brought none" in str(subject.reported[0])
+
+
+async def test_a_handler_that_is_only_a_function_fails_visibly(
+    hub_service: HubService, hub: str, store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has no process_error to be told by: the log and the statistics say what happened."""
+    failures = iter([ValueError("no such table")])
+
+    async def handle(context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        for failure in failures:
+            raise failure
+
+    subject = Subject(hub_service, hub, store)
+    await publish(hub_service, hub, 3)
+    async with subject.host.running(handle):
+        await until(lambda: subject.host.statistics().events_processed == 3)
+    assert "no such table" in caplog.text
 
 
 async def test_what_is_idle_or_slow_is_not_stalled(

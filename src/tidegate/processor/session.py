@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random as random_module
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ from tidegate.processor.starting import (
 )
 from tidegate.processor.store import ProcessorStore, TransactionalStore
 from tidegate.transport.tasks import TaskOwner
+
+_logger = logging.getLogger(__name__)
 
 RESTART: Final = RetryPolicy(delay_s=0.1, delay_s_max=10.0)
 """Waits before a batch comes again and before a session is opened anew (our choice); without limit of
@@ -337,6 +340,14 @@ class PartitionSession:
     async def _after_failure(self, error: Exception, tries: int) -> None:
         environment = self._environment
         self.progress.error = error
+        _logger.warning(
+            "Partition %s of %s: a batch failed (%s: %s) and comes again",
+            self.partition_id,
+            environment.group,
+            type(error).__name__,
+            error,
+            exc_info=error if tries == 1 else None,
+        )
         if environment.registration.is_transactional and isinstance(error, (DatabaseError, StoreError)):
             environment.report(error, self.partition_id)
         with self._calling():
