@@ -17,7 +17,7 @@ from sqlalchemy import Column, Integer, MetaData, Table, text
 from tests.sql.support import CONSUMER, flights, row_count
 
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
-from tidegate.sql import AuditEntry, Checkpoint, Database, DeadLetter, UnitOfWork, schema
+from tidegate.sql import AuditEntry, Checkpoint, Database, DeadLetter, UnitOfWork, schema, writer_lock
 from tidegate.sql.writer_lock import WriterLock
 from tidegate.testing.postgresql import PASSWORD, PostgresqlServer
 
@@ -170,6 +170,28 @@ def test_a_lock_waited_for_at_a_fork_does_not_outlive_its_owner(
         os.waitpid(child, 0)
         os.close(reading)
         os.close(writing)
+
+
+def test_an_urgent_writer_comes_first(tmp_path: Path) -> None:
+    """A renewal of leases does not wait until all batches of its process have had their turn."""
+    path, order = tmp_path / "x.db", list[str]()
+
+    def write(name: str, is_urgent: bool) -> None:
+        with WriterLock(path, wait_s=30.0, is_urgent=is_urgent):
+            order.append(name)
+
+    threads = [threading.Thread(target=write, args=("batch", False)) for _ in range(4)]
+    threads.append(threading.Thread(target=write, args=("renewal", True)))
+    with WriterLock(path, wait_s=1.0):
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 30.0
+        while not writer_lock._urgent:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    for thread in threads:
+        thread.join()
+    assert order == ["renewal", "batch", "batch", "batch", "batch"]
 
 
 def test_ensure_table_refuses_one_that_lacks_columns(database: Database) -> None:

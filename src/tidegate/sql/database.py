@@ -114,16 +114,17 @@ class Database:
             raise translate(error, doing="reading", where=self.url) from error
 
     @contextmanager
-    def writing(self) -> Iterator[Connection]:
+    def writing(self, *, is_urgent: bool = False) -> Iterator[Connection]:
         """A connection whose next transaction may write, with the right to write where that is one at a time.
 
-        The caller begins and ends the transaction.
+        The caller begins and ends the transaction. is_urgent: for short writes that must not be late,
+        see ``WriterLock``.
         Raises DatabaseError, and DatabaseUnavailableError without a connection, or when other writers do not
         let go within ``lock_wait_s``.
         """
         while True:
             engine = self.engine()
-            with self._writer_lock():
+            with self._writer_lock(is_urgent=is_urgent):
                 if self._is_stale():
                     # The file was replaced while we queued; preparing a new one needs the lock, so let it go.
                     continue
@@ -135,8 +136,10 @@ class Database:
                     yield connection
                 return
 
-    def _writer_lock(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._path is None else WriterLock(self._path, wait_s=self._lock_wait_s)
+    def _writer_lock(self, *, is_urgent: bool = False) -> AbstractContextManager[object]:
+        if self._path is None:
+            return nullcontext()
+        return WriterLock(self._path, wait_s=self._lock_wait_s, is_urgent=is_urgent)
 
     def ensure_table(self, table: Table) -> None:
         """Create ``table`` unless it exists; call it once before a run, not per batch.

@@ -253,7 +253,7 @@ class LeaseTable:
     @contextmanager
     def _changing(self, doing: str) -> Iterator[Connection]:
         try:
-            with self._database.writing() as connection, connection.begin():
+            with self._database.writing(is_urgent=True) as connection, connection.begin():
                 yield connection
         except sqlalchemy_errors.SQLAlchemyError as error:
             if is_connection_lost(error):

@@ -27,8 +27,10 @@ from tidegate.sql.values import Checkpoint, ConsumerKey
 
 T = TypeVar("T")
 
+_READ_THREADS: Final = 2
+"""Readers never wait for writers, so they do not stand behind those who do (our choice)."""
 _LEASE_THREADS: Final = 2
-"""One reads while the other waits for the right to write (our choice)."""
+"""Hosts of one process rarely change leases at the same moment (our choice)."""
 _CHECKPOINT_THREADS: Final = 4
 """Checkpoints of different partitions do not wait for each other on PostgreSQL (our choice)."""
 
@@ -52,6 +54,7 @@ class SqlStore:
         self._has_epochs = has_epochs
         self._leases = LeaseTable(database)
         self._checkpoints = CheckpointReader(database)
+        self._read_threads = ThreadPoolExecutor(_READ_THREADS, "tidegate-reads")
         self._lease_threads = ThreadPoolExecutor(_LEASE_THREADS, "tidegate-leases")
         self._checkpoint_threads = ThreadPoolExecutor(_CHECKPOINT_THREADS, "tidegate-checkpoints")
         self._namespace = OneNamespace()
@@ -70,7 +73,7 @@ class SqlStore:
     async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
         """As ``LeaseStore`` says; it waits for no writer."""
         consumer = self._consumer(group)
-        rows, now = await self._run(self._lease_threads, lambda: self._leases.read(consumer))
+        rows, now = await self._run(self._read_threads, lambda: self._leases.read(consumer))
         return LeaseSnapshot({row.partition_id: _lease(row) for row in rows}, now)
 
     async def acquire(
@@ -106,7 +109,7 @@ class SqlStore:
     async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
         """As ``CheckpointStore`` says; it waits for no writer."""
         consumer = self._consumer(group)
-        rows = await self._run(self._checkpoint_threads, lambda: self._checkpoints.read(consumer))
+        rows = await self._run(self._read_threads, lambda: self._checkpoints.read(consumer))
         found = {partition_id: processor_checkpoint(row) for partition_id, row in rows.items()}
         return {partition_id: each for partition_id, each in found.items() if each is not None}
 
@@ -163,7 +166,7 @@ class SqlStore:
     async def close(self) -> None:
         """End the store's threads, after what they are doing; the database stays open. Idempotent."""
         self._is_closed = True
-        for threads in (self._lease_threads, self._checkpoint_threads):
+        for threads in (self._read_threads, self._lease_threads, self._checkpoint_threads):
             await asyncio.to_thread(threads.shutdown)
 
     def __repr__(self) -> str:

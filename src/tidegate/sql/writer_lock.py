@@ -19,18 +19,23 @@ from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
 
 _PAUSE_S_MIN: Final = 0.0005
 _PAUSE_S_MAX: Final = 0.01
+_PAUSE_S_MAX_URGENT: Final = 0.0005
 
 
 class WriterLock:
     """The right to write to one SQLite file; a context manager, used once."""
 
-    def __init__(self, database_path: Path, *, wait_s: float) -> None:
+    def __init__(self, database_path: Path, *, wait_s: float, is_urgent: bool = False) -> None:
         """database_path: the database; the lock file is its name with ``-writer`` added.
 
-        wait_s: how long to wait for other writers at most.
+        wait_s: how long to wait for other writers at most. is_urgent: come before this process's
+        other writers, and look more often than those of other processes; for short writes that must not be
+        late, such as a renewal of leases.
         """
         self._path = database_path.with_name(database_path.name + "-writer")
         self._wait_s = wait_s
+        self._is_urgent = is_urgent
+        self._pause_s_max = _PAUSE_S_MAX_URGENT if is_urgent else _PAUSE_S_MAX
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
@@ -50,16 +55,22 @@ class WriterLock:
         self._descriptor = descriptor
         _open.add(self)
         try:
+            if self._is_urgent:
+                _urgent.add(self)
             self._wait(descriptor)
         except BaseException:
             self._close()
             raise
+        finally:
+            _urgent.discard(self)
 
     def _wait(self, descriptor: int) -> None:
         deadline = time.monotonic() + self._wait_s
         pause_s = _PAUSE_S_MIN
         while True:
             try:
+                if not self._is_urgent and any(other._path == self._path for other in list(_urgent)):
+                    raise BlockingIOError
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() >= deadline:
@@ -69,7 +80,7 @@ class WriterLock:
                         next_step="Try again; if many processes write at once, PostgreSQL suits them better.",
                     ) from None
                 time.sleep(pause_s)
-                pause_s = min(pause_s * 2, _PAUSE_S_MAX)
+                pause_s = min(pause_s * 2, self._pause_s_max)
             else:
                 return
 
@@ -98,10 +109,13 @@ class WriterLock:
 
 _open: weakref.WeakSet[WriterLock] = weakref.WeakSet()
 """Locks that are held or waited for."""
+_urgent: set[WriterLock] = set()
+"""Urgent ones that are waited for: the writers of this process let them in first."""
 
 
 def _let_go_after_fork() -> None:
     """A child shares its parent's open lock file: close its copy, or the lock would outlive the parent."""
+    _urgent.clear()
     for lock in list(_open):
         lock._close()  # without LOCK_UN, which would take it from the parent
 
