@@ -11,7 +11,7 @@ from enum import Enum
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import delete, select
+from sqlalchemy import delete, inspect, select
 from tests.sql.support import CONSUMER, LogOfEvents, dead_numbers, rows_in
 from tests.sql.transaction_support import effects, keyed, transactions_of, write_effect
 
@@ -32,7 +32,7 @@ from tidegate.sql import (
     TransactionalPipeline,
 )
 from tidegate.sql.parked_keys import PARKED, first_open_by_key
-from tidegate.sql.schema import checkpoint, dead_letter, dead_letter_audit
+from tidegate.sql.schema import checkpoint, dead_letter, dead_letter_audit, open_keys, schema_version
 from tidegate.sql.values import NewDeadLetter
 
 PARK = FailurePolicy(FailureAction.PARK_KEY)
@@ -347,3 +347,14 @@ def test_a_key_that_the_database_cannot_hold_is_parked_all_the_same(database: Da
     with database.read() as connection:
         assert set(first_open_by_key(connection, CONSUMER, "0")) == {"a\\x00", "\\ud800"}
         assert connection.execute(select(dead_letter.c.pipeline).distinct()).scalars().all() == ["p"]
+
+
+def test_a_database_of_an_older_version_gets_the_index(database_url: str) -> None:
+    """The look-up of parked keys is fast in databases that were made before there were any."""
+    with Database.open(database_url) as older, older.writing() as connection, connection.begin():
+        open_keys.drop(connection)
+        connection.execute(delete(schema_version).where(schema_version.c.version > 2))
+    with Database.open(database_url) as newer, newer.read() as connection:
+        assert open_keys.name in {
+            index["name"] for index in inspect(connection).get_indexes(dead_letter.name)
+        }
