@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import json
@@ -15,13 +16,18 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.docs_support import ROOT, environment_of, write_programs
 
+from tidegate.processor import EventProcessorOptions, FailurePolicy, PartitionManagerOptions
 from tidegate.processor.balancer import decide_balance
 from tidegate.processor.lease import Lease, LeaseSnapshot
 from tidegate.testing.hub import HubService
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 GUIDE = ROOT / "docs/guides/from-event-processor-host.md"
 CONCEPTS = ROOT / "docs/concepts/event-processor-host.md"
@@ -84,6 +90,14 @@ def _instance_attributes(value: object) -> set[str]:
 def test_the_guide_names_enough() -> None:
     """The check above reads the tables, and does not pass because it found none."""
     assert len(_guide_names()) > 50
+
+
+@pytest.mark.parametrize("options", [EventProcessorOptions, PartitionManagerOptions, FailurePolicy])
+def test_every_option_is_in_the_guide(options: type[DataclassInstance]) -> None:
+    """No option of the host is undocumented."""
+    page = GUIDE.read_text(encoding="utf-8")
+    for field in dataclasses.fields(options):
+        assert f"`{options.__name__}.{field.name}`" in page, field.name
 
 
 def test_the_balancing_table_is_what_the_balancer_does() -> None:
