@@ -85,6 +85,27 @@ def test_an_event_comes_back(
     assert b"".join(generic.data) == body
 
 
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(
+    st.one_of(st.binary(max_size=20), st.just(b"x" * 256)),
+    st.dictionaries(texts, property_values, max_size=4),
+    st.integers(-3, 3),
+)
+def test_the_usual_event_is_decoded_as_any_other(body: bytes, properties: dict[str, Any], cut: int) -> None:
+    """The short way for properties and a body says what the general way says, of whole and of cut events."""
+    encoded = encode_event(EventData(body, properties))
+    encoded = encoded[:cut] if cut < 0 else encoded + b"\0" * cut
+    header = b"\x00\x53\x70\x45"  # an empty one: no event is usual with it
+
+    def contents_of(message: bytes) -> EventContents | None:
+        try:
+            return decode_event(message)
+        except DecodeError:
+            return None
+
+    assert contents_of(encoded) == contents_of(header + encoded)
+
+
 def test_all_property_types_come_back_with_their_types() -> None:
     """Protects each Python type that a property can have."""
     found = decode_event(encode_event(EventData(b"", PROPERTIES))).properties

@@ -235,6 +235,9 @@ def decode_event(encoded: bytes | memoryview) -> EventContents:
     Raises DecodeError when the bytes are no message.
     """
     data = encoded if isinstance(encoded, bytes) else bytes(encoded)
+    usual = _decode_usual(data)
+    if usual is not None:
+        return usual
     bodies: list[bytes] = []
     body_value: object = None
     properties: dict[str, PropertyValue] = {}
@@ -270,6 +273,26 @@ def decode_event(encoded: bytes | memoryview) -> EventContents:
         correlation_id=_standard_text(standard, 5),
         body_value=body_value,
     )
+
+
+def _decode_usual(data: bytes) -> EventContents | None:
+    """Small application properties and one data section, as most events are; None: anything else."""
+    if not data.startswith(_PROPERTIES_MAP_8) or len(data) < 8:
+        return None
+    properties_end = 5 + data[4]
+    try:
+        word, size = _two_u32(data, properties_end)
+    except struct.error:
+        return None
+    if word == DATA_SECTION_32:
+        start = properties_end + 8
+    elif word == DATA_SECTION_8:
+        start, size = properties_end + 5, size >> 24
+    else:
+        return None
+    if start + size != len(data):
+        return None
+    return EventContents(data[start:], _decode_properties(data, 3, properties_end))
 
 
 def _decoded(data: bytes, value_start: int, end: int) -> object:
