@@ -8,10 +8,19 @@ import pytest
 from tests.spark.support import readings
 
 from tidegate.model.errors import EventHubReplacedError, FencedError
+from tidegate.processor import GroupKey, Lease
 from tidegate.spark.journal import journalled_offset
 from tidegate.spark.offsets import StreamOffset
 from tidegate.spark.ownership import Claim, checkpoint_positions, claim_checkpoints
-from tidegate.sql import ConsumerKey, Database, EventPlace, PartitionRows, commit_partition_batch
+from tidegate.sql import (
+    ConsumerKey,
+    Database,
+    EventPlace,
+    PartitionRows,
+    SqlStore,
+    UnitOfWork,
+    commit_partition_batch,
+)
 
 _CONSUMER = ConsumerKey("readings")
 _CREATED_AT_MS = 1_700_000_000_000
@@ -77,6 +86,21 @@ def test_an_earlier_claim_commits_nothing_more(database: Database) -> None:
     assert _commit(database, second, 5, 8) == 3
     with pytest.raises(FencedError, match="lease epoch"):
         _commit(database, first, 5, 8)
+
+
+async def test_a_host_that_was_paused_before_its_first_commit_is_shut_out(database: Database) -> None:
+    """A lease's epoch is not yet in the checkpoint then: the claim goes above it all the same."""
+    store = SqlStore(database)
+    group = GroupKey("localhost", "readings", "$Default")
+    held: Lease | None = None
+    for _ in range(3):
+        held = await store.acquire(group, "0", "host", expected=held)
+    assert held is not None
+    claim = _claim(database)
+    assert claim.lease_epoch > held.epoch
+    with UnitOfWork(database, _CONSUMER, lease_epoch=held.epoch) as unit, pytest.raises(FencedError):
+        unit.lock_checkpoint("0")
+    await store.close()
 
 
 def test_a_hub_made_anew_cannot_be_claimed(database: Database) -> None:

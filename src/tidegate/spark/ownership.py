@@ -3,6 +3,9 @@
 A claim raises the lease epoch of all partitions in one transaction, and every commit of a task carries its
 driver's epoch. A driver that was started later therefore shuts out the earlier one, wherever that one's tasks
 are at the moment; a task that Spark merely retried has the same epoch and finds its work done.
+
+The epoch is above those of Event Processor Hosts' leases, too: a host that was paused before its first commit
+is shut out.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from sqlalchemy import and_, func, select, update
 
 from tidegate.model.errors import EventHubReplacedError
 from tidegate.sql import CheckpointReader, ConsumerKey, Database, UnitOfWork
-from tidegate.sql.schema import checkpoint
+from tidegate.sql.schema import checkpoint, lease
 from tidegate.sql.unit_of_work import default_owner
 
 
@@ -57,8 +60,7 @@ def claim_checkpoints(
                     start_sequence_numbers[partition_id],
                     event_hub_created_at_ms=event_hub_created_at_ms,
                 )
-        highest = unit.connection.execute(select(func.max(row.lease_epoch)).where(mine)).scalar_one()
-        lease_epoch = (highest or 0) + 1
+        lease_epoch = _highest_epoch(unit) + 1
         changes = {
             "lease_epoch": lease_epoch,
             "owner": owner,
@@ -73,6 +75,20 @@ def claim_checkpoints(
         event_hub_created_at_ms,
         {key: number for key, number in starts if number is not None},
     )
+
+
+def _highest_epoch(unit: UnitOfWork) -> int:
+    """The highest epoch that any owner of this group ever had; 0 where there was none."""
+    epochs = [
+        unit.connection.execute(
+            select(func.max(epoch)).where(
+                table.c.event_hub == unit.consumer.event_hub,
+                table.c.consumer_group == unit.consumer.consumer_group,
+            )
+        ).scalar_one()
+        for table, epoch in ((checkpoint, checkpoint.c.lease_epoch), (lease, lease.c.epoch))
+    ]
+    return max(epoch or 0 for epoch in epochs)
 
 
 def checkpoint_positions(
