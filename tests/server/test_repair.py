@@ -101,3 +101,36 @@ def test_a_reader_of_damaged_events_ends_with_one_clear_error(operator: _Operato
         assert operator.run("send", "hub", "--partition", "0", lines="fourth")[0] == 0
         _, out, _ = operator.run("receive", "hub", "--no-follow", "--body", "--partition", "1")
         assert out.split() == ["other"]
+
+
+def test_a_damaged_catalog_is_told_with_the_logs(operator: _Operator) -> None:
+    """A check finds a catalog that does not parse, is missing, or names logs that are not there: a service
+    would refuse to start, or start as if it were new."""
+    catalog = operator.data / "catalog.json"
+    sound = catalog.read_bytes()
+
+    def check() -> tuple[int, list[dict[str, object]], str]:
+        code, out, told = operator.run("check", str(operator.data), "--json")
+        return code, json.loads(out), told
+
+    assert check()[:2] == (0, [])
+    catalog.write_bytes(sound[: len(sound) // 2])
+    code, (damage,), told = check()
+    assert (code, damage["file"]) == (4, str(catalog))
+    assert "backup" in told
+    key = json.loads(sound)["policies"][0]["key"]
+    assert key not in str(damage) + told
+    # A repair of the logs does not make the catalog well.
+    assert operator.run("check", str(operator.data), "--repair")[0] == 4
+    catalog.unlink()
+    code, (damage,), _ = check()
+    assert code == 4
+    assert "missing" in str(damage["damage"])
+    assert not catalog.exists()
+    catalog.write_bytes(sound)
+    (log,) = operator.data.glob("logs/*/1")
+    log.rename(operator.data / "elsewhere")
+    code, (damage,), _ = check()
+    assert (code, damage["file"]) == (4, str(log))
+    (operator.data / "elsewhere").rename(log)
+    assert check()[0] == 0

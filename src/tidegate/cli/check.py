@@ -14,6 +14,7 @@ from tidegate.cli.render import Output
 from tidegate.model.errors import NotFoundError
 
 if TYPE_CHECKING:
+    from tidegate.broker.catalog_check import CatalogDamage
     from tidegate.storage.check import CheckReport, Damage
 
 _COLUMNS = ("file", "position", "damage", "lost_from", "lost_until", "set_aside")
@@ -32,33 +33,45 @@ def check(
         ),
     ] = False,
 ) -> None:
-    """Read all logs of a data directory and verify every checksum.
+    """Read the catalog and all logs of a data directory, and verify every checksum.
 
     Each damage is listed with the half-open range of sequence numbers that it costs. Exit code 4 if there is
-    damage and it was not repaired.
+    damage and it was not repaired. A damaged catalog cannot be repaired: it comes back from a backup.
 
     \b
     Examples:
       tidegate check ./log
       tidegate check ./log --repair
     """
+    from tidegate.broker.catalog_check import check_catalog
     from tidegate.storage.check import check_log_directory
 
     try:
         report = check_log_directory(directory, repair=repair)
+        catalog_damages = check_catalog(directory)
     except FileNotFoundError as error:
         raise NotFoundError(
             f"{directory} holds no service's data.",
             next_step="Name the directory that `tidegate serve --data-dir` uses.",
         ) from error
-    if report.damages or not output.is_table:
-        output.records((_record(damage) for damage in report.damages), columns=_COLUMNS, title="Damage")
-    sys.stderr.write(_summary(report))
+    records = [*map(_catalog_record, catalog_damages), *map(_record, report.damages)]
+    if records or not output.is_table:
+        output.records(records, columns=_COLUMNS, title="Damage")
+    sys.stderr.write(_summary(report, is_catalog_sound=not catalog_damages))
     if not report.is_sound and not report.is_repaired:
         raise CheckFailedError(
-            f"{len(report.damages)} damages found.",
+            f"{len(records)} damages found.",
             next_step=f"`tidegate check {directory} --repair` keeps everything that is intact.",
         )
+    if catalog_damages:
+        raise CheckFailedError(
+            f"{len(catalog_damages)} damages of the catalog found.",
+            next_step="Restore catalog.json from a backup; intact logs need nothing.",
+        )
+
+
+def _catalog_record(damage: CatalogDamage) -> dict[str, object]:
+    return {"file": str(damage.path), "damage": damage.description}
 
 
 def _record(damage: Damage) -> dict[str, object]:
@@ -73,7 +86,7 @@ def _record(damage: Damage) -> dict[str, object]:
     }
 
 
-def _summary(report: CheckReport) -> str:
+def _summary(report: CheckReport, *, is_catalog_sound: bool) -> str:
     lines = [
         f"Read {report.bytes_read / 1e6:,.1f} MB: {report.events:,} events in {report.batches:,} batches, "
         f"{report.segments:,} segments, {report.partitions:,} partitions."
@@ -86,6 +99,6 @@ def _summary(report: CheckReport) -> str:
     lines += [f"{path}: a file where a directory belongs; nobody reads it." for path in report.strays]
     if report.is_repaired:
         lines.append(f"Repaired {len(report.damages)} damages.")
-    elif report.is_sound:
+    elif report.is_sound and is_catalog_sound:
         lines.append("All of it is sound.")
     return "\n".join(lines) + "\n"

@@ -1,0 +1,58 @@
+"""Whether a data directory's catalog can be read and fits the logs beside it. Writes nothing.
+
+A repair is not offered: the catalog holds keys and names that nothing else knows, so only a backup brings
+them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidegate.broker.catalog import CATALOG_NAME, Catalog
+from tidegate.model.errors import LogCorruptError
+from tidegate.storage.files import OsFiles
+from tidegate.storage.log_manager import LOGS_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogDamage:
+    """Something that is wrong with the catalog, or between it and the logs."""
+
+    path: Path
+    description: str
+
+
+def check_catalog(data_directory: Path) -> list[CatalogDamage]:
+    """Everything that is wrong with the catalog of ``data_directory``; empty where it is sound.
+
+    A directory without logs and without a catalog is sound: no service has started there yet. Raises OSError.
+    """
+    return list(_damages(data_directory))
+
+
+def _damages(data_directory: Path) -> Iterator[CatalogDamage]:
+    path = data_directory / CATALOG_NAME
+    logs_directory = data_directory / LOGS_NAME
+    kept = {entry.name for entry in logs_directory.iterdir() if entry.is_dir()}
+    if not path.exists():
+        if kept:
+            yield CatalogDamage(
+                path,
+                f"the catalog is missing and {len(kept)} event hubs' logs are there: a service would start "
+                "with no event hub and a new key",
+            )
+        return
+    try:
+        contents = Catalog.open(OsFiles(), data_directory).contents
+    except LogCorruptError as error:
+        yield CatalogDamage(path, error.message)
+        return
+    for hub in contents.event_hubs:
+        for partition_id in map(str, range(hub.partition_count)):
+            directory = logs_directory / hub.hub_id / partition_id
+            if not directory.is_dir():
+                yield CatalogDamage(
+                    directory, f"the log of partition {partition_id} of the event hub {hub.name!r} is missing"
+                )
