@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 EVENT_BYTES_MAX: Final = 1_048_576
@@ -29,3 +32,76 @@ RETENTION_HOURS_MAX: Final = 2160
 
 DEFAULT_CONSUMER_GROUP: Final = "$Default"
 """The consumer group that every hub has from the start; its name is Event Hubs' own."""
+
+EVENT_BYTES_MIN: Final = 1024
+"""The lowest limit on events that a hub can be given, in bytes (our choice: room for an event's envelope)."""
+
+POLICIES_MAX: Final = 12
+"""Policies per namespace and per hub (authorization rules; Azure "Event Hubs quotas", 2026-09)."""
+
+POLICY_NAME_CHARACTERS_MAX: Final = 50
+"""Length of a policy's name in characters (Azure "Naming rules and restrictions", authorizationRules, 2026-09)."""
+
+POLICY_KEY_CHARACTERS_MIN: Final = 8
+POLICY_KEY_CHARACTERS_MAX: Final = 256
+"""Length of a key that somebody chooses, in characters (our choice; one made by the service has 44)."""
+
+PUBLISHER_NAME_CHARACTERS_MAX: Final = 128
+"""Length of a publisher's name in characters: it is the partition key of the publisher's events."""
+
+REVOKED_PUBLISHERS_MAX: Final = 10_000
+"""Publishers revoked per hub at a time (our choice: the catalog stays a small file)."""
+
+
+class Tier(Enum):
+    """The tier of Event Hubs whose limits a namespace keeps."""
+
+    BASIC = "Basic"
+    STANDARD = "Standard"
+    PREMIUM = "Premium"
+    DEDICATED = "Dedicated"
+
+
+@dataclass(frozen=True, slots=True)
+class TierLimits:
+    """What differs between the tiers."""
+
+    event_bytes_max: int
+    """Largest event or batch, encoded, in bytes; a hub may be given less."""
+    partitions_max: int
+    """Partitions per hub."""
+    consumer_groups_max: int
+    """Consumer groups per hub, ``$Default`` included."""
+    retention_hours_max: int
+    """Hours that events are kept, at most."""
+
+    @property
+    def retention_hours_default(self) -> int:
+        """Hours that events are kept where nobody says for how long."""
+        return min(RETENTION_HOURS_DEFAULT, self.retention_hours_max)
+
+
+TIER_LIMITS: Final[Mapping[Tier, TierLimits]] = {
+    Tier.BASIC: TierLimits(262_144, 32, 1, 24),
+    Tier.STANDARD: TierLimits(EVENT_BYTES_MAX, 32, 20, 168),
+    Tier.PREMIUM: TierLimits(EVENT_BYTES_MAX, 100, 100, RETENTION_HOURS_MAX),
+    Tier.DEDICATED: TierLimits(EVENT_BYTES_MAX, PARTITIONS_MAX, CONSUMER_GROUPS_MAX, RETENTION_HOURS_MAX),
+}
+"""What a namespace of each tier allows, at most (Azure "Event Hubs quotas", Basic vs. Standard vs. Premium vs.
+Dedicated, 2026-09). Not taken over: the numbers of hubs and of connections, and the 20 MB of Dedicated's
+large messages."""
+
+TIER_DEFAULT: Final = Tier.DEDICATED
+"""The tier of a namespace whose owner chose none (our choice: a machine of one's own is not shared)."""
+
+CAPTURE_SIZE_WINDOW_BYTES_MIN: Final = 10_485_760
+CAPTURE_SIZE_WINDOW_BYTES_MAX: Final = 524_288_000
+CAPTURE_SIZE_WINDOW_BYTES_DEFAULT: Final = 314_572_800
+"""Bytes of events after which Capture closes a file (Azure REST "CaptureDescription", sizeLimitInBytes,
+2024-01-01; the default is the portal's 300 MB)."""
+
+CAPTURE_TIME_WINDOW_S_MIN: Final = 60
+CAPTURE_TIME_WINDOW_S_MAX: Final = 900
+CAPTURE_TIME_WINDOW_S_DEFAULT: Final = 300
+"""Seconds after which Capture closes a file (Azure REST "CaptureDescription", intervalInSeconds, 2024-01-01;
+the default is the portal's 5 minutes)."""

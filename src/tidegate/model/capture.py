@@ -1,0 +1,153 @@
+"""What Capture is told about one event hub, as one frozen, validated value.
+
+The rule: no secrets in here. The catalog keeps these settings as they are; how to get into a storage account
+comes from the service's environment (see docs/concepts/capture.md).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Final
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.limits import (
+    CAPTURE_SIZE_WINDOW_BYTES_DEFAULT,
+    CAPTURE_SIZE_WINDOW_BYTES_MAX,
+    CAPTURE_SIZE_WINDOW_BYTES_MIN,
+    CAPTURE_TIME_WINDOW_S_DEFAULT,
+    CAPTURE_TIME_WINDOW_S_MAX,
+    CAPTURE_TIME_WINDOW_S_MIN,
+)
+
+NAME_FIELDS: Final = (
+    "Namespace",
+    "EventHub",
+    "PartitionId",
+    "Year",
+    "Month",
+    "Day",
+    "Hour",
+    "Minute",
+    "Second",
+)
+"""What a name format is made of: "all the parameters (Namespace,EventHub .. etc) are mandatory irrespective
+of order" (Azure REST "EventHubDestination", archiveNameFormat, 2024-01-01)."""
+
+NAME_FORMAT_DEFAULT: Final = "/".join(f"{{{field}}}" for field in NAME_FIELDS)
+"""``{Namespace}/{EventHub}/{PartitionId}/{Year}/{Month}/{Day}/{Hour}/{Minute}/{Second}``."""
+
+_NAME_CHARACTERS_MAX = 400
+"""Our choice: leaves room for a hub's name of 256 characters in the 1,024 that a blob's name may have."""
+_FIELD = re.compile(r"\{([^{}]*)\}")
+_LITERAL = re.compile(r"[A-Za-z0-9._=/-]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureSettings:
+    """Where Capture writes a hub's events, and when it closes a file: at the first of size and time.
+
+    Raises InvalidArgumentError, naming the setting, for a value out of its range.
+    """
+
+    destination: str
+    """A directory of the service's machine (an absolute path or ``file:///…``), or a URL that fsspec knows,
+    such as ``abfs://container@account.dfs.core.windows.net/folder`` or ``s3://bucket/folder``."""
+    is_enabled: bool = True
+    """False: paused; once enabled again it goes on where it stopped."""
+    size_window_bytes: int = CAPTURE_SIZE_WINDOW_BYTES_DEFAULT
+    """Bytes of events, as stored, after which a file is closed: 10 MB to 500 MB."""
+    time_window_s: int = CAPTURE_TIME_WINDOW_S_DEFAULT
+    """Seconds of enqueued time that one file covers at most: 60 to 900."""
+    is_empty_skipped: bool = False
+    """False: a time window without events leaves a file without events, as a sign of life."""
+    name_format: str = NAME_FORMAT_DEFAULT
+    """Holds each of ``NAME_FIELDS`` in braces, once or more, in any order; ``.avro`` is added."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("size_window_bytes", CAPTURE_SIZE_WINDOW_BYTES_MIN, CAPTURE_SIZE_WINDOW_BYTES_MAX),
+            ("time_window_s", CAPTURE_TIME_WINDOW_S_MIN, CAPTURE_TIME_WINDOW_S_MAX),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise InvalidArgumentError(
+                    f"The capture setting {name} is {value!r}; {low} to {high} are allowed."
+                )
+        _check_destination(self.destination)
+        _check_name_format(self.name_format)
+
+    def to_mapping(self) -> dict[str, object]:
+        """As plain values for JSON, every setting by its name."""
+        return asdict(self)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, object]) -> CaptureSettings:
+        """The settings that ``to_mapping`` gave; what is missing has its default.
+
+        Raises InvalidArgumentError for an unknown name, a wrong type or a value out of its range.
+        """
+        kinds = {field.name: _KINDS[str(field.type)] for field in fields(cls)}
+        for name, value in values.items():
+            if name not in kinds:
+                raise InvalidArgumentError(
+                    f"Unknown capture setting {name!r}.", next_step=f"Known: {', '.join(kinds)}."
+                )
+            if type(value) is not kinds[name]:
+                raise InvalidArgumentError(
+                    f"The capture setting {name} is a {kinds[name].__name__}, not {value!r}."
+                )
+        if "destination" not in values:
+            raise InvalidArgumentError(
+                "The capture setting destination is missing.", next_step="Name a directory or a URL."
+            )
+        return cls(**values)  # type: ignore[arg-type]  # each was checked above
+
+
+_KINDS: dict[str, type] = {"str": str, "bool": bool, "int": int}
+
+
+def _check_destination(destination: str) -> None:
+    scheme, separator, rest = destination.partition("://")
+    if separator:
+        is_meant = bool(scheme) and bool(rest.strip("/")) and (scheme != "file" or rest.startswith("/"))
+    else:
+        is_meant = destination.startswith("/") and not destination.isspace()
+    if not is_meant or "\x00" in destination or "?" in destination:
+        raise InvalidArgumentError(
+            f"The capture destination {destination[:200]!r} is neither an absolute path nor a URL without a "
+            "query.",
+            next_step="Give /a/directory, or a URL such as abfs://container@account.dfs.core.windows.net/folder.",
+        )
+    user = rest.partition("/")[0].rpartition("@")[0] if separator else ""
+    if ":" in user:
+        # The text would be quoted in logs and kept in the catalog: it is not repeated here.
+        raise InvalidArgumentError(
+            "The capture destination holds a password.",
+            next_step="Give credentials to the service by its environment.",
+        )
+
+
+def _check_name_format(name_format: str) -> None:
+    named = _FIELD.findall(name_format)
+    missing = [name for name in NAME_FIELDS if name not in named]
+    unknown = [name for name in named if name not in NAME_FIELDS]
+    literal = _FIELD.sub("", name_format)
+    segments = _FIELD.sub("x", name_format).split("/")
+    problem = ""
+    if missing:
+        problem = f"lacks {{{missing[0]}}}"
+    elif unknown:
+        problem = f"has the unknown field {{{unknown[0][:40]}}}"
+    elif _LITERAL.fullmatch(literal) is None:
+        problem = "has characters other than letters, digits, '.', '_', '=', '-' and '/' between its fields"
+    elif any(segment in ("", ".", "..") for segment in segments):
+        problem = "has an empty part, or one that leaves its folder"
+    elif len(name_format) > _NAME_CHARACTERS_MAX:
+        problem = f"has more than {_NAME_CHARACTERS_MAX} characters"
+    if problem:
+        raise InvalidArgumentError(
+            f"The capture name format {name_format[:200]!r} {problem}.",
+            next_step=f"Use every field in braces, as in {NAME_FORMAT_DEFAULT}.",
+        )
