@@ -35,7 +35,8 @@ _REPORT_S: Final = 2.0
 _FAULTS_UNTIL_SHARE: Final = 0.9
 """Faults go on until so much is processed: afterwards there is not enough work left to disturb."""
 _AWAKE_MIN: Final = 2
-_STOP_S: Final = 30.0
+_STOP_S: Final = 60.0
+"""A COMMIT whose answer was lost is asked for 15 s before a host closes its partition."""
 _COMMIT: Final = b"COMMIT\0"
 """As psycopg sends it: a Parse or Query message's text ends in a zero byte."""
 

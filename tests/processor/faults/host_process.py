@@ -82,9 +82,7 @@ async def run(settings: HostSettings) -> None:
         CONSUMER_GROUP,
         settings.connection_string,
         store,
-        options=EventProcessorOptions(
-            max_batch_size=500, receive_timeout_s=5.0, on_exception=report, close_timeout_s=5.0
-        ),
+        EventProcessorOptions(max_batch_size=500, on_exception=report),
         manager_options=PartitionManagerOptions(
             lease_duration_s=settings.lease_duration_s, renew_interval_s=settings.lease_duration_s / 3
         ),

@@ -82,8 +82,11 @@ async def test_hosts_close_their_partitions_while_the_database_refuses(
         around.proxy.refuse()
         around.proxy.cut_now()
         began = time.monotonic()
+        journal = cluster.folder / "journal"
         await wait_until(
-            lambda: set(last_words(cluster.folder / "journal").values()) == {"close"}, WAIT_S, cluster.logs
+            lambda: set(last_words(journal).values()) == {"close"},
+            WAIT_S,
+            lambda: f"{last_words(journal)}\n{cluster.logs()}",
         )
         await pass_time(began + OUTAGE_S - time.monotonic())
         around.proxy.refuse(False)
