@@ -97,7 +97,7 @@ class Host:
         self.cluster = cluster
         self.name = name
         self.process: Process = cluster.world.make_process()
-        self.store = Line(cluster.memory, cluster.world)
+        self.store = Line(cluster.memory, cluster.world, self.process)
         self.pumps = Pumps(cluster, name)
         self.errors: list[tuple[Exception, str | None]] = []
         self.manager = PartitionManager(
@@ -126,7 +126,7 @@ class Line:
 
     has_epochs = True
 
-    def __init__(self, store: MemoryStore, world: World) -> None:
+    def __init__(self, store: MemoryStore, world: World, process: Process) -> None:
         self.store = store
         self.calls: Counter[str] = Counter()
         self.is_refusing = False
@@ -135,7 +135,10 @@ class Line:
         """By call: added on the way there, and again on the way back."""
         self.answers_lost = 0
         """How many calls will be performed and fail all the same."""
+        self.renewals_wait_until_s = 0.0
+        """Renewals are performed then, one after the other, even those that nobody waits for any more."""
         self._world = world
+        self._process = process
 
     async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
         await self._go("list")
@@ -153,7 +156,7 @@ class Line:
 
     async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
         await self._go("renew")
-        answer = await self.store.renew(group, leases)
+        answer = await asyncio.shield(self._process.start(self._renew_in_turn(group, leases)))
         await self._wait("renew", is_answer=True)
         return answer
 
@@ -161,6 +164,13 @@ class Line:
         await self._go("release")
         await self.store.release(group, leases)
         await self._wait("release", is_answer=True)
+
+    async def _renew_in_turn(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
+        """As in a thread: whoever asked may have gone away."""
+        turn_s = self.renewals_wait_until_s + self.calls["renew"] / 1000
+        if self.renewals_wait_until_s:
+            await asyncio.sleep(max(0.0, turn_s - self._world.now))
+        return await self.store.renew(group, leases)
 
     async def _go(self, what: str) -> None:
         self.calls[what] += 1

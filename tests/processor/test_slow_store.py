@@ -117,6 +117,21 @@ def test_closing_waits_for_the_call_that_is_under_way(world: World, what: str) -
     assert host.errors == []
 
 
+def test_a_renewal_that_is_performed_late_costs_no_lease(world: World) -> None:
+    """It stood behind a long transaction, was given up and sent again: the first one makes the second's
+    versions old, and that is no theft."""
+    cluster = Cluster(world, 4)
+    host = cluster.join("a")
+    cluster.wait_until_even()
+    wait_for_call(host, "renew")
+    world.run_for(1)
+    host.store.renewals_wait_until_s = world.now + 2 * RENEW_INTERVAL_S + 2
+    cluster.assert_rest(3 * LEASE_DURATION_S)
+    assert len(host.errors) == 1
+    assert {lease.epoch for lease in host.manager.leases.values()} == {1}
+    cluster.assert_sound()
+
+
 def test_many_acquisitions_do_not_keep_leases_from_being_renewed(world: World) -> None:
     """A store that needs a second for each call: the host renews in between, and takes the rest later."""
     cluster = Cluster(world, 32)

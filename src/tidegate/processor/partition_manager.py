@@ -187,8 +187,18 @@ class PartitionManager:
 
     async def _renew(self) -> None:
         """Renew all leases in one call, and give up those that somebody else has."""
+        is_doubtful = self._is_renewal_unknown
+        if is_doubtful:
+            await self._look(timeout_s=self._options.renew_interval_s)
+        await self._renew_held(is_doubtful=is_doubtful)
         if self._is_renewal_unknown:
             await self._look(timeout_s=self._options.renew_interval_s)
+            await self._renew_held(is_doubtful=False)
+
+    async def _renew_held(self, *, is_doubtful: bool) -> None:
+        """is_doubtful: an earlier renewal that was given up may have been performed just before this one, so
+        that a lease which is missing in the answer need not be lost.
+        """
         async with self._lock:
             held = dict(self._leases)
             sent = self._clock.monotonic()
@@ -199,17 +209,18 @@ class PartitionManager:
                     self._store.renew(self._group, list(held.values())),
                     timeout_s=self._options.renew_interval_s,
                 )
-            self._is_renewal_unknown = False
-            self._next_renewal = sent + self._options.renew_interval_s
+            self._is_renewal_unknown = is_doubtful and not held.keys() <= renewed.keys()
+            if not self._is_renewal_unknown:
+                self._next_renewal = sent + self._options.renew_interval_s
             for partition_id, old in held.items():
                 if self._leases.get(partition_id) is not old:
                     continue  # the guard gave it up meanwhile
                 lease = renewed.get(partition_id)
-                if lease is None:
-                    self._lose(partition_id)
-                else:
+                if lease is not None:
                     self._hold(lease, sent)
                     self._control.lease_renewed(lease)
+                elif not self._is_renewal_unknown:
+                    self._lose(partition_id)
 
     async def _balance(self) -> float:
         """Look at the group, take what is to be taken, and return how long to wait for the next look."""
