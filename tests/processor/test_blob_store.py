@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -263,6 +264,13 @@ async def test_a_container_url_with_a_signature_is_enough(azurite: AzuriteServer
     assert dict((await store.list_leases(GROUP)).leases) == {"0": lease}
     assert signature not in repr(store)
     await store.close()
+
+
+def test_a_container_url_that_is_wrong_is_not_told() -> None:
+    """A signature is as good as a key: neither the error nor what is behind it shows it."""
+    with pytest.raises(InvalidArgumentError) as caught:
+        BlobStore.from_container_url("https:///checkpoints?sv=2024&sig=SECRET")
+    assert "SECRET" not in "".join(traceback.format_exception(caught.value))
 
 
 async def test_a_closed_store_says_so(store: BlobStore) -> None:

@@ -108,8 +108,12 @@ class BlobStore:
                 connection_timeout=_TIMEOUT_S,
                 read_timeout=_TIMEOUT_S,
             )
-        except ValueError as exc:
-            raise InvalidArgumentError(f"This is no URL of a blob container: {exc}") from exc
+        except ValueError:
+            # Azure's own words, the cause included, would hold the URL, and so its signature.
+            raise InvalidArgumentError(
+                "This is no URL of a blob container.",
+                next_step="Write https://ACCOUNT.blob.core.windows.net/CONTAINER?SIGNATURE.",
+            ) from None
         return cls._owning(client, fully_qualified_namespace)
 
     @classmethod
