@@ -26,6 +26,8 @@ def _table() -> ProducerTable:
         (ProducerBatch(1, 4, 0), 1, None),
         (ProducerBatch(1, 4, 6), 1, None),
         (ProducerBatch(2, 0, 0), 1, None),
+        (ProducerBatch(2, 0, 43, is_start=True), 1, None),
+        (ProducerBatch(1, 4, 43, is_start=True), 1, None),
     ],
 )
 def test_the_next_batch_and_repeats(batch: ProducerBatch, count: int, expected: AppendResult | None) -> None:
@@ -42,6 +44,8 @@ def test_the_next_batch_and_repeats(batch: ProducerBatch, count: int, expected: 
         (ProducerBatch(1, 3, 2), 4, OutOfOrderSequenceError),
         (ProducerBatch(1, 4, 3), 1, OutOfOrderSequenceError),
         (ProducerBatch(9, 0, 5), 1, OutOfOrderSequenceError),
+        (ProducerBatch(1, 3, 43, is_start=True), 1, OutOfOrderSequenceError),
+        (ProducerBatch(1, 2, 6, is_start=True), 1, ProducerEpochStolenError),
         (ProducerBatch(1, 2, 6), 1, ProducerEpochStolenError),
     ],
 )

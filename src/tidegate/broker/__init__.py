@@ -4,10 +4,18 @@ Faces import from here (they may not import ``tidegate.storage``); everything ru
 """
 
 from tidegate.broker.authorization import ROOT_POLICY_NAME, Authorizer, Claim, Grant, SharedAccessPolicy
-from tidegate.broker.event_hub import EventHub, EventHubDescription, EventHubStatistics
+from tidegate.broker.event_hub import (
+    UNCHANGED,
+    EventHub,
+    EventHubDescription,
+    EventHubStatistics,
+    Unchanged,
+)
 from tidegate.broker.namespace import Broker
 from tidegate.broker.partition import Partition, PartitionRuntimeInformation
+from tidegate.broker.producers import OnProducerStolen, ProducerHandle
 from tidegate.broker.receivers import OnStolen, ReceiverHandle
+from tidegate.broker.throttling import Throughput, ThroughputStatistics
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch
 
 __all__ = [
@@ -19,6 +27,8 @@ __all__ = [
     "PartitionRuntimeInformation",
     "ReceiverHandle",
     "OnStolen",
+    "ProducerHandle",
+    "OnProducerStolen",
     "RecordBatch",
     "AppendResult",
     "ProducerBatch",
@@ -27,4 +37,8 @@ __all__ = [
     "Grant",
     "SharedAccessPolicy",
     "ROOT_POLICY_NAME",
+    "Throughput",
+    "ThroughputStatistics",
+    "Unchanged",
+    "UNCHANGED",
 ]

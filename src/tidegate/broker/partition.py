@@ -1,4 +1,4 @@
-"""One partition of an event hub: the log behind it, its receivers, and the places in it.
+"""One partition of an event hub: the log behind it, its receivers and producers, and the places in it.
 
 Everything is called on the event loop; what may wait is an awaitable, what ends in ``_nowait`` never waits.
 """
@@ -10,10 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from tidegate.broker.producers import OnProducerStolen, ProducerHandle, ProducerRegistry
 from tidegate.broker.receivers import OnStolen, ReceiverHandle, ReceiverRegistry
+from tidegate.broker.throttling import Throughput
 from tidegate.model.clock import Clock
-from tidegate.model.errors import EventTooLargeError, InvalidArgumentError, PositionOutOfRangeError
-from tidegate.model.limits import EVENT_BYTES_MAX
+from tidegate.model.errors import (
+    EventTooLargeError,
+    InvalidArgumentError,
+    PositionOutOfRangeError,
+    ServerBusyError,
+)
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.storage.partition_log import PartitionLog
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch
@@ -54,6 +60,9 @@ class Partition:
         log: PartitionLog,
         clock: Clock,
         find_consumer_group: Callable[[str], str],
+        *,
+        throughput: Throughput,
+        find_event_bytes_max: Callable[[], int],
     ) -> None:
         self.event_hub = event_hub
         self.partition_id = partition_id
@@ -61,8 +70,15 @@ class Partition:
         self._clock = clock
         self._find_consumer_group = find_consumer_group
         self._registries: dict[str, ReceiverRegistry] = {}
+        self._producers = ProducerRegistry(log.producer_state)
         self._delivered_events = 0
         self._delivered_bytes = 0
+        self._throughput = throughput
+        self._find_event_bytes_max = find_event_bytes_max
+        self.incoming_requests = 0
+        """Batches that were offered since the start, refused ones included."""
+        self.throttled_requests = 0
+        """Those refused because the namespace's throughput units were used up."""
 
     async def append(
         self, payload: bytes | memoryview, lengths: Sequence[int], *, producer: ProducerBatch | None = None
@@ -84,14 +100,22 @@ class Partition:
         """As ``append``, without a task: queue the batch and return the future of its result.
 
         Batches are stored in the order of the calls. EventTooLargeError, InvalidArgumentError,
-        ServerBusyError and ClosedError are raised here, the others come through the future.
+        ServerBusyError and ClosedError are raised here, the others come through the future. A batch over the
+        namespace's throughput units is refused here, so nobody above has to ask.
         """
-        if len(payload) - _ENVELOPE_BYTES_PER_EVENT * len(lengths) > EVENT_BYTES_MAX:
+        self.incoming_requests += 1
+        bytes_max = self._find_event_bytes_max()
+        if len(payload) - _ENVELOPE_BYTES_PER_EVENT * len(lengths) > bytes_max:
             raise EventTooLargeError(
                 f"The received message (size {len(payload)} bytes) exceeds the limit "
-                f"({EVENT_BYTES_MAX} bytes) currently allowed on the link.",
+                f"({bytes_max} bytes) currently allowed on the link.",
                 next_step="Send fewer events per batch, or smaller ones.",
             )
+        try:
+            self._throughput.admit_ingress(len(lengths), len(payload))
+        except ServerBusyError:
+            self.throttled_requests += 1
+            raise
         now_ms = _to_ms(self._clock.now_utc())
         return self._log.append_nowait(payload, lengths, enqueued_time_ms=now_ms, producer=producer)
 
@@ -206,6 +230,28 @@ class Partition:
         if registry is None:
             registry = self._registries[group] = ReceiverRegistry(group)
         return registry.open(name=name, owner_level=owner_level, on_stolen=on_stolen)
+
+    async def open_producer(
+        self,
+        *,
+        producer_id: int | None,
+        epoch: int | None,
+        last_sequence_number: int | None,
+        on_stolen: OnProducerStolen,
+    ) -> ProducerHandle:
+        """Admit an idempotent producer; close the handle when its link ends.
+
+        What is None is filled in; see ``broker.producers``. ``on_stolen`` is called at most once, from within
+        the call that steals, and must not raise.
+        Raises InvalidArgumentError (a number out of range), ProducerEpochStolenError, ClosedError.
+        Cancellation: the producer is not attached.
+        """
+        return await self._producers.open(
+            producer_id=producer_id,
+            epoch=epoch,
+            last_sequence_number=last_sequence_number,
+            on_stolen=on_stolen,
+        )
 
     def receivers(self) -> list[ReceiverHandle]:
         """The receivers open now, of all consumer groups."""

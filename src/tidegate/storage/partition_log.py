@@ -18,6 +18,7 @@ from tidegate.model.errors import ClosedError, LogFailedError, TidegateError
 from tidegate.storage.group_commit import GroupCommit
 from tidegate.storage.log_view import LogView
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
+from tidegate.storage.producers import ProducerState
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch, encode_lengths
 from tidegate.storage.segment import Segment, corrupt_error, iter_headers
 from tidegate.storage.segment_reader import SegmentCache, read_batches
@@ -112,6 +113,17 @@ class PartitionLog:
         return await self.append_nowait(
             payload, lengths, enqueued_time_ms=enqueued_time_ms, producer=producer
         )
+
+    async def producer_state(self, producer_id: int) -> ProducerState | None:
+        """What is known of an idempotent producer once all appends queued so far are decided; None: nothing.
+
+        Raises ClosedError. Cancellation: leaves no trace.
+        """
+        if self.is_closed:
+            raise closed_error()
+        state = await self._commit.put_command(partial(self.writer.producer_state, producer_id))
+        assert state is None or isinstance(state, ProducerState)
+        return state
 
     # -- bounds
 

@@ -267,6 +267,10 @@ class PartitionWriter:
             last.result.enqueued_time_ms,
         )
 
+    def producer_state(self, producer_id: int) -> ProducerState | None:
+        """What is known of an idempotent producer after all that was written so far; None: nothing."""
+        return self._producers.get(producer_id)
+
     # -- segments
 
     def _roll(self) -> None:

@@ -53,6 +53,10 @@ class ProducerTable:
         """A copy, by producer id."""
         return dict(self._states)
 
+    def get(self, producer_id: int) -> ProducerState | None:
+        """What is known of one producer; None: nothing."""
+        return self._states.get(producer_id)
+
     def check(self, batch: ProducerBatch, count: int) -> AppendResult | None:
         """None where the batch of ``count`` events comes next; where it lies if it is stored already.
 
@@ -61,7 +65,7 @@ class ProducerTable:
         """
         state = self._states.get(batch.producer_id)
         if state is None:
-            if batch.sequence == 0:
+            if batch.sequence == 0 or batch.is_start:
                 return None
             raise OutOfOrderSequenceError(
                 f"The producer {batch.producer_id} is not known here, and its batch begins with number "
@@ -74,7 +78,8 @@ class ProducerTable:
                 "not write any more.",
                 next_step="Another instance took over: stop this one, or start again as a new producer.",
             )
-        if batch.sequence == state.next_sequence or (batch.epoch > state.epoch and batch.sequence == 0):
+        is_beginning = batch.epoch > state.epoch and (batch.sequence == 0 or batch.is_start)
+        if batch.sequence == state.next_sequence or is_beginning:
             return None
         if batch.epoch == state.epoch:
             for stored in reversed(state.recent):

@@ -60,6 +60,9 @@ class ProducerBatch:
     """0..32767; a higher epoch of the same producer shuts out the lower ones."""
     sequence: int
     """Number of the batch's first event in this producer's count for this partition; wraps at 2**31."""
+    is_start: bool = False
+    """The producer said, before it sent anything, that its count goes on with this number. That is believed
+    where it is not known, or has a higher epoch than is known; otherwise its count must go on as usual."""
 
     def validate(self) -> None:
         """Raise InvalidArgumentError unless each number has its place in a batch header."""

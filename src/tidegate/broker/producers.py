@@ -1,0 +1,151 @@
+"""Idempotent producers that are attached to a partition: who goes on where, and who shuts out whom.
+
+What a producer does not say when it attaches is filled in; what it says is believed, as it alone knows which
+acknowledgement it has seen: a batch that it sends again is then recognised by its number (``storage``).
+
+    says                         gets
+    no producer id               a new one, that nobody has
+    no epoch                     the highest that is known of the producer; 0 where it is not known
+    an epoch                     that; lower than is known: refused; attached ones with a lower one: stolen
+    no last sequence number      the last that is stored; -1 where none is
+    a last sequence number       that
+
+Source of names and rules: @azure/event-hubs 6.0.4 (``eventHubSender``) and the design of .NET's idempotent
+producer (azure-sdk-for-net#13188, #18016: -1 where nothing was sent yet). Our choice: equal epochs do not
+steal from each other, so that a producer whose line was cut can come back while its old link is half open.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+
+from tidegate.model.errors import ProducerEpochStolenError
+from tidegate.storage.producers import SEQUENCE_MODULUS, ProducerState
+from tidegate.storage.record import ProducerBatch
+
+OnProducerStolen = Callable[[ProducerEpochStolenError], None]
+
+_PRODUCER_ID_BITS = 48
+"""Of ids that the service gives: enough that two never meet, and JavaScript's numbers hold them exactly."""
+
+_NOTHING_SENT = -1
+
+
+class ProducerHandle:
+    """One attached producer. ``close`` it when its link ends; closing twice is harmless."""
+
+    __slots__ = ("_on_stolen", "_registry", "epoch", "last_sequence_number", "producer_id", "stolen_error")
+
+    def __init__(
+        self, registry: ProducerRegistry, producer_id: int, epoch: int, on_stolen: OnProducerStolen
+    ) -> None:
+        self._registry: ProducerRegistry | None = registry
+        self._on_stolen = on_stolen
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.last_sequence_number = _NOTHING_SENT
+        """What it was told, or has said, when it attached: its first batch begins with the next number."""
+        self.stolen_error: ProducerEpochStolenError | None = None
+        """Why it may not send any more; None while it may."""
+
+    def batch(self, sequence: int) -> ProducerBatch:
+        """What identifies its batch whose first event has the number ``sequence``."""
+        first = (self.last_sequence_number + 1) % SEQUENCE_MODULUS
+        return ProducerBatch(self.producer_id, self.epoch, sequence, is_start=sequence == first)
+
+    def close(self) -> None:
+        """The producer is gone."""
+        if self._registry is not None:
+            self._registry._discard(self)
+            self._registry = None
+
+    def _steal(self, error: ProducerEpochStolenError) -> None:
+        self._registry = None
+        self.stolen_error = error
+        self._on_stolen(error)
+
+    def __repr__(self) -> str:
+        state = "stolen" if self.stolen_error else "attached" if self._registry else "closed"
+        return f"<ProducerHandle {self.producer_id} epoch={self.epoch} {state}>"
+
+
+class ProducerRegistry:
+    """The idempotent producers attached to one partition."""
+
+    def __init__(self, read_state: Callable[[int], Awaitable[ProducerState | None]]) -> None:
+        """read_state: what the log knows of a producer once all appends queued so far are decided."""
+        self._read_state = read_state
+        self._attached: dict[int, list[ProducerHandle]] = {}
+
+    async def open(
+        self,
+        *,
+        producer_id: int | None,
+        epoch: int | None,
+        last_sequence_number: int | None,
+        on_stolen: OnProducerStolen,
+    ) -> ProducerHandle:
+        """Admit a producer by the table above; whoever loses its place is told (``on_stolen``) at once.
+
+        Raises InvalidArgumentError (a number out of range), ProducerEpochStolenError (refused, or stolen from
+        while this waited for the log), ClosedError. Cancellation: the producer is not attached.
+        """
+        _check_numbers(producer_id, epoch, last_sequence_number)
+        if producer_id is None:
+            producer_id = secrets.randbits(_PRODUCER_ID_BITS)
+        # Lower epochs go first, so that nothing of theirs is queued behind the look into the log.
+        self._shut_out(producer_id, epoch)
+        handle = ProducerHandle(self, producer_id, epoch or 0, on_stolen)
+        self._attached.setdefault(producer_id, []).append(handle)
+        try:
+            state = await self._read_state(producer_id)
+            if handle.stolen_error is not None:
+                raise handle.stolen_error
+            if state is not None and epoch is not None and epoch < state.epoch:
+                raise _refused(producer_id, epoch, state.epoch)
+        except BaseException:
+            handle.close()
+            raise
+        if epoch is None:
+            others = [other.epoch for other in self._attached[producer_id]]
+            handle.epoch = max(*others, 0 if state is None else state.epoch)
+        if last_sequence_number is not None:
+            handle.last_sequence_number = last_sequence_number
+        elif state is not None:
+            handle.last_sequence_number = (state.next_sequence - 1) % SEQUENCE_MODULUS
+        return handle
+
+    def _shut_out(self, producer_id: int, epoch: int | None) -> None:
+        if epoch is None:
+            return
+        attached = self._attached.get(producer_id, [])
+        highest = max((other.epoch for other in attached), default=epoch)
+        if epoch < highest:
+            raise _refused(producer_id, epoch, highest)
+        losers = [other for other in attached if other.epoch < epoch]
+        for loser in losers:
+            self._discard(loser)
+        for loser in losers:
+            loser._steal(_refused(producer_id, loser.epoch, epoch))
+
+    def _discard(self, handle: ProducerHandle) -> None:
+        attached = self._attached[handle.producer_id]
+        attached.remove(handle)
+        if not attached:
+            del self._attached[handle.producer_id]
+
+
+def _check_numbers(producer_id: int | None, epoch: int | None, last_sequence_number: int | None) -> None:
+    # The ranges are those of a batch; a last number of -1 says that nothing was sent yet.
+    last = last_sequence_number
+    ProducerBatch(
+        producer_id or 0, epoch or 0, 0 if last is None or last == _NOTHING_SENT else last
+    ).validate()
+
+
+def _refused(producer_id: int, epoch: int, higher: int) -> ProducerEpochStolenError:
+    return ProducerEpochStolenError(
+        f"The producer {producer_id} has epoch {higher} by now; epoch {epoch} may not write any more.",
+        next_step="Another instance took over: stop this one, or start again as a new producer.",
+    )
