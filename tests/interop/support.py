@@ -61,19 +61,22 @@ _QUICK: dict[str, Any] = {"retry_total": 0, "retry_backoff_factor": 0.01, "socke
 
 
 def target_of(service: HubService, transport: str) -> SdkTarget:
-    """The target for ``plain`` (UseDevelopmentEmulator) or ``tls`` (verified, custom endpoint)."""
+    """The target for ``plain`` (UseDevelopmentEmulator), or by verified TLS ``tls`` or ``websocket``."""
     ready = service.ready
     if transport == "plain":
         assert ready.connection_string_plain is not None
         return SdkTarget(ready.connection_string_plain)
-    assert ready.amqps is not None
-    port = ready.amqps.rpartition(":")[2]
+    address = ready.https if transport == "websocket" else ready.amqps
+    assert address is not None
+    port = address.rpartition(":")[2]
     return SdkTarget(
         ready.connection_string,
         {
             "custom_endpoint_address": f"sb://localhost:{port}",
             "connection_verify": ready.ca_file,
-            "transport_type": TransportType.Amqp,
+            "transport_type": (
+                TransportType.AmqpOverWebsocket if transport == "websocket" else TransportType.Amqp
+            ),
         },
     )
 

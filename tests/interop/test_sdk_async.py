@@ -1,4 +1,4 @@
-"""The unmodified official SDK, asyncio, over plain TCP and over verified TLS."""
+"""The unmodified official SDK, asyncio, over plain TCP, verified TLS and WebSocket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.interop.support import WAIT_S, SdkTarget, bodies, enqueued_time, read
 from tidegate.testing.hub import HubService
 
 
-@pytest.fixture(params=["plain", "tls"])
+@pytest.fixture(params=["plain", "tls", "websocket"])
 def sdk(request: pytest.FixtureRequest, hub_service: HubService) -> SdkTarget:
     """The service by each transport."""
     return target_of(hub_service, request.param)

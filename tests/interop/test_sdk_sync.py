@@ -1,4 +1,4 @@
-"""The unmodified official SDK, synchronous, over plain TCP and over verified TLS."""
+"""The unmodified official SDK, synchronous, over plain TCP, verified TLS and WebSocket."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tidegate.wire.batch import wrap_event
 from tidegate.wire.event_codec import encode_event
 
 
-@pytest.fixture(params=["plain", "tls"])
+@pytest.fixture(params=["plain", "tls", "websocket"])
 def sdk(request: pytest.FixtureRequest, hub_service: HubService) -> SdkTarget:
     """The service by each transport."""
     return target_of(hub_service, request.param)

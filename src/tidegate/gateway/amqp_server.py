@@ -1,4 +1,4 @@
-"""The AMQP face: listeners, and the connections that came in through them.
+"""The AMQP face: listeners, and the connections that came in through them or through the HTTP face.
 
 Each connection is a ``ConnectionHandler`` over an engine and a driver. ``close`` stops listening, lets every
 connection finish what it has sent, and cuts off what does not end in time.
@@ -18,8 +18,10 @@ from tidegate.broker import Broker
 from tidegate.gateway.connection_handler import ConnectionHandler
 from tidegate.gateway.management import ManagementService
 from tidegate.model.clock import Clock
+from tidegate.model.errors import ClosedError
 from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.transport.driver import AmqpDriver, AmqpServer, EventHandler, serve_amqp
+from tidegate.transport.streams import ByteStream, StreamReceiver
 from tidegate.transport.tasks import TaskOwner
 
 _log = logging.getLogger(__name__)
@@ -36,7 +38,16 @@ class AmqpGateway:
         self.management = ManagementService(broker)
         self.unacknowledged_bytes_max = unacknowledged_bytes_max
         self._tasks = TaskOwner("AMQP gateway")
-        self._servers: list[AmqpServer] = []
+        self._configuration = ConnectionConfiguration(
+            container_id=f"tidegate-{uuid.uuid4().hex}",
+            # The largest batch, and as much again for whatever a client wraps around it.
+            message_bytes_max=2 * EVENT_BYTES_MAX,
+            properties={"product": "Tidegate"},
+        )
+        # Without a listener: for streams that are accepted elsewhere.
+        self._websockets = AmqpServer(self._configuration, clock=clock, on_connection=self._on_connection)
+        self._servers: list[AmqpServer] = [self._websockets]
+        self._is_stopping = False
         self._handlers: set[ConnectionHandler] = set()
         self._is_waiting_for_disk = False
         self._all_over = asyncio.Event()
@@ -48,22 +59,27 @@ class AmqpGateway:
 
         port: 0 is any free one. Raises BrokenError when the address cannot be listened on.
         """
-        configuration = ConnectionConfiguration(
-            container_id=f"tidegate-{uuid.uuid4().hex}",
-            # The largest batch, and as much again for whatever a client wraps around it.
-            message_bytes_max=2 * EVENT_BYTES_MAX,
-            properties={"product": "Tidegate"},
-        )
         server = await serve_amqp(
             host,
             port,
             ssl=ssl_context,
-            configuration=configuration,
+            configuration=self._configuration,
             clock=self.clock,
             on_connection=self._on_connection,
         )
         self._servers.append(server)
         return server.addresses[0]
+
+    def accept(self, stream: ByteStream) -> StreamReceiver:
+        """Serve a client whose bytes come in elsewhere: a WebSocket. Raises ClosedError after ``close``."""
+        if self._is_stopping:
+            raise ClosedError("The service is stopping.", next_step="Connect again later.")
+        return self._websockets.accept(stream)
+
+    @property
+    def connection_count(self) -> int:
+        """Connections that are open, over all transports."""
+        return len(self._handlers)
 
     async def close(self, *, drain_timeout_s: float = 5.0) -> None:
         """Stop listening and end all connections, each once what it has sent is durable and acknowledged.
@@ -71,6 +87,7 @@ class AmqpGateway:
         drain_timeout_s: after it, connections are closed whatever they still have under way. Cancellation:
         connections that are left end by themselves.
         """
+        self._is_stopping = True
         for server in self._servers:
             if server.listener is not None:
                 server.listener.close()

@@ -1,7 +1,8 @@
 """The composition root: builds the broker and its faces from settings, and stops them in reverse.
 
     start   certificates -> broker (recovers the log) -> AMQP -> HTTP -> ready file, profile
-    stop    ready file -> HTTP -> AMQP (connections get time to finish) -> retention -> broker (log flushed)
+    stop    ready file -> AMQP (connections get time to finish, WebSockets, too) -> HTTP
+            -> retention -> broker (log flushed)
 
 A face that cannot start (its port is taken) stops what was started before it, and the start fails.
 """
@@ -99,9 +100,10 @@ class TidegateServer:
             clock=self._clock,
             unacknowledged_bytes_max=settings.connection_unacknowledged_bytes_max,
         )
-        stack.push_async_callback(amqp.close, drain_timeout_s=settings.drain_timeout_s)
-        http = HttpGateway(self._broker, clock=self._clock)
+        http = HttpGateway(self._broker, clock=self._clock, amqp=amqp)
         stack.push_async_callback(http.close)
+        # Before the HTTP face, whose WebSockets it uses.
+        stack.push_async_callback(amqp.close, drain_timeout_s=settings.drain_timeout_s)
         addresses: dict[str, str | None] = {
             "amqp": await _listen(amqp, settings.host, settings.amqp_port, None),
             "amqps": await _listen(amqp, settings.host, settings.amqps_port, tls),

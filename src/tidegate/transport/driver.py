@@ -283,12 +283,34 @@ class AmqpDriver:
 
 
 class AmqpServer:
-    """A listening socket and the drivers of its connections. Made by ``serve_amqp``."""
+    """A listening socket and the drivers of its connections. Made by ``serve_amqp``.
 
-    def __init__(self) -> None:
+    Or without a socket: then ``accept`` is given the streams that came in elsewhere.
+    """
+
+    def __init__(
+        self,
+        configuration: ConnectionConfiguration,
+        *,
+        clock: Clock,
+        on_connection: Callable[[AmqpDriver], EventHandler],
+    ) -> None:
+        """on_connection: gives each new driver its event handler, before its first event."""
         self.drivers: set[AmqpDriver] = set()
         """Connections that have not ended."""
         self.listener: asyncio.Server | None = None
+        self._configuration = configuration
+        self._clock = clock
+        self._on_connection = on_connection
+
+    def accept(self, stream: ByteStream) -> AmqpDriver:
+        """Serve a client on a stream that is up; give what it reads to the driver that is returned."""
+        connection = Connection(self._configuration, role=Role.SERVER, now=self._clock.monotonic())
+        driver = AmqpDriver(connection, clock=self._clock, on_event=_ignore, on_ended=self.drivers.discard)
+        self.drivers.add(driver)
+        driver.on_event = self._on_connection(driver)
+        driver.start(stream)
+        return driver
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -359,17 +381,8 @@ async def serve_amqp(
     on_connection: gives each new driver its event handler, before its first event.
     Raises BrokenError when the address cannot be listened on.
     """
-    server = AmqpServer()
-
-    def on_connected(stream: SocketStream) -> AmqpDriver:
-        connection = Connection(configuration, role=Role.SERVER, now=clock.monotonic())
-        driver = AmqpDriver(connection, clock=clock, on_event=_ignore, on_ended=server.drivers.discard)
-        server.drivers.add(driver)
-        driver.on_event = on_connection(driver)
-        driver.start(stream)
-        return driver
-
-    server.listener = await serve_streams(host, port, ssl=ssl, on_connected=on_connected)
+    server = AmqpServer(configuration, clock=clock, on_connection=on_connection)
+    server.listener = await serve_streams(host, port, ssl=ssl, on_connected=server.accept)
     return server
 
 

@@ -1,0 +1,176 @@
+"""uvicorn as the HTTP face uses it: on the service's own loop, with limits, and with AMQP in WebSockets.
+
+What a peer without a token can hold of the service is bounded: connections per port, the time that the head
+of a request may take, and (in ``http_publish``) the time and the bytes of its body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Final
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from tidegate.gateway.http_errors import format_error
+from tidegate.transport.streams import StreamReceiver
+from tidegate.transport.websocket import WebSocketStream
+
+CONNECTIONS_MAX: Final = 1024
+"""HTTP connections that one port holds at a time, WebSockets not counted (our choice)."""
+
+HEAD_TIMEOUT_S: Final = 20.0
+"""How long the head of a request may take from the connection, or its first byte, on (our choice)."""
+
+SHUTDOWN_TIMEOUT_S: Final = 5
+"""Requests that have not ended so long after the service stops are cut off (our choice)."""
+
+WEBSOCKET_PATH: Final = "/$servicebus/websocket"
+"""Where official clients look for AMQP over WebSocket (azure-eventhub 5.15.1, @azure/core-amqp 4)."""
+
+_log = logging.getLogger(__name__)
+
+
+class HttpServer(uvicorn.Server):
+    """One listening port; signals stay with whoever runs the service."""
+
+    def __init__(
+        self,
+        application: ASGIApp,
+        *,
+        ssl_context: ssl.SSLContext | None,
+        accept_websocket: Callable[[WebSocketStream], StreamReceiver],
+        connections_max: int = CONNECTIONS_MAX,
+        head_timeout_s: float = HEAD_TIMEOUT_S,
+    ) -> None:
+        """accept_websocket: gives the receiver of a WebSocket whose handshake is done."""
+        self._accept_websocket = accept_websocket
+        self.connections_max = connections_max
+        self.head_timeout_s = head_timeout_s
+        self.is_serving = asyncio.Event()
+        self.work: asyncio.Task[None] | None = None
+        self.websockets: set[WebSocketStream] = set()
+        """Those that have not ended."""
+        server = self
+
+        class Protocol(_HttpProtocol):
+            owner = server
+
+        config = uvicorn.Config(
+            application,
+            http=Protocol,
+            # uvicorn calls it with arguments of its own, once per upgrade.
+            ws=self._make_websocket,  # type: ignore[arg-type]
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+        )
+        config.load()
+        config.ssl = ssl_context
+        super().__init__(config)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take no signals."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen, and say so."""
+        await super().startup(sockets)
+        self.is_serving.set()
+
+    async def stop(self) -> None:
+        """Stop listening and let requests under way finish, for SHUTDOWN_TIMEOUT_S at most."""
+        for stream in list(self.websockets):
+            stream.shutdown()
+        self.should_exit = True
+        if self.work is not None:
+            await asyncio.wait([self.work])
+        for stream in list(self.websockets):
+            stream.abort()
+
+    def _make_websocket(self, **arguments: object) -> WebSocketStream:
+        stream = WebSocketStream(
+            path=WEBSOCKET_PATH,
+            on_connected=self._accept_websocket,
+            on_ended=self.websockets.discard,
+            format_refusal=format_error,
+        )
+        self.websockets.add(stream)
+        return stream
+
+
+class _HttpProtocol(H11Protocol):
+    """HTTP/1.1 with a limit of connections, and of the time that the head of a request takes."""
+
+    owner: HttpServer
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.owner.connections_max:
+            _log.warning("more than %d HTTP connections: one is refused", self.owner.connections_max)
+            self._refuse(503, "The service has as many HTTP connections as it takes. Try again later.")
+            return
+        self._start_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_head_timer()
+        elif self.conn.trailing_data[0]:
+            self._start_head_timer()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self._stop_head_timer()
+        super().handle_websocket_upgrade(event)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg)
+
+    def _start_head_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.owner.head_timeout_s, self._on_head_timeout)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _on_head_timeout(self) -> None:
+        self._head_timer = None
+        self._refuse(408, f"No complete request came within {self.owner.head_timeout_s:g} s.")
+
+    def _refuse(self, status: int, detail: str) -> None:
+        """Answer without a request that could be answered, and close."""
+        content_type, text = format_error(status, detail)
+        body = text.encode()
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: {content_type}\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A listening socket; raises OSError when the address cannot be listened on."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=1024)

@@ -1,0 +1,252 @@
+"""A ``ByteStream`` inside a WebSocket: AMQP as clients send it through proxies that let only HTTPS pass.
+
+The server's end, on a transport whose HTTP request asked for the upgrade. Bytes are bytes: how the peer cuts
+them into messages and fragments means nothing, and what we write is cut at ``MESSAGE_BYTES_MAX``.
+
+    request -> path and subprotocol judged -> 101 -> binary frames both ways -> close frames -> end
+
+Source: RFC 6455; AMQP WebSocket Binding 1.0 (OASIS) names the subprotocol ``amqp``, Event Hubs' clients ask
+for ``AMQPWSB10`` (azure-eventhub 5.15.1, @azure/core-amqp) and its Go client for ``amqp``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, cast
+from urllib.parse import unquote
+
+from websockets.datastructures import Headers
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request, Response
+from websockets.protocol import OPEN, SEND_EOF
+from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
+
+from tidegate.model.errors import BrokenError, RemoteProtocolError, TidegateError
+from tidegate.transport.streams import WRITE_HIGH_BYTES, WRITE_LOW_BYTES, Payload, StreamReceiver
+
+SUBPROTOCOLS: Final = ("AMQPWSB10", "amqp")
+"""The first that a client offers, in this order, is agreed on."""
+
+MESSAGE_BYTES_MAX: Final = 65_536
+"""Of what we write. Our choice: an AMQP frame of the size that the service asks for; aiohttp's client takes
+messages of 4 MB at most."""
+
+FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of what a peer may send in one WebSocket frame, which is held in memory until it is whole (our choice)."""
+
+CLOSE_TIMEOUT_S: Final = 5.0
+"""How long a peer may take to answer our close frame (our choice)."""
+
+_PROTOCOL_LOG = logging.getLogger(f"{__name__}.protocol")
+# The library writes the contents of frames to a log for debugging, and tokens are among them.
+_PROTOCOL_LOG.setLevel(logging.ERROR)
+
+_TEXT_REFUSED: Final = 1003
+_GOING_AWAY: Final = 1001
+_NORMAL: Final = 1000
+
+
+class WebSocketStream(asyncio.Protocol):
+    """The server's end of one WebSocket, from its HTTP request on."""
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        on_connected: Callable[[WebSocketStream], StreamReceiver],
+        on_ended: Callable[[WebSocketStream], None],
+        format_refusal: Callable[[int, str], tuple[str, str]],
+    ) -> None:
+        """path: the one path served, in lower case, without a slash at its end.
+
+        on_connected: called after the handshake, may raise a TidegateError that refuses it; on_ended: called
+        once when the transport is gone. format_refusal: content type and body of an error's answer.
+        """
+        self._path = path
+        self._on_connected = on_connected
+        self._on_ended = on_ended
+        self._format_refusal = format_refusal
+        self._protocol = ServerProtocol(
+            subprotocols=[Subprotocol(name) for name in SUBPROTOCOLS],
+            max_size=(None, FRAME_BYTES_MAX),
+            logger=_PROTOCOL_LOG,
+        )
+        self._receiver: StreamReceiver | None = None
+        self._transport: asyncio.Transport | None = None
+        self._error: TidegateError | None = None
+        self._abort_timer: asyncio.TimerHandle | None = None
+        self._is_writing_paused = False
+        self._is_closing = False
+        self._has_ended = False
+        self._peer_name = "?"
+
+    def __repr__(self) -> str:
+        return f"<WebSocketStream {self._peer_name} {self._protocol.state.name.lower()}>"
+
+    # --- ByteStream ---
+
+    @property
+    def peer_name(self) -> str:
+        """``address:port``, and that it is a WebSocket."""
+        return f"{self._peer_name} (WebSocket)"
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the unsent bytes are few enough to write more."""
+        return not self._is_writing_paused and not self._has_ended
+
+    def write(self, buffers: Sequence[Payload]) -> None:
+        """Send, or queue, in binary messages."""
+        if self._is_closing or self._has_ended or self._protocol.state is not OPEN:
+            return
+        joined = memoryview(buffers[0] if len(buffers) == 1 else b"".join(buffers))
+        for start in range(0, len(joined), MESSAGE_BYTES_MAX):
+            self._protocol.send_binary(joined[start : start + MESSAGE_BYTES_MAX])
+        self._send()
+
+    def pause_reading(self) -> None:
+        """Read nothing more for now."""
+        if self._transport is not None and not self._is_closing and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Send what is queued and a close frame; the stream ends with the peer's answer, or its end.
+
+        A transport that were closed at once would answer the peer's close frame with a reset, which may cost
+        the peer what it has not read yet.
+        """
+        self._start_closing(_NORMAL)
+
+    def abort(self) -> None:
+        """End the stream now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def shutdown(self) -> None:
+        """The HTTP server stops; whoever uses the stream has been told before."""
+        self._start_closing(_GOING_AWAY)
+
+    # --- asyncio.Protocol ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The transport is up; its HTTP request comes as the first data."""
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self._peer_name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "local")
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came: the request, or frames, whole or in parts."""
+        if self._has_ended:
+            return
+        protocol = self._protocol
+        protocol.receive_data(data)
+        for event in protocol.events_received():
+            if isinstance(event, Request):
+                self._on_request(event)
+            elif isinstance(event, Frame):
+                self._on_frame(event)
+        if protocol.parser_exc is not None and self._error is None:
+            self._error = RemoteProtocolError(f"The WebSocket of {self._peer_name}: {protocol.parser_exc}.")
+        self._send()
+
+    def eof_received(self) -> bool:
+        """The peer sends no more."""
+        if self._receiver is not None and not self._is_closing:
+            self._receiver.eof_received()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport is gone."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        if self._abort_timer is not None:
+            self._abort_timer.cancel()
+        if exc is not None and self._error is None:
+            self._error = BrokenError(
+                f"The connection to {self._peer_name} broke: {exc}.", next_step="Reconnect."
+            )
+            self._error.__cause__ = exc
+        if self._receiver is not None:
+            self._receiver.stream_ended(self._error)
+        self._on_ended(self)
+
+    def pause_writing(self) -> None:
+        """The unsent bytes passed WRITE_HIGH_BYTES."""
+        self._is_writing_paused = True
+
+    def resume_writing(self) -> None:
+        """The unsent bytes are down to WRITE_LOW_BYTES."""
+        self._is_writing_paused = False
+        if self._receiver is not None and not self._has_ended:
+            self._receiver.writing_resumed()
+
+    # --- helpers ---
+
+    def _on_request(self, request: Request) -> None:
+        """Answer the handshake; a refusal closes the transport."""
+        assert self._transport is not None
+        path = unquote(request.path.partition("?")[0]).rstrip("/").lower()
+        if path != self._path:
+            self._refuse(404, f"There is no WebSocket at {request.path[:200]}; use {self._path}.")
+            return
+        response = self._protocol.accept(request)
+        if response.status_code != 101:
+            offered = ", ".join(SUBPROTOCOLS)
+            reason = f"{self._protocol.handshake_exc}. The subprotocols are: {offered}."
+            self._refuse(response.status_code, reason)
+            return
+        self._protocol.send_response(response)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
+        try:
+            self._receiver = self._on_connected(self)
+        except TidegateError as error:
+            self._error = error
+            self._start_closing(_GOING_AWAY)
+
+    def _on_frame(self, frame: Frame) -> None:
+        if self._is_closing or self._receiver is None:
+            return
+        if frame.opcode in (Opcode.BINARY, Opcode.CONT):
+            self._receiver.data_received(memoryview(frame.data))
+        elif frame.opcode is Opcode.TEXT:
+            self._error = RemoteProtocolError(f"The WebSocket of {self._peer_name} sent text.")
+            self._start_closing(_TEXT_REFUSED)
+
+    def _refuse(self, status: int, reason: str) -> None:
+        content_type, body = self._format_refusal(status, reason)
+        refusal = self._protocol.reject(status, body)
+        headers = Headers(
+            {"Connection": "close", "Content-Length": str(len(refusal.body)), "Content-Type": content_type}
+        )
+        self._protocol.send_response(Response(status, refusal.reason_phrase, headers, refusal.body))
+
+    def _start_closing(self, code: int) -> None:
+        if self._is_closing or self._transport is None:
+            return
+        self._is_closing = True
+        if self._protocol.state is OPEN:
+            self._protocol.send_close(code)
+            self._send()
+            self.resume_reading()  # the peer's close frame must come through
+            self._abort_timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self.abort)
+        else:
+            self._transport.close()
+
+    def _send(self) -> None:
+        transport = self._transport
+        buffers = self._protocol.data_to_send()
+        if not buffers or transport is None or transport.is_closing():
+            return
+        transport.write(buffers[0] if len(buffers) == 1 else b"".join(buffers))
+        if SEND_EOF in buffers:  # a refusal, both close frames, or a peer that broke the protocol
+            self._is_closing = True
+            transport.close()
