@@ -9,7 +9,9 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.model.errors import InvalidArgumentError, StoreError, StoreUnavailableError
+from tidegate.model.errors import ClosedError, InvalidArgumentError, StoreError, StoreUnavailableError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.checkpoint_file import CheckpointFile, CheckpointRecord
 from tidegate.processor.directory_store import DirectoryStore
@@ -40,6 +42,35 @@ def store(tmp_path: Path) -> DirectoryStore:
 def folder(tmp_path: Path) -> Path:
     """Where the store keeps GROUP."""
     return tmp_path / "store" / FOLDER
+
+
+async def test_a_renewal_does_not_stand_behind_what_handlers_do_in_threads(tmp_path: Path) -> None:
+    """``asyncio.to_thread`` has few threads, and handlers may use them all for long."""
+    store = DirectoryStore(tmp_path / "store")
+    release = threading.Event()
+    with ThreadPoolExecutor(1) as few:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(few)
+        busy = loop.run_in_executor(None, release.wait, _WAIT_S)
+        try:
+            async with asyncio.timeout(_WAIT_S / 2):
+                lease = await acquire(store, GROUP, "0", "host-a")
+                assert set(await store.renew(GROUP, [lease])) == {"0"}
+                await store.update_checkpoint(GROUP, ProcessorCheckpoint("0", 5, "5"), lease=lease)
+                assert set(await store.list_checkpoints(GROUP)) == {"0"}
+        finally:
+            release.set()
+        assert await busy
+        await store.close()
+
+
+async def test_a_closed_store_says_so(store: DirectoryStore) -> None:
+    """Its threads have ended; using it afterwards is the caller's mistake, and told as that."""
+    await store.list_leases(GROUP)
+    await store.close()
+    await store.close()
+    with pytest.raises(ClosedError):
+        await store.list_leases(GROUP)
 
 
 async def _steal_until(path: Path, owner: str, count: int) -> list[int]:

@@ -20,24 +20,31 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import quote
 
 import orjson
 
 from tidegate.model.clock import Clock
-from tidegate.model.errors import FencedError, StoreError, StoreUnavailableError
+from tidegate.model.errors import ClosedError, FencedError, StoreError, StoreUnavailableError
 from tidegate.processor.checkpoint import ProcessorCheckpoint, check_same_hub
 from tidegate.processor.checkpoint_file import CheckpointFile, CheckpointRecord, read_unlocked
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
 from tidegate.transport.clock import SystemClock
 
+T = TypeVar("T")
+
 _PAUSE_S: Final = 0.002
 _FORMAT: Final = 1
+_LEASE_THREADS: Final = 2
+_CHECKPOINT_THREADS: Final = 4
+"""Threads of the store's own (our choice): in the event loop's, a renewal would stand behind whatever
+handlers do there; and leases do not stand behind checkpoints that wait for another process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,9 @@ class DirectoryStore:
         self._path = Path(path)
         self._clock: Clock = SystemClock() if clock is None else clock
         self._lock_wait_s = lock_wait_s
+        self._lease_threads = ThreadPoolExecutor(_LEASE_THREADS, "tidegate-leases")
+        self._checkpoint_threads = ThreadPoolExecutor(_CHECKPOINT_THREADS, "tidegate-checkpoints")
+        self._is_closed = False
 
     def __repr__(self) -> str:
         return f"<DirectoryStore {self._path}>"
@@ -76,26 +86,33 @@ class DirectoryStore:
 
     async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
         """All leases of ``group``, and the machine's time."""
-        leases = await asyncio.to_thread(_read_leases, self._folder(group) / "leases.json")
+        path = self._folder(group) / "leases.json"
+        leases = await self._run(self._lease_threads, lambda: _read_leases(path))
         return LeaseSnapshot(leases, self._clock.now_utc())
 
     async def acquire(
         self, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None
     ) -> Lease | None:
         """See ``LeaseStore``."""
-        return await asyncio.to_thread(self._acquire, self._folder(group), partition_id, owner, expected)
+        folder = self._folder(group)
+        return await self._run(
+            self._lease_threads, lambda: self._acquire(folder, partition_id, owner, expected)
+        )
 
     async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
         """See ``LeaseStore``; all in one write."""
-        return await asyncio.to_thread(self._change, self._folder(group), leases, is_released=False)
+        folder = self._folder(group)
+        return await self._run(self._lease_threads, lambda: self._change(folder, leases, is_released=False))
 
     async def release(self, group: GroupKey, leases: Sequence[Lease]) -> None:
         """See ``LeaseStore``; all in one write."""
-        await asyncio.to_thread(self._change, self._folder(group), leases, is_released=True)
+        folder = self._folder(group)
+        await self._run(self._lease_threads, lambda: self._change(folder, leases, is_released=True))
 
     async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
         """The group's checkpoints by partition id."""
-        return await asyncio.to_thread(self._list_checkpoints, self._folder(group))
+        folder = self._folder(group)
+        return await self._run(self._checkpoint_threads, lambda: self._list_checkpoints(folder))
 
     async def update_checkpoint(
         self,
@@ -121,10 +138,18 @@ class DirectoryStore:
                         if record is not None:
                             _move(file, record, update, is_synced=False)
                             return
-        await asyncio.to_thread(self._move_durably, path, update)
+        await self._run(self._checkpoint_threads, lambda: self._move_durably(path, update))
 
     async def close(self) -> None:
-        """Nothing is held open."""
+        """End the store's threads, after what they are doing. Idempotent."""
+        self._is_closed = True
+        for threads in (self._lease_threads, self._checkpoint_threads):
+            await asyncio.to_thread(threads.shutdown)
+
+    async def _run(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        if self._is_closed:
+            raise ClosedError(f"The directory store {self._path} is closed.")
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     # Everything below runs in a thread, except what ``update_checkpoint`` calls.
 
