@@ -175,7 +175,7 @@ def test_the_lag_table_ends_with_totals(sql_place: Place) -> None:
     assert lines[1].split()[:3] == ["$Default", "0", "host-a"]
     assert lines[1].split()[-3:] == ["0", "0.0", "0"]
     assert lines[5].split()[0] == "total"
-    assert lines[5].split()[-3:] == ["10", "0.0", "0"]
+    assert lines[5].split()[-3:] == ["10", "-", "0"], "a partition of which nothing is processed has no time"
 
 
 def test_watching_lag_shows_it_again(sql_place: Place) -> None:

@@ -127,7 +127,7 @@ def lag(
     of the last event in the log; lag_events: how many are still to be read, all that are held where there is
     no checkpoint; lag_s: enqueued time of the last event minus that of the last processed one, 0 when caught
     up; lost_events: removed by retention before they were read. What is not known is left empty; a blob
-    container keeps no times. A table ends with the totals: of seconds, the most.
+    container keeps no times. A table ends with the totals: of seconds, the most, where all are known.
 
     \b
     Examples:
@@ -222,9 +222,12 @@ def _write(
 
 
 def _totals(lags: Sequence[Lag]) -> dict[str, object]:
+    # Where one partition's time is not known, "the most" of the others would look like good news.
+    seconds = [lag.seconds for lag in lags]
+    known = [each for each in seconds if each is not None]
     return {
         "consumer_group": "total",
         "lag_events": sum(lag.events or 0 for lag in lags),
-        "lag_s": max((lag.seconds for lag in lags if lag.seconds is not None), default=None),
+        "lag_s": max(known, default=None) if len(known) == len(seconds) else None,
         "lost_events": sum(lag.lost_events or 0 for lag in lags),
     }
