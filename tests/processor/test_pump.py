@@ -26,7 +26,7 @@ from tests.processor.hosts import (
     until,
 )
 
-from tidegate.client import EventHubConsumer, EventHubProducer, PartitionReceiver
+from tidegate.client import EventHubConsumer, EventHubProducer, PartitionProperties, PartitionReceiver
 from tidegate.model.errors import (
     ClosedError,
     DatabaseUnavailableError,
@@ -602,6 +602,40 @@ async def test_a_receiver_that_is_silent_is_noticed(
         await until(lambda: subject.numbers == [0, 1, 2])
         assert subject.host.statistics().partitions["0"].epoch == 2
     assert "receiver has brought none" in str(subject.reported[0])
+
+
+async def test_a_question_that_hangs_hides_no_other_partition(
+    hub_service: HubService, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service does not answer for one partition: the watchdog still comes to the others."""
+    hub = hub_service.create_hub(partition_count=3)
+    ask, receive = EventHubConsumer.get_partition_properties, PartitionReceiver.receive
+    unanswered: set[str] = set()
+    silenced: set[str] = set()
+
+    async def ask_or_hang(self: EventHubConsumer, partition_id: str) -> PartitionProperties:
+        if len(silenced) == 3 and not unanswered:
+            unanswered.add(partition_id)
+        if partition_id in unanswered:
+            await never()
+        return await ask(self, partition_id)
+
+    async def silent_once(
+        self: PartitionReceiver, max_events: int = 1000, max_wait_s: float | None = None
+    ) -> list[ReceivedEvent]:
+        if self.partition_id not in silenced:
+            silenced.add(self.partition_id)
+            await never()
+        return await receive(self, max_events, max_wait_s)
+
+    monkeypatch.setattr(EventHubConsumer, "get_partition_properties", ask_or_hang)
+    monkeypatch.setattr(PartitionReceiver, "receive", silent_once)
+    for partition_id in "012":
+        await publish(hub_service, hub, 1, partition_id=partition_id)
+    subject = Subject(hub_service, hub, store, manager_options=STALLING)
+    async with subject.running():
+        await until(lambda: len(subject.journal.numbers) == 2)
+    assert unanswered.isdisjoint(subject.journal.numbers)
 
 
 async def test_a_handler_that_is_only_a_function_fails_visibly(

@@ -44,6 +44,8 @@ class HostPumps:
         self._stall_timeout_s = stall_timeout_s
         self._pumps: dict[str, PartitionPump] = {}
         self._observations: dict[str, _Observation] = {}
+        self._looked_at_last = ""
+        """The partition that the watchdog came to last."""
 
     async def start_pump(self, lease: Lease) -> None:
         """Begin to process the partition under ``lease``; returns at once."""
@@ -77,9 +79,12 @@ class HostPumps:
         while True:
             await asyncio.sleep(interval_s)
             waiting = [pump for pump in list(self._pumps.values()) if not self._look_at_call(pump)]
+            # On from where the last look ended: a question that hangs, or hundreds, hide no other partition.
+            waiting.sort(key=lambda pump: (pump.partition_id <= self._looked_at_last, pump.partition_id))
             with contextlib.suppress(TimeoutError):  # a service that is away hides no call that hangs
                 async with asyncio.timeout(interval_s):
                     for pump in waiting:
+                        self._looked_at_last = pump.partition_id
                         await self._look_at_wait(pump)
 
     def _look_at_call(self, pump: PartitionPump) -> bool:
