@@ -40,7 +40,7 @@ def main() -> int:
         hosts=arguments.hosts,
         events_per_s=1_000_000.0,
         lease_duration_s=arguments.lease,
-        fault_interval_s=(0.5, 2.5),
+        fault_interval_s=(0.4, 1.6),
         is_transactional=not arguments.plain,
         drain_s=600.0,
     )
@@ -75,9 +75,10 @@ def _table(results: dict[str, ChaosResult], settings: ChaosSettings) -> str:
             cells["seen again"] = f"{totals.seen_again:,}"
         cells |= {
             **{fault.value: f"{report.faults[fault]:,}" for fault in Fault},
+            "connections cut": f"{report.connections_cut:,}",
             "host restarts": f"{report.starts:,}",
             "takeovers": f"{totals.takeovers:,}",
-            "owners fenced": f"{report.fenced:,}",
+            "transactions fenced": f"{report.fenced:,}",
             "elapsed": f"{report.elapsed_s:.1f} s",
             "events per second": f"{report.events / report.elapsed_s:,.0f}",
             "found wrong": f"{len(result.findings):,}",

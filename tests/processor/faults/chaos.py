@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import Final
 
 from tests.processor.faults.cluster import Cluster
-from tests.processor.faults.host_process import Breakage
+from tests.processor.faults.host_process import FENCED_MARK, Breakage
 from tests.processor.faults.publisher import Publisher
 from tests.processor.faults.surroundings import Surroundings
 from tests.processor.faults.work import consumer_of
@@ -83,7 +83,9 @@ class ChaosReport:
     starts: int
     """Processes started in place of hosts that had ended."""
     fenced: int
-    """How often a host was told that it had been overtaken."""
+    """Transactions that were refused because their owner had been overtaken."""
+    connections_cut: int
+    """Between hosts and database; one cut in commit may take several, one of all lines takes all."""
     elapsed_s: float
     """From the first event sent to the last one processed."""
     unexpected: list[str]
@@ -152,9 +154,15 @@ class ChaosRun:
             elapsed_s = time.monotonic() - began
             await publishing
             await self._stop_all()
-        fenced = self._cluster.count_lines("chaos", "FencedError")
+        fenced = self._cluster.count_lines(FENCED_MARK)
         return ChaosReport(
-            self._settings.events, self._faults, self._starts, fenced, elapsed_s, self._unexpected
+            events=self._settings.events,
+            faults=self._faults,
+            starts=self._starts,
+            fenced=fenced,
+            connections_cut=0 if self._proxy is None else self._proxy.cut_count,
+            elapsed_s=elapsed_s,
+            unexpected=self._unexpected,
         )
 
     def close(self) -> None:

@@ -22,17 +22,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from types import TracebackType
 from typing import Final
 
 from tests.processor.faults.work import CONSUMER_GROUP, Journal, PlainWork, TransactionalWork
 
-from tidegate.model.errors import DatabaseUnavailableError
+from tidegate.model.errors import DatabaseUnavailableError, FencedError
 from tidegate.processor import EventProcessorHost
 from tidegate.processor.handlers import EventProcessor, PartitionContext, TransactionalProcessor
 from tidegate.processor.options import EventProcessorOptions, PartitionManagerOptions
 from tidegate.sql import Database, SqlStore, UnitOfWork
 from tidegate.transport.tasks import TaskOwner
 
+FENCED_MARK: Final = "overtaken:"
+"""Stands in the log before each refusal of an owner that was overtaken."""
 _OPEN_S_MAX: Final = 60.0
 _DEATH_DELAY_S_MAX: Final = 0.003
 
@@ -134,10 +137,37 @@ def report(error: Exception, partition_id: str | None) -> None:
     logging.getLogger("chaos").warning("%s: %s: %s", where, type(error).__name__, error)
 
 
-def die_in_next_commit_when_told(seed: str) -> threading.Event:
-    """See the module's text; returns what SIGUSR1 sets."""
-    random_numbers = random.Random(seed)
+def note_fencing() -> None:
+    """Log each transaction that is refused because its owner was overtaken.
+
+    A host that is woken after its lease ran out is stopping already when it learns that, and tells nobody.
+    """
+    original = UnitOfWork.__exit__
+
+    def leave(
+        self: UnitOfWork,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, FencedError):
+            logging.getLogger("chaos").warning("%s %s", FENCED_MARK, error)
+        original(self, kind, error, trace)
+
+    UnitOfWork.__exit__ = leave  # type: ignore[method-assign]
+
+
+def die_when_told(seed: str, breakage: Breakage) -> None:
+    """Make SIGUSR1 end this process during its next commit; where that is broken, between its halves."""
     is_told = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda number, frame: is_told.set())
+    if breakage is Breakage.CHECKPOINT_APART:
+        _commit_checkpoints_apart(is_told)
+    else:
+        _die_in_commit(is_told, random.Random(seed))
+
+
+def _die_in_commit(is_told: threading.Event, random_numbers: random.Random) -> None:
     original = UnitOfWork.commit
 
     def commit(self: UnitOfWork) -> None:
@@ -147,17 +177,14 @@ def die_in_next_commit_when_told(seed: str) -> threading.Event:
         original(self)
 
     UnitOfWork.commit = commit  # type: ignore[method-assign]
-    signal.signal(signal.SIGUSR1, lambda number, frame: is_told.set())
-    return is_told
 
 
-def commit_checkpoints_apart(is_told_to_die: threading.Event) -> None:
-    """``Breakage.CHECKPOINT_APART``; a death that was ordered comes between the two commits."""
+def _commit_checkpoints_apart(is_told: threading.Event) -> None:
     original: Callable[..., None] = UnitOfWork.advance
 
     def advance(self: UnitOfWork, *arguments: object, **options: object) -> None:
         self.connection.commit()
-        if is_told_to_die.is_set():
+        if is_told.is_set():
             os.kill(os.getpid(), signal.SIGKILL)
         self.connection.begin()
         original(self, *arguments, **options)
@@ -172,9 +199,8 @@ def main() -> None:
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s %(process)d %(levelname)s %(name)s %(message)s"
     )
-    is_told = die_in_next_commit_when_told(f"{settings.seed}/{settings.name}/{os.getpid()}")
-    if settings.breakage is Breakage.CHECKPOINT_APART:
-        commit_checkpoints_apart(is_told)
+    note_fencing()
+    die_when_told(f"{settings.seed}/{settings.name}/{os.getpid()}", settings.breakage)
     asyncio.run(run(settings))
 
 
