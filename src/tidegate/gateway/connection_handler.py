@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from tidegate.amqp.connection import Connection
@@ -36,7 +36,7 @@ from tidegate.broker import Broker
 from tidegate.gateway.claims import ConnectionClaims
 from tidegate.gateway.egress import EgressLink
 from tidegate.gateway.management import ManagementService
-from tidegate.gateway.nodes import LinkNode, NodeOpener
+from tidegate.gateway.nodes import LinkNode, NodeOpener, OpenedNode
 from tidegate.gateway.request_node import RequestNodes
 from tidegate.model.clock import Clock
 from tidegate.model.errors import BrokenError, Fault, LocalProtocolError, TidegateError, UnauthorizedError
@@ -121,6 +121,8 @@ class ConnectionHandler:
         self._driver: ConnectionDriver | None = None
         self._connection: Connection | None = None
         self._nodes: dict[Link, LinkNode] = {}
+        self._attaching: set[Link] = set()
+        """Links whose attach is not answered yet, because that takes time."""
         requests = RequestNodes(self, owner.management)
         self._opener = NodeOpener(self, owner.broker, owner.clock, requests)
         self._anonymous_links = 0
@@ -265,20 +267,50 @@ class ConnectionHandler:
         try:
             opened = self._opener.open(link, attach)
         except TidegateError as error:
-            told = self.amqp_error(error)
-            _log.info("%s: attach of link %.80r refused: %s", self._peer_name, attach.name, told.description)
-            link.refuse(told)
+            self._refuse(link, attach, error)
             return
+        if isinstance(opened, OpenedNode):
+            self._accept(link, attach, opened)
+        else:
+            self._attaching.add(link)
+            self.start_task(self._finish_attaching(link, attach, opened), "attach")
+
+    async def _finish_attaching(self, link: Link, attach: Attach, opening: Awaitable[OpenedNode]) -> None:
+        try:
+            opened = await opening
+        except Exception as error:  # Whatever it is, who attached is told; ``amqp_error`` has it logged.
+            if link in self._attaching:
+                self._attaching.remove(link)
+                self._refuse(link, attach, error)
+        else:
+            if link in self._attaching:
+                self._attaching.remove(link)
+                self._accept(link, attach, opened)
+            else:  # The client, or the connection, has gone meanwhile.
+                opened.node.close()
+        self.schedule_flush()
+
+    def _refuse(self, link: Link, attach: Attach, error: Exception) -> None:
+        told = self.amqp_error(error)
+        _log.info("%s: attach of link %.80r refused: %s", self._peer_name, attach.name, told.description)
+        link.refuse(told)
+
+    def _accept(self, link: Link, attach: Attach, opened: OpenedNode) -> None:
         self._nodes[link] = opened.node
         link.accept(
             max_message_size=opened.message_bytes_max,
-            properties={**_text_keys(attach.properties), TRACKING_ID: str(uuid.uuid4())},
+            properties={
+                **_text_keys(attach.properties),
+                **opened.properties,
+                TRACKING_ID: str(uuid.uuid4()),
+            },
             offered_capabilities=opened.offered_capabilities,
             rcv_settle_mode=0,
         )
         opened.node.start()
 
     def _drop(self, link: Link) -> None:
+        self._attaching.discard(link)
         node = self._nodes.pop(link, None)
         if node is not None:
             node.close()
@@ -333,6 +365,7 @@ class ConnectionHandler:
         self.claims.close()
         for link in list(self._nodes):
             self._drop(link)
+        self._attaching.clear()
         self._pumps.clear()
         if self._scheduled is not None:
             self._scheduled.cancel()

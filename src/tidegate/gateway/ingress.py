@@ -20,11 +20,11 @@ from typing import Protocol
 from tidegate.amqp.events import Delivery
 from tidegate.amqp.link import ReceiverLink
 from tidegate.amqp.performatives import Accepted, Error, Rejected
-from tidegate.broker import AppendResult, Claim, EventHub, Partition, ProducerBatch
+from tidegate.broker import AppendResult, Claim, EventHub, Partition, ProducerBatch, ProducerHandle
 from tidegate.gateway.claims import ConnectionClaims
 from tidegate.model.errors import EventTooLargeError, InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.limits import EVENT_BYTES_MAX
-from tidegate.wire.batch import BatchSections, split_message
+from tidegate.wire.batch import BatchSections, split_message, with_event_numbers
 
 _CREDIT = 500
 """Deliveries that a client may have under way on a link. Our choice: memory is bounded in bytes (see
@@ -67,7 +67,7 @@ class IngressLink:
         event_hub: EventHub,
         partition: Partition | None,
         *,
-        is_idempotent: bool,
+        is_idempotent: bool = False,
     ) -> None:
         """partition: None lets the key, or the turn, choose one for each batch.
 
@@ -78,11 +78,29 @@ class IngressLink:
         self._event_hub = event_hub
         self._partition = partition
         self._is_idempotent = is_idempotent
+        self._producer: ProducerHandle | None = None
         self._path = event_hub.name
         if partition is not None:
             self._path += f"/Partitions/{partition.partition_id}"
         self._pending: deque[_Pending] = deque()
         self._is_closed = False
+
+    async def open_producer(
+        self, *, producer_id: int | None, epoch: int | None, last_sequence_number: int | None
+    ) -> ProducerHandle:
+        """Attach as an idempotent producer of Event Hubs, whose events are numbered each; on partitions only.
+
+        What is None is filled in. A newer instance of the producer has this link detached.
+        Raises InvalidArgumentError, ProducerEpochStolenError, ClosedError. Cancellation: not attached.
+        """
+        assert self._partition is not None
+        self._producer = await self._partition.open_producer(
+            producer_id=producer_id,
+            epoch=epoch,
+            last_sequence_number=last_sequence_number,
+            on_stolen=self._on_stolen,
+        )
+        return self._producer
 
     def start(self) -> None:
         """Let the client send."""
@@ -125,6 +143,8 @@ class IngressLink:
     def close(self) -> None:
         """The link is gone: appends that are under way end without an answer."""
         self._is_closed = True
+        if self._producer is not None:
+            self._producer.close()
 
     def _append(self, delivery: Delivery) -> asyncio.Future[AppendResult]:
         self.check_claims()
@@ -139,8 +159,27 @@ class IngressLink:
         partition = self._partition
         if partition is None:
             partition = self._event_hub.partition_for(sections.partition_key)
-        producer = _producer_batch(sections) if self._is_idempotent else None
+        producer: ProducerBatch | None = None
+        if self._producer is not None:
+            producer = _numbered(with_event_numbers(sections))
+            if (producer.producer_id, producer.epoch) != (self._producer.producer_id, self._producer.epoch):
+                raise InvalidArgumentError(
+                    f"The events are of producer {producer.producer_id} with epoch {producer.epoch}; the "
+                    f"link is of {self._producer.producer_id} with {self._producer.epoch}."
+                )
+            producer = self._producer.batch(producer.sequence)
+        elif self._is_idempotent:
+            producer = _numbered(sections)
         return partition.append_nowait(sections.payload, sections.lengths, producer=producer)
+
+    def _on_stolen(self, error: TidegateError) -> None:
+        if self._is_closed or self._producer is None:
+            return  # Not attached yet: ``open_producer`` raises it.
+        told = self._owner.amqp_error(error)
+        _log.info("%s: producer detached: %s", self._path, told.description)
+        self.close()
+        self._link.detach(told)
+        self._owner.schedule_flush()
 
     def _on_appended(self, _: asyncio.Future[AppendResult]) -> None:
         self._settle()
@@ -198,7 +237,7 @@ class _Pending:
         return self.outcome.exception()
 
 
-def _producer_batch(sections: BatchSections) -> ProducerBatch:
+def _numbered(sections: BatchSections) -> ProducerBatch:
     parts = (sections.producer_id, sections.producer_epoch, sections.producer_sequence_number)
     if parts[0] is None or parts[1] is None or parts[2] is None:
         raise InvalidArgumentError(

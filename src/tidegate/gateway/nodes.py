@@ -5,15 +5,15 @@ Refusals are errors; the connection handler answers them as the service does (nu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tidegate.amqp.events import Delivery
 from tidegate.amqp.link import Link, ReceiverLink, SenderLink
 from tidegate.amqp.performatives import Attach, Source, Target
-from tidegate.amqp.types import Symbol
-from tidegate.broker import Broker, Claim
+from tidegate.amqp.types import Int, Short, Symbol
+from tidegate.broker import Broker, Claim, EventHub, Partition
 from tidegate.gateway.egress import EgressLink, EgressOwner
 from tidegate.gateway.ingress import IngressLink, IngressOwner
 from tidegate.gateway.request_node import RequestNodes
@@ -25,6 +25,10 @@ from tidegate.wire.names import (
     BATCH_DELIVERY_CAPABILITY,
     EPOCH,
     IDEMPOTENT_BATCH_CAPABILITY,
+    IDEMPOTENT_PRODUCER_CAPABILITY,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    PRODUCER_SEQUENCE_NUMBER,
     RECEIVER_NAME,
     REQUEST_BYTES_MAX,
     RUNTIME_METRIC_CAPABILITY,
@@ -67,6 +71,8 @@ class OpenedNode:
     node: LinkNode
     message_bytes_max: int | None
     offered_capabilities: tuple[Symbol, ...] = ()
+    properties: Mapping[str, object] = field(default_factory=dict)
+    """Link properties that the client did not name, or left to the service."""
 
 
 class NodeOpener:
@@ -78,11 +84,12 @@ class NodeOpener:
         self._clock = clock
         self._requests = requests
 
-    def open(self, link: Link, attach: Attach) -> OpenedNode:
-        """The node for an attach.
+    def open(self, link: Link, attach: Attach) -> OpenedNode | Awaitable[OpenedNode]:
+        """The node for an attach, or where that takes time an awaitable of it.
 
         Raises InvalidArgumentError (address, filter, link property), NotFoundError, UnauthorizedError,
-        ReceiverStolenError, QuotaExceededError, PositionOutOfRangeError; nothing is left open then.
+        ReceiverStolenError, ProducerEpochStolenError, QuotaExceededError, PositionOutOfRangeError; the
+        awaitable raises the same, and ClosedError; nothing is left open then.
         """
         # Our end of a link on which the client sends is the receiving one.
         if isinstance(link, ReceiverLink):
@@ -90,7 +97,7 @@ class NodeOpener:
         assert isinstance(link, SenderLink)
         return self._open_for_receiving(link, attach)
 
-    def _open_for_sending(self, link: ReceiverLink, attach: Attach) -> OpenedNode:
+    def _open_for_sending(self, link: ReceiverLink, attach: Attach) -> OpenedNode | Awaitable[OpenedNode]:
         if not isinstance(attach.target, Target) or not attach.target.address:
             raise InvalidArgumentError(
                 "The attach names no target address.",
@@ -112,10 +119,28 @@ class NodeOpener:
         self._owner.claims.require(address.format(), Claim.SEND)
         event_hub = self._broker.event_hub(address.event_hub)
         partition = None if address.partition_id is None else event_hub.partition(address.partition_id)
+        if partition is not None and IDEMPOTENT_PRODUCER_CAPABILITY in attach.desired_capabilities:
+            return self._open_producer(link, attach, event_hub, partition)
         # Numbered batches need one partition: the numbers count per partition.
         is_idempotent = partition is not None and IDEMPOTENT_BATCH_CAPABILITY in attach.desired_capabilities
         node = IngressLink(self._owner, link, event_hub, partition, is_idempotent=is_idempotent)
         return OpenedNode(node, EVENT_BYTES_MAX, (IDEMPOTENT_BATCH_CAPABILITY,) if is_idempotent else ())
+
+    async def _open_producer(
+        self, link: ReceiverLink, attach: Attach, event_hub: EventHub, partition: Partition
+    ) -> OpenedNode:
+        node = IngressLink(self._owner, link, event_hub, partition)
+        producer = await node.open_producer(
+            producer_id=_number(attach, PRODUCER_ID),
+            epoch=_number(attach, PRODUCER_EPOCH),
+            last_sequence_number=_number(attach, PRODUCER_SEQUENCE_NUMBER),
+        )
+        properties: dict[str, object] = {
+            PRODUCER_ID: producer.producer_id,
+            PRODUCER_EPOCH: Short(producer.epoch),
+            PRODUCER_SEQUENCE_NUMBER: Int(producer.last_sequence_number),
+        }
+        return OpenedNode(node, EVENT_BYTES_MAX, (IDEMPOTENT_PRODUCER_CAPABILITY,), properties)
 
     def _open_for_receiving(self, link: SenderLink, attach: Attach) -> OpenedNode:
         if not isinstance(attach.source, Source) or not attach.source.address:
@@ -170,6 +195,13 @@ def _owner_level(attach: Attach) -> int | None:
     if not isinstance(level, int) or isinstance(level, bool) or not 0 <= level < 1 << 63:
         raise InvalidArgumentError(f"The owner level {level!r:.40} is not a number from 0 on.")
     return int(level)
+
+
+def _number(attach: Attach, name: str) -> int | None:
+    value = attach.properties.get(name)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise InvalidArgumentError(f"The link property {name} is {value!r:.40}, which is not a whole number.")
+    return value
 
 
 def _text_property(attach: Attach, name: str) -> str | None:

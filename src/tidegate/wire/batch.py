@@ -6,7 +6,8 @@ take a batch in is to find boundaries and drop the envelope, to deliver one to o
 bytes as they lie. A message sent by itself is stored as one such section.
 
 The envelope, what is around the data sections, says things about all of them: the partition key, and with
-our extension ``tidegate:idempotent-batch`` who sent them and the number of the first.
+our extension ``tidegate:idempotent-batch`` who sent them and the number of the first. Event Hubs' own
+idempotent producers write these numbers into each event (``with_event_numbers``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tidegate.amqp.decode import Buffer, decode_value
@@ -30,6 +31,9 @@ BATCH_MESSAGE_FORMAT: Final = 0x80013700
 DATA_SECTION_8: Final = 0x005375A0
 DATA_SECTION_32: Final = 0x005375B0
 """The first four bytes of a data section, by the width of its length."""
+
+_SEQUENCE_MASK: Final = (1 << 31) - 1
+"""A producer's numbers begin at 0 again after this one."""
 
 _two_u32 = struct.Struct(">II").unpack_from
 _u32 = struct.Struct(">I").unpack_from
@@ -104,6 +108,27 @@ def split_single(payload: Buffer) -> BatchSections:
             annotations = _annotations(payload, value_start)
     stored = wrap_event(payload)
     return _sections(memoryview(stored), array("I", (len(stored),)), annotations)
+
+
+def with_event_numbers(sections: BatchSections) -> BatchSections:
+    """The batch with the producer's numbers that its events have; those of its envelope do not count.
+
+    Official clients number each event (``com.microsoft:producer-…``), and the envelope as they please:
+    @azure/event-hubs 6.0.4 copies its first event's annotations there or not, .NET does not.
+    Raises DecodeError when an event is garbled, or when first and last event are not numbered as one run.
+    """
+    first, last = sections.lengths[0], sections.lengths[-1]
+    numbers = _event_numbers(unwrap(sections.payload[:first]))
+    producer_id, epoch, sequence = numbers
+    if sequence is not None:
+        until = (sequence + len(sections.lengths) - 1) & _SEQUENCE_MASK
+        expected = (producer_id, epoch, until)
+        found = _event_numbers(unwrap(sections.payload[-last:])) if len(sections.lengths) > 1 else expected
+        if found != expected:
+            raise DecodeError(
+                f"The events of a batch are numbered {numbers} to {found}; the last should be {expected}."
+            )
+    return replace(sections, producer_id=producer_id, producer_epoch=epoch, producer_sequence_number=sequence)
 
 
 def wrap_event(encoded: Buffer) -> bytes:
@@ -214,6 +239,18 @@ def _find_data_sections(view: memoryview, offset: int, lengths: array[int]) -> i
             f"The last data section of the batch ends {offset - until} bytes after the message."
         )
     return offset
+
+
+def _event_numbers(event: Buffer) -> tuple[int | None, int | None, int | None]:
+    for code, _, value_start, _ in iter_sections(event):
+        if code == MESSAGE_ANNOTATIONS:
+            annotations = _annotations(event, value_start)
+            return (
+                _producer_part(annotations, PRODUCER_ID),
+                _producer_part(annotations, PRODUCER_EPOCH),
+                _producer_part(annotations, PRODUCER_SEQUENCE_NUMBER),
+            )
+    return None, None, None
 
 
 def _annotations(payload: Buffer, value_start: int) -> dict[object, object]:
