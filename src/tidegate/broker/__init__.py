@@ -3,7 +3,14 @@
 Faces import from here (they may not import ``tidegate.storage``); everything runs on one event loop.
 """
 
-from tidegate.broker.authorization import ROOT_POLICY_NAME, Authorizer, Claim, Grant, SharedAccessPolicy
+from tidegate.broker.authorization import (
+    NEVER_EXPIRES,
+    ROOT_POLICY_NAME,
+    Authorizer,
+    Claim,
+    Grant,
+    SharedAccessPolicy,
+)
 from tidegate.broker.event_hub import (
     UNCHANGED,
     EventHub,
@@ -36,6 +43,7 @@ __all__ = [
     "Claim",
     "Grant",
     "SharedAccessPolicy",
+    "NEVER_EXPIRES",
     "ROOT_POLICY_NAME",
     "Throughput",
     "ThroughputStatistics",

@@ -1,17 +1,23 @@
 """Who may do what: shared access policies, and the check of the tokens made with their keys.
 
-A key never leaves this module except through ``SharedAccessPolicy.key`` (for the connection string that its
+A key never leaves this module except through ``SharedAccessPolicy`` (for the connection string that its
 owner asked for); no repr, log line or error holds one.
+
+A policy belongs to the namespace or to one event hub. A token names the policy (``skn``) and what it is for
+(``sr``); it may be signed with either key of the namespace's policy of that name, or of the hub's that ``sr``
+lies in. A change of policies counts at once: a grant is worth something only while its key is a key.
 """
 
 from __future__ import annotations
 
 import base64
+import hmac
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
+from functools import partial
 from typing import Final
 
 from tidegate.model.audience import Audience
@@ -22,6 +28,12 @@ ROOT_POLICY_NAME: Final = "RootManageSharedAccessKey"
 """The policy every namespace is born with (Azure "Authorize access with shared access signatures",
 2026-09).
 """
+
+NEVER_EXPIRES: Final = 253_402_300_799
+"""Unix time of the end of the year 9999: a policy's key, unlike a token, does not run out."""
+
+_NAMESPACE: Final = ""
+"""The scope of the namespace's own policies; a hub's scope is its name in lower case."""
 
 _KEY_BYTES = 32
 
@@ -34,24 +46,46 @@ class Claim(Enum):
     MANAGE = "Manage"
 
 
+def generate_key() -> str:
+    """A new random key: 32 bytes, in base64."""
+    return base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()
+
+
 @dataclass(frozen=True, slots=True)
 class SharedAccessPolicy:
-    """A named key and the rights that go with it."""
+    """A name with two keys, and the rights that go with each of them.
+
+    Two, so that one can be regenerated while clients use the other.
+    """
 
     name: str
     key: str = field(repr=False)
-    """Raw UTF-8 key material, as clients put it into their connection string."""
+    """The primary key: raw UTF-8 key material, as clients put it into their connection string."""
     claims: frozenset[Claim]
+    secondary_key: str = field(default_factory=generate_key, repr=False)
+    """Worth the same as the primary key."""
 
     @classmethod
-    def generate(cls, name: str, claims: Iterable[Claim]) -> SharedAccessPolicy:
-        """A policy with a new random key of 32 bytes, in base64."""
-        return cls(name, base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode(), frozenset(claims))
+    def generate(
+        cls,
+        name: str,
+        claims: Iterable[Claim],
+        *,
+        key: str | None = None,
+        secondary_key: str | None = None,
+    ) -> SharedAccessPolicy:
+        """A policy; keys that are None are made at random."""
+        return cls(name, key or generate_key(), frozenset(claims), secondary_key or generate_key())
+
+    @property
+    def keys(self) -> tuple[str, str]:
+        """Primary and secondary key."""
+        return self.key, self.secondary_key
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a verified token allows, and until when."""
+    """What a verified token allows, and until when; see also ``Authorizer.is_in_force``."""
 
     policy_name: str
     resource: Audience
@@ -59,6 +93,10 @@ class Grant:
     claims: frozenset[Claim]
     expiry: int
     """Unix time in seconds: from then on the grant is worth nothing."""
+    scope: str = ""
+    """The event hub whose policy it is, in lower case; empty for a policy of the namespace."""
+    key: str = field(default="", repr=False)
+    """The key that proved it."""
 
     def permits(self, path: str, claim: Claim, *, now_utc: datetime) -> bool:
         """Whether ``claim`` is given on ``path`` (an audience or an address, ``hub/Partitions/0``) now."""
@@ -70,21 +108,23 @@ class Grant:
 
 
 class Authorizer:
-    """Checks tokens against the namespace's policies."""
+    """Checks tokens against the policies of the namespace and of its event hubs."""
 
     def __init__(self, policies: Iterable[SharedAccessPolicy]) -> None:
-        self._policies = {policy.name: policy for policy in policies}
+        """policies: those of the namespace; hubs' policies come with ``set_policies``."""
+        self._scopes = {_NAMESPACE: {policy.name: policy for policy in policies}}
         # Checked in place of a policy that does not exist, so that its absence takes no less time.
         self._nobody = SharedAccessPolicy.generate("", ())
+        self._listeners: dict[object, Callable[[], None]] = {}
 
     @property
     def policies(self) -> tuple[SharedAccessPolicy, ...]:
-        """All policies, in the order of the catalog."""
-        return tuple(self._policies.values())
+        """All policies of the namespace, in the order of the catalog."""
+        return tuple(self._scopes[_NAMESPACE].values())
 
     def policy(self, name: str) -> SharedAccessPolicy | None:
-        """The policy of that name; None where there is none. Names are compared as they stand."""
-        return self._policies.get(name)
+        """The namespace's policy of that name; None where there is none. Names are compared as they stand."""
+        return self._scopes[_NAMESPACE].get(name)
 
     def authorize(self, token: str, audience: str, *, now_utc: datetime) -> Grant:
         """Verify a SAS token that a client presents for ``audience``, and say what it allows.
@@ -94,25 +134,88 @@ class Authorizer:
         token.
         """
         signature = SharedAccessSignature.parse(token)
-        policy = self._policies.get(signature.key_name)
-        is_genuine = signature.is_signed_with((policy or self._nobody).key)
-        if policy is None or not is_genuine:
-            raise UnauthorizedError(
-                "InvalidSignature: The token has an invalid signature.",
-                next_step="Check SharedAccessKeyName and SharedAccessKey of the connection string.",
-            )
+        resource = Audience.parse(signature.resource)
+        grant: Grant | None = None
+        for scope in (_NAMESPACE, resource.path.partition("/")[0]):
+            policy = self._find(scope, signature.key_name)
+            for key in (policy or self._nobody).keys:
+                # All keys are tried, whichever fits: the time it takes tells nothing about them.
+                if signature.is_signed_with(key) and policy is not None and grant is None:
+                    grant = Grant(policy.name, resource, policy.claims, signature.expiry, scope, key)
+        if grant is None:
+            raise _invalid_signature()
         if now_utc.timestamp() >= signature.expiry:
             raise UnauthorizedError(
                 f"ExpiredToken: The token is expired. Expiration time: '{_format_expiry(signature.expiry)}'.",
                 next_step="Make a new token, and check this machine's clock.",
             )
-        resource = Audience.parse(signature.resource)
         if not resource.covers(Audience.parse(audience)):
             raise UnauthorizedError(
                 "InvalidAudience: The authorization header contains a token signed for the wrong audience.",
                 next_step=f"The token is for {signature.resource!r}, asked for was {audience!r}.",
             )
-        return Grant(policy.name, resource, policy.claims, signature.expiry)
+        return grant
+
+    def authorize_key(self, name: str, key: str) -> tuple[Grant, ...]:
+        """What somebody may do who knows a policy's name and one of its keys: one grant per such policy.
+
+        Raises UnauthorizedError where no policy of that name, of the namespace or a hub, has that key.
+        """
+        grants: list[Grant] = []
+        for scope in self._scopes:
+            policy = self._find(scope, name)
+            for known in (policy or self._nobody).keys:
+                if hmac.compare_digest(known.encode(), key.encode()) and policy is not None:
+                    resource = Audience("", scope)
+                    grants.append(Grant(policy.name, resource, policy.claims, NEVER_EXPIRES, scope, known))
+        if not grants:
+            raise _invalid_signature()
+        return tuple(grants)
+
+    def is_in_force(self, grant: Grant) -> bool:
+        """Whether the grant's policy still exists, with the key that proved it and the same claims."""
+        policy = self._find(grant.scope, grant.policy_name)
+        return policy is not None and grant.key in policy.keys and grant.claims == policy.claims
+
+    def set_policies(self, policies: Iterable[SharedAccessPolicy], *, event_hub: str | None = None) -> None:
+        """Replace the policies of the namespace, or of an event hub (none: it has none, or is gone).
+
+        Tells the listeners.
+        """
+        scope = _NAMESPACE if event_hub is None else event_hub.lower()
+        by_name = {policy.name: policy for policy in policies}
+        if by_name or scope == _NAMESPACE:
+            self._scopes[scope] = by_name
+        else:
+            self._scopes.pop(scope, None)
+        self.announce_change()
+
+    def add_change_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` after each change of who may do what; returns what removes it.
+
+        It is called from within the change, and must neither block nor raise.
+        """
+        key = object()
+        self._listeners[key] = listener
+        return partial(self._remove_listener, key)
+
+    def announce_change(self) -> None:
+        """Tell the listeners that something else that admission depends on has changed."""
+        for listener in list(self._listeners.values()):
+            listener()
+
+    def _find(self, scope: str, name: str) -> SharedAccessPolicy | None:
+        return self._scopes.get(scope, {}).get(name)
+
+    def _remove_listener(self, key: object) -> None:
+        self._listeners.pop(key, None)
+
+
+def _invalid_signature() -> UnauthorizedError:
+    return UnauthorizedError(
+        "InvalidSignature: The token has an invalid signature.",
+        next_step="Check SharedAccessKeyName and SharedAccessKey of the connection string.",
+    )
 
 
 def _format_expiry(expiry: int) -> str:

@@ -1,23 +1,31 @@
-"""The catalog: which event hubs, consumer groups and policies there are; one JSON file, replaced atomically.
+"""The catalog: what a namespace and its event hubs are, with policies; one JSON file, replaced atomically.
 
 The rule: memory changes only after the file did, so what a caller was told exists survives a power loss.
+
+    format version 1   hubs, consumer groups; policies of the namespace, with one key each
+    format version 2   also a second key per policy, policies of hubs, revoked publishers, the largest event
+                       of a hub, the tier and the throughput units of the namespace
+
+A file of version 1 is read, and written anew as version 2 when the service starts.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tidegate.broker.authorization import ROOT_POLICY_NAME, Claim, SharedAccessPolicy
 from tidegate.model.errors import LogCorruptError, LogFullError
-from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, TIER_DEFAULT, Tier
 from tidegate.storage.files import Files, read_whole, replace_whole
 from tidegate.storage.write_errors import is_full_error
 
 CATALOG_NAME: Final = "catalog.json"
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
+_READABLE_VERSIONS = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,12 @@ class EventHubRecord:
     created_at_ms: int
     """Milliseconds since 1970-01-01 UTC."""
     consumer_groups: tuple[str, ...] = (DEFAULT_CONSUMER_GROUP,)
+    event_bytes_max: int | None = None
+    """Largest event or batch, in bytes; None: what the tier allows."""
+    policies: tuple[SharedAccessPolicy, ...] = ()
+    """Policies for this hub alone."""
+    revoked_publishers: tuple[str, ...] = ()
+    """Publishers that may not send, as they were named; compared without regard to case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +57,11 @@ class CatalogContents:
     """Everything the catalog holds."""
 
     policies: tuple[SharedAccessPolicy, ...]
+    """Policies for the whole namespace."""
     event_hubs: tuple[EventHubRecord, ...] = ()
+    tier: Tier = TIER_DEFAULT
+    throughput_units: int | None = None
+    """None: throughput is not limited."""
 
 
 class Catalog:
@@ -56,19 +74,31 @@ class Catalog:
 
     @classmethod
     def open(cls, files: Files, data_directory: Path) -> Catalog:
-        """Read the catalog; on first start write one with a root policy whose key is random.
+        """Read the catalog; on first start write one with a root policy whose keys are random.
 
         Raises LogCorruptError (the file does not parse: nothing is guessed), LogFullError.
         """
         path = data_directory / CATALOG_NAME
         try:
-            data = read_whole(files, path)
+            version, contents = _read(files, path)
         except FileNotFoundError:
             root = SharedAccessPolicy.generate(ROOT_POLICY_NAME, Claim)
             catalog = cls(files, path, CatalogContents((root,)))
             catalog.replace_contents(catalog.contents)
             return catalog
-        return cls(files, path, _decode(path, data))
+        catalog = cls(files, path, contents)
+        if version != _FORMAT_VERSION:
+            # Reading an older file made second keys: they must be the same after the next start.
+            catalog.replace_contents(contents)
+        return catalog
+
+    @staticmethod
+    def read(files: Files, data_directory: Path) -> CatalogContents:
+        """What the catalog holds, for whoever only looks: nothing is written.
+
+        Raises LogCorruptError, FileNotFoundError.
+        """
+        return _read(files, data_directory / CATALOG_NAME)[1]
 
     def replace_contents(self, contents: CatalogContents) -> None:
         """Make ``contents`` the catalog; durable on return. Raises LogFullError; the old contents then
@@ -93,10 +123,9 @@ class Catalog:
 def _encode(contents: CatalogContents) -> bytes:
     document = {
         "format_version": _FORMAT_VERSION,
-        "policies": [
-            {"name": policy.name, "key": policy.key, "claims": sorted(claim.value for claim in policy.claims)}
-            for policy in contents.policies
-        ],
+        "tier": contents.tier.value,
+        "throughput_units": contents.throughput_units,
+        "policies": _policies_document(contents.policies),
         "event_hubs": [
             {
                 "id": hub.hub_id,
@@ -104,8 +133,11 @@ def _encode(contents: CatalogContents) -> bytes:
                 "partition_count": hub.partition_count,
                 "retention_hours": hub.retention_hours,
                 "retention_bytes": hub.retention_bytes,
+                "event_bytes_max": hub.event_bytes_max,
                 "created_at_ms": hub.created_at_ms,
                 "consumer_groups": list(hub.consumer_groups),
+                "policies": _policies_document(hub.policies),
+                "revoked_publishers": list(hub.revoked_publishers),
             }
             for hub in contents.event_hubs
         ],
@@ -113,37 +145,72 @@ def _encode(contents: CatalogContents) -> bytes:
     return json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
-def _decode(path: Path, data: bytes) -> CatalogContents:
+def _policies_document(policies: Iterable[SharedAccessPolicy]) -> list[dict[str, object]]:
+    return [
+        {
+            "name": policy.name,
+            "key": policy.key,
+            "secondary_key": policy.secondary_key,
+            "claims": sorted(claim.value for claim in policy.claims),
+        }
+        for policy in policies
+    ]
+
+
+def _read(files: Files, path: Path) -> tuple[int, CatalogContents]:
+    data = read_whole(files, path)
     try:
         document = json.loads(data)
         version = document["format_version"]
-        if version != _FORMAT_VERSION:
+        if version not in _READABLE_VERSIONS:
             raise LogCorruptError(
-                f"The catalog {path} has format version {version!r}; this release reads {_FORMAT_VERSION}.",
+                f"The catalog {path} has format version {version!r}; this release reads "
+                f"{_READABLE_VERSIONS[0]} to {_FORMAT_VERSION}.",
                 next_step="Start the release that wrote it.",
             )
-        policies = tuple(
-            SharedAccessPolicy(
-                str(policy["name"]), str(policy["key"]), frozenset(Claim(claim) for claim in policy["claims"])
-            )
-            for policy in document["policies"]
+        contents = CatalogContents(
+            policies=_parse_policies(document["policies"]),
+            event_hubs=tuple(_parse_event_hub(hub) for hub in document["event_hubs"]),
+            tier=Tier(document.get("tier", TIER_DEFAULT.value)),
+            throughput_units=_optional_integer(document, "throughput_units"),
         )
-        hubs = tuple(
-            EventHubRecord(
-                hub_id=str(hub["id"]),
-                name=str(hub["name"]),
-                partition_count=int(hub["partition_count"]),
-                retention_hours=int(hub["retention_hours"]),
-                retention_bytes=None if hub["retention_bytes"] is None else int(hub["retention_bytes"]),
-                created_at_ms=int(hub["created_at_ms"]),
-                consumer_groups=tuple(str(group) for group in hub["consumer_groups"]),
-            )
-            for hub in document["event_hubs"]
-        )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         # The parser's own message may quote the file, which holds keys: only its kind is told.
         raise LogCorruptError(
             f"The catalog {path} does not parse ({type(error).__name__}).",
             next_step="Restore it from a backup; the logs beside it are not affected.",
         ) from None
-    return CatalogContents(policies, hubs)
+    return version, contents
+
+
+def _parse_event_hub(hub: Mapping[str, Any]) -> EventHubRecord:
+    return EventHubRecord(
+        hub_id=str(hub["id"]),
+        name=str(hub["name"]),
+        partition_count=int(hub["partition_count"]),
+        retention_hours=int(hub["retention_hours"]),
+        retention_bytes=_optional_integer(hub, "retention_bytes"),
+        created_at_ms=int(hub["created_at_ms"]),
+        consumer_groups=tuple(str(group) for group in hub["consumer_groups"]),
+        event_bytes_max=_optional_integer(hub, "event_bytes_max"),
+        policies=_parse_policies(hub.get("policies", ())),
+        revoked_publishers=tuple(str(name) for name in hub.get("revoked_publishers", ())),
+    )
+
+
+def _parse_policies(policies: Iterable[Mapping[str, Any]]) -> tuple[SharedAccessPolicy, ...]:
+    return tuple(
+        SharedAccessPolicy.generate(
+            str(policy["name"]),
+            (Claim(claim) for claim in policy["claims"]),
+            key=str(policy["key"]),
+            # Version 1 had none: a new random one, so that there is never a key that somebody could guess.
+            secondary_key=str(policy["secondary_key"]) if "secondary_key" in policy else None,
+        )
+        for policy in policies
+    )
+
+
+def _optional_integer(document: Mapping[str, Any], name: str) -> int | None:
+    value = document.get(name)
+    return None if value is None else int(value)

@@ -45,7 +45,7 @@ def _damages(data_directory: Path) -> Iterator[CatalogDamage]:
             )
         return
     try:
-        contents = Catalog.open(OsFiles(), data_directory).contents
+        contents = Catalog.read(OsFiles(), data_directory)
     except LogCorruptError as error:
         yield CatalogDamage(path, error.message)
         return

@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import Enum
 from typing import Final
 
+from tidegate.broker.authorization import Authorizer, SharedAccessPolicy
 from tidegate.broker.catalog import Catalog, EventHubRecord
+from tidegate.broker.names import validate_name, validate_publisher_name
 from tidegate.broker.partition import Partition
+from tidegate.broker.throttling import Throughput
 from tidegate.model.clock import Clock
 from tidegate.model.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
     NotFoundError,
+    PublisherRevokedError,
     QuotaExceededError,
 )
 from tidegate.model.limits import (
     CONSUMER_GROUP_NAME_CHARACTERS_MAX,
-    CONSUMER_GROUPS_MAX,
     DEFAULT_CONSUMER_GROUP,
+    EVENT_BYTES_MIN,
     PARTITION_KEY_CHARACTERS_MAX,
+    REVOKED_PUBLISHERS_MAX,
+    TIER_LIMITS,
+    TierLimits,
 )
 from tidegate.model.partition_key import partition_for_key
 from tidegate.storage.partition_log import PartitionLog
 
-# Letters, digits, '.', '-', '_', beginning and ending with a letter or digit (Azure "Naming rules and
-# restrictions", Microsoft.EventHub, 2026-09).
-_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII)
+
+class Unchanged(Enum):
+    """The type of ``UNCHANGED``."""
+
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED: Final = Unchanged.UNCHANGED
+"""A setting that an update leaves as it is, where None has a meaning of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +58,59 @@ class EventHubDescription:
     """Bytes that each partition keeps; None: no limit but time."""
     consumer_groups: tuple[str, ...]
     """``$Default`` first."""
+    event_bytes_max: int
+    """Largest event or batch, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventHubStatistics:
     """Counts since the service started, at one moment."""
 
-    incoming_events: int
-    incoming_bytes: int
-    outgoing_events: int
-    outgoing_bytes: int
+    incoming_events: int = 0
+    incoming_bytes: int = 0
+    outgoing_events: int = 0
+    outgoing_bytes: int = 0
+    incoming_requests: int = 0
+    """Batches that were offered, refused ones included."""
+    throttled_requests: int = 0
+    """Batches refused because the namespace's throughput units were used up."""
+
+    def __add__(self, other: EventHubStatistics) -> EventHubStatistics:
+        names = [field.name for field in fields(self)]
+        return EventHubStatistics(*(getattr(self, name) + getattr(other, name) for name in names))
 
 
 class EventHub:
     """An event hub of a running broker. Get one from ``Broker.event_hub``."""
 
     def __init__(
-        self, record: EventHubRecord, logs: Sequence[PartitionLog], *, catalog: Catalog, clock: Clock
+        self,
+        record: EventHubRecord,
+        logs: Sequence[PartitionLog],
+        *,
+        catalog: Catalog,
+        clock: Clock,
+        authorizer: Authorizer,
+        throughput: Throughput,
     ) -> None:
         self._record = record
         self._catalog = catalog
+        self._authorizer = authorizer
         self._partitions = tuple(
-            Partition(record.name, str(index), log, clock, self._find_consumer_group)
+            Partition(
+                record.name,
+                str(index),
+                log,
+                clock,
+                self._find_consumer_group,
+                throughput=throughput,
+                find_event_bytes_max=self._find_event_bytes_max,
+            )
             for index, log in enumerate(logs)
         )
         self._by_id = {partition.partition_id: partition for partition in self._partitions}
         self._next_round_robin = 0
+        self._revoked = _lower(record.revoked_publishers)
 
     @property
     def name(self) -> str:
@@ -89,7 +129,15 @@ class EventHub:
             retention_hours=record.retention_hours,
             retention_bytes=record.retention_bytes,
             consumer_groups=record.consumer_groups,
+            event_bytes_max=self.event_bytes_max,
         )
+
+    @property
+    def event_bytes_max(self) -> int:
+        """Largest event or batch, in bytes, that it takes now: its own limit, or the tier's if less."""
+        allowed = self._limits.event_bytes_max
+        own = self._record.event_bytes_max
+        return allowed if own is None else min(own, allowed)
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
@@ -131,11 +179,12 @@ class EventHub:
         groups = self._record.consumer_groups
         if name.lower() in (group.lower() for group in groups):
             raise AlreadyExistsError(f"The event hub {self.name!r} already has the consumer group {name!r}.")
-        if len(groups) >= CONSUMER_GROUPS_MAX:
+        if len(groups) >= self._limits.consumer_groups_max:
             raise QuotaExceededError(
-                f"The event hub {self.name!r} has {len(groups)} consumer groups, the most allowed."
+                f"The event hub {self.name!r} has {len(groups)} consumer groups, the most that the "
+                f"{self._catalog.contents.tier.value} tier allows."
             )
-        self._replace_consumer_groups((*groups, name))
+        self._replace_record(replace(self._record, consumer_groups=(*groups, name)))
 
     def delete_consumer_group(self, name: str) -> None:
         """Remove a consumer group; receivers in it stay until they close.
@@ -145,12 +194,94 @@ class EventHub:
         found = self._find_consumer_group(name)
         if found == DEFAULT_CONSUMER_GROUP:
             raise InvalidArgumentError(f"The consumer group {DEFAULT_CONSUMER_GROUP} cannot be deleted.")
-        self._replace_consumer_groups(
-            tuple(group for group in self._record.consumer_groups if group != found)
-        )
+        groups = tuple(group for group in self._record.consumer_groups if group != found)
+        self._replace_record(replace(self._record, consumer_groups=groups))
+
+    def update(
+        self,
+        *,
+        partition_count: int | None = None,
+        retention_hours: int | Unchanged | None = UNCHANGED,
+        retention_bytes: int | Unchanged | None = UNCHANGED,
+        event_bytes_max: int | Unchanged | None = UNCHANGED,
+    ) -> None:
+        """Change settings; durable on return, and all or none. See ``Broker.update_event_hub``."""
+        record, limits = self._record, self._limits
+        if partition_count is not None and partition_count != record.partition_count:
+            raise InvalidArgumentError(
+                f"The event hub {self.name!r} has {record.partition_count} partitions; their number is fixed "
+                "at its creation.",
+                next_step="Create another event hub.",
+            )
+        if retention_hours is not UNCHANGED:
+            hours = limits.retention_hours_default if retention_hours is None else retention_hours
+            validate_retention_hours(hours, limits)
+            record = replace(record, retention_hours=hours)
+        if retention_bytes is not UNCHANGED:
+            validate_retention_bytes(retention_bytes)
+            record = replace(record, retention_bytes=retention_bytes)
+        if event_bytes_max is not UNCHANGED:
+            validate_event_bytes_max(event_bytes_max, limits)
+            record = replace(record, event_bytes_max=event_bytes_max)
+        if record != self._record:
+            self._replace_record(record)
+
+    # -- admission
+
+    @property
+    def policies(self) -> tuple[SharedAccessPolicy, ...]:
+        """The policies for this hub alone."""
+        return self._record.policies
+
+    def replace_policies(self, policies: Iterable[SharedAccessPolicy]) -> None:
+        """Make ``policies`` the hub's, at once and for open connections, too. Raises LogFullError."""
+        self._replace_record(replace(self._record, policies=tuple(policies)))
+        self._authorizer.set_policies(self._record.policies, event_hub=self.name)
+
+    @property
+    def revoked_publishers(self) -> tuple[str, ...]:
+        """The publishers that may not send, in the order of their revocation."""
+        return self._record.revoked_publishers
+
+    def revoke_publisher(self, name: str) -> None:
+        """Let a publisher send no more, whatever its token says; its open links end. Durable on return.
+
+        Names compare without regard to case. Raises InvalidArgumentError (the name), AlreadyExistsError (it
+        is revoked already), QuotaExceededError, LogFullError.
+        """
+        validate_publisher_name(name)
+        if name.lower() in self._revoked:
+            raise AlreadyExistsError(f"The publisher {name!r} of {self.name!r} is revoked already.")
+        revoked = self._record.revoked_publishers
+        if len(revoked) >= REVOKED_PUBLISHERS_MAX:
+            raise QuotaExceededError(
+                f"{len(revoked)} publishers of {self.name!r} are revoked, the most allowed.",
+                next_step="Regenerate the key that their tokens were made with, and restore them.",
+            )
+        self._replace_record(replace(self._record, revoked_publishers=(*revoked, name)))
+        self._authorizer.announce_change()
+
+    def restore_publisher(self, name: str) -> None:
+        """Let a revoked publisher send again. Durable on return. Raises NotFoundError, LogFullError."""
+        wanted = name.lower()
+        if wanted not in self._revoked:
+            raise NotFoundError(f"The publisher {name[:80]!r} of {self.name!r} is not revoked.")
+        left = tuple(known for known in self._record.revoked_publishers if known.lower() != wanted)
+        self._replace_record(replace(self._record, revoked_publishers=left))
+
+    def check_publisher(self, name: str) -> None:
+        """Raise InvalidArgumentError for a name that no publisher can have, PublisherRevokedError for a
+        publisher that may not send.
+        """
+        validate_publisher_name(name)
+        if name.lower() in self._revoked:
+            raise PublisherRevokedError(
+                f"The publisher '{name}' of '{self.name}' is revoked.",
+                next_step="Whoever runs the service can restore it.",
+            )
 
     def statistics(self) -> EventHubStatistics:
-        """Events and bytes in and out since the service started."""
+        """What came in and went out since the service started."""
         appended = [partition.appended for partition in self._partitions]
         delivered = [partition.delivered for partition in self._partitions]
         return EventHubStatistics(
@@ -158,12 +289,21 @@ class EventHub:
             incoming_bytes=sum(size for _, size in appended),
             outgoing_events=sum(events for events, _ in delivered),
             outgoing_bytes=sum(size for _, size in delivered),
+            incoming_requests=sum(partition.incoming_requests for partition in self._partitions),
+            throttled_requests=sum(partition.throttled_requests for partition in self._partitions),
         )
 
-    def _replace_consumer_groups(self, groups: tuple[str, ...]) -> None:
-        record = replace(self._record, consumer_groups=groups)
+    @property
+    def _limits(self) -> TierLimits:
+        return TIER_LIMITS[self._catalog.contents.tier]
+
+    def _find_event_bytes_max(self) -> int:
+        return self.event_bytes_max
+
+    def _replace_record(self, record: EventHubRecord) -> None:
         self._catalog.replace_event_hub(record)
         self._record = record
+        self._revoked = _lower(record.revoked_publishers)
 
     def _find_consumer_group(self, name: str) -> str:
         wanted = name.lower()
@@ -179,11 +319,25 @@ class EventHub:
         return f"<EventHub {self.name} partitions={len(self._partitions)}>"
 
 
-def validate_name(name: str, noun: str, characters_max: int) -> None:
-    """Raise InvalidArgumentError unless ``name`` follows the naming rules of Event Hubs."""
-    if len(name) > characters_max or _NAME.fullmatch(name) is None:
+def validate_retention_hours(hours: int, limits: TierLimits) -> None:
+    """Raise InvalidArgumentError unless events may be kept for so many hours."""
+    if not 1 <= hours <= limits.retention_hours_max:
+        raise InvalidArgumentError(f"{hours} hours; 1 to {limits.retention_hours_max} are allowed.")
+
+
+def validate_retention_bytes(size: int | None) -> None:
+    """Raise InvalidArgumentError unless a partition may keep so many bytes (None: any number)."""
+    if size is not None and size < 1:
+        raise InvalidArgumentError(f"{size} bytes of retention; 1 or more are allowed.")
+
+
+def validate_event_bytes_max(size: int | None, limits: TierLimits) -> None:
+    """Raise InvalidArgumentError unless events may be limited to so many bytes (None: to the tier's)."""
+    if size is not None and not EVENT_BYTES_MIN <= size <= limits.event_bytes_max:
         raise InvalidArgumentError(
-            f"{name[:80]!r} cannot be the name of {'an' if noun[0] in 'aeiou' else 'a'} {noun}.",
-            next_step=f"Use 1 to {characters_max} letters, digits, '.', '-' or '_', beginning and ending "
-            "with a letter or digit.",
+            f"{size} bytes as the largest event; {EVENT_BYTES_MIN} to {limits.event_bytes_max} are allowed."
         )
+
+
+def _lower(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(name.lower() for name in names)

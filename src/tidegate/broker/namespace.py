@@ -3,7 +3,7 @@
 Everything is called on the event loop that ran ``Broker.open``. On disk:
 
     lock            held while a service runs
-    catalog.json    event hubs, consumer groups, policies with their keys (mode 0600)
+    catalog.json    what the namespace and its event hubs are, policies with their keys (mode 0600)
     logs/<hub id>/<partition id>/    the partition logs (see ``tidegate.storage``)
 """
 
@@ -11,13 +11,25 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from tidegate.broker.authorization import Authorizer, Grant
+from tidegate.broker.authorization import Authorizer, Claim, Grant, SharedAccessPolicy
 from tidegate.broker.catalog import Catalog, EventHubRecord
-from tidegate.broker.event_hub import EventHub, validate_name
+from tidegate.broker.event_hub import (
+    UNCHANGED,
+    EventHub,
+    EventHubStatistics,
+    Unchanged,
+    validate_event_bytes_max,
+    validate_retention_bytes,
+    validate_retention_hours,
+)
+from tidegate.broker.names import validate_name
+from tidegate.broker.policies import add_policy, find_policy, remove_policy, replace_key
+from tidegate.broker.throttling import Throughput, validate_units
 from tidegate.model.clock import Clock
 from tidegate.model.errors import (
     AlreadyExistsError,
@@ -26,12 +38,7 @@ from tidegate.model.errors import (
     NotFoundError,
     TidegateError,
 )
-from tidegate.model.limits import (
-    HUB_NAME_CHARACTERS_MAX,
-    PARTITIONS_MAX,
-    RETENTION_HOURS_DEFAULT,
-    RETENTION_HOURS_MAX,
-)
+from tidegate.model.limits import HUB_NAME_CHARACTERS_MAX, TIER_LIMITS, Tier, TierLimits
 from tidegate.storage.files import Files, OsFiles
 from tidegate.storage.log_manager import LogManager
 from tidegate.storage.options import LogOptions
@@ -49,6 +56,8 @@ class Broker:
         self._logs = logs
         self._clock = clock
         self._authorizer = Authorizer(catalog.contents.policies)
+        self._throughput = Throughput(clock, catalog.contents.throughput_units)
+        self._statistics_of_deleted = EventHubStatistics()
         self._event_hubs: dict[str, EventHub] = {}
 
     @classmethod
@@ -99,6 +108,95 @@ class Broker:
         """What a SAS token presented for ``audience`` allows now. Raises UnauthorizedError."""
         return self._authorizer.authorize(token, audience, now_utc=self._clock.now_utc())
 
+    def policies(self, event_hub: str | None = None) -> tuple[SharedAccessPolicy, ...]:
+        """The policies of an event hub, or (None) of the namespace. Raises NotFoundError (no such hub)."""
+        return self._catalog.contents.policies if event_hub is None else self.event_hub(event_hub).policies
+
+    def policy(self, event_hub: str | None, name: str) -> SharedAccessPolicy:
+        """One policy of an event hub, or (None) of the namespace. Raises NotFoundError."""
+        return find_policy(self.policies(event_hub), name)
+
+    def create_policy(
+        self,
+        event_hub: str | None,
+        name: str,
+        claims: Iterable[Claim],
+        *,
+        key: str | None = None,
+        secondary_key: str | None = None,
+    ) -> SharedAccessPolicy:
+        """Make a policy of an event hub, or (None) of the namespace; durable, and in force, on return.
+
+        claims: at least one; Manage brings Send and Listen. Keys that are None are made at random.
+        Raises InvalidArgumentError, AlreadyExistsError (whatever the letter case), QuotaExceededError (12),
+        NotFoundError (no such hub), LogFullError.
+        """
+        policies = add_policy(self.policies(event_hub), name, claims, key=key, secondary_key=secondary_key)
+        self._replace_policies(event_hub, policies)
+        return policies[-1]
+
+    def delete_policy(self, event_hub: str | None, name: str) -> None:
+        """Remove a policy of an event hub, or (None) of the namespace; durable on return.
+
+        Its keys are worth nothing from then on: links that were opened with them end. The last policy of the
+        namespace with Manage stays, because nobody could administer the service without (our choice).
+        Raises NotFoundError, InvalidArgumentError (that last one), LogFullError.
+        """
+        policies = remove_policy(self.policies(event_hub), name)
+        if event_hub is None and not any(Claim.MANAGE in policy.claims for policy in policies):
+            raise InvalidArgumentError(
+                f"The policy {name!r} is the namespace's last one with Manage.",
+                next_step="Create another one first, or regenerate its keys.",
+            )
+        self._replace_policies(event_hub, policies)
+
+    def regenerate_key(
+        self, event_hub: str | None, name: str, *, is_secondary: bool = False, key: str | None = None
+    ) -> SharedAccessPolicy:
+        """Replace a policy's primary (or secondary) key, by a random one where ``key`` is None; durable on
+        return.
+
+        The old key is worth nothing from then on: links that were opened with it end, those opened with the
+        policy's other key do not. Raises NotFoundError, InvalidArgumentError (the key), LogFullError.
+        """
+        policies = replace_key(self.policies(event_hub), name, is_secondary=is_secondary, key=key)
+        self._replace_policies(event_hub, policies)
+        return find_policy(policies, name)
+
+    # -- limits
+
+    @property
+    def tier(self) -> Tier:
+        """The tier of Event Hubs whose limits the namespace keeps."""
+        return self._catalog.contents.tier
+
+    @property
+    def limits(self) -> TierLimits:
+        """The limits of the tier."""
+        return TIER_LIMITS[self.tier]
+
+    def set_tier(self, tier: Tier) -> None:
+        """Keep the limits of another tier; durable on return.
+
+        The largest event changes at once (links that are open learn it when they exceed it); partitions,
+        consumer groups and retention of what exists stay as they are. Raises LogFullError.
+        """
+        self._catalog.replace_contents(replace(self._catalog.contents, tier=tier))
+
+    @property
+    def throughput(self) -> Throughput:
+        """What the namespace takes in and gives out per second."""
+        return self._throughput
+
+    def set_throughput_units(self, units: int | None) -> None:
+        """Set the throughput units, from now on and after a restart; None is no limit.
+
+        Raises InvalidArgumentError, LogFullError.
+        """
+        validate_units(units)
+        self._catalog.replace_contents(replace(self._catalog.contents, throughput_units=units))
+        self._throughput.set_units(units)
+
     # -- event hubs
 
     def create_event_hub(
@@ -106,21 +204,28 @@ class Broker:
         name: str,
         *,
         partition_count: int,
-        retention_hours: int = RETENTION_HOURS_DEFAULT,
+        retention_hours: int | None = None,
         retention_bytes: int | None = None,
+        event_bytes_max: int | None = None,
     ) -> EventHub:
         """Make an event hub; durable on return.
 
-        retention_hours: 1..2160; retention_bytes: per partition, None for no limit but time.
+        partition_count: fixed from then on. retention_hours: None is 168, or less where the tier allows less.
+        retention_bytes: per partition, None for no limit but time. event_bytes_max: the largest event or
+        batch, None for what the tier allows. What a tier allows: ``limits``.
         Raises InvalidArgumentError, AlreadyExistsError, LogFullError.
         """
+        limits = self.limits
         validate_name(name, "event hub", HUB_NAME_CHARACTERS_MAX)
-        if not 1 <= partition_count <= PARTITIONS_MAX:
-            raise InvalidArgumentError(f"{partition_count} partitions; 1 to {PARTITIONS_MAX} are allowed.")
-        if not 1 <= retention_hours <= RETENTION_HOURS_MAX:
-            raise InvalidArgumentError(f"{retention_hours} hours; 1 to {RETENTION_HOURS_MAX} are allowed.")
-        if retention_bytes is not None and retention_bytes < 1:
-            raise InvalidArgumentError(f"{retention_bytes} bytes of retention; 1 or more are allowed.")
+        if not 1 <= partition_count <= limits.partitions_max:
+            raise InvalidArgumentError(
+                f"{partition_count} partitions; 1 to {limits.partitions_max} are allowed."
+            )
+        if retention_hours is None:
+            retention_hours = limits.retention_hours_default
+        validate_retention_hours(retention_hours, limits)
+        validate_retention_bytes(retention_bytes)
+        validate_event_bytes_max(event_bytes_max, limits)
         if name.lower() in self._event_hubs:
             raise AlreadyExistsError(f"The event hub {name!r} exists already.")
         record = EventHubRecord(
@@ -130,6 +235,7 @@ class Broker:
             retention_hours=retention_hours,
             retention_bytes=retention_bytes,
             created_at_ms=int(self._clock.now_utc().timestamp() * 1000),
+            event_bytes_max=event_bytes_max,
         )
         self._logs.create_logs(record.hub_id, partition_count)
         contents = self._catalog.contents
@@ -150,6 +256,31 @@ class Broker:
             )
         return event_hub
 
+    def update_event_hub(
+        self,
+        name: str,
+        *,
+        partition_count: int | None = None,
+        retention_hours: int | Unchanged | None = UNCHANGED,
+        retention_bytes: int | Unchanged | None = UNCHANGED,
+        event_bytes_max: int | Unchanged | None = UNCHANGED,
+    ) -> EventHub:
+        """Change settings of an event hub, all or none; durable on return.
+
+        None gives ``retention_hours`` and ``event_bytes_max`` their defaults again and takes the limit off
+        ``retention_bytes``. Retention follows at the next ``apply_retention``, the largest event at once.
+        partition_count: may only repeat what it is (None: not asked).
+        Raises NotFoundError, InvalidArgumentError, LogFullError.
+        """
+        event_hub = self.event_hub(name)
+        event_hub.update(
+            partition_count=partition_count,
+            retention_hours=retention_hours,
+            retention_bytes=retention_bytes,
+            event_bytes_max=event_bytes_max,
+        )
+        return event_hub
+
     async def delete_event_hub(self, name: str) -> None:
         """Remove an event hub with everything in it; whoever waits on its partitions gets ClosedError.
 
@@ -162,6 +293,8 @@ class Broker:
         remaining = tuple(record for record in contents.event_hubs if record.hub_id != hub_id)
         self._catalog.replace_contents(replace(contents, event_hubs=remaining))
         del self._event_hubs[name.lower()]
+        self._statistics_of_deleted += event_hub.statistics()
+        self._authorizer.set_policies((), event_hub=name)
         await self._logs.delete_logs(hub_id)
 
     async def apply_retention(self) -> int:
@@ -190,6 +323,10 @@ class Broker:
 
     # -- load
 
+    def statistics(self) -> EventHubStatistics:
+        """What came in and went out since the service started: all event hubs, deleted ones included."""
+        return sum((hub.statistics() for hub in self.list_event_hubs()), self._statistics_of_deleted)
+
     @property
     def is_congested(self) -> bool:
         """True while more appends wait for the disk than is good: stop reading from producers."""
@@ -201,9 +338,25 @@ class Broker:
 
     def _add_event_hub(self, record: EventHubRecord) -> EventHub:
         logs = self._partition_logs(record.hub_id, record.partition_count)
-        event_hub = EventHub(record, logs, catalog=self._catalog, clock=self._clock)
+        event_hub = EventHub(
+            record,
+            logs,
+            catalog=self._catalog,
+            clock=self._clock,
+            authorizer=self._authorizer,
+            throughput=self._throughput,
+        )
         self._event_hubs[record.name.lower()] = event_hub
+        if record.policies:
+            self._authorizer.set_policies(record.policies, event_hub=record.name)
         return event_hub
+
+    def _replace_policies(self, event_hub: str | None, policies: tuple[SharedAccessPolicy, ...]) -> None:
+        if event_hub is not None:
+            self.event_hub(event_hub).replace_policies(policies)
+            return
+        self._catalog.replace_contents(replace(self._catalog.contents, policies=policies))
+        self._authorizer.set_policies(policies)
 
     def _partition_logs(self, hub_id: str, partition_count: int) -> list[PartitionLog]:
         return [self._logs.log(hub_id, str(index)) for index in range(partition_count)]

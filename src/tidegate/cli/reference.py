@@ -7,9 +7,11 @@ from the module that holds the quotas.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
@@ -160,10 +162,26 @@ def _limit_page() -> str:
             words = " ".join(str(node.value.value).split())
             lines += [f"| `{name}` | {_value_text(getattr(limits, name))} | {words} |" for name in names]
             names = []
+    lines += [
+        "",
+        "## By tier",
+        "",
+        "`tier` of the namespace decides; changing it leaves what exists as it is.",
+        "",
+    ]
+    lines += ["| limit | " + " | ".join(tier.value for tier in limits.Tier) + " |"]
+    lines += ["|---|" + "---|" * len(limits.Tier)]
+    for field in dataclasses.fields(limits.TierLimits):
+        values = [_value_text(getattr(limits.TIER_LIMITS[tier], field.name)) for tier in limits.Tier]
+        lines.append(f"| `{field.name}` | {' | '.join(values)} |")
     return "\n".join(lines) + "\n"
 
 
 def _value_text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "see below"
+    if isinstance(value, Enum):
+        return str(value.value)
     return f"{value:,}" if isinstance(value, int) else f"`{value}`"
 
 

@@ -1,7 +1,8 @@
 """What one connection may do: the tokens it has presented, judged each time they are used.
 
 Expiry is enforced twice: ``require`` refuses an expired token when something is asked for, and the owner is
-called back when the next token runs out, to look at the links that are open already.
+called back when the next token runs out, to look at the links that are open already. So it is when a policy,
+a key or a publisher is taken away: grants that are no longer in force are dropped at once.
 """
 
 from __future__ import annotations
@@ -9,28 +10,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tidegate.broker import Broker, Claim, Grant
+from tidegate.broker import NEVER_EXPIRES, Broker, Claim, Grant
 from tidegate.model.audience import Audience
 from tidegate.model.clock import Clock
 from tidegate.model.errors import UnauthorizedError
-from tidegate.model.sas import make_sas_token
 from tidegate.wire.cbs import SAS_TOKEN_TYPE
 
-_NAMESPACE = "sb://namespace"
 _ANSWERS_MAX = 1000
-_NEVER = 253_402_300_799
-"""Unix time of the end of the year 9999: a policy's key, unlike a token, does not run out."""
 
 
 class ConnectionClaims:
     """The grants of one connection; ``close`` it with the connection."""
 
-    def __init__(self, broker: Broker, clock: Clock, on_expiry: Callable[[], None]) -> None:
-        """on_expiry: called on the event loop when a grant has run out."""
+    def __init__(self, broker: Broker, clock: Clock, on_loss: Callable[[], None]) -> None:
+        """on_loss: called on the event loop when a grant has run out, or may have been taken away."""
         self._broker = broker
         self._clock = clock
-        self._on_expiry = on_expiry
+        self._on_loss = on_loss
         self._grants: dict[Audience, Grant] = {}
+        # What lost grants were for, whose key or policy is gone: who asks again is told that.
+        self._lost: set[Audience] = set()
+        self._remove_listener: Callable[[], None] | None = None
         # Answers of ``require``, which is asked for every batch: until when (path, claim) is permitted.
         self._permitted_until: dict[tuple[str, Claim | None], int] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -56,15 +56,15 @@ class ConnectionClaims:
         entity = wanted.path.partition("/")[0]
         if entity and not entity.startswith("$"):
             self._broker.event_hub(entity)
-        self._grants[wanted] = grant
-        self._permitted_until.clear()
-        self._set_timer()
+        self._keep(wanted, grant)
 
     def put_policy(self, name: str, key: str) -> None:
-        """Accept the name and key of a policy (SASL PLAIN) for the namespace; raises UnauthorizedError."""
-        # Who knows the key could make any token: judged as one that never ends, by the one check there is.
-        token = make_sas_token(audience=_NAMESPACE, key_name=name, key=key, expiry=_NEVER)
-        self._grants[Audience.parse(_NAMESPACE)] = self._broker.authorize(token, _NAMESPACE)
+        """Accept the name and key of a policy (SASL PLAIN), of the namespace or of a hub.
+
+        Raises UnauthorizedError.
+        """
+        for grant in self._broker.authorizer.authorize_key(name, key):
+            self._keep(grant.resource, grant)
 
     def require(self, path: str, claim: Claim | None) -> None:
         """Raise UnauthorizedError unless a grant gives ``claim`` (None: any claim) on ``path`` now."""
@@ -84,6 +84,12 @@ class ConnectionClaims:
             self._permitted_until[path, claim] = max(expiries)
             return
         what = "Any" if claim is None else claim.value
+        if any(lost.covers(Audience.parse(path)) for lost in self._lost):
+            raise UnauthorizedError(
+                f"InvalidSignature: The token for '{path}' is no longer valid: its policy was deleted, or "
+                "the key that signed it regenerated.",
+                next_step="Connect with a key that the policy has now.",
+            )
         if any(grant.expiry <= now_utc.timestamp() for grant in self._grants.values()):
             raise UnauthorizedError(
                 f"ExpiredToken: The token for '{path}' is expired.", next_step="Put a new token to $cbs."
@@ -98,16 +104,40 @@ class ConnectionClaims:
         """Forget everything."""
         self._grants.clear()
         self._permitted_until.clear()
+        if self._remove_listener is not None:
+            self._remove_listener()
+            self._remove_listener = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _keep(self, audience: Audience, grant: Grant) -> None:
+        self._grants[audience] = grant
+        self._lost.discard(audience)
+        self._permitted_until.clear()
+        self._set_timer()
+        if self._remove_listener is None:
+            self._remove_listener = self._broker.authorizer.add_change_listener(self._on_change)
+
+    def _on_change(self) -> None:
+        gone = [
+            audience
+            for audience, grant in self._grants.items()
+            if not self._broker.authorizer.is_in_force(grant)
+        ]
+        for audience in gone:
+            del self._grants[audience]
+        self._lost.update(gone)
+        self._permitted_until.clear()
+        self._set_timer()
+        self._on_loss()
 
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         now = self._clock.now_utc().timestamp()
-        pending = [grant.expiry for grant in self._grants.values() if now < grant.expiry < _NEVER]
+        pending = [grant.expiry for grant in self._grants.values() if now < grant.expiry < NEVER_EXPIRES]
         if pending:
             # A day at most, because the wall clock may be set meanwhile.
             delay_s = min(min(pending) - now, 86_400.0)
@@ -116,4 +146,4 @@ class ConnectionClaims:
     def _on_timer(self) -> None:
         self._timer = None
         self._set_timer()
-        self._on_expiry()
+        self._on_loss()

@@ -76,6 +76,10 @@ class UnauthorizedError(TidegateError):
     fault = Fault.CALLER
 
 
+class PublisherRevokedError(UnauthorizedError):
+    """A publisher that was revoked on its event hub: it may not send until it is restored."""
+
+
 class EventTooLargeError(TidegateError):
     """An event or batch over the hub's limit."""
 

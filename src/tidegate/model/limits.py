@@ -40,7 +40,8 @@ POLICIES_MAX: Final = 12
 """Policies per namespace and per hub (authorization rules; Azure "Event Hubs quotas", 2026-09)."""
 
 POLICY_NAME_CHARACTERS_MAX: Final = 50
-"""Length of a policy's name in characters (Azure "Naming rules and restrictions", authorizationRules, 2026-09)."""
+"""Length of a policy's name in characters (authorizationRules; Azure "Naming rules and restrictions",
+2026-09)."""
 
 POLICY_KEY_CHARACTERS_MIN: Final = 8
 POLICY_KEY_CHARACTERS_MAX: Final = 256
@@ -51,6 +52,19 @@ PUBLISHER_NAME_CHARACTERS_MAX: Final = 128
 
 REVOKED_PUBLISHERS_MAX: Final = 10_000
 """Publishers revoked per hub at a time (our choice: the catalog stays a small file)."""
+
+THROUGHPUT_UNITS_MAX: Final = 1000
+"""Throughput units of a namespace (our choice; Azure's Standard tier has 40, shared machines as they are)."""
+
+INGRESS_BYTES_PER_UNIT: Final = 1_048_576
+INGRESS_EVENTS_PER_UNIT: Final = 1000
+"""What one throughput unit lets in per second: whichever is reached first (Azure "Throughput units", 2026-09:
+1 MB, taken as the size that one event may have)."""
+
+EGRESS_BYTES_PER_UNIT: Final = 2_097_152
+EGRESS_EVENTS_PER_UNIT: Final = 4096
+"""What one throughput unit lets out per second: whichever is reached first (Azure "Throughput units",
+2026-09)."""
 
 
 class Tier(Enum):
@@ -87,8 +101,8 @@ TIER_LIMITS: Final[Mapping[Tier, TierLimits]] = {
     Tier.PREMIUM: TierLimits(EVENT_BYTES_MAX, 100, 100, RETENTION_HOURS_MAX),
     Tier.DEDICATED: TierLimits(EVENT_BYTES_MAX, PARTITIONS_MAX, CONSUMER_GROUPS_MAX, RETENTION_HOURS_MAX),
 }
-"""What a namespace of each tier allows, at most (Azure "Event Hubs quotas", Basic vs. Standard vs. Premium vs.
-Dedicated, 2026-09). Not taken over: the numbers of hubs and of connections, and the 20 MB of Dedicated's
+"""What a namespace of each tier allows, at most (Azure "Event Hubs quotas", Basic vs. Standard vs. Premium
+vs. Dedicated, 2026-09). Not taken over: the numbers of hubs and of connections, and the 20 MB of Dedicated's
 large messages."""
 
 TIER_DEFAULT: Final = Tier.DEDICATED

@@ -1,0 +1,96 @@
+"""What can be done to the policies of a namespace or of an event hub: pure, from one tuple to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from tidegate.broker.authorization import Claim, SharedAccessPolicy, generate_key
+from tidegate.broker.names import validate_name
+from tidegate.model.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    NotFoundError,
+    QuotaExceededError,
+)
+from tidegate.model.limits import (
+    POLICIES_MAX,
+    POLICY_KEY_CHARACTERS_MAX,
+    POLICY_KEY_CHARACTERS_MIN,
+    POLICY_NAME_CHARACTERS_MAX,
+)
+
+Policies = tuple[SharedAccessPolicy, ...]
+
+# What would end the key's part of a connection string; blanks at its ends would be lost there.
+_KEY_END: Final = ";"
+
+
+def find_policy(policies: Policies, name: str) -> SharedAccessPolicy:
+    """The policy of that name, compared as it stands. Raises NotFoundError."""
+    for policy in policies:
+        if policy.name == name:
+            return policy
+    raise NotFoundError(f"There is no policy {name[:80]!r}.", next_step="List the policies for their names.")
+
+
+def add_policy(
+    policies: Policies,
+    name: str,
+    claims: Iterable[Claim],
+    *,
+    key: str | None,
+    secondary_key: str | None,
+) -> Policies:
+    """With one more policy, at the end. Manage brings Send and Listen, without which Azure has no Manage.
+
+    Raises InvalidArgumentError (name, no claims, a key), AlreadyExistsError (whatever the letter case),
+    QuotaExceededError.
+    """
+    validate_name(name, "policy", POLICY_NAME_CHARACTERS_MAX)
+    wanted = frozenset(claims)
+    if not wanted:
+        raise InvalidArgumentError(
+            f"The policy {name!r} has no claims.", next_step="Give Send, Listen or Manage."
+        )
+    for given in (key, secondary_key):
+        if given is not None:
+            _validate_key(given)
+    if name.lower() in (policy.name.lower() for policy in policies):
+        raise AlreadyExistsError(f"The policy {name!r} exists already.")
+    if len(policies) >= POLICIES_MAX:
+        raise QuotaExceededError(f"There are {len(policies)} policies, the most allowed.")
+    if Claim.MANAGE in wanted:
+        wanted = frozenset(Claim)
+    return (*policies, SharedAccessPolicy.generate(name, wanted, key=key, secondary_key=secondary_key))
+
+
+def remove_policy(policies: Policies, name: str) -> Policies:
+    """Without the policy of that name. Raises NotFoundError."""
+    found = find_policy(policies, name)
+    return tuple(policy for policy in policies if policy is not found)
+
+
+def replace_key(policies: Policies, name: str, *, is_secondary: bool, key: str | None) -> Policies:
+    """With another primary or secondary key of the policy. key: None makes one at random.
+
+    Raises NotFoundError, InvalidArgumentError (the key).
+    """
+    found = find_policy(policies, name)
+    if key is not None:
+        _validate_key(key)
+    fresh = key if key is not None else generate_key()
+    changed = replace(found, secondary_key=fresh) if is_secondary else replace(found, key=fresh)
+    return tuple(changed if policy is found else policy for policy in policies)
+
+
+def _validate_key(key: str) -> None:
+    is_long_enough = POLICY_KEY_CHARACTERS_MIN <= len(key) <= POLICY_KEY_CHARACTERS_MAX
+    if not is_long_enough or not key.isprintable() or _KEY_END in key or key != key.strip():
+        # The key itself is not told: the message may be logged.
+        raise InvalidArgumentError(
+            "That cannot be a key.",
+            next_step=f"Use {POLICY_KEY_CHARACTERS_MIN} to {POLICY_KEY_CHARACTERS_MAX} printable characters, "
+            "none of them ';' and no blanks at the ends; or give none and have one made.",
+        )
