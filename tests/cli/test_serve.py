@@ -131,3 +131,24 @@ def test_a_taken_port_is_told(tmp_path: Path, lonely: dict[str, str]) -> None:
         assert port in failed.err
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=20)
+
+
+def test_the_log_as_json_holds_no_secret(tmp_path: Path, lonely: dict[str, str]) -> None:
+    """A service's life as JSON lines: where it serves, what it refused, its end; no key on any stream."""
+    ready_file = tmp_path / "ready.json"
+    options = ["--data-dir", str(tmp_path / "data"), "--amqp-port", "0", "--log-format", "json"]
+    with _start(lonely, *options, "--ready-file", str(ready_file)) as process:
+        ready = _wait_for(ready_file, process)
+        assert run_tidegate("hub", "show", "missing", environment=lonely).code == 1
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+    entries = [json.loads(line) for line in err.decode().splitlines()]
+    messages = [str(entry["message"]) for entry in entries]
+    (started,) = (entry for entry in entries if "serves" in str(entry["message"]))
+    assert (started["amqp"], started["data_dir"]) == (ready["amqp"], ready["data_dir"])
+    assert any("refused" in message and "missing" in message for message in messages)
+    assert messages[-1] == "the service has stopped"
+    key = ConnectionString.parse(str(ready["connection_string"])).shared_access_key
+    assert key is not None
+    assert out == b""
+    assert key not in err.decode()

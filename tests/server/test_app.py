@@ -148,3 +148,16 @@ def test_hub_process_keeps_ports_over_a_kill(tmp_path: Path) -> None:
         assert service.ready == before
         service.stop()
     assert "Traceback" not in before.to_json()
+
+
+@pytest.mark.parametrize(("host", "is_warned"), [("127.0.0.1", False), ("0.0.0.0", True)])  # noqa: S104
+async def test_a_root_key_that_everybody_knows_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, host: str, is_warned: bool
+) -> None:
+    """The official emulator's key is harmless on loopback, and an open door beyond it."""
+    server = TidegateServer(_settings(tmp_path, host=host, root_key="SAS_KEY_VALUE"))
+    ready = await server.start()
+    await server.close()
+    assert "SharedAccessKey=SAS_KEY_VALUE" in ready.connection_string
+    assert any("everybody knows" in record.getMessage() for record in caplog.records) == is_warned
+    assert "SAS_KEY_VALUE" not in caplog.text

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.server.settings import ServerSettings, load_settings, settings_from_mapping
+from tidegate.server.config_file import load_settings
+from tidegate.server.settings import ServerSettings, settings_from_mapping
 
 
 def test_defaults_serve_plain_amqp_and_http_on_loopback(tmp_path: Path) -> None:

@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidegate.server.log_format import LogFormat
+
+ROOT_KEY_VARIABLE = "TIDEGATE_ROOT_KEY"
+
 if TYPE_CHECKING:
     from tidegate.server.ready import ReadyInformation
     from tidegate.server.settings import ServerSettings
@@ -43,7 +47,22 @@ def serve(
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="TOML file of settings; options given here win over it."),
+        typer.Option(
+            metavar="FILE",
+            help="Settings, event hubs and policies in TOML or JSON, or the official emulator's Config.json; "
+            "options given here win over it.",
+        ),
+    ] = None,
+    root_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            envvar=ROOT_KEY_VARIABLE,
+            show_envvar=False,
+            help="Make this the key of RootManageSharedAccessKey, so that connection strings with it work: "
+            "SAS_KEY_VALUE for the official emulator's. Others on this machine may see it: a key that is a "
+            f"secret goes into {ROOT_KEY_VARIABLE}.",
+        ),
     ] = None,
     ready_file: Annotated[
         Path | None,
@@ -56,6 +75,13 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME", help="Name that the self-made certificate also holds; repeatable."),
     ] = None,
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(
+            help="How the log on standard error is written; with json there is no start message, and no "
+            "secret in anything that is written."
+        ),
+    ] = LogFormat.TEXT,
 ) -> None:
     """Run the service: a durable event log that every official Event Hubs SDK can talk to.
 
@@ -66,12 +92,15 @@ def serve(
     Examples:
       tidegate serve
       tidegate serve --data-dir ./log --amqp-port 0 --ready-file ready.json
+      tidegate serve --config Config.json --root-key SAS_KEY_VALUE
       tidegate serve --host 0.0.0.0 --amqps-port 5671 --https-port 443 --tls-name log.example.org
     """
     import asyncio
+    import contextlib
 
     from tidegate.cli.interrupt import run_interruptible
     from tidegate.server.app import run_server
+    from tidegate.server.log_format import start_logging
 
     settings = _settings(
         config,
@@ -80,6 +109,7 @@ def serve(
             "host": host,
             "ready_file": ready_file,
             "tls_names": tuple(tls_name) if tls_name else None,
+            "root_key": root_key,
         },
         {
             "amqp_port": amqp_port,
@@ -88,15 +118,18 @@ def serve(
             "https_port": https_port,
         },
     )
-    _log_to_standard_error()
+    start_logging(log_format, sys.stderr)
     is_first_start = not settings.data_dir.exists()
 
+    def announce(ready: ReadyInformation) -> None:
+        # The message holds a key. Where the log is for programs, both streams usually end up in one place.
+        if log_format is LogFormat.TEXT:
+            _announce(ready, is_first_start=is_first_start)
+
     async def serve_until_stopped() -> None:
-        try:
-            await run_server(settings, on_ready=lambda ready: _announce(ready, is_first_start=is_first_start))
-        except asyncio.CancelledError:
-            # Being stopped is how a service ends well.
-            sys.stderr.write("Tidegate has stopped.\n")
+        # Being stopped is how a service ends well.
+        with contextlib.suppress(asyncio.CancelledError):
+            await run_server(settings, on_ready=announce)
 
     run_interruptible(serve_until_stopped())
 
@@ -110,7 +143,8 @@ def default_data_dir() -> Path:
 def _settings(config: Path | None, values: dict[str, object], ports: dict[str, int | None]) -> ServerSettings:
     from dataclasses import replace
 
-    from tidegate.server.settings import ServerSettings, load_settings
+    from tidegate.server.config_file import load_settings
+    from tidegate.server.settings import ServerSettings
 
     given = {name: value for name, value in values.items() if value is not None}
     if config is not None:
@@ -119,14 +153,6 @@ def _settings(config: Path | None, values: dict[str, object], ports: dict[str, i
     else:
         settings = ServerSettings(data_dir=default_data_dir()).with_ports(**ports)
     return replace(settings, is_profile_written=True, **given)  # type: ignore[arg-type]  # checked by the class
-
-
-def _log_to_standard_error() -> None:
-    import logging
-
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
 
 
 def _announce(ready: ReadyInformation, *, is_first_start: bool) -> None:

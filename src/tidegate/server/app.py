@@ -24,7 +24,9 @@ from tidegate.gateway.http import HttpGateway
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import BrokenError, ClosedError, InvalidArgumentError
+from tidegate.server.applying import apply_declared, set_root_key
 from tidegate.server.certificates import ServerCertificate, ensure_server_certificate
+from tidegate.server.emulator_config import EMULATOR_KEY
 from tidegate.server.memory import keep_freed_memory
 from tidegate.server.ready import ReadyInformation, write_profile, write_ready_file
 from tidegate.server.settings import ServerSettings
@@ -73,10 +75,15 @@ class TidegateServer:
 
     async def close(self) -> None:
         """Stop in order. Open connections get ``drain_timeout_s`` to finish. Harmless when repeated."""
+        was_serving = self._ready is not None
+        if was_serving:
+            _log.info("the service stops: connections get %g s to finish", self.settings.drain_timeout_s)
         try:
             await self._exit_stack.aclose()
         finally:
             self._broker = self._ready = None
+        if was_serving:
+            _log.info("the service has stopped")
 
     async def _start(self) -> ReadyInformation:
         settings, stack = self.settings, self._exit_stack
@@ -89,6 +96,7 @@ class TidegateServer:
             tls = certificate.ssl_context()
         self._broker = await Broker.open(settings.data_dir, clock=self._clock)
         stack.push_async_callback(self._broker.close)
+        self._prepare(self._broker)
         if settings.ready_file is not None:
             # Left by a service that was killed: whoever waits for the file must not read it.
             settings.ready_file.unlink(missing_ok=True)
@@ -117,7 +125,24 @@ class TidegateServer:
         if settings.is_profile_written:
             write_profile(ready, os.environ)
         self._ready = ready
+        faces = {name: address for name, address in addresses.items() if address is not None}
+        told = ", ".join(f"{name} on {address}" for name, address in faces.items())
+        _log.info(
+            "the service serves %s from %s", told, ready.data_dir, extra={**faces, "data_dir": ready.data_dir}
+        )
         return ready
+
+    def _prepare(self, broker: Broker) -> None:
+        if self.settings.root_key is not None:
+            set_root_key(broker, self.settings.root_key)
+        apply_declared(broker, self.settings.declared, lambda change: _log.info("configuration: %s", change))
+        root = next((policy for policy in broker.policies() if policy.name == ROOT_POLICY_NAME), None)
+        if root is not None and EMULATOR_KEY in root.keys and not _is_loopback(self.settings.host):
+            _log.warning(
+                "the root key is the official emulator's, which everybody knows, and %s is not loopback: "
+                "whoever reaches this service may do everything",
+                self.settings.host,
+            )
 
     def _describe(
         self, addresses: dict[str, str | None], certificate: ServerCertificate | None
@@ -209,7 +234,11 @@ def _reachable(address: str) -> tuple[str, int]:
 
 
 def _loopback_name(host: str) -> str:
+    return "localhost" if _is_loopback(host) else host
+
+
+def _is_loopback(host: str) -> bool:
     try:
-        return "localhost" if ipaddress.ip_address(host).is_loopback else host
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host
+        return host.lower() == "localhost"

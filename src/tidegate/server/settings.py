@@ -6,13 +6,13 @@ InvalidArgumentError that names the setting, wherever it came from (arguments or
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Final
 
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.server.declared import DeclaredNamespace
 
 AMQP_PORT_DEFAULT: Final = 5672
 """The port that official SDKs use with ``UseDevelopmentEmulator=true`` when the string names none."""
@@ -20,7 +20,9 @@ AMQP_PORT_DEFAULT: Final = 5672
 HTTP_PORT_DEFAULT: Final = 5300
 """The port of the official emulator's ``/health``."""
 
-_PATH_FIELDS = ("data_dir", "ready_file")
+PATH_FIELDS: Final = ("data_dir", "ready_file")
+"""Settings that are paths; in a file, relative ones start at the file's own place."""
+
 _PORT_FIELDS = ("amqp_port", "amqps_port", "http_port", "https_port")
 
 
@@ -49,6 +51,10 @@ class ServerSettings:
     connection_unacknowledged_bytes_max: int = 16 * 1024 * 1024
     """Bytes taken in from one connection and not yet durable, beyond which its socket is not read.
     Our choice: 16 batches of the largest size keep the disk busy; more would only be memory."""
+    root_key: str | None = field(default=None, repr=False)
+    """The primary key of the root policy from this start on; None: the one it has, made at first start."""
+    declared: DeclaredNamespace = field(default_factory=DeclaredNamespace)
+    """What should be there once the service serves."""
 
     def __post_init__(self) -> None:
         for name in _PORT_FIELDS:
@@ -89,14 +95,15 @@ class ServerSettings:
 
 
 def settings_from_mapping(values: Mapping[str, object], *, data_dir: Path | None = None) -> ServerSettings:
-    """Settings from names and plain values (a TOML table, a JSON object).
+    """Settings from names and plain values (a TOML table, a JSON object), without what the namespace holds
+    (``config_file``).
 
     data_dir: used where ``values`` has none. Where ``values`` names any port, the ports that it does not name
     are off, as on the command line.
 
     Raises InvalidArgumentError for an unknown name, a value of the wrong type or a missing ``data_dir``.
     """
-    known = {field.name for field in fields(ServerSettings)}
+    known = {each.name for each in fields(ServerSettings)} - {"declared"}
     converted: dict[str, object] = {}
     for name, value in values.items():
         if name not in known:
@@ -114,30 +121,6 @@ def settings_from_mapping(values: Mapping[str, object], *, data_dir: Path | None
     return ServerSettings(**converted)  # type: ignore[arg-type]  # _convert checked each one
 
 
-def load_settings(path: Path, *, data_dir: Path | None = None) -> ServerSettings:
-    """Settings from a TOML file whose keys are the field names of ``ServerSettings``.
-
-    data_dir: used where the file has none; relative paths in the file start at the file's own directory.
-
-    Raises InvalidArgumentError naming the file when it cannot be read, parsed or meant.
-    """
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidArgumentError(f"Cannot read the configuration {path}: {error.strerror}.") from error
-    except ValueError as error:
-        raise InvalidArgumentError(f"The configuration {path} is not TOML: {error}.") from error
-    for name in _PATH_FIELDS:
-        if isinstance(values.get(name), str):
-            values[name] = str(path.parent / values[name])
-    try:
-        return settings_from_mapping(values, data_dir=data_dir)
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(
-            f"In the configuration {path}: {error.message}", next_step=error.next_step
-        ) from error
-
-
 def _check_port(name: str, port: object) -> None:
     if port is None:
         return
@@ -149,7 +132,7 @@ def _check_port(name: str, port: object) -> None:
 
 
 def _convert(name: str, value: object) -> object:
-    if name in _PATH_FIELDS:
+    if name in PATH_FIELDS:
         if isinstance(value, str):
             return Path(value)
         raise InvalidArgumentError(f"The setting {name} takes a path as text, not {value!r}.")
@@ -161,10 +144,12 @@ def _convert(name: str, value: object) -> object:
         return value
     expected: dict[str, tuple[type, ...]] = {
         "host": (str,),
+        "root_key": (str,),
         "is_profile_written": (bool,),
         "connection_unacknowledged_bytes_max": (int,),
     }
     wanted = expected.get(name, (int, float))
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-        raise InvalidArgumentError(f"The setting {name} takes {wanted[-1].__name__}, not {value!r}.")
+        shown = "" if name == "root_key" else f", not {value!r}"
+        raise InvalidArgumentError(f"The setting {name} takes {wanted[-1].__name__}{shown}.")
     return value

@@ -1,0 +1,135 @@
+"""Brings a namespace to what a configuration file declares; run at each start, before any client connects.
+
+Conflicts (a partition count, a policy's claims: neither can be changed) are found before anything is
+touched, and told in one error. Where a value is refused later, what was done until then stays: the next
+start, with a corrected file, goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from tidegate.broker import ROOT_POLICY_NAME, UNCHANGED, Broker, Claim, SharedAccessPolicy, Unchanged
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.server.declared import DeclaredEventHub, DeclaredNamespace, DeclaredPolicy, Switch
+
+Report = Callable[[str], None]
+"""Told each change that was made, as one line without secrets."""
+
+
+def apply_declared(broker: Broker, declared: DeclaredNamespace, report: Report) -> None:
+    """Make and change what ``declared`` has and the namespace has not; delete nothing.
+
+    Raises InvalidArgumentError (all conflicts at once; a value that the namespace's tier does not allow),
+    QuotaExceededError, LogFullError.
+    """
+    conflicts = [*_policy_conflicts(broker.policies(), declared.policies, "the namespace")]
+    existing = {hub.name.lower(): hub for hub in broker.list_event_hubs()}
+    for wanted in declared.event_hubs:
+        found = existing.get(wanted.name.lower())
+        if found is None:
+            continue
+        count = len(found.partitions)
+        if count != wanted.partition_count:
+            conflicts.append(
+                f"the event hub {found.name!r} has {count} partitions, not {wanted.partition_count}"
+            )
+        conflicts += _policy_conflicts(found.policies, wanted.policies, f"the event hub {found.name!r}")
+    if conflicts:
+        raise InvalidArgumentError(
+            f"What the configuration declares contradicts what is there: {'; '.join(conflicts)}.",
+            next_step="Neither can be changed. Correct the file, or delete them first.",
+        )
+    if declared.tier is not None and declared.tier is not broker.tier:
+        broker.set_tier(declared.tier)
+        report(f"set the tier to {declared.tier.value}")
+    if declared.throughput_units is not None:
+        units = None if declared.throughput_units is Switch.OFF else declared.throughput_units
+        if units != broker.throughput.units:
+            broker.set_throughput_units(units)
+            report(f"set the throughput units to {'off' if units is None else units}")
+    _apply_policies(broker, None, declared.policies, report)
+    for wanted in declared.event_hubs:
+        _apply_event_hub(broker, wanted, report)
+
+
+def set_root_key(broker: Broker, key: str) -> None:
+    """Make ``key`` the root policy's primary key; the policy is made where its owner deleted it.
+
+    Raises InvalidArgumentError (the key, which is not told), LogFullError.
+    """
+    root = next((policy for policy in broker.policies() if policy.name == ROOT_POLICY_NAME), None)
+    if root is None:
+        broker.create_policy(None, ROOT_POLICY_NAME, Claim, key=key)
+    elif root.key != key:
+        broker.regenerate_key(None, ROOT_POLICY_NAME, key=key)
+
+
+def _apply_event_hub(broker: Broker, wanted: DeclaredEventHub, report: Report) -> None:
+    known = {hub.name.lower() for hub in broker.list_event_hubs()}
+    if wanted.name.lower() not in known:
+        broker.create_event_hub(
+            wanted.name,
+            partition_count=wanted.partition_count,
+            retention_hours=wanted.retention_hours,
+            retention_bytes=_number(wanted.retention_bytes),
+            event_bytes_max=_number(wanted.event_bytes_max),
+        )
+        report(f"made the event hub {wanted.name} with {wanted.partition_count} partitions")
+    else:
+        before = broker.event_hub(wanted.name).description
+        broker.update_event_hub(
+            wanted.name,
+            retention_hours=_or_unchanged(wanted.retention_hours),
+            retention_bytes=_or_unchanged(wanted.retention_bytes),
+            event_bytes_max=_or_unchanged(wanted.event_bytes_max),
+        )
+        if broker.event_hub(wanted.name).description != before:
+            report(f"changed the settings of the event hub {wanted.name}")
+    event_hub = broker.event_hub(wanted.name)
+    groups = {group.lower() for group in event_hub.description.consumer_groups}
+    for group in wanted.consumer_groups:
+        if group.lower() not in groups:
+            event_hub.create_consumer_group(group)
+            report(f"made the consumer group {group} of {wanted.name}")
+    _apply_policies(broker, wanted.name, wanted.policies, report)
+
+
+def _apply_policies(
+    broker: Broker, event_hub: str | None, declared: Iterable[DeclaredPolicy], report: Report
+) -> None:
+    where = "the namespace" if event_hub is None else event_hub
+    for wanted in declared:
+        found = _named(broker.policies(event_hub), wanted.name)
+        if found is None:
+            broker.create_policy(event_hub, wanted.name, wanted.claims, key=wanted.key)
+            report(f"made the policy {wanted.name} of {where}")
+        elif wanted.key is not None and wanted.key != found.key:
+            broker.regenerate_key(event_hub, found.name, key=wanted.key)
+            report(f"replaced the primary key of the policy {found.name} of {where}")
+
+
+def _policy_conflicts(
+    existing: tuple[SharedAccessPolicy, ...], declared: Iterable[DeclaredPolicy], where: str
+) -> Iterator[str]:
+    for wanted in declared:
+        found = _named(existing, wanted.name)
+        if found is None:
+            continue
+        # Manage brings the others, as in ``Broker.create_policy``.
+        claims = frozenset(Claim) if Claim.MANAGE in wanted.claims else wanted.claims
+        if found.claims != claims:
+            has, asked = (", ".join(sorted(each.value for each in group)) for group in (found.claims, claims))
+            yield f"the policy {found.name!r} of {where} has {has}, not {asked or 'nothing'}"
+
+
+def _named(policies: Iterable[SharedAccessPolicy], name: str) -> SharedAccessPolicy | None:
+    return next((policy for policy in policies if policy.name.lower() == name.lower()), None)
+
+
+def _number(value: int | Switch | None) -> int | None:
+    return None if isinstance(value, Switch) else value
+
+
+def _or_unchanged(value: int | Switch | None) -> int | Unchanged | None:
+    return UNCHANGED if value is None else _number(value)

@@ -1,0 +1,150 @@
+"""Starting with a configuration file: what it declares is there, what was there stays, conflicts are told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.limits import Tier
+from tidegate.server.applying import apply_declared, set_root_key
+from tidegate.server.declared import DeclaredEventHub, DeclaredNamespace, DeclaredPolicy, Switch
+from tidegate.transport.clock import SystemClock
+
+_SEND = frozenset({Claim.SEND})
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    """A namespace as it is at its first start."""
+    broker = await Broker.open(tmp_path / "data", clock=SystemClock())
+    yield broker
+    await broker.close()
+
+
+@pytest.fixture
+def apply(broker: Broker) -> Callable[[DeclaredNamespace], list[str]]:
+    """Applies a declaration and returns the changes that were reported."""
+
+    def run(declared: DeclaredNamespace) -> list[str]:
+        reported: list[str] = []
+        apply_declared(broker, declared, reported.append)
+        return reported
+
+    return run
+
+
+_TELEMETRY = DeclaredEventHub(
+    "telemetry",
+    2,
+    retention_hours=24,
+    retention_bytes=10_000_000,
+    event_bytes_max=65_536,
+    consumer_groups=("reports",),
+    policies=(DeclaredPolicy("dashboard", frozenset({Claim.LISTEN})),),
+)
+_NAMESPACE = DeclaredNamespace(
+    (_TELEMETRY,),
+    (DeclaredPolicy("ingest", _SEND, "a key of our own"),),
+    tier=Tier.STANDARD,
+    throughput_units=3,
+)
+
+
+def test_everything_declared_is_made_once(
+    broker: Broker, apply: Callable[[DeclaredNamespace], list[str]]
+) -> None:
+    """The first start makes it all and reports each change without a key; the next ones change nothing."""
+    reported = apply(_NAMESPACE)
+    assert len(reported) == 6
+    assert not any("a key of our own" in line for line in reported)
+    hub = broker.event_hub("telemetry")
+    description = hub.description
+    assert (len(hub.partitions), description.retention_hours) == (2, 24)
+    assert (description.retention_bytes, description.event_bytes_max) == (10_000_000, 65_536)
+    assert description.consumer_groups == ("$Default", "reports")
+    assert [policy.name for policy in hub.policies] == ["dashboard"]
+    assert (broker.tier, broker.throughput.units) == (Tier.STANDARD, 3)
+    ingest = broker.policy(None, "ingest")
+    assert (ingest.key, ingest.claims) == ("a key of our own", _SEND)
+    dashboard = hub.policies[0]
+    assert apply(_NAMESPACE) == []
+    assert broker.event_hub("telemetry").policies == (dashboard,)
+
+
+def test_what_is_not_declared_stays(broker: Broker, apply: Callable[[DeclaredNamespace], list[str]]) -> None:
+    """A shorter file deletes nothing and resets nothing: what was changed at run time survives the start."""
+    apply(_NAMESPACE)
+    broker.create_event_hub("by-hand", partition_count=1)
+    broker.event_hub("telemetry").create_consumer_group("by-hand")
+    broker.update_event_hub("telemetry", retention_hours=48)
+    broker.set_throughput_units(7)
+    assert apply(DeclaredNamespace((DeclaredEventHub("Telemetry", 2),))) == []
+    assert broker.event_hub("telemetry").description.retention_hours == 48
+    assert broker.event_hub("telemetry").description.consumer_groups == ("$Default", "reports", "by-hand")
+    assert {hub.name for hub in broker.list_event_hubs()} == {"telemetry", "by-hand"}
+    assert (broker.throughput.units, len(broker.policies())) == (7, 2)
+
+
+def test_what_differs_is_changed(broker: Broker, apply: Callable[[DeclaredNamespace], list[str]]) -> None:
+    """A changed file changes the namespace at the next start, limits that it switches off included."""
+    apply(_NAMESPACE)
+    telemetry = replace(
+        _TELEMETRY, retention_hours=12, retention_bytes=Switch.OFF, event_bytes_max=Switch.OFF
+    )
+    changed = DeclaredNamespace(
+        (telemetry,), (DeclaredPolicy("ingest", _SEND, "another key"),), throughput_units=Switch.OFF
+    )
+    assert len(apply(changed)) == 3
+    description = broker.event_hub("telemetry").description
+    assert (description.retention_hours, description.retention_bytes) == (12, None)
+    assert description.event_bytes_max == broker.limits.event_bytes_max
+    assert (broker.policy(None, "ingest").key, broker.throughput.units) == ("another key", None)
+
+
+def test_conflicts_are_told_all_at_once_and_nothing_is_touched(
+    broker: Broker, apply: Callable[[DeclaredNamespace], list[str]]
+) -> None:
+    """A partition count and a policy's claims cannot change: one error has them all, before any change."""
+    apply(_NAMESPACE)
+    declared = DeclaredNamespace(
+        (DeclaredEventHub("new", 1), replace(_TELEMETRY, partition_count=3)),
+        (DeclaredPolicy("ingest", frozenset({Claim.LISTEN})),),
+        throughput_units=9,
+    )
+    with pytest.raises(InvalidArgumentError) as caught:
+        apply(declared)
+    assert "'telemetry' has 2 partitions, not 3" in str(caught.value)
+    assert "'ingest' of the namespace has Send, not Listen" in str(caught.value)
+    assert [hub.name for hub in broker.list_event_hubs()] == ["telemetry"]
+    assert broker.throughput.units == 3
+
+
+def test_manage_brings_the_other_claims(
+    broker: Broker, apply: Callable[[DeclaredNamespace], list[str]]
+) -> None:
+    """A policy declared with Manage alone is no conflict at the second start."""
+    declared = DeclaredNamespace(policies=(DeclaredPolicy("boss", frozenset({Claim.MANAGE})),))
+    assert len(apply(declared)) == 1
+    assert apply(declared) == []
+
+
+def test_the_root_key_is_what_was_asked_for(broker: Broker) -> None:
+    """Also where the policy was deleted; the secondary key stays; a key that cannot be is not repeated."""
+    before = broker.policy(None, ROOT_POLICY_NAME)
+    set_root_key(broker, "SAS_KEY_VALUE")
+    root = broker.policy(None, ROOT_POLICY_NAME)
+    assert root.keys == ("SAS_KEY_VALUE", before.secondary_key)
+    set_root_key(broker, "SAS_KEY_VALUE")
+    assert broker.policy(None, ROOT_POLICY_NAME) == root
+    broker.create_policy(None, "other", Claim)
+    broker.delete_policy(None, ROOT_POLICY_NAME)
+    set_root_key(broker, "SAS_KEY_VALUE")
+    assert broker.policy(None, ROOT_POLICY_NAME).claims == frozenset(Claim)
+    with pytest.raises(InvalidArgumentError) as caught:
+        set_root_key(broker, "semi;colon")
+    assert "semi" not in str(caught.value)

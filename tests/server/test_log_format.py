@@ -1,0 +1,71 @@
+"""The log's lines: one per event, whatever is in it, and complete for programs."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tidegate.server.log_format import LogFormat, start_logging
+
+_AWKWARD = 'peer said "no"\nInjected: line\r\x1b[31m\u2028\x85'
+
+
+@pytest.fixture(autouse=True)
+def restored_logging() -> Iterator[None]:
+    """What pytest set up is back afterwards."""
+    root, ours = logging.getLogger(), logging.getLogger("tidegate")
+    handlers, levels = list(root.handlers), (root.level, ours.level)
+    yield
+    for handler in list(root.handlers):
+        root.removeHandler(handler)
+    for handler in handlers:
+        root.addHandler(handler)
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
+
+
+def _log(log_format: LogFormat) -> list[str]:
+    stream = io.StringIO()
+    start_logging(log_format, stream)
+    log = logging.getLogger("tidegate.test")
+    log.debug("not of note")
+    log.info("%s", _AWKWARD, extra={"event_hub": "telemetry", "partitions": 4})
+    logging.getLogger("other").info("not of note, either")
+    logging.getLogger("other").warning("of note")
+    try:
+        raise ValueError("unexpected")
+    except ValueError:
+        log.exception("a failure")
+    return stream.getvalue().splitlines()
+
+
+def test_a_line_of_text_stays_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a peer says can neither forge a line nor reach the terminal; a traceback follows its line."""
+    lines = _log(LogFormat.TEXT)
+    assert "INFO tidegate.test: " in lines[0]
+    assert lines[0].endswith('peer said "no"\\nInjected: line\\r\\x1b[31m\\u2028\\x85')
+    assert "WARNING other: of note" in lines[1]
+    assert "ERROR tidegate.test: a failure" in lines[2]
+    assert lines[-1] == "ValueError: unexpected"
+    assert capsys.readouterr().err == ""
+
+
+def test_each_line_is_one_json_object() -> None:
+    """Programs get time, level, message, what the event is about, and tracebacks, one object per line."""
+    first, second, third = (json.loads(line) for line in _log(LogFormat.JSON))
+    assert first["message"] == _AWKWARD
+    assert (first["level"], first["logger"]) == ("INFO", "tidegate.test")
+    assert first["time"].endswith("Z")
+    assert (first["event_hub"], first["partitions"]) == ("telemetry", 4)
+    assert set(second) == {"time", "level", "logger", "message"}
+    assert third["exception"].endswith("ValueError: unexpected")
+
+
+def test_starting_again_replaces_the_format() -> None:
+    """A line is never written twice."""
+    _log(LogFormat.JSON)
+    assert len([line for line in _log(LogFormat.JSON) if "of note" in line]) == 1
