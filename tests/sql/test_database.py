@@ -12,8 +12,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
-from sqlalchemy import Column, Integer, MetaData, Table, text
+from sqlalchemy import Column, Connection, Integer, MetaData, Table, make_url, text
 from tests.sql.support import CONSUMER, flights, row_count
 
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
@@ -74,6 +75,23 @@ def test_sqlite_is_durable_and_concurrent(sqlite_url: str) -> None:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
         assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+
+
+def test_postgresql_notices_that_the_other_machine_is_gone(postgresql_url: str) -> None:
+    """Each side asks after a silent other one within seconds: neither waits nor holds locks for hours."""
+    with Database.open(postgresql_url) as database, database.read() as connection:
+        parameters = psycopg_connection(connection).info.get_parameters()
+        assert (parameters["keepalives_idle"], parameters["tcp_user_timeout"]) == ("10", "30000")
+        assert connection.execute(text("SHOW tcp_keepalives_idle")).scalar_one() == "10"
+    own = make_url(postgresql_url).update_query_dict({"keepalives_idle": "77"})
+    with Database.open(own) as database, database.read() as connection:
+        assert psycopg_connection(connection).info.get_parameters()["keepalives_idle"] == "77"
+
+
+def psycopg_connection(connection: Connection) -> psycopg.Connection[object]:
+    found = connection.connection.driver_connection
+    assert isinstance(found, psycopg.Connection)
+    return found
 
 
 def test_readers_do_not_wait_for_a_writer(database: Database) -> None:

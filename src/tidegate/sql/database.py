@@ -35,6 +35,23 @@ LOCK_WAIT_S: Final = 60.0
 """How long a writer waits for others by default, in seconds (our choice: longer than any batch should
 take)."""
 
+_CONNECT_ARGUMENTS: Final = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,
+}
+"""For libpq, in seconds, the last in milliseconds; those in the URL go before them. Within 30 s (our choice:
+a lease) it is noticed that the server's machine is gone; by the system's own settings a thread would wait for
+its answer for 2 hours (Linux, tcp_keepalive_time)."""
+_SERVER_KEEPALIVES: Final = {
+    "tcp_keepalives_idle": 10,
+    "tcp_keepalives_interval": 5,
+    "tcp_keepalives_count": 4,
+}
+"""The same seen from the server: the locks of a machine that is gone are free again within 30 s."""
+
 _SCHEMA_LOCK_KEY: Final = 0x7469_6465  # "tide": the advisory lock that serialises migrations on PostgreSQL
 _IS_READER = "tidegate_is_reader"
 
@@ -219,7 +236,9 @@ class Database:
             # As many connections as threads ask for, of which 5 are kept: SQLAlchemy's limit of 15 would let
             # a renewal of leases wait behind 15 batches, and fail after 30 s.
             options = {"pool_pre_ping": True, "isolation_level": "READ COMMITTED", "max_overflow": -1}
-            connect_arguments: dict[str, object] = {"connect_timeout": 10}
+            connect_arguments: dict[str, object] = {
+                name: value for name, value in _CONNECT_ARGUMENTS.items() if name not in self._url.query
+            }
         else:
             connect_arguments = {"timeout": self._lock_wait_s, "check_same_thread": False}
         try:
@@ -242,7 +261,9 @@ class Database:
 
     def _set_up_postgresql(self, connection: DBAPIConnection, record: ConnectionPoolEntry) -> None:
         cursor = connection.cursor()
-        cursor.execute(f"SET lock_timeout = {max(1, round(self._lock_wait_s * 1000))}", ())
+        settings = {"lock_timeout": max(1, round(self._lock_wait_s * 1000)), **_SERVER_KEEPALIVES}
+        for name, value in settings.items():
+            cursor.execute(f"SET {name} = {value}", ())
         cursor.close()
         connection.commit()
 
