@@ -2,63 +2,111 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import ssl
 import urllib.request
-from collections.abc import Mapping
-from urllib.error import HTTPError
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
 
+from tidegate.amqp.message import decode_message
+from tidegate.broker import Claim
+from tidegate.gateway.http_server import HttpServer, listening_socket
 from tidegate.model.connection_string import ConnectionString
+from tidegate.model.errors import ClosedError
 from tidegate.model.events import EventContents
 from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
+from tidegate.transport.streams import StreamReceiver
+from tidegate.transport.tasks import TaskOwner
+from tidegate.transport.websocket import WebSocketStream
 from tidegate.wire.batch import iter_events
 from tidegate.wire.event_codec import decode_event
 
+AMQP = Subprotocol("AMQPWSB10")
 BATCH = "application/vnd.microsoft.servicebus.json"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the service answered."""
+
+    status: int
+    content_type: str
+    text: str
+    headers: Mapping[str, str]
+
+
+def _ask(
+    service: HubService, path: str, *, body: bytes | None = None, headers: Mapping[str, str] | None = None
+) -> Answer:
+    """Send a request, with header names as they stand (urllib would change their case)."""
+    assert service.ready.http is not None
+    connection = HTTPConnection(service.ready.http, timeout=20)
+    try:
+        connection.request("GET" if body is None else "POST", path, body, dict(headers or {}))
+        with connection.getresponse() as response:
+            text = response.read().decode()
+            headers = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, headers.get("content-type", ""), text, headers)
+    finally:
+        connection.close()
 
 
 def _request(
     service: HubService, path: str, *, body: bytes | None = None, headers: Mapping[str, str] | None = None
 ) -> tuple[int, str, str]:
     """Status, content type and text of the answer."""
-    request = urllib.request.Request(
-        f"http://{service.ready.http}{path}", data=body, headers=dict(headers or {})
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=10) as response:
-            return response.status, response.headers.get("content-type", ""), response.read().decode()
-    except HTTPError as error:
-        with error:
-            return error.code, error.headers.get("content-type", ""), error.read().decode()
+    answer = _ask(service, path, body=body, headers=headers)
+    return answer.status, answer.content_type, answer.text
 
 
-def _authorization(service: HubService, event_hub: str, *, key: str | None = None) -> dict[str, str]:
+def _authorization(
+    service: HubService, resource: str, *, key: str | None = None, name: str | None = None
+) -> dict[str, str]:
+    """A token for a hub or what is in it; for a whole audience where ``resource`` has a slash before it."""
     connection = ConnectionString.parse(service.connection_string)
     assert connection.shared_access_key_name is not None
     assert connection.shared_access_key is not None
     token = make_sas_token(
-        audience=f"http://127.0.0.1/{event_hub}",
-        key_name=connection.shared_access_key_name,
+        audience=resource[1:] if resource.startswith("/") else f"http://127.0.0.1/{resource}",
+        key_name=name or connection.shared_access_key_name,
         key=key or connection.shared_access_key,
         expiry=4_000_000_000,
     )
     return {"Authorization": token}
 
 
-def _stored(service: HubService, event_hub: str, partition_id: str) -> list[EventContents]:
-    async def read(server: TidegateServer) -> list[EventContents]:
+def _encoded(service: HubService, event_hub: str, partition_id: str) -> list[bytes]:
+    async def read(server: TidegateServer) -> list[bytes]:
         partition = server.broker.event_hub(event_hub).partition(partition_id)
         return [
-            decode_event(event)
+            bytes(event)
             for batch in partition.read_nowait(0, bytes_max=1 << 20)
             for event in iter_events(batch.payload, batch.lengths)
         ]
 
     return service.call(read)
+
+
+def _stored(service: HubService, event_hub: str, partition_id: str) -> list[EventContents]:
+    return [decode_event(event) for event in _encoded(service, event_hub, partition_id)]
 
 
 def test_health(hub_service: HubService) -> None:
@@ -79,13 +127,14 @@ def test_publish_one_event(hub_service: HubService, event_hub: str) -> None:
         "Content-Type": "application/atom+xml;type=entry;charset=utf-8",
         "BrokerProperties": '{"PartitionKey": "a"}',
         "Alert": '"Strong Wind"',
+        "x-Other": "1",
     }
     path = f"/{event_hub}/messages?timeout=60&api-version=2014-01"
     status, content_type, text = _request(hub_service, path, body=b"one", headers=headers)
     assert (status, content_type, text) == (201, "application/xml; charset=utf-8", "")
     (event,) = _stored(hub_service, event_hub, "0")  # "a" belongs to partition 0 of 2
     assert (event.body, event.partition_key) == (b"one", "a")
-    assert event.properties == {"alert": "Strong Wind"}
+    assert event.properties == {"Alert": "Strong Wind", "x-Other": "1"}  # in the letter case of the sender
 
 
 def test_publish_a_batch_to_a_partition(hub_service: HubService, event_hub: str) -> None:
@@ -108,6 +157,10 @@ def test_publish_a_batch_to_a_partition(hub_service: HubService, event_hub: str)
         (b'[{"Body": "\\ud800"}]', BATCH, 400, "event 0"),
         (b'[{"Body": "a", "BrokerProperties": {"PartitionKey": "\\ud800"}}]', BATCH, 400, "PartitionKey"),
         (b'[{"Body": "a", "UserProperties": {"x": [1]}}]', BATCH, 400, "event 0"),
+        (b'[{"Body": "a", "UserProperties": {"x": "\\ud800"}}]', BATCH, 400, "event 0"),
+        (b'[{"Body": "a", "UserProperties": {"x": 100000000000000000000}}]', BATCH, 400, "'x'"),
+        (json.dumps([{"Body": "x" * 600_000}] * 2).encode(), BATCH, 413, "1048576"),
+        (json.dumps([{"Body": "x" * 1_100_000}] * 2).encode(), BATCH, 413, "2097152"),
         (
             b'[{"Body": "a", "BrokerProperties": {"PartitionKey": "a"}}, {"Body": "b"}]',
             BATCH,
@@ -142,7 +195,7 @@ def test_who_may_not_publish(hub_service: HubService, event_hub: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/", 404), ("POST", "/hub/publishers/p/messages", 404), ("GET", "/hub/messages", 405)],
+    [("GET", "/", 404), ("POST", "/hub/elsewhere/p/messages", 404), ("GET", "/hub/messages", 405)],
 )
 def test_other_addresses_have_the_same_error_shape(
     hub_service: HubService, method: str, path: str, status: int
@@ -151,3 +204,262 @@ def test_other_addresses_have_the_same_error_shape(
     answer = _request(hub_service, path, body=b"x" if method == "POST" else None)
     assert answer[:2] == (status, "application/xml; charset=utf-8")
     assert f"{method} {path}" in answer[2]
+
+
+def test_a_batch_with_a_key_stays_together(hub_service: HubService, event_hub: str) -> None:
+    """The events of a batch whose key is the same go to the key's partition, in order, with their key."""
+    batch = [{"Body": str(n), "BrokerProperties": {"PartitionKey": "a"}} for n in range(5)]
+    headers = {**_authorization(hub_service, event_hub), "Content-Type": f"{BATCH}; charset=utf-8"}
+    path = f"/{event_hub}/messages"
+    assert _request(hub_service, path, body=json.dumps(batch).encode(), headers=headers)[0] == 201
+    events = _stored(hub_service, event_hub, "0")
+    assert [(event.body, event.partition_key) for event in events] == [(b"%d" % n, "a") for n in range(5)]
+
+
+def test_events_without_a_key_take_turns(hub_service: HubService, event_hub: str) -> None:
+    """Requests that choose no partition fill all of them."""
+    headers = _authorization(hub_service, event_hub)
+    for number in range(4):
+        assert _request(hub_service, f"/{event_hub}/messages", body=b"%d" % number, headers=headers)[0] == 201
+    assert [len(_stored(hub_service, event_hub, partition)) for partition in ("0", "1")] == [2, 2]
+
+
+@pytest.mark.parametrize("segment", ["publishers", "publisher"])
+def test_publish_as_a_publisher(hub_service: HubService, event_hub: str, segment: str) -> None:
+    """A token for one publisher sends as that one: its name is partition key and annotation."""
+    path = f"/{event_hub}/{segment}/dev-01/messages"
+    headers = _authorization(hub_service, f"{event_hub}/publishers/dev-01")
+    assert _request(hub_service, path, body=b"one", headers=headers)[0] == 201
+    batch = json.dumps([{"Body": "two", "BrokerProperties": {"PartitionKey": "dev-01"}}]).encode()
+    batch_headers = {**headers, "Content-Type": BATCH}
+    assert _request(hub_service, path, body=batch, headers=batch_headers)[0] == 201
+    (events,) = (
+        events for partition in ("0", "1") if (events := _encoded(hub_service, event_hub, partition))
+    )
+    annotations = [decode_message(event).message_annotations for event in events]
+    assert annotations == [{"x-opt-partition-key": "dev-01", "x-opt-publisher": "dev-01"}] * 2
+    assert [decode_event(event).body for event in events] == [b"one", b"two"]
+
+
+def test_what_a_publisher_may_not(hub_service: HubService, event_hub: str) -> None:
+    """Another publisher, the hub itself and another key are refused; so is a revoked one, until restored."""
+    headers = _authorization(hub_service, f"{event_hub}/publishers/dev-01")
+    own = f"/{event_hub}/publishers/dev-01/messages"
+    for path in (f"/{event_hub}/publishers/dev-02/messages", f"/{event_hub}/messages"):
+        assert _request(hub_service, path, body=b"x", headers=headers)[0] == 401, path
+    keyed = {**headers, "BrokerProperties": '{"PartitionKey": "other"}'}
+    answer = _request(hub_service, own, body=b"x", headers=keyed)
+    assert (answer[0], "dev-01" in answer[2]) == (400, True)
+
+    async def revoke(server: TidegateServer) -> None:
+        server.broker.event_hub(event_hub).revoke_publisher("dev-01")
+
+    async def restore(server: TidegateServer) -> None:
+        server.broker.event_hub(event_hub).restore_publisher("dev-01")
+
+    hub_service.call(revoke)
+    answer = _request(hub_service, own, body=b"x", headers=headers)
+    assert (answer[0], "revoked" in answer[2]) == (401, True)
+    other = _authorization(hub_service, event_hub)
+    assert (
+        _request(hub_service, f"/{event_hub}/publishers/dev-02/messages", body=b"x", headers=other)[0] == 201
+    )
+    hub_service.call(restore)
+    assert _request(hub_service, own, body=b"x", headers=headers)[0] == 201
+
+
+def test_key_and_partition_together_is_an_error(hub_service: HubService, event_hub: str) -> None:
+    """An address with a partition and a partition key contradict each other: nothing is stored."""
+    headers = {**_authorization(hub_service, event_hub), "BrokerProperties": '{"PartitionKey": "a"}'}
+    status, _, text = _request(hub_service, f"/{event_hub}/partitions/0/messages", body=b"x", headers=headers)
+    assert status == 400
+    assert "not both" in text
+    assert not _stored(hub_service, event_hub, "0")
+
+
+def test_an_unknown_partition_is_404(hub_service: HubService, event_hub: str) -> None:
+    """The answer says which partitions there are."""
+    headers = _authorization(hub_service, event_hub)
+    status, _, text = _request(hub_service, f"/{event_hub}/partitions/2/messages", body=b"x", headers=headers)
+    assert (status, "0 to 1" in text) == (404, True)
+
+
+@pytest.mark.parametrize(
+    ("header", "detail"),
+    [
+        (None, "no Authorization header"),
+        ("Bearer eyJhbGciOiJub25lIn0.e30.", "type &#x27;bearer&#x27;".replace("&#x27;", "'")),
+        ("SharedAccessSignature sr=x", "MalformedToken"),
+    ],
+)
+def test_tokens_that_are_none(
+    hub_service: HubService, event_hub: str, header: str | None, detail: str
+) -> None:
+    """A missing token and one of Entra ID are refused with what to send instead, and never repeated."""
+    headers = {} if header is None else {"Authorization": header}
+    answer = _ask(hub_service, f"/{event_hub}/messages", body=b"x", headers=headers)
+    assert answer.status == 401
+    assert answer.headers["www-authenticate"] == "SharedAccessSignature"
+    assert detail in answer.text
+    assert "eyJ" not in answer.text
+
+
+@pytest.mark.parametrize("resource", ["/127.0.0.1", "/127.0.0.1/{hub}", "/https://127.0.0.1/{hub}/messages"])
+def test_resources_as_the_documents_write_them(
+    hub_service: HubService, event_hub: str, resource: str
+) -> None:
+    """A token's resource may be a host without a scheme, or name the messages, as in Azure's examples."""
+    headers = _authorization(hub_service, resource.format(hub=event_hub))
+    assert _request(hub_service, f"/{event_hub}/messages", body=b"x", headers=headers)[0] == 201
+    other = _authorization(hub_service, "/127.0.0.1/another")
+    assert _request(hub_service, f"/{event_hub}/messages", body=b"x", headers=other)[0] == 401
+
+
+def test_a_policy_without_send_may_not_publish(hub_service: HubService, event_hub: str) -> None:
+    """The claims of a hub's policy count: Send is enough, Listen is not."""
+
+    async def create(server: TidegateServer) -> tuple[str, str]:
+        send = server.broker.create_policy(event_hub, "sender", [Claim.SEND])
+        return send.key, server.broker.create_policy(event_hub, "reader", [Claim.LISTEN]).key
+
+    send, listen = hub_service.call(create)
+    path = f"/{event_hub}/messages"
+    headers = _authorization(hub_service, event_hub, key=listen, name="reader")
+    status, _, text = _request(hub_service, path, body=b"x", headers=headers)
+    assert (status, "'Send' claim" in text) == (401, True)
+    headers = _authorization(hub_service, event_hub, key=send, name="sender")
+    assert _request(hub_service, path, body=b"x", headers=headers)[0] == 201
+
+
+def test_throttled_requests_are_told_when_to_come_back(tmp_path: Path) -> None:
+    """Over the throughput units: 429 with Retry-After in whole seconds, and nothing is stored."""
+    with HubService(tmp_path / "data", is_http_used=True) as service:
+        hub = service.create_hub("hub", partition_count=1)
+
+        async def throttle(server: TidegateServer) -> None:
+            server.broker.set_throughput_units(1)
+
+        service.call(throttle)
+        headers = _authorization(service, hub)
+        body = b"x" * 1_000_000
+        for _ in range(50):  # a machine that takes a second for each of these would need no limit
+            answer = _ask(service, f"/{hub}/messages", body=body, headers=headers)
+            if answer.status != 201:
+                break
+        assert answer.status == 429
+        assert int(answer.headers["retry-after"]) >= 1
+        assert "throttled" in answer.text
+        assert len(_stored(service, hub, "0")) >= 1
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", "x", "1.5", "9" * 20])
+def test_timeouts_that_are_none(hub_service: HubService, event_hub: str, timeout: str) -> None:
+    """A time-out that cannot be meant is told, not guessed."""
+    headers = _authorization(hub_service, event_hub)
+    path = f"/{event_hub}/messages?timeout={timeout}"
+    assert _request(hub_service, path, body=b"x", headers=headers)[0] == 400
+
+
+def test_a_body_that_does_not_come_times_out(hub_service: HubService, event_hub: str) -> None:
+    """Who announces a body and sends none is answered when the time of the request is over."""
+    head = (
+        f"POST /{event_hub}/messages?timeout=1 HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\n"
+        f"Authorization: {_authorization(hub_service, event_hub)['Authorization']}\r\n\r\nab"
+    )
+    with _connect(hub_service) as connection:
+        connection.sendall(head.encode())
+        answer = _read_answer(connection)
+    assert b" 408 " in answer
+    assert b"whether its events are stored is unknown" in answer
+
+
+# --- the server's own limits ------------------------------------------------------------------------------
+
+
+def _connect(service: HubService) -> socket.socket:
+    assert service.ready.http is not None
+    host, _, port = service.ready.http.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def _read_answer(connection: socket.socket) -> bytes:
+    """The answer up to the end of its error text, or what came before the service closed."""
+    received = b""
+    while b"</Error>" not in received and (chunk := connection.recv(65536)):
+        received += chunk
+    return received
+
+
+async def _serve(application: ASGIApp, **limits: Any) -> tuple[HttpServer, tuple[str, int], TaskOwner]:
+    listener = listening_socket("127.0.0.1", 0)
+
+    def refuse(stream: WebSocketStream) -> StreamReceiver:
+        raise ClosedError("There is no AMQP here.")
+
+    server = HttpServer(application, ssl_context=None, accept_websocket=refuse, **limits)
+    tasks = TaskOwner("test")
+    server.work = tasks.start(server.serve(sockets=[listener]), name="serve")
+    await server.is_serving.wait()
+    address = listener.getsockname()
+    return server, (str(address[0]), int(address[1])), tasks
+
+
+@asynccontextmanager
+async def _serving(**limits: Any) -> AsyncIterator[tuple[str, int]]:
+    """A server with small limits that answers every request before its body has come."""
+
+    async def answer(request: Request) -> Response:
+        return Response("early")
+
+    application = Starlette(routes=[Route("/", answer, methods=["GET", "POST"])])
+    server, address, tasks = await _serve(application, **limits)
+    try:
+        yield address
+    finally:
+        await server.stop()
+        await tasks.close()
+
+
+async def test_a_head_that_does_not_end_times_out() -> None:
+    """Who sends a request drop by drop is answered with 408 and holds nothing any more."""
+    async with _serving(head_timeout_s=0.2) as (host, port), asyncio.timeout(20):
+        for beginning in (b"", b"GET / HTTP/1.1\r\nHost: a\r\n"):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(beginning)
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 408 "), answer
+            assert b"<Error><Code>408</Code>" in answer
+            writer.close()
+
+
+async def test_a_body_nobody_waits_for_times_out() -> None:
+    """A request that was answered early may send the rest of its body only so long."""
+    async with _serving(head_timeout_s=0.2) as (host, port), asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n")
+        answer = await reader.read()
+        assert answer.endswith(b"early")
+        writer.close()
+
+
+async def test_connections_over_the_limit_are_refused() -> None:
+    """One connection too many is answered with 503 and closed; those before it are served."""
+    async with _serving(connections_max=2) as (host, port), asyncio.timeout(20):
+        held = [await asyncio.open_connection(host, port) for _ in range(2)]
+        for reader, writer in held:
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert (await reader.readuntil(b"early")).startswith(b"HTTP/1.1 200 ")
+        reader, writer = await asyncio.open_connection(host, port)
+        assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+        for _, open_writer in [*held, (reader, writer)]:
+            open_writer.close()
+
+
+async def test_a_refused_websocket_is_closed() -> None:
+    """Where AMQP takes no more connections (the service stops), a WebSocket is closed as going away."""
+    async with _serving() as (host, port), asyncio.timeout(20):
+        async with connect(f"ws://{host}:{port}/$servicebus/websocket", subprotocols=[AMQP]) as websocket:
+            with pytest.raises(ConnectionClosed) as closed:
+                await websocket.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1001

@@ -5,10 +5,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Final
 from xml.sax.saxutils import escape
 
 from starlette.responses import Response
+
+from tidegate.model.errors import TidegateError
+from tidegate.wire.conditions import error_description, http_status_for
 
 XML: Final = "application/xml; charset=utf-8"
 
@@ -18,9 +23,23 @@ def format_error(status: int, detail: str) -> tuple[str, str]:
     return XML, f"<Error><Code>{status}</Code><Detail>{escape(detail)}</Detail></Error>"
 
 
-def error_response(status: int, detail: str, *, retry_after_s: float | None = None) -> Response:
-    """The answer to a request that failed; retry_after_s: None where no wait is known to help."""
+def error_response(status: int, detail: str, *, headers: Mapping[str, str] | None = None) -> Response:
+    """The answer to a request that failed."""
     media_type, text = format_error(status, detail)
-    # Whole seconds, and never 0, which would say: at once.
-    headers = None if retry_after_s is None else {"Retry-After": str(max(1, round(retry_after_s + 0.499)))}
     return Response(text, status, headers, media_type)
+
+
+def response_for(error: TidegateError) -> Response:
+    """The answer to a request that failed with one of our errors."""
+    return error_response(http_status_for(error), error_description(error), headers=headers_for(error))
+
+
+def headers_for(error: TidegateError) -> dict[str, str]:
+    """The headers that go with an error, whatever the shape of its answer."""
+    headers: dict[str, str] = {}
+    if error.retry_after_s is not None:
+        # Whole seconds, rounded up: who comes back after them is not early.
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if http_status_for(error) == 401:
+        headers["WWW-Authenticate"] = "SharedAccessSignature"
+    return headers

@@ -2,43 +2,63 @@
 
     POST /{hub}/messages                          one event, or a batch
     POST /{hub}/partitions/{partition}/messages   the same, to one partition
+    POST /{hub}/publishers/{publisher}/messages   the same, as a publisher; ``publisher`` is taken, too
 
-``Authorization`` holds a shared access signature. ``Content-Type: application/vnd.microsoft.servicebus.json``
-is a batch: a JSON list of ``{"Body", "UserProperties", "BrokerProperties"}``; anything else is one event
-whose body is the request's. 201 once the events are durable; errors are ``<Error><Code/><Detail/></Error>``.
-Source: Azure "Send event" and "Send batch events" (Event Hubs REST, 2026-09).
+``Content-Type: application/vnd.microsoft.servicebus.json`` is a batch: a JSON list of ``{"Body",
+"UserProperties", "BrokerProperties"}``; anything else is one event whose body is the request's, whose
+partition key is in the header ``BrokerProperties`` and whose properties are the other headers that mean
+nothing to HTTP. ``?timeout=`` is in seconds. 201 once the events are durable.
+Source: Azure "Event Hubs service REST", "Send event", "Send partition event", "Send event with publisher ID",
+"Send batch events" (2026-09); the codes for 404, 408, 413 and 429 are our choice, as HTTP has them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from tidegate.broker import Broker, Claim
-from tidegate.gateway.http_errors import XML, error_response
+from tidegate.amqp.encode import encode_value
+from tidegate.broker import Broker, Claim, EventHub, Partition
+from tidegate.gateway.http_authorization import RequestAuthorizer
+from tidegate.gateway.http_errors import XML, error_response, response_for
+from tidegate.gateway.http_server import HEADER_NAMES
 from tidegate.model.clock import Clock
-from tidegate.model.errors import EventTooLargeError, InvalidArgumentError, TidegateError, UnauthorizedError
+from tidegate.model.errors import (
+    EventTooLargeError,
+    InvalidArgumentError,
+    OperationTimeoutError,
+    TidegateError,
+)
 from tidegate.model.events import EventData, PropertyValue
-from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.wire.batch import wrap_event
-from tidegate.wire.conditions import error_description, http_status_for
 from tidegate.wire.event_codec import encode_event
+from tidegate.wire.names import PARTITION_KEY, PUBLISHER
 
-BATCH_CONTENT_TYPE = "application/vnd.microsoft.servicebus.json"
+BATCH_CONTENT_TYPE: Final = "application/vnd.microsoft.servicebus.json"
+
+TIMEOUT_S_DEFAULT: Final = 60
+TIMEOUT_S_MAX: Final = 300
+"""Of a request, from its head to its answer. Our choice; 60 is what Azure's examples ask for."""
+
+_JSON_FACTOR: Final = 2
+"""How many times the largest batch its JSON may be long (our choice: names, quotes and escapes)."""
 
 _OWN_HEADER = re.compile(
-    "accept(-.*)?|authorization|brokerproperties|cache-control|connection|content-.*|cookie|date|expect|host|"
-    "keep-alive|origin|pragma|referer|te|trailer|transfer-encoding|upgrade|user-agent|via"
+    "accept(-.*)?|authorization|brokerproperties|cache-control|connection|content-.*|cookie|date|dnt|expect|"
+    "forwarded|from|host|if-.*|keep-alive|max-forwards|origin|pragma|priority|proxy-.*|range|referer|sec-.*|te|"
+    "trailer|transfer-encoding|upgrade(-.*)?|user-agent|via|x-forwarded-.*|x-ms-retrypolicy"
 )
-"""Headers with a meaning in HTTP; the others are properties of the event."""
+"""Headers with a meaning in HTTP, or to a proxy on the way; the others are properties of the event."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,44 +68,55 @@ class Publishing:
 
     def __init__(self, broker: Broker, *, clock: Clock) -> None:
         self._broker = broker
-        self._clock = clock
+        self._authorizer = RequestAuthorizer(broker, clock)
 
     def routes(self) -> list[BaseRoute]:
         """What is served."""
-        return [
-            Route("/{hub}/messages", self._publish, methods=["POST"]),
-            Route("/{hub}/partitions/{partition}/messages", self._publish, methods=["POST"]),
-        ]
+        paths = ("messages", "partitions/{partition}/messages")
+        publishers = ("publishers/{publisher}/messages", "publisher/{publisher}/messages")
+        return [Route(f"/{{hub}}/{path}", self._publish, methods=["POST"]) for path in (*paths, *publishers)]
 
     async def _publish(self, request: Request) -> Response:
         try:
-            await self._append(request)
+            timeout_s = _timeout_s(request.query_params.get("timeout"))
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._append(request)
+            except TimeoutError as error:
+                raise OperationTimeoutError(
+                    f"The request did not end within {timeout_s} s; whether its events are stored is unknown."
+                ) from error
         except TidegateError as error:
-            _log.info("publishing to %.300r refused: %s", request.url.path, error)
-            return error_response(http_status_for(error), error_description(error))
+            # What has a text for remote peers is told in full only here, and somebody should look at it.
+            level = logging.ERROR if error.remote_text else logging.INFO
+            _log.log(level, "publishing to %.300r refused: %s", request.url.path, error)
+            return response_for(error)
         except ClientDisconnect:
             return error_response(400, "The request ended before its body was complete.")
         return Response(status_code=201, media_type=XML)
 
     async def _append(self, request: Request) -> None:
+        hub, publisher = request.path_params["hub"], request.path_params.get("publisher")
         path = request.url.path.strip("/")
-        host = request.headers.get("host", "")
-        grant = self._broker.authorize(request.headers.get("authorization", ""), f"sb://{host}/{path}")
-        if not grant.permits(path, Claim.SEND, now_utc=self._clock.now_utc()):
-            raise UnauthorizedError(f"The policy {grant.policy_name!r} does not give the claim Send.")
-        event_hub = self._broker.event_hub(request.path_params["hub"])
-        partition_id = request.path_params.get("partition")
-        body = await _read_body(request)
+        if publisher is not None:
+            path = f"{hub}/publishers/{publisher}/messages"  # however the address spells it
+        self._authorizer.require(request, path, Claim.SEND)
+        event_hub = self._broker.event_hub(hub)
+        if publisher is not None:
+            event_hub.check_publisher(publisher)
+        await self._broker.wait_uncongested()
         content_type = request.headers.get("content-type", "")
-        if content_type.partition(";")[0].strip().lower() == BATCH_CONTENT_TYPE:
-            publication = _parse_batch(body)
+        is_batch = content_type.partition(";")[0].strip().lower() == BATCH_CONTENT_TYPE
+        bytes_max = event_hub.event_bytes_max * (_JSON_FACTOR if is_batch else 1)
+        body = await _read_body(request, bytes_max)
+        publication = _parse_batch(body) if is_batch else _parse_single(body, request)
+        key, partition = _target(event_hub, request.path_params.get("partition"), publisher, publication)
+        if publisher is None:
+            encoded = [encode_event(event, key) for event in publication.events]
         else:
-            publication = _parse_single(body, request.headers)
-        key = publication.partition_key
-        partition = (
-            event_hub.partition_for(key) if partition_id is None else event_hub.partition(partition_id)
-        )
-        sections = [wrap_event(encode_event(event, key)) for event in publication.events]
+            annotations = _publisher_section(publisher)
+            encoded = [annotations + encode_event(event) for event in publication.events]
+        sections = [wrap_event(event) for event in encoded]
         await partition.append(b"".join(sections), array("I", map(len, sections)))
 
 
@@ -95,20 +126,65 @@ class _Publication:
     partition_key: str | None
 
 
-async def _read_body(request: Request) -> bytes:
+def _target(
+    event_hub: EventHub, partition_id: str | None, publisher: str | None, publication: _Publication
+) -> tuple[str | None, Partition]:
+    """The partition key, and the partition that the address and the key choose."""
+    key = publication.partition_key
+    if partition_id is not None:
+        partition = event_hub.partition(partition_id)
+        if key is not None:
+            raise InvalidArgumentError(
+                f"The events have the partition key {key[:40]!r} and go to the partition {partition_id}.",
+                next_step="Give a key or a partition, not both.",
+            )
+        return None, partition
+    if publisher is not None:
+        if key is not None and key != publisher:
+            raise InvalidArgumentError(
+                f"The partition key {key[:40]!r} is not the publisher's name {publisher!r}.",
+                next_step="Give none: a publisher's partition key is its name.",
+            )
+        key = publisher
+    return key, event_hub.partition_for(key)
+
+
+def _publisher_section(publisher: str) -> bytes:
+    """The message annotations of an event from a publisher."""
+    return b"\x00\x53\x72" + encode_value({PARTITION_KEY: publisher, PUBLISHER: publisher})
+
+
+def _timeout_s(text: str | None) -> int:
+    if text is None:
+        return TIMEOUT_S_DEFAULT
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) == 0:
+        raise InvalidArgumentError(f"timeout={text[:40]} is not a number of seconds, 1 or more.")
+    return min(int(text), TIMEOUT_S_MAX)
+
+
+async def _read_body(request: Request, bytes_max: int) -> bytes:
+    announced = request.headers.get("content-length", "0")
     body = bytearray()
+    if announced.isdigit() and int(announced) > bytes_max:
+        raise _too_large(bytes_max)
     async for chunk in request.stream():
         body += chunk
-        if len(body) > EVENT_BYTES_MAX:
-            raise EventTooLargeError(f"The request has more than {EVENT_BYTES_MAX} bytes, the most allowed.")
+        if len(body) > bytes_max:
+            raise _too_large(bytes_max)
     return bytes(body)
 
 
-def _parse_single(body: bytes, headers: Mapping[str, str]) -> _Publication:
+def _too_large(bytes_max: int) -> EventTooLargeError:
+    return EventTooLargeError(f"The request has more than {bytes_max} bytes, the most allowed.")
+
+
+def _parse_single(body: bytes, request: Request) -> _Publication:
+    headers = request.headers
+    names: Mapping[str, str] = request.scope.get("state", {}).get(HEADER_NAMES, {})
     properties: dict[str, PropertyValue] = {
-        name: _unquote(value)
+        names.get(name, name): _unquote(value)
         for name, value in headers.items()
-        if _OWN_HEADER.fullmatch(name.lower()) is None
+        if _OWN_HEADER.fullmatch(name) is None
     }
     text = headers.get("brokerproperties")
     broker_properties = None if text is None else _parse_json(text, "The header BrokerProperties")
@@ -131,6 +207,9 @@ def _parse_batch(body: bytes) -> _Publication:
             raise InvalidArgumentError(
                 f"The UserProperties of event {number} of the batch are not an object of plain values."
             )
+        for text in (*properties, *properties.values()):
+            if isinstance(text, str):
+                _utf8(text, f"A UserProperty of event {number}")
         events.append(EventData(_utf8(item["Body"], f"The Body of event {number}"), properties))
         keys.add(_partition_key(item.get("BrokerProperties")))
     if len(keys) > 1:

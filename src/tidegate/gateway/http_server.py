@@ -36,6 +36,9 @@ SHUTDOWN_TIMEOUT_S: Final = 5
 WEBSOCKET_PATH: Final = "/$servicebus/websocket"
 """Where official clients look for AMQP over WebSocket (azure-eventhub 5.15.1, @azure/core-amqp 4)."""
 
+HEADER_NAMES: Final = "header_names"
+"""In the ``state`` of a request's scope: the names of its headers as they were sent, by their lower case."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -111,6 +114,19 @@ class HttpServer(uvicorn.Server):
         return stream
 
 
+class _NamingConnection(h11.Connection):
+    """Tells the names of each request's headers as they were sent: ASGI has them in lower case only."""
+
+    on_names: Callable[[dict[str, str]], None]
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = (name.decode("latin-1") for name, _ in event.headers.raw_items())
+            self.on_names({name.lower(): name for name in names})
+        return event
+
+
 class _HttpProtocol(H11Protocol):
     """HTTP/1.1 with a limit of connections, and of the time that the head of a request takes."""
 
@@ -119,44 +135,64 @@ class _HttpProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        connection = _NamingConnection(h11.SERVER)
+        connection.on_names = self._on_names
+        self.conn = connection
         if len(self.connections) > self.owner.connections_max:
             _log.warning("more than %d HTTP connections: one is refused", self.owner.connections_max)
             self._refuse(503, "The service has as many HTTP connections as it takes. Try again later.")
             return
-        self._start_head_timer()
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_head_timer()
+        self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
-            self._stop_head_timer()
-        elif self.conn.trailing_data[0]:
-            self._start_head_timer()
+        if self.conn.their_state is h11.IDLE:
+            self._start_timer()
+        elif not self._is_discarding:
+            self._stop_timer()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_discarding:
+            self._start_timer()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        self._stop_head_timer()
+        self._stop_timer()
         super().handle_websocket_upgrade(event)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg)
 
-    def _start_head_timer(self) -> None:
+    @property
+    def _is_discarding(self) -> bool:
+        """Whether the rest of a request is read that was answered before it was complete."""
+        return self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
+
+    def _on_names(self, names: dict[str, str]) -> None:
+        self.app_state = {HEADER_NAMES: names}
+
+    def _start_timer(self) -> None:
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(self.owner.head_timeout_s, self._on_head_timeout)
 
-    def _stop_head_timer(self) -> None:
+    def _stop_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
     def _on_head_timeout(self) -> None:
         self._head_timer = None
-        self._refuse(408, f"No complete request came within {self.owner.head_timeout_s:g} s.")
+        detail = f"No complete request came within {self.owner.head_timeout_s:g} s."
+        if self._is_discarding:
+            self.transport.close()  # it has its answer
+        else:
+            self._refuse(408, detail)
 
     def _refuse(self, status: int, detail: str) -> None:
         """Answer without a request that could be answered, and close."""
