@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ from tests.processor.hosts import (
 
 from tidegate.client import EventHubConsumer, EventHubProducer, PartitionProperties, PartitionReceiver
 from tidegate.model.errors import (
+    BrokenError,
     ClosedError,
     DatabaseUnavailableError,
     EventHubReplacedError,
@@ -850,6 +852,37 @@ async def test_a_transaction_starts_at_the_initial_position(
         await until(lambda: subject.state is PartitionState.RUNNING)
         await publish(hub_service, hub, 2)
         await until(lambda: _rows(database) == list(range(first, 8)))
+    await store.close()
+
+
+async def test_the_threads_of_sessions_that_ended_are_gone(
+    hub_service: HubService, hub: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition that is opened anew again and again, and a host that ended, leave none to the collector."""
+    receive, failures = PartitionReceiver.receive, iter([BrokenError("Cut."), BrokenError("Cut again.")])
+
+    async def break_twice(
+        self: PartitionReceiver, max_events: int = 1000, max_wait_s: float | None = None
+    ) -> list[ReceivedEvent]:
+        for failure in failures:
+            raise failure
+        return await receive(self, max_events, max_wait_s)
+
+    def threads() -> list[str]:
+        return [each.name for each in threading.enumerate() if each.name.startswith("tidegate partition")]
+
+    monkeypatch.setattr(PartitionReceiver, "receive", break_twice)
+    store = SqlStore(database)
+    await publish(hub_service, hub, 1)
+    subject = Subject(hub_service, hub, store, transactional=True)
+    gc.disable()
+    try:
+        async with subject.host.running(_write):
+            await until(lambda: _rows(database) == [0])
+            await until(lambda: len(threads()) == 1)
+        await until(lambda: not threads())
+    finally:
+        gc.enable()
     await store.close()
 
 

@@ -36,6 +36,10 @@ class Delivery(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Free what was opened for it; nothing is delivered afterwards."""
+        ...
+
 
 class PlainDelivery:
     """At least once: the handler is called, and moves the checkpoint when it likes."""
@@ -62,6 +66,9 @@ class PlainDelivery:
             is_processed = True
         finally:
             context.end_call(len(events), is_processed=is_processed)
+
+    def close(self) -> None:
+        """Nothing was opened."""
 
 
 class TransactionalDelivery:
@@ -109,6 +116,10 @@ class TransactionalDelivery:
             start_sequence_number=events[0].sequence_number if start is None else start,
             until_sequence_number=events[-1].sequence_number + 1,
         )
+
+    def close(self) -> None:
+        """End the transactions' thread."""
+        self._transactions.close()
 
 
 def _runnable(handler: object) -> object:

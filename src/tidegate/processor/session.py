@@ -175,6 +175,7 @@ class PartitionSession:
         finally:
             self.is_reading = False
             self._close_receiver()
+            delivery.close()
 
     def stop(self) -> None:
         """End a wait at once, and a running call when it returns."""

@@ -66,6 +66,10 @@ class PartitionTransactions(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Free what was opened for it; nothing is run afterwards. Waits for nothing."""
+        ...
+
 
 @runtime_checkable
 class TransactionalStore(Protocol):

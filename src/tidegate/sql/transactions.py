@@ -124,6 +124,10 @@ class SqlTransactions:
                 await asyncio.sleep(delay_s)
         return await self._in_thread(partial(self._run, batch, is_last=True, failed=last_failure))
 
+    def close(self) -> None:
+        """End the thread, after what it does; nothing is run afterwards."""
+        self._executor.shutdown(wait=False)
+
     async def _in_thread(self, work: Callable[[], T]) -> T:
         running = asyncio.wrap_future(self._executor.submit(work))
         cancelled: asyncio.CancelledError | None = None
