@@ -3,8 +3,8 @@
 The rule: memory changes only after the file did, so what a caller was told exists survives a power loss.
 
     format version 1   hubs, consumer groups; policies of the namespace, with one key each
-    format version 2   also a second key per policy, policies of hubs, revoked publishers, the largest event
-                       of a hub, the tier and the throughput units of the namespace
+    format version 2   also a second key per policy; policies, revoked publishers, the largest event and the
+                       capture settings of hubs; the tier and the throughput units of the namespace
 
 A file of version 1 is read, and written anew as version 2 when the service starts.
 """
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tidegate.broker.authorization import ROOT_POLICY_NAME, Claim, SharedAccessPolicy
-from tidegate.model.errors import LogCorruptError, LogFullError
+from tidegate.model.capture import CaptureSettings
+from tidegate.model.errors import InvalidArgumentError, LogCorruptError, LogFullError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, TIER_DEFAULT, Tier
 from tidegate.storage.files import Files, read_whole, replace_whole
 from tidegate.storage.write_errors import is_full_error
@@ -50,6 +51,8 @@ class EventHubRecord:
     """Policies for this hub alone."""
     revoked_publishers: tuple[str, ...] = ()
     """Publishers that may not send, as they were named; compared without regard to case."""
+    capture: CaptureSettings | None = None
+    """None: its events are not captured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,7 @@ def _encode(contents: CatalogContents) -> bytes:
                 "consumer_groups": list(hub.consumer_groups),
                 "policies": _policies_document(hub.policies),
                 "revoked_publishers": list(hub.revoked_publishers),
+                "capture": None if hub.capture is None else hub.capture.to_mapping(),
             }
             for hub in contents.event_hubs
         ],
@@ -174,7 +178,7 @@ def _read(files: Files, path: Path) -> tuple[int, CatalogContents]:
             tier=Tier(document.get("tier", TIER_DEFAULT.value)),
             throughput_units=_optional_integer(document, "throughput_units"),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, InvalidArgumentError) as error:
         # The parser's own message may quote the file, which holds keys: only its kind is told.
         raise LogCorruptError(
             f"The catalog {path} does not parse ({type(error).__name__}).",
@@ -184,6 +188,7 @@ def _read(files: Files, path: Path) -> tuple[int, CatalogContents]:
 
 
 def _parse_event_hub(hub: Mapping[str, Any]) -> EventHubRecord:
+    capture = hub.get("capture")
     return EventHubRecord(
         hub_id=str(hub["id"]),
         name=str(hub["name"]),
@@ -195,6 +200,7 @@ def _parse_event_hub(hub: Mapping[str, Any]) -> EventHubRecord:
         event_bytes_max=_optional_integer(hub, "event_bytes_max"),
         policies=_parse_policies(hub.get("policies", ())),
         revoked_publishers=tuple(str(name) for name in hub.get("revoked_publishers", ())),
+        capture=None if capture is None else CaptureSettings.from_mapping(capture),
     )
 
 

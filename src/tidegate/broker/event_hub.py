@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Final
@@ -12,6 +12,7 @@ from tidegate.broker.catalog import Catalog, EventHubRecord
 from tidegate.broker.names import validate_name, validate_publisher_name
 from tidegate.broker.partition import Partition
 from tidegate.broker.throttling import Throughput
+from tidegate.model.capture import CaptureSettings
 from tidegate.model.clock import Clock
 from tidegate.model.errors import (
     AlreadyExistsError,
@@ -60,6 +61,8 @@ class EventHubDescription:
     """``$Default`` first."""
     event_bytes_max: int
     """Largest event or batch, in bytes."""
+    capture: CaptureSettings | None
+    """None: its events are not captured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +95,11 @@ class EventHub:
         clock: Clock,
         authorizer: Authorizer,
         throughput: Throughput,
+        on_change: Callable[[], None],
     ) -> None:
+        """on_change: called after something of the hub has changed."""
         self._record = record
+        self._on_change = on_change
         self._catalog = catalog
         self._authorizer = authorizer
         self._partitions = tuple(
@@ -130,6 +136,7 @@ class EventHub:
             retention_bytes=record.retention_bytes,
             consumer_groups=record.consumer_groups,
             event_bytes_max=self.event_bytes_max,
+            capture=record.capture,
         )
 
     @property
@@ -226,6 +233,11 @@ class EventHub:
         if record != self._record:
             self._replace_record(record)
 
+    def set_capture(self, settings: CaptureSettings | None) -> None:
+        """See ``Broker.set_capture``."""
+        if settings != self._record.capture:
+            self._replace_record(replace(self._record, capture=settings))
+
     # -- admission
 
     @property
@@ -304,6 +316,7 @@ class EventHub:
         self._catalog.replace_event_hub(record)
         self._record = record
         self._revoked = _lower(record.revoked_publishers)
+        self._on_change()
 
     def _find_consumer_group(self, name: str) -> str:
         wanted = name.lower()

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from tidegate.broker.authorization import Authorizer, Claim, Grant, SharedAccessPolicy
@@ -30,6 +31,7 @@ from tidegate.broker.event_hub import (
 from tidegate.broker.names import validate_name
 from tidegate.broker.policies import add_policy, find_policy, remove_policy, replace_key
 from tidegate.broker.throttling import Throughput, validate_units
+from tidegate.model.capture import CaptureSettings
 from tidegate.model.clock import Clock
 from tidegate.model.errors import (
     AlreadyExistsError,
@@ -58,6 +60,7 @@ class Broker:
         self._authorizer = Authorizer(catalog.contents.policies)
         self._throughput = Throughput(clock, catalog.contents.throughput_units)
         self._statistics_of_deleted = EventHubStatistics()
+        self._listeners: dict[object, Callable[[], None]] = {}
         self._event_hubs: dict[str, EventHub] = {}
 
     @classmethod
@@ -240,7 +243,9 @@ class Broker:
         self._logs.create_logs(record.hub_id, partition_count)
         contents = self._catalog.contents
         self._catalog.replace_contents(replace(contents, event_hubs=(*contents.event_hubs, record)))
-        return self._add_event_hub(record)
+        event_hub = self._add_event_hub(record)
+        self._announce_change()
+        return event_hub
 
     def list_event_hubs(self) -> list[EventHub]:
         """All event hubs, in the order of their creation."""
@@ -281,6 +286,23 @@ class Broker:
         )
         return event_hub
 
+    def set_capture(self, name: str, settings: CaptureSettings | None) -> None:
+        """Have an event hub's events captured, or (None) no longer; durable on return.
+
+        Capture itself follows the listeners (``add_change_listener``). Raises NotFoundError, LogFullError.
+        """
+        self.event_hub(name).set_capture(settings)
+
+    def add_change_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` after an event hub was made, changed or deleted; returns what removes it.
+
+        It is called from within the change, and must neither block nor raise. Of policies and revocations,
+        ``authorizer.add_change_listener`` tells.
+        """
+        key = object()
+        self._listeners[key] = listener
+        return partial(self._remove_listener, key)
+
     async def delete_event_hub(self, name: str) -> None:
         """Remove an event hub with everything in it; whoever waits on its partitions gets ClosedError.
 
@@ -295,6 +317,7 @@ class Broker:
         del self._event_hubs[name.lower()]
         self._statistics_of_deleted += event_hub.statistics()
         self._authorizer.set_policies((), event_hub=name)
+        self._announce_change()
         await self._logs.delete_logs(hub_id)
 
     async def apply_retention(self) -> int:
@@ -345,11 +368,19 @@ class Broker:
             clock=self._clock,
             authorizer=self._authorizer,
             throughput=self._throughput,
+            on_change=self._announce_change,
         )
         self._event_hubs[record.name.lower()] = event_hub
         if record.policies:
             self._authorizer.set_policies(record.policies, event_hub=record.name)
         return event_hub
+
+    def _announce_change(self) -> None:
+        for listener in list(self._listeners.values()):
+            listener()
+
+    def _remove_listener(self, key: object) -> None:
+        self._listeners.pop(key, None)
 
     def _replace_policies(self, event_hub: str | None, policies: tuple[SharedAccessPolicy, ...]) -> None:
         if event_hub is not None:
