@@ -1,0 +1,66 @@
+"""The bytes of a capture file: the same whenever it has the same name and holds the same events.
+
+So a file that is written again after a crash is identical to the one that it replaces. Only computes; what it
+gives is written by others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from io import BytesIO
+from typing import Final
+
+from fastavro import parse_schema
+from fastavro.write import Writer
+
+from tidegate.amqp.errors import DecodeError
+from tidegate.wire.batch import iter_events
+from tidegate.wire.capture import AVRO_SCHEMA, capture_record, enqueued_time_text, undecodable_record
+from tidegate.wire.event_codec import decode_event
+
+_BLOCK_BYTES = 64_000
+"""Our choice: four times Avro's usual block, for bodies of some hundred bytes."""
+_SYNC_MARKER_BYTES = 16
+
+_SCHEMA: Final = parse_schema(dict(AVRO_SCHEMA))
+
+
+class AvroEncoder:
+    """Makes a file of events, block by block: ``append``, ``take`` now and then, ``finish``."""
+
+    def __init__(self, name: str) -> None:
+        """name: the file's; what its sync marker is made from."""
+        self.event_count = 0
+        self.undecodable_count = 0
+        """Events that are no AMQP messages: their bytes are in the file as they came."""
+        self._buffer = BytesIO()
+        marker = hashlib.sha256(name.encode()).digest()[:_SYNC_MARKER_BYTES]
+        self._writer = Writer(self._buffer, _SCHEMA, sync_interval=_BLOCK_BYTES, sync_marker=marker)
+
+    def append(
+        self, start_sequence_number: int, enqueued_time_ms: int, payload: memoryview, lengths: Sequence[int]
+    ) -> None:
+        """Add events that were enqueued together: stored sections end to end, and the bytes of each."""
+        time, write = enqueued_time_text(enqueued_time_ms), self._writer.write
+        for number, message in enumerate(iter_events(payload, lengths), start_sequence_number):
+            try:
+                contents = decode_event(message)
+            except DecodeError:
+                self.undecodable_count += 1
+                write(undecodable_record(number, time, bytes(message)))
+            else:
+                write(capture_record(number, time, contents))
+        self.event_count += len(lengths)
+
+    def take(self) -> bytes:
+        """The bytes that are ready, and were not taken before."""
+        data = self._buffer.getvalue()
+        self._buffer.seek(0)
+        self._buffer.truncate()
+        return data
+
+    def finish(self) -> bytes:
+        """The rest of the file."""
+        self._writer.flush()
+        return self.take()

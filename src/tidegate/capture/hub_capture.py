@@ -1,0 +1,153 @@
+"""The capture of one event hub: its destination, and one ``PartitionCapture`` per partition."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tidegate.broker import EventHub
+from tidegate.capture.destination import CaptureDestinationError, Destination, open_destination
+from tidegate.capture.partition_capture import PartitionCapture
+from tidegate.capture.state import StateFile
+from tidegate.capture.threads import Threads
+from tidegate.capture.window import WindowLimits
+from tidegate.model.capture import CaptureSettings
+from tidegate.model.clock import Clock
+from tidegate.transport.tasks import TaskOwner
+from tidegate.wire.capture import capture_file_name
+
+_FILES_AT_A_TIME = 2
+"""Per hub. Our choice: one file is encoded while another is sent."""
+_RETRY_S_MIN, _RETRY_S_MAX = 1.0, 60.0
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureStatistics:
+    """How the capture of a hub stands. Counts are since the service started, or the settings changed."""
+
+    captured_files: int = 0
+    captured_events: int = 0
+    captured_bytes: int = 0
+    """Bytes of events, as stored."""
+    backlog_events: int = 0
+    """Events in the log that are in no finished file."""
+    backlog_bytes: int = 0
+    """Their bytes, as far as Capture has looked: what lies behind a file being written is not in it."""
+    missing_events: int = 0
+    """Events that retention took before they were captured."""
+    is_failing: bool = False
+    """True while something keeps it from going on, such as a destination that is down."""
+    last_error: str = ""
+    """What that is, or was last."""
+
+
+class HubCapture:
+    """Captures one event hub from construction until ``close``."""
+
+    def __init__(
+        self,
+        event_hub: EventHub,
+        settings: CaptureSettings,
+        *,
+        namespace: str,
+        directory: Path,
+        clock: Clock,
+        encoding_threads: Threads,
+        limits: WindowLimits | None = None,
+    ) -> None:
+        """directory: where the states of all hubs are kept, and files built that go elsewhere.
+
+        limits: None takes them from the settings.
+        """
+        self.settings = settings
+        self._event_hub = event_hub
+        self._directory = directory
+        self._hub_id = event_hub.description.hub_id
+        self._namespace = namespace
+        self._clock = clock
+        self._encoding_threads = encoding_threads
+        self._limits = limits or WindowLimits(
+            settings.size_window_bytes, settings.time_window_s * 1000, settings.is_empty_skipped
+        )
+        self._threads = Threads(_FILES_AT_A_TIME + 1, name=f"tidegate-capture {event_hub.name}")
+        self._partitions: list[PartitionCapture] = []
+        self._open_error = ""
+        self._tasks = TaskOwner(f"capture of {event_hub.name}")
+        self._tasks.start(self._run(), name="open")
+
+    async def close(self) -> None:
+        """Stop. What was decided is done when the hub is captured next; an upload under way is given up."""
+        await self._tasks.close()
+
+    def statistics(self) -> CaptureStatistics:
+        """At this moment."""
+        counts = [partition.counts for partition in self._partitions]
+        failing = [each for each in counts if each.is_failing]
+        errors = [each.last_error for each in (*failing, *counts) if each.last_error]
+        return CaptureStatistics(
+            captured_files=sum(each.captured_files for each in counts),
+            captured_events=sum(each.captured_events for each in counts),
+            captured_bytes=sum(each.captured_bytes for each in counts),
+            backlog_events=sum(partition.backlog_events for partition in self._partitions),
+            backlog_bytes=sum(partition.backlog_bytes for partition in self._partitions),
+            missing_events=sum(each.missing_events for each in counts),
+            is_failing=bool(failing or self._open_error),
+            last_error=self._open_error or (errors[0] if errors else ""),
+        )
+
+    async def _run(self) -> None:
+        destination = await self._open_destination()
+        file_turns = asyncio.Semaphore(_FILES_AT_A_TIME)
+        for partition in self._event_hub.partitions:
+            partition_id = partition.partition_id
+            capture = PartitionCapture(
+                partition,
+                destination=destination,
+                state_store=StateFile(self._directory / self._hub_id / f"{partition_id}.json"),
+                limits=self._limits,
+                file_name=self._file_name,
+                token=f"{self._hub_id}-{partition_id}",
+                clock=self._clock,
+                threads=self._threads,
+                encoding_threads=self._encoding_threads,
+                file_turns=file_turns,
+            )
+            self._partitions.append(capture)
+            self._tasks.start(capture.run(), name=f"partition {partition_id}")
+
+    async def _open_destination(self) -> Destination:
+        """The destination; a library or credentials that are missing may come later."""
+        open_it: Callable[[], Destination] = partial(
+            open_destination, self.settings.destination, spool_directory=self._directory / "spool"
+        )
+        pause_s = _RETRY_S_MIN
+        while True:
+            try:
+                destination = await self._threads.run(open_it)
+            except CaptureDestinationError as error:
+                if self._open_error != str(error):
+                    _logger.error("Capture of %s is held up: %s", self._event_hub.name, error)
+                self._open_error = str(error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _RETRY_S_MAX)
+            else:
+                self._open_error = ""
+                return destination
+
+    def _file_name(self, partition_id: str, time_s: int) -> str:
+        return capture_file_name(
+            self.settings.name_format,
+            namespace=self._namespace,
+            event_hub=self._event_hub.name,
+            partition_id=partition_id,
+            time_s=time_s,
+        )
+
+    def __repr__(self) -> str:
+        return f"<HubCapture {self._event_hub.name} to {self.settings.destination}>"

@@ -1,0 +1,113 @@
+"""Capture for all hubs of a broker: follows the catalog's settings while the service runs.
+
+It looks every second which hubs are to be captured, and how. Nothing is lost by that second, nor by a setting
+that is changed and changed back within it: a hub is captured from the first event that it holds on, or from
+where its capture stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from tidegate.broker import Broker
+from tidegate.capture.hub_capture import CaptureStatistics, HubCapture
+from tidegate.capture.threads import Threads
+from tidegate.capture.window import WindowLimits
+from tidegate.model.capture import CaptureSettings
+from tidegate.model.clock import Clock
+from tidegate.transport.tasks import TaskOwner
+
+_LOOK_S = 1.0
+
+_logger = logging.getLogger(__name__)
+
+
+class CaptureService:
+    """Captures from ``start`` until ``close``. What is in no file by then is in the log, and comes later."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        namespace: str,
+        directory: Path,
+        clock: Clock,
+        limits_of: Callable[[CaptureSettings], WindowLimits] | None = None,
+    ) -> None:
+        """namespace: what ``{Namespace}`` stands for in names. directory: made when needed; for the state of
+        each captured partition, and for files that are built before they are sent.
+
+        limits_of: None takes the windows from the settings; tests have smaller ones.
+        """
+        self._broker = broker
+        self._namespace = namespace
+        self._directory = directory
+        self._clock = clock
+        self._limits_of = limits_of
+        self._encoding_threads = Threads(1, name="tidegate-capture encoding")
+        self._hubs: dict[str, HubCapture] = {}
+        """By hub id."""
+        self._known: set[str] = set()
+        self._tasks = TaskOwner("capture")
+
+    def start(self) -> None:
+        """Begin to follow the settings; needs a running event loop."""
+        self._tasks.start(self._follow(), name="follow the settings")
+
+    async def close(self) -> None:
+        """Stop all captures. Cancellation: they stop all the same."""
+        await self._tasks.close()
+        hubs, self._hubs = list(self._hubs.values()), {}
+        for hub in hubs:
+            await hub.close()
+
+    def statistics(self) -> dict[str, CaptureStatistics]:
+        """By the name of each hub that is captured now."""
+        return {
+            event_hub.name: self._hubs[event_hub.description.hub_id].statistics()
+            for event_hub in self._broker.list_event_hubs()
+            if event_hub.description.hub_id in self._hubs
+        }
+
+    async def _follow(self) -> None:
+        while True:
+            await self._look()
+            await asyncio.sleep(_LOOK_S)
+
+    async def _look(self) -> None:
+        """Start, stop and replace captures, so that they are what the catalog says."""
+        wanted = {}
+        known = set()
+        for event_hub in self._broker.list_event_hubs():
+            description = event_hub.description
+            known.add(description.hub_id)
+            if description.capture is not None and description.capture.is_enabled:
+                wanted[description.hub_id] = (event_hub, description.capture)
+        for hub_id, hub in list(self._hubs.items()):
+            if hub_id not in wanted or wanted[hub_id][1] != hub.settings:
+                del self._hubs[hub_id]
+                await hub.close()
+                _logger.info("stopped %r", hub)
+        for hub_id, (event_hub, settings) in wanted.items():
+            if hub_id not in self._hubs:
+                hub = self._hubs[hub_id] = HubCapture(
+                    event_hub,
+                    settings,
+                    namespace=self._namespace,
+                    directory=self._directory,
+                    clock=self._clock,
+                    encoding_threads=self._encoding_threads,
+                    limits=self._limits_of(settings) if self._limits_of is not None else None,
+                )
+                _logger.info("started %r", hub)
+        # Only what was seen to go: the state of a hub that an older catalog does not know is kept.
+        for hub_id in self._known - known:
+            await asyncio.to_thread(shutil.rmtree, self._directory / hub_id, ignore_errors=True)
+        self._known = known
+
+    def __repr__(self) -> str:
+        return f"<CaptureService hubs={len(self._hubs)}>"

@@ -1,0 +1,126 @@
+"""How far a partition is captured, and what its next file holds: one small file, replaced atomically.
+
+    1. save   planned = the file's name and its range of sequence numbers
+    2. write  the file, under that name, with those events
+    3. save   next = the end of that range, planned = nothing
+
+A crash before 1 leaves nothing; between 1 and 3 the same file is written again, with the same bytes. So no
+event is missing from the files and none is in two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from tidegate.model.errors import LogCorruptError
+
+_FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """A file that is to be written, or is being written."""
+
+    name: str
+    """Below the destination."""
+    start_sequence_number: int
+    until_sequence_number: int
+    event_bytes: int
+    """As stored; of the events that the log held when this was decided."""
+    next_start_ms: int
+    """When the window after it opens."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """Where the capture of one partition stands."""
+
+    next_sequence_number: int = 0
+    """Events before it are in files; or no longer in the log."""
+    window_start_ms: int | None = None
+    """When the open window began, milliseconds since 1970-01-01 UTC; None: it begins with the first event."""
+    last_name_s: int | None = None
+    """The time in the last file's name, seconds since 1970-01-01 UTC: names never go back."""
+    planned: PlannedFile | None = None
+
+
+class StateStore(Protocol):
+    """Where the state of one partition is kept. Both may block."""
+
+    def load(self) -> PartitionState | None:
+        """What was saved; None where nothing was. Raises LogCorruptError, OSError."""
+        ...
+
+    def save(self, state: PartitionState) -> None:
+        """Replace the state; durable once this returns. Raises OSError; the old state then stands."""
+        ...
+
+
+class StateFile:
+    """The state of one partition in a file."""
+
+    def __init__(self, path: Path) -> None:
+        """path: made with its directory when first saved."""
+        self.path: Final = path
+
+    def load(self) -> PartitionState | None:
+        """See ``StateStore``."""
+        try:
+            document = json.loads(self.path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            raise self._garbled() from None
+        try:
+            if document.pop("format_version") != _FORMAT_VERSION:
+                raise self._garbled()
+            planned = document.pop("planned")
+            return PartitionState(**document, planned=None if planned is None else PlannedFile(**planned))
+        except (KeyError, TypeError, AttributeError):
+            raise self._garbled() from None
+
+    def save(self, state: PartitionState) -> None:
+        """See ``StateStore``."""
+        directory = self.path.parent
+        is_new = not directory.exists()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        document = {"format_version": _FORMAT_VERSION, **asdict(state)}
+        temporary = self.path.with_name(self.path.name + ".new")
+        try:
+            with open(temporary, "wb", opener=_open_private) as file:
+                file.write(json.dumps(document, indent=2).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        sync_directory(directory)
+        if is_new:
+            sync_directory(directory.parent)
+            sync_directory(directory.parent.parent)
+
+    def _garbled(self) -> LogCorruptError:
+        return LogCorruptError(
+            f"The capture state {self.path} does not parse; nothing more of this partition is captured.",
+            next_step="Restore it from a backup. Without it all events held would be captured again.",
+        )
+
+
+def sync_directory(directory: Path) -> None:
+    """Make creations and renames in a directory durable. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,66 @@
+"""Blocking calls of Capture, in daemon threads: a storage account that hangs holds up neither the service nor
+its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Threads:
+    """Runs calls, at most ``count`` at a time; the others wait their turn."""
+
+    def __init__(self, count: int, *, name: str) -> None:
+        self._turns = asyncio.Semaphore(count)
+        self._name = name
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """What ``call`` returns or raises. Cancellation: the call goes on, and nobody hears of its end."""
+        async with self._turns:
+            return await self._start(call)
+
+    async def run_whole(self, call: Callable[[], T]) -> T:
+        """As ``run``. Cancellation: waits for the call's end first, once it has begun."""
+        async with self._turns:
+            future = self._start(call)
+            try:
+                return await asyncio.shield(future)
+            except asyncio.CancelledError:
+                await asyncio.wait([future])
+                if not future.cancelled():
+                    future.exception()  # looked at, so that asyncio does not report it as overlooked
+                raise
+
+    def leave(self, call: Callable[[], None]) -> None:
+        """Run ``call`` at once, whoever's turn it is, and hear no more of it; it must not raise."""
+        threading.Thread(target=call, name=self._name, daemon=True).start()
+
+    def _start(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def tell(result: T | None, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]  # None only where T is
+
+        def work() -> None:
+            result, error = None, None
+            try:
+                result = call()
+            except BaseException as caught:  # whoever waits gets it
+                error = caught
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(tell, result, error)
+
+        threading.Thread(target=work, name=self._name, daemon=True).start()
+        return future

@@ -1,0 +1,135 @@
+"""Which events belong in a partition's next file: the first to pass of size and time. Pure.
+
+Time is that of the events (when they were enqueued) and, where none is left to look at, the clock's. So a
+service that was stopped, or whose destination was away, makes the files later that it would have made then,
+named for the same times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+
+@dataclass(frozen=True, slots=True)
+class WindowLimits:
+    """When a file is closed."""
+
+    size_bytes: int
+    """With the event that reaches it."""
+    time_ms: int
+    """Milliseconds of enqueued time that one file covers at most."""
+    is_empty_skipped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedWindow:
+    """What one file holds."""
+
+    start_ms: int
+    """When the window opened: milliseconds since 1970-01-01 UTC."""
+    start_sequence_number: int
+    until_sequence_number: int
+    """Equal to the start in a file without events. Numbers that are missing between were given up."""
+    event_bytes: int
+    next_start_ms: int
+    """When the next window opens."""
+
+
+class Window:
+    """The open window of a partition. Feed it batches in order; once it is ``closed`` make the next."""
+
+    def __init__(self, limits: WindowLimits, *, start_sequence_number: int, start_ms: int | None) -> None:
+        """start_ms: when it opened; None: with its first event ("runs automatically when you send your first
+        event", Azure "Event Hubs Capture", 2017-08-21).
+        """
+        self.limits = limits
+        self.start_sequence_number = start_sequence_number
+        self.until_sequence_number = start_sequence_number
+        """The next event to feed."""
+        self.start_ms = start_ms
+        self.event_bytes = 0
+        self.missing_events = 0
+        """Sequence numbers that the log no longer held when they were due."""
+        self.closed: ClosedWindow | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no events so far."""
+        return self.event_bytes == 0
+
+    def skip_to(self, sequence_number: int) -> None:
+        """The log holds nothing before ``sequence_number`` any more."""
+        missing = sequence_number - self.until_sequence_number
+        if missing > 0:
+            self.missing_events += missing
+            self.until_sequence_number = sequence_number
+            if self.is_empty:
+                self.start_sequence_number = sequence_number
+
+    def add_batch(self, base_sequence_number: int, lengths: Sequence[int], enqueued_time_ms: int) -> None:
+        """Take the events of a record batch that are due, all or as many as still fit.
+
+        A batch may begin before ``until_sequence_number``. Does nothing once ``closed``.
+        """
+        if self.closed is not None:
+            return
+        self.skip_to(base_sequence_number)
+        if self.start_ms is None:
+            self.start_ms = enqueued_time_ms
+        end_ms = self.start_ms + self.limits.time_ms
+        if enqueued_time_ms >= end_ms:
+            if not self.is_empty:
+                self._close(end_ms)
+                return
+            self.start_ms = self._grid_point(enqueued_time_ms)
+        skipped = self.until_sequence_number - base_sequence_number
+        due = lengths[skipped:] if skipped else lengths
+        size = sum(due)
+        if self.event_bytes + size < self.limits.size_bytes:
+            self.event_bytes += size
+            self.until_sequence_number += len(due)
+            return
+        for count, total in enumerate(accumulate(due, initial=self.event_bytes)):
+            if count and total >= self.limits.size_bytes:
+                self.event_bytes = total
+                self.until_sequence_number += count
+                self._close(max(enqueued_time_ms, self.start_ms))
+                return
+
+    def pass_time(self, now_ms: int) -> None:
+        """There is no event to feed, and this is the time: close the window if it is over."""
+        if self.closed is not None or self.start_ms is None:
+            return
+        end_ms = self.start_ms + self.limits.time_ms
+        if now_ms < end_ms:
+            return
+        if not self.is_empty:
+            self._close(end_ms)
+        elif self.limits.is_empty_skipped:
+            self.start_ms = self._grid_point(now_ms)
+        else:
+            # One file stands for all windows that passed meanwhile: a long stop leaves no heap of them.
+            self._close(self._grid_point(now_ms))
+
+    def _grid_point(self, time_ms: int) -> int:
+        """When the window that holds ``time_ms`` opened, windows following each other without a break."""
+        assert self.start_ms is not None
+        return time_ms - (time_ms - self.start_ms) % self.limits.time_ms
+
+    def _close(self, next_start_ms: int) -> None:
+        assert self.start_ms is not None
+        self.closed = ClosedWindow(
+            self.start_ms,
+            self.start_sequence_number,
+            self.until_sequence_number,
+            self.event_bytes,
+            next_start_ms,
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<Window {self.start_sequence_number}..{self.until_sequence_number} bytes={self.event_bytes} "
+            f"start_ms={self.start_ms}{' closed' if self.closed else ''}>"
+        )

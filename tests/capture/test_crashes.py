@@ -1,0 +1,212 @@
+"""No event is missing from the files and none is in two, whatever step Capture is ended at."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.capture.support import SetClock, append_bodies, capture_files, captured_numbers
+
+from tidegate.broker import Broker, Partition
+from tidegate.capture.destination import CaptureDestinationError, DirectoryDestination
+from tidegate.capture.partition_capture import PartitionCapture
+from tidegate.capture.state import PartitionState, StateFile
+from tidegate.capture.threads import Threads
+from tidegate.capture.window import WindowLimits
+from tidegate.transport.tasks import TaskOwner
+
+T = TypeVar("T")
+
+_LIMITS = WindowLimits(size_bytes=400, time_ms=60_000, is_empty_skipped=True)
+_DEADLINE_S = 60.0
+
+
+class Crash(BaseException):
+    """The process ends here: nothing that would handle an error may run."""
+
+
+class Steps:
+    """Counts what reaches the world, and ends it before or after one of them is done."""
+
+    def __init__(self, crash_at: int | None, *, is_done: bool, error: type[BaseException] = Crash) -> None:
+        """crash_at: which step, from 0 on; None: none. is_done: the step itself happens first."""
+        self.count = 0
+        self._crash_at = crash_at
+        self._is_done = is_done
+        self._error = error
+
+    def take(self, call: Callable[[], T]) -> T:
+        is_crash = self.count == self._crash_at
+        self.count += 1
+        if is_crash and not self._is_done:
+            raise self._error("before")
+        result = call()
+        if is_crash:
+            raise self._error("after")
+        return result
+
+
+class SteppedState:
+    """A state file whose every use is a step; tells when everything is captured."""
+
+    def __init__(self, path: Path, steps: Steps, partition: Partition) -> None:
+        self._file = StateFile(path)
+        self._steps = steps
+        self._partition = partition
+        self._loop = asyncio.get_running_loop()
+        self.all_captured = asyncio.Event()
+
+    def load(self) -> PartitionState | None:
+        state = self._steps.take(self._file.load)
+        self._look(state)
+        return state
+
+    def save(self, state: PartitionState) -> None:
+        self._steps.take(lambda: self._file.save(state))
+        self._look(state)
+
+    def _look(self, state: PartitionState | None) -> None:
+        done = state.next_sequence_number if state is not None and state.planned is None else 0
+        if done == self._partition.next_sequence_number:
+            self._loop.call_soon_threadsafe(self.all_captured.set)
+
+
+class SteppedDestination:
+    """A directory whose every use is a step."""
+
+    def __init__(self, root: Path, steps: Steps) -> None:
+        self._directory = DirectoryDestination(root)
+        self._steps = steps
+
+    def spool(self, token: str) -> Path:
+        return self._steps.take(lambda: self._directory.spool(token))
+
+    def exists(self, name: str) -> bool:
+        return self._steps.take(lambda: self._directory.exists(name))
+
+    def publish(self, spool: Path, name: str) -> None:
+        self._steps.take(lambda: self._directory.publish(spool, name))
+
+    def discard(self, token_prefix: str) -> None:
+        self._steps.take(lambda: self._directory.discard(token_prefix))
+
+    def close(self) -> None:
+        return
+
+
+async def _capture_all(partition: Partition, work: Path, clock: SetClock, steps: Steps) -> None:
+    """One life of the capture of a partition: until everything is captured, or the crash."""
+    state = SteppedState(work / "state" / "hub" / "0.json", steps, partition)
+    capture = PartitionCapture(
+        partition,
+        destination=SteppedDestination(work / "files", steps),
+        state_store=state,
+        limits=_LIMITS,
+        file_name=lambda partition_id, time_s: f"{partition_id}/{time_s:012}.avro",
+        token="hub-0",
+        clock=clock,
+        threads=Threads(2, name="test"),
+        encoding_threads=Threads(1, name="test encoding"),
+        file_turns=asyncio.Semaphore(1),
+        retry_s_min=0.001,
+        pace_s=0.0,
+    )
+    async with TaskOwner("test") as tasks:
+        running = tasks.start(capture.run(), name="capture")
+        captured = tasks.start(state.all_captured.wait(), name="all captured")
+        async with asyncio.timeout(_DEADLINE_S):
+            await asyncio.wait([running, captured], return_when=asyncio.FIRST_COMPLETED)
+    if not running.cancelled() and (error := running.exception()) is not None:
+        raise error
+
+
+async def _fill(partition: Partition, clock: SetClock, batches: list[tuple[int, int, float]]) -> None:
+    for count, size, pause_s in batches:
+        clock.advance(pause_s)
+        await append_bodies(partition, [b"x" * size for _ in range(count)])
+    clock.advance(1000)
+
+
+_BATCHES = [(3, 90, 0.0), (2, 10, 10.0), (1, 10, 70.0), (9, 100, 0.0), (1, 1, 300.0)]
+
+
+async def _run_with_crash(
+    work: Path, crash_at: int | None, *, is_done: bool, error: type[BaseException]
+) -> int:
+    """Capture a fixed log with one crash or failure; check the files; returns the steps that it took."""
+    clock = SetClock()
+    broker = await Broker.open(work / "data", clock=clock)
+    try:
+        partition = broker.create_event_hub("hub", partition_count=1).partition("0")
+        await _fill(partition, clock, _BATCHES)
+        steps = Steps(crash_at, is_done=is_done, error=error)
+        try:
+            await _capture_all(partition, work, clock, steps)
+        except Crash:
+            await _capture_all(partition, work, clock, Steps(None, is_done=False))
+        assert captured_numbers(work / "files") == list(range(partition.next_sequence_number))
+        return steps.count
+    finally:
+        await broker.close()
+
+
+@pytest.mark.parametrize("error", [Crash, CaptureDestinationError, OSError])
+async def test_any_step_may_be_the_last_one(tmp_path: Path, error: type[BaseException]) -> None:
+    """A crash before and after each step, and a failure that is not one: the same files each time."""
+    steps = await _run_with_crash(tmp_path / "none", None, is_done=False, error=error)
+    expected = {path.name: path.read_bytes() for path in capture_files(tmp_path / "none")}
+    assert len(expected) >= 4
+    assert steps > 4 * len(expected)
+    for crash_at in range(steps):
+        for is_done in (False, True):
+            work = tmp_path / f"{crash_at}-{is_done}"
+            await _run_with_crash(work, crash_at, is_done=is_done, error=error)
+            assert {path.name: path.read_bytes() for path in capture_files(work / "files")} == expected
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(
+                st.tuples(
+                    st.integers(1, 6), st.integers(0, 300), st.sampled_from([0.0, 1.0, 59.0, 61.0, 500.0])
+                ),
+                max_size=4,
+            ),
+            st.integers(0, 30),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_many_lives_capture_each_event_once(
+    lives: list[tuple[list[tuple[int, int, float]], int, bool]],
+) -> None:
+    """Events come in between crashes at any step; in the end each is in one file, in order."""
+
+    async def live() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            work, clock = Path(folder), SetClock()
+            broker = await Broker.open(work / "data", clock=clock)
+            try:
+                partition = broker.create_event_hub("hub", partition_count=1).partition("0")
+                await append_bodies(partition, [b"first"])
+                for batches, crash_at, is_done in lives:
+                    await _fill(partition, clock, batches)
+                    with suppress(Crash):
+                        await _capture_all(partition, work, clock, Steps(crash_at, is_done=is_done))
+                await _capture_all(partition, work, clock, Steps(None, is_done=False))
+                assert captured_numbers(work / "files") == list(range(partition.next_sequence_number))
+            finally:
+                await broker.close()
+
+    asyncio.run(live())

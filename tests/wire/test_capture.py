@@ -1,0 +1,127 @@
+"""Capture files as other programs know them: schema, records, times and names."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from io import BytesIO
+from uuid import UUID
+
+import fastavro
+import pytest
+
+from tidegate.model.capture import NAME_FORMAT_DEFAULT
+from tidegate.model.events import EventContents, EventData
+from tidegate.wire.capture import (
+    AVRO_SCHEMA,
+    capture_file_name,
+    capture_record,
+    enqueued_time_text,
+    undecodable_record,
+)
+from tidegate.wire.event_codec import decode_event, encode_event
+
+
+def _written(record: object) -> object:
+    """The record after a trip through an Avro file."""
+    file = BytesIO()
+    fastavro.writer(file, dict(AVRO_SCHEMA), [record])
+    file.seek(0)
+    return next(iter(fastavro.reader(file)))
+
+
+@pytest.mark.parametrize(
+    ("time", "text"),
+    [
+        (datetime(2020, 6, 12, 18, 32, 34, tzinfo=UTC), "6/12/2020 6:32:34 PM"),
+        (datetime(2020, 6, 25, 15, 47, 29, 999_000, tzinfo=UTC), "6/25/2020 3:47:29 PM"),
+        (datetime(2026, 1, 2, 0, 5, 6, tzinfo=UTC), "1/2/2026 12:05:06 AM"),
+        (datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC), "1/2/2026 12:00:00 PM"),
+        (datetime(2026, 1, 2, 11, 59, 59, tzinfo=UTC), "1/2/2026 11:59:59 AM"),
+    ],
+)
+def test_times_read_as_in_azures_files(time: datetime, text: str) -> None:
+    """The first two are from captured files of 2020."""
+    assert enqueued_time_text(int(time.timestamp() * 1000)) == text
+
+
+def test_a_name_has_the_documented_parts() -> None:
+    """Two digits from the month down, as in Azure's example of 2017-08-31."""
+    time_s = int(datetime(2017, 8, 31, 19, 11, 5, tzinfo=UTC).timestamp())
+    parts = {"namespace": "ns", "event_hub": "hub", "partition_id": "1", "time_s": time_s}
+    assert capture_file_name(NAME_FORMAT_DEFAULT, **parts) == "ns/hub/1/2017/08/31/19/11/05.avro"  # type: ignore[arg-type]
+    other = "y={Year}/{Month}{Day}/{Namespace}-{EventHub}.{PartitionId}_{Hour}{Minute}{Second}"
+    assert capture_file_name(other, **parts) == "y=2017/0831/ns-hub.1_191105.avro"  # type: ignore[arg-type]
+
+
+def test_an_event_keeps_everything() -> None:
+    """Body, properties by type, partition key and standard properties come back from an Avro file."""
+    event = EventData(
+        b"\x00body",
+        {"n": 7, "big": 2**62, "x": 1.5, "s": "text", "b": b"\xff", "yes": True, "none": None},
+        content_type="application/json",
+        message_id="m",
+        correlation_id="c",
+    )
+    record = capture_record(42, "1/2/2026 12:00:00 PM", decode_event(encode_event(event, "key")))
+    assert _written(record) == {
+        "SequenceNumber": 42,
+        "Offset": "42",
+        "EnqueuedTimeUtc": "1/2/2026 12:00:00 PM",
+        "SystemProperties": {
+            "x-opt-partition-key": "key",
+            "message-id": "m",
+            "correlation-id": "c",
+            "content-type": "application/json",
+        },
+        "Properties": {
+            "n": 7,
+            "big": 2**62,
+            "x": 1.5,
+            "s": "text",
+            "b": b"\xff",
+            "yes": "true",
+            "none": "",
+        },
+        "Body": b"\x00body",
+    }
+
+
+def test_a_plain_event_has_empty_maps() -> None:
+    """As in the captured files of 2020 that hold events without properties."""
+    record = _written(capture_record(0, "t", decode_event(encode_event(EventData(b"x")))))
+    assert isinstance(record, dict)
+    assert record["SystemProperties"] == record["Properties"] == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (2**63, str(2**63)),
+        (-(2**63), -(2**63)),
+        (datetime(2026, 1, 2, tzinfo=UTC), "2026-01-02T00:00:00+00:00"),
+        (UUID(int=5), "00000000-0000-0000-0000-000000000005"),
+        (False, "false"),
+        ([1], b"\xc0\x03\x01\x55\x01"),
+    ],
+)
+def test_values_that_the_schema_lacks_have_a_form(value: object, written: object) -> None:
+    """No property keeps an event from being captured."""
+    contents = EventContents(b"", {"p": value})  # type: ignore[dict-item]  # lists come from raw AMQP only
+    record = _written(capture_record(0, "t", contents))
+    assert isinstance(record, dict)
+    assert record["Properties"] == {"p": written}
+
+
+@pytest.mark.parametrize(("value", "body"), [("é", "é".encode()), (b"\x01", b"\x01"), (7, b"\x55\x07")])
+def test_a_body_of_another_kind_has_a_form(value: object, body: bytes) -> None:
+    """Text and binary as they are, all else AMQP-encoded."""
+    record = _written(capture_record(0, "t", EventContents(b"", body_value=value)))
+    assert isinstance(record, dict)
+    assert record["Body"] == body
+
+
+def test_bytes_that_are_no_message_are_kept() -> None:
+    """Capture must not stop at an event that the service took in without decoding it."""
+    record = _written(undecodable_record(3, "t", b"\xde\xad"))
+    assert isinstance(record, dict)
+    assert (record["SequenceNumber"], record["Offset"], record["Body"]) == (3, "3", b"\xde\xad")
