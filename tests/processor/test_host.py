@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.processor.hosts import PLAIN, QUICK, Journal, Recorder, checkpoint_all, publish, until
 
-from tidegate.client import Namespace, RetryPolicy
+from tidegate.client import EventHubConsumer, EventHubProperties, Namespace, RetryPolicy
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import ClosedError, InvalidArgumentError, NotFoundError, UnauthorizedError
 from tidegate.model.events import ReceivedEvent
@@ -356,6 +357,29 @@ async def test_the_service_may_restart_under_a_host(store: MemoryStore) -> None:
             await until(lambda: journal.count == 20)
             assert host.statistics().partitions["0"].state is PartitionState.RUNNING
     assert journal.numbers == {"0": list(range(20))}
+
+
+async def test_partitions_that_the_hub_gets_later_are_processed(
+    hub_service: HubService, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Azure can add partitions to a hub; a host that runs does not leave their events unread."""
+    hub = hub_service.create_hub(partition_count=3)
+    ask = EventHubConsumer.get_event_hub_properties
+    partition_ids: tuple[str, ...] = ("0",)
+
+    async def ask_for_some(self: EventHubConsumer) -> EventHubProperties:
+        return replace(await ask(self), partition_ids=partition_ids)
+
+    monkeypatch.setattr(EventHubConsumer, "get_event_hub_properties", ask_for_some)
+    for partition_id in "012":
+        await publish(hub_service, hub, 1, partition_id=partition_id)
+    journal = Journal()
+    host = _host(hub_service, hub, store)
+    async with host.running(factory=lambda context: Recorder(journal)):
+        await until(lambda: journal.numbers == {"0": [0]})
+        partition_ids = ("0", "1", "2")
+        await until(lambda: journal.numbers == {"0": [0], "1": [0], "2": [0]})
+    assert journal.of("0") == ["open", "events", "close shutdown"]
 
 
 async def test_statistics_tell_how_each_partition_is_doing(

@@ -262,6 +262,7 @@ class _HostRun:
         self._supervisors = TaskOwner(f"host {host.host_name}", on_failure=self._fail)
         self._pump_tasks = TaskOwner(f"pumps of {host.host_name}", on_failure=self._fail)
         self._last_tasks = TaskOwner(f"end of {host.host_name}")
+        self._hub = SharedRead(consumer.get_event_hub_properties, self._pump_tasks, name="reading the hub")
         store, group = host._store, host.group
         environment = PumpEnvironment(
             group=group,
@@ -272,7 +273,7 @@ class _HostRun:
             clock=host._clock,
             random=host._random,
             tasks=self._pump_tasks,
-            hub=SharedRead(consumer.get_event_hub_properties, self._pump_tasks, name="reading the hub"),
+            hub=self._hub,
             checkpoints=SharedRead(
                 lambda: store.list_checkpoints(group), self._pump_tasks, name="reading checkpoints"
             ),
@@ -296,8 +297,9 @@ class _HostRun:
         )
 
     def start(self) -> None:
-        """Hold leases, and watch the pumps."""
+        """Hold leases, and watch the pumps and the hub."""
         self._supervisors.start(self._manager.run(), name="partition manager")
+        self._supervisors.start(self._follow_hub(), name="partitions of the hub")
         self._watchdog = self._supervisors.start(self.pumps.watch(), name="watchdog")
 
     async def wait(self) -> None:
@@ -316,6 +318,16 @@ class _HostRun:
             self.failure = failure
             self._last_tasks.start(self._finish(), name="closing")
         await self._ended.wait()
+
+    async def _follow_hub(self) -> None:
+        """Take part in partitions that the hub gets later: Azure can add some, and so can one made anew."""
+        while True:
+            await asyncio.sleep(self._host._manager_options.lease_duration_s)
+            try:
+                hub = await self._hub.read()
+            except TidegateError:
+                continue  # the receivers meet the same trouble, and report it
+            self._manager.add_partitions(hub.partition_ids)
 
     async def _finish(self) -> None:
         async with contextlib.AsyncExitStack() as last:  # whatever goes wrong on the way, the rest is closed

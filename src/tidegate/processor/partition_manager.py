@@ -105,6 +105,11 @@ class PartitionManager:
         """The leases that are held now, by partition id, as last renewed: a live view."""
         return MappingProxyType(self._leases)
 
+    def add_partitions(self, partition_ids: Sequence[str]) -> None:
+        """Share out these, too, from the next look on. partition_ids: those of the hub now, in its order."""
+        gone = [each for each in self._partition_ids if each not in partition_ids]
+        self._partition_ids = (*partition_ids, *gone)
+
     async def run(self) -> None:
         """Hold leases until ``close`` is called or this is cancelled. Only ``close`` releases them.
 
