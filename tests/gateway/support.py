@@ -160,12 +160,18 @@ class Pair:
         return sender, receiver
 
     def put_token(
-        self, broker: Broker, audience: str, *, expiry: int = 4_000_000_000, key: str = ""
+        self,
+        broker: Broker,
+        audience: str,
+        *,
+        expiry: int = 4_000_000_000,
+        key: str = "",
+        policy_name: str = ROOT_POLICY_NAME,
     ) -> Response:
-        """Authorise the connection with the root policy (or a wrong key); returns the answer."""
-        policy = broker.authorizer.policy(ROOT_POLICY_NAME)
-        assert policy is not None
-        token = make_sas_token(audience=audience, key_name=policy.name, key=key or policy.key, expiry=expiry)
+        """Authorise the connection with the root policy (or another, or a wrong key); returns the answer."""
+        if not key:
+            key = broker.policy(None, policy_name).key
+        token = make_sas_token(audience=audience, key_name=policy_name, key=key, expiry=expiry)
         sender, receiver = self.request_links("$cbs", self.client.begin_session())
         message = put_token_request(PutToken(SAS_TOKEN_TYPE, audience, token))
         return self.request(sender, receiver, message)

@@ -12,7 +12,7 @@ from tidegate.amqp.types import ULong
 from tidegate.broker import Broker
 from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, batch_envelope, iter_events, wrap_event
-from tidegate.wire.names import IDEMPOTENT_BATCH_CAPABILITY
+from tidegate.wire.names import IDEMPOTENT_BATCH_CAPABILITY, PARTITION_KEY
 
 
 def _sender(pair: Pair, address: str, name: str = "sender", **kwargs: object) -> SenderLink:
@@ -95,6 +95,52 @@ async def test_over_the_limit(pair: Pair, broker: Broker) -> None:
     again.send(_event("fits"))
     await pair.wait_for(lambda: bool(pair.settled(again)))
     assert _stored(broker, "0") == [_event("fits")]
+
+
+async def test_the_hubs_own_limit(pair: Pair, broker: Broker) -> None:
+    """A hub's limit is announced; lowered later, it refuses what is over it on open links, which go on."""
+    broker.update_event_hub("hub", event_bytes_max=20_000)
+    link = _sender(pair, "hub/Partitions/0")
+    assert link.remote_attach.max_message_size == 20_000
+    broker.update_event_hub("hub", event_bytes_max=10_000)
+    link.send(_event("x" * 15_000))
+    link.send(_batch("x" * 6_000, "x" * 6_000), message_format=BATCH_MESSAGE_FORMAT)
+    link.send(_event("x" * 9_000))
+    await pair.wait_for(lambda: bool(pair.settled(link)) and pair.settled(link)[-1].last_delivery_id == 2)
+    states = [event.state for event in pair.settled(link)]
+    for state in states[:2]:
+        assert isinstance(state, Rejected)
+        assert state.error is not None
+        assert state.error.condition == "amqp:link:message-size-exceeded"
+    assert isinstance(states[2], Accepted)
+    assert len(_stored(broker, "0")) == 1
+
+
+@pytest.mark.parametrize("is_batch", [True, False])
+async def test_key_and_partition_together(pair: Pair, broker: Broker, is_batch: bool) -> None:
+    """A key on a partition's own link is refused, as it would choose a partition; the link goes on."""
+    link = _sender(pair, "hub/Partitions/1")
+    keyed = encode_message(Message(message_annotations={PARTITION_KEY: "a"}, data=(b"x",)))
+    if is_batch:
+        link.send(_batch("x", partition_key="a"), message_format=BATCH_MESSAGE_FORMAT)
+    else:
+        link.send(keyed)
+    link.send(_event("next"))
+    await pair.wait_for(lambda: bool(pair.settled(link)) and pair.settled(link)[-1].last_delivery_id == 1)
+    refused = pair.settled(link)[0].state
+    assert isinstance(refused, Rejected)
+    assert refused.error is not None
+    assert refused.error.condition == "com.microsoft:argument-error"
+    assert _stored(broker, "1") == [_event("next")]
+
+
+async def test_keys_inside_a_batch_for_a_partition(pair: Pair, broker: Broker) -> None:
+    """Keys of the events in a batch are theirs to keep: who hashed them itself sends to the partition."""
+    link = _sender(pair, "hub/Partitions/1")
+    keyed = encode_message(Message(message_annotations={PARTITION_KEY: "a"}, data=(b"x",)))
+    link.send(batch_envelope() + wrap_event(keyed), message_format=BATCH_MESSAGE_FORMAT)
+    await pair.wait_for(lambda: bool(pair.settled(link)))
+    assert _stored(broker, "1") == [keyed]
 
 
 async def test_partition_key_and_turns(pair: Pair, broker: Broker) -> None:

@@ -294,12 +294,3 @@ async def test_a_disk_that_fails_a_request_is_answered(
         assert response.status_code == 500
         assert "injected" not in response.status_description
     assert not pair.owner.ended
-
-
-async def test_publishers_are_refused_clearly(pair: Pair) -> None:
-    """Named publishers are not served, and say so."""
-    link = pair.session.attach_sender("p", target="hub/Publishers/me")
-    pair.exchange()
-    error = pair.error_of(link)
-    assert error is not None
-    assert "publisher" in (error.description or "")

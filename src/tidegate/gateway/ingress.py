@@ -23,8 +23,8 @@ from tidegate.amqp.performatives import Accepted, Error, Rejected
 from tidegate.broker import AppendResult, Claim, EventHub, Partition, ProducerBatch, ProducerHandle
 from tidegate.gateway.claims import ConnectionClaims
 from tidegate.model.errors import EventTooLargeError, InvalidArgumentError, NotFoundError, TidegateError
-from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.wire.batch import BatchSections, split_message, with_event_numbers
+from tidegate.wire.publisher import as_published
 
 _CREDIT = 500
 """Deliveries that a client may have under way on a link. Our choice: memory is bounded in bytes (see
@@ -67,12 +67,15 @@ class IngressLink:
         event_hub: EventHub,
         partition: Partition | None,
         *,
+        publisher: str | None = None,
         is_idempotent: bool = False,
     ) -> None:
         """partition: None lets the key, or the turn, choose one for each batch.
 
+        publisher: who sends, whose name is the key of all batches; None: nobody in particular.
         is_idempotent: the client numbers its batches (``tidegate:idempotent-batch`` was agreed on).
         """
+        assert partition is None or publisher is None
         self._owner = owner
         self._link = link
         self._event_hub = event_hub
@@ -80,8 +83,11 @@ class IngressLink:
         self._is_idempotent = is_idempotent
         self._producer: ProducerHandle | None = None
         self._path = event_hub.name
+        self._publisher = publisher
         if partition is not None:
             self._path += f"/Partitions/{partition.partition_id}"
+        elif publisher is not None:
+            self._path += f"/Publishers/{publisher}"
         self._pending: deque[_Pending] = deque()
         self._is_closed = False
 
@@ -107,8 +113,10 @@ class IngressLink:
         self._link.grant_credit(_CREDIT)
 
     def check_claims(self) -> None:
-        """Raise UnauthorizedError when the connection may no longer send here."""
+        """Raise UnauthorizedError when the connection, or the publisher, may no longer send here."""
         self._owner.claims.require(self._path, Claim.SEND)
+        if self._publisher is not None:
+            self._event_hub.check_publisher(self._publisher)
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
         """Queue appends for complete deliveries, in their order.
@@ -148,29 +156,39 @@ class IngressLink:
 
     def _append(self, delivery: Delivery) -> asyncio.Future[AppendResult]:
         self.check_claims()
-        size = len(delivery.payload)
-        if size > EVENT_BYTES_MAX:
+        size, bytes_max = len(delivery.payload), self._event_hub.event_bytes_max
+        if size > bytes_max:
             raise EventTooLargeError(
                 f"The received message (delivery-id:{delivery.delivery_id}, size:{size} bytes) exceeds the "
-                f"limit ({EVENT_BYTES_MAX} bytes) currently allowed on the link.",
+                f"limit ({bytes_max} bytes) currently allowed on the link.",
                 next_step="Send fewer events per batch, or smaller ones.",
             )
         sections = split_message(delivery.payload, delivery.message_format)
+        if self._publisher is not None:
+            sections = as_published(sections, self._publisher)
         partition = self._partition
         if partition is None:
             partition = self._event_hub.partition_for(sections.partition_key)
-        producer: ProducerBatch | None = None
-        if self._producer is not None:
-            producer = _numbered(with_event_numbers(sections))
-            if (producer.producer_id, producer.epoch) != (self._producer.producer_id, self._producer.epoch):
-                raise InvalidArgumentError(
-                    f"The events are of producer {producer.producer_id} with epoch {producer.epoch}; the "
-                    f"link is of {self._producer.producer_id} with {self._producer.epoch}."
-                )
-            producer = self._producer.batch(producer.sequence)
-        elif self._is_idempotent:
-            producer = _numbered(sections)
+        elif sections.partition_key is not None:
+            raise InvalidArgumentError(
+                f"The message names the partition key {sections.partition_key[:40]!r} and was sent to the "
+                f"partition {partition.partition_id}.",
+                next_step="Give a key or a partition, not both.",
+            )
+        producer = self._producer_batch(sections)
         return partition.append_nowait(sections.payload, sections.lengths, producer=producer)
+
+    def _producer_batch(self, sections: BatchSections) -> ProducerBatch | None:
+        producer = self._producer
+        if producer is None:
+            return _numbered(sections) if self._is_idempotent else None
+        batch = _numbered(with_event_numbers(sections))
+        if (batch.producer_id, batch.epoch) != (producer.producer_id, producer.epoch):
+            raise InvalidArgumentError(
+                f"The events are of producer {batch.producer_id} with epoch {batch.epoch}; the link is of "
+                f"{producer.producer_id} with {producer.epoch}."
+            )
+        return producer.batch(batch.sequence)
 
     def _on_stolen(self, error: TidegateError) -> None:
         if self._is_closed or self._producer is None:

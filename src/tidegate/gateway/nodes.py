@@ -19,7 +19,6 @@ from tidegate.gateway.ingress import IngressLink, IngressOwner
 from tidegate.gateway.request_node import RequestNodes
 from tidegate.model.clock import Clock
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.wire.addresses import NodeAddress, NodeKind
 from tidegate.wire.names import (
     BATCH_DELIVERY_CAPABILITY,
@@ -106,25 +105,30 @@ class NodeOpener:
         address = NodeAddress.parse(attach.target.address)
         if address.kind in (NodeKind.CBS, NodeKind.MANAGEMENT):
             return OpenedNode(self._requests.open_requests(link, address.kind), REQUEST_BYTES_MAX)
-        if address.kind is NodeKind.PUBLISHER:
-            raise InvalidArgumentError(
-                "Sending as a named publisher is not supported.",
-                next_step=f"Send to {address.event_hub!r} itself.",
-            )
         if address.kind is NodeKind.CONSUMER:
             raise InvalidArgumentError(
-                f"'{address}' is for receiving.", next_step="Send to HUB or HUB/Partitions/ID."
+                f"'{address}' is for receiving.",
+                next_step="Send to HUB, HUB/Partitions/ID or HUB/Publishers/NAME.",
             )
-        # Claims first: who may not send does not learn what exists.
-        self._owner.claims.require(address.format(), Claim.SEND)
+        # Claims first: who may not send does not learn what exists. A publisher's name is what tokens spell,
+        # which is not how an address quotes it.
+        publisher = address.publisher
+        path = address.format() if publisher is None else f"{address.event_hub}/Publishers/{publisher}"
+        self._owner.claims.require(path, Claim.SEND)
         event_hub = self._broker.event_hub(address.event_hub)
+        if publisher is not None:
+            event_hub.check_publisher(publisher)
+            node = IngressLink(self._owner, link, event_hub, None, publisher=publisher)
+            return OpenedNode(node, event_hub.event_bytes_max)
         partition = None if address.partition_id is None else event_hub.partition(address.partition_id)
         if partition is not None and IDEMPOTENT_PRODUCER_CAPABILITY in attach.desired_capabilities:
             return self._open_producer(link, attach, event_hub, partition)
         # Numbered batches need one partition: the numbers count per partition.
         is_idempotent = partition is not None and IDEMPOTENT_BATCH_CAPABILITY in attach.desired_capabilities
         node = IngressLink(self._owner, link, event_hub, partition, is_idempotent=is_idempotent)
-        return OpenedNode(node, EVENT_BYTES_MAX, (IDEMPOTENT_BATCH_CAPABILITY,) if is_idempotent else ())
+        return OpenedNode(
+            node, event_hub.event_bytes_max, (IDEMPOTENT_BATCH_CAPABILITY,) if is_idempotent else ()
+        )
 
     async def _open_producer(
         self, link: ReceiverLink, attach: Attach, event_hub: EventHub, partition: Partition
@@ -140,7 +144,7 @@ class NodeOpener:
             PRODUCER_EPOCH: Short(producer.epoch),
             PRODUCER_SEQUENCE_NUMBER: Int(producer.last_sequence_number),
         }
-        return OpenedNode(node, EVENT_BYTES_MAX, (IDEMPOTENT_PRODUCER_CAPABILITY,), properties)
+        return OpenedNode(node, event_hub.event_bytes_max, (IDEMPOTENT_PRODUCER_CAPABILITY,), properties)
 
     def _open_for_receiving(self, link: SenderLink, attach: Attach) -> OpenedNode:
         if not isinstance(attach.source, Source) or not attach.source.address:

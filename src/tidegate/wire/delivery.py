@@ -24,11 +24,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.amqp.decode import Buffer, decode_value, skip_value
+from tidegate.amqp.decode import Buffer
 from tidegate.amqp.encode import append_value, encode_value
 from tidegate.amqp.errors import DecodeError
-from tidegate.amqp.message import DELIVERY_ANNOTATIONS, HEADER, MESSAGE_ANNOTATIONS, Section, iter_sections
-from tidegate.amqp.types import Int, Symbol, Timestamp
+from tidegate.amqp.message import DELIVERY_ANNOTATIONS, HEADER, MESSAGE_ANNOTATIONS, iter_sections
+from tidegate.amqp.types import Int, Timestamp
+from tidegate.wire.annotations import (
+    ANNOTATIONS_32,
+    DELIVERY_ANNOTATIONS_32,
+    annotations_section,
+    merged_entries,
+    pack_map32,
+)
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.names import (
     ENQUEUED_TIME,
@@ -73,12 +80,9 @@ class RuntimeMetrics:
 
 _u32 = struct.Struct(">I").unpack_from
 _two_u32 = struct.Struct(">II").unpack_from
-_pack_map32 = struct.Struct(">III").pack  # section and constructor, size, count
 
 HEADER_8: Final = 0x005370C0
 _ANNOTATIONS_8: Final = 0x005372C1
-ANNOTATIONS_32: Final = 0x005372D1
-_DELIVERY_ANNOTATIONS_32: Final = 0x005371D1
 SEQUENCE_NUMBER_KEY: Final = encode_value(SEQUENCE_NUMBER) + b"\x81"
 OFFSET_KEY: Final = encode_value(OFFSET) + b"\xa1"
 ENQUEUED_TIME_KEY: Final = encode_value(ENQUEUED_TIME) + b"\x83"
@@ -116,7 +120,7 @@ def event_deliveries(
     data = stored if isinstance(stored, bytes) else bytes(stored)
     enqueued = ENQUEUED_TIME_KEY + enqueued_time_ms.to_bytes(8, "big", signed=True) + SEQUENCE_NUMBER_KEY
     deliveries: list[bytes] = []
-    deliver, join, unpack, pack = deliveries.append, b"".join, _u32, _pack_map32
+    deliver, join, unpack, pack = deliveries.append, b"".join, _u32, pack_map32
     metric_entries = metrics.encoded_entries() if metrics is not None else b""
     start, sequence_number, digits, our_bytes, offset_key = 0, first_sequence_number, 0, 0, b""
     for length in lengths:
@@ -170,8 +174,8 @@ def _splice_carefully(message: bytes, ours: bytes, metric_entries: bytes) -> byt
     """One event's delivery by walking all sections, for the shapes that the hot loop does not take."""
     try:
         sections = list(iter_sections(message))
-        annotations, annotation_count = _merged(message, sections, MESSAGE_ANNOTATIONS, _OUR_KEYS)
-        metrics, metric_count = _merged(message, sections, DELIVERY_ANNOTATIONS, _METRIC_KEYS)
+        annotations, annotation_count = merged_entries(message, sections, MESSAGE_ANNOTATIONS, _OUR_KEYS)
+        metrics, metric_count = merged_entries(message, sections, DELIVERY_ANNOTATIONS, _METRIC_KEYS)
     except DecodeError:
         sections, metrics, metric_count, annotations, annotation_count = [], b"", 0, b"", 0
         message = wrap_event(message)
@@ -181,38 +185,9 @@ def _splice_carefully(message: bytes, ours: bytes, metric_entries: bytes) -> byt
         others = b"".join(message[start:end] for code, start, _, end in sections if code not in moved)
     parts = [message[start:end] for code, start, _, end in sections if code == HEADER]
     if metric_entries:
-        parts += _map_section(_DELIVERY_ANNOTATIONS_32, metrics + metric_entries, metric_count + 8)
-    parts += _map_section(ANNOTATIONS_32, annotations + ours, annotation_count + 6)
+        parts += annotations_section(DELIVERY_ANNOTATIONS_32, metrics + metric_entries, metric_count + 8)
+    parts += annotations_section(ANNOTATIONS_32, annotations + ours, annotation_count + 6)
     return b"".join((*parts, others))
-
-
-def _map_section(word: int, entries: bytes, count: int) -> tuple[bytes, bytes]:
-    return _pack_map32(word, len(entries) + 4, count), entries
-
-
-def _merged(
-    message: bytes, sections: Sequence[Section], wanted: int, without: frozenset[Symbol]
-) -> tuple[bytes, int]:
-    """The entries of all sections of one code as they lie, except those named ``without``.
-
-    Returns the bytes and the count of keys and values. Raises DecodeError when one is no map.
-    """
-    kept: list[bytes] = []
-    for code, _, value_start, end in sections:
-        if code != wanted or message[value_start] == 0x40:
-            continue
-        if message[value_start] not in (0xC1, 0xD1):
-            raise DecodeError(f"Annotations at byte {value_start} are no map.")
-        at = value_start + (3 if message[value_start] == 0xC1 else 9)
-        while at < end:
-            key, value_at = decode_value(message, at)
-            value_end = skip_value(message, value_at)
-            if value_end > end:
-                raise DecodeError(f"Annotations at byte {value_start} end inside an entry.")
-            if not isinstance(key, str) or key not in without:
-                kept.append(message[at:value_end])
-            at = value_end
-    return b"".join(kept), 2 * len(kept)
 
 
 def batched_delivery_prefix(*, first_sequence_number: int, enqueued_time_ms: int, event_count: int) -> bytes:

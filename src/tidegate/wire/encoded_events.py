@@ -15,9 +15,9 @@ from typing import Generic, TypeVar, overload
 from tidegate.amqp.decode import Buffer, decode_value
 from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.message import MESSAGE_ANNOTATIONS, iter_sections
+from tidegate.wire.annotations import ANNOTATIONS_32
 from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32
 from tidegate.wire.delivery import (
-    ANNOTATIONS_32,
     ENQUEUED_TIME_KEY,
     HEADER_8,
     OFFSET_KEY,

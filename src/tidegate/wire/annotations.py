@@ -1,0 +1,51 @@
+"""Annotations of encoded messages, as the bytes that they are: read entry by entry, kept, joined with others.
+
+Nothing is decoded that is kept, so every type in it survives.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from tidegate.amqp.decode import decode_value, skip_value
+from tidegate.amqp.errors import DecodeError
+from tidegate.amqp.message import Section
+
+ANNOTATIONS_32: Final = 0x005372D1
+DELIVERY_ANNOTATIONS_32: Final = 0x005371D1
+"""How a section of message annotations, or delivery annotations, begins when its map has 32-bit lengths."""
+
+pack_map32: Final = struct.Struct(">III").pack
+"""Section and constructor, size, count: what goes before the entries of such a section."""
+
+
+def annotations_section(word: int, entries: bytes, count: int) -> tuple[bytes, bytes]:
+    """A section of ``count`` keys and values, already encoded; ``word`` is one of the constants above."""
+    return pack_map32(word, len(entries) + 4, count), entries
+
+
+def merged_entries(
+    message: bytes, sections: Sequence[Section], wanted: int, without: Collection[str]
+) -> tuple[bytes, int]:
+    """The entries of all sections of one code as they lie, except those named ``without``.
+
+    Returns the bytes and the count of keys and values. Raises DecodeError when one is no map.
+    """
+    kept: list[bytes] = []
+    for code, _, value_start, end in sections:
+        if code != wanted or message[value_start] == 0x40:
+            continue
+        if message[value_start] not in (0xC1, 0xD1):
+            raise DecodeError(f"Annotations at byte {value_start} are no map.")
+        at = value_start + (3 if message[value_start] == 0xC1 else 9)
+        while at < end:
+            key, value_at = decode_value(message, at)
+            value_end = skip_value(message, value_at)
+            if value_end > end:
+                raise DecodeError(f"Annotations at byte {value_start} end inside an entry.")
+            if not isinstance(key, str) or key not in without:
+                kept.append(message[at:value_end])
+            at = value_end
+    return b"".join(kept), 2 * len(kept)

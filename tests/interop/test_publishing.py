@@ -1,0 +1,116 @@
+"""Publishing by the official Python SDK beyond plain sends: publishers, keys, limits, throttling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from azure.eventhub import EventData, EventHubProducerClient
+from azure.eventhub.exceptions import EventDataSendError, EventHubError
+from tests.interop.support import SdkTarget, read, target_of
+
+from tidegate.model.partition_key import partition_for_key
+from tidegate.server.app import TidegateServer
+from tidegate.testing.hub import HubService
+from tidegate.wire.names import PARTITION_KEY, PUBLISHER
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[HubService]:
+    """One service for all tests; each makes a hub of its own."""
+    with HubService() as service:
+        yield service
+
+
+@pytest.fixture
+def target(service: HubService) -> SdkTarget:
+    """How the SDK reaches it."""
+    return target_of(service, "plain")
+
+
+def _publisher(target: SdkTarget, hub: str, name: str) -> EventHubProducerClient:
+    """A producer whose link goes to a publisher. The SDK has no option for it, but puts the entity's path
+    into address and token as it is; only its look at the partitions has to be spared.
+    """
+    client = target.producer(f"{hub}/publishers/{name}")
+    client._partition_ids = ["0"]
+    return client
+
+
+def _annotation(event: EventData, name: str) -> object:
+    annotations = event.raw_amqp_message.annotations
+    assert annotations is not None
+    value = annotations[name.encode()]
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def test_publisher(service: HubService, target: SdkTarget) -> None:
+    """Events of a publisher carry its name and lie in the partition of its key, sent singly or in a batch."""
+    hub = service.create_hub(partition_count=4)
+    with _publisher(target, hub, "device-1") as producer:
+        producer.send_event(EventData("a"))
+        producer.send_batch([EventData("b"), EventData("c")], partition_key="device-1")
+    events = read(target.consumer(hub), 3, str(partition_for_key("device-1", 4)))
+    assert [event.body_as_str() for event in events] == ["a", "b", "c"]
+    for event in events:
+        assert _annotation(event, PUBLISHER) == "device-1"
+        assert _annotation(event, PARTITION_KEY) == "device-1"
+
+
+def test_publisher_with_another_key(service: HubService, target: SdkTarget) -> None:
+    """A partition key that is not the publisher's name is an error that the SDK reports."""
+    hub = service.create_hub(partition_count=1)
+    with (
+        _publisher(target, hub, "device-1") as producer,
+        pytest.raises(EventHubError, match="publisher's name"),
+    ):
+        producer.send_batch([EventData("a")], partition_key="device-2")
+
+
+def test_publisher_revoked(service: HubService, target: SdkTarget) -> None:
+    """A publisher that is revoked while it is connected gets an error, and others go on."""
+    hub = service.create_hub(partition_count=1)
+
+    async def revoke(server: TidegateServer) -> None:
+        server.broker.event_hub(hub).revoke_publisher("device-1")
+
+    with _publisher(target, hub, "device-1") as revoked, _publisher(target, hub, "device-2") as other:
+        revoked.send_event(EventData("a"))
+        service.call(revoke)
+        with pytest.raises(EventHubError, match="revoked"):
+            revoked.send_event(EventData("b"))
+        other.send_event(EventData("c"))
+    assert [event.body_as_str() for event in read(target.consumer(hub), 2)] == ["a", "c"]
+
+
+def test_buffered_keys(service: HubService, target: SdkTarget) -> None:
+    """The SDK's buffered producer, which hashes keys itself and sends to partitions, is served."""
+    hub = service.create_hub(partition_count=1)
+    failures: list[object] = []
+    with target.producer(
+        hub,
+        buffered_mode=True,
+        on_success=lambda events, partition: None,
+        on_error=lambda events, partition, error: failures.append(error),
+    ) as producer:
+        for number in range(5):
+            producer.send_event(EventData(str(number)), partition_key="a")
+        producer.flush(timeout=20)
+    assert failures == []
+    assert len(read(target.consumer(hub), 5)) == 5
+
+
+def test_event_over_the_limit(service: HubService, target: SdkTarget) -> None:
+    """The SDK sizes batches by the hub's limit; what is over it is refused, and the producer stays usable."""
+    hub = service.create_hub(partition_count=1)
+
+    async def limit(server: TidegateServer) -> None:
+        server.broker.update_event_hub(hub, event_bytes_max=20_000)
+
+    service.call(limit)
+    with target.producer(hub) as producer:
+        assert producer.create_batch().max_size_in_bytes == 20_000
+        with pytest.raises((EventDataSendError, EventHubError), match="exceeds the limit"):
+            producer.send_event(EventData("x" * 30_000))
+        producer.send_event(EventData("fits"))
+    assert [event.body_as_str() for event in read(target.consumer(hub), 1)] == ["fits"]
