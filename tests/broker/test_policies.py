@@ -245,6 +245,23 @@ def test_listeners_hear_of_changes_once_they_are_in_force(broker: Broker) -> Non
     assert len(heard) == 3
 
 
+def test_a_listener_that_fails_keeps_no_other_from_hearing(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One connection's trouble must not leave another with an old key; the change stands."""
+    heard: list[str] = []
+
+    def fail() -> None:
+        raise RuntimeError("a mistake")
+
+    broker.authorizer.add_change_listener(fail)
+    broker.authorizer.add_change_listener(lambda: heard.append("change"))
+    broker.create_policy(None, "p", [Claim.SEND])
+    assert heard == ["change"]
+    assert "a mistake" in caplog.text
+    assert broker.policy(None, "p").claims == {Claim.SEND}
+
+
 class PolicyMachine(RuleBasedStateMachine):
     """Random changes of one scope's policies against a plain dictionary of what every key should open."""
 

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
-from functools import partial
 from typing import Final
 
+from tidegate.broker.listeners import Listeners
 from tidegate.model.audience import Audience
 from tidegate.model.errors import UnauthorizedError
 from tidegate.model.sas import SharedAccessSignature
@@ -115,7 +115,7 @@ class Authorizer:
         self._scopes = {_NAMESPACE: {policy.name: policy for policy in policies}}
         # Checked in place of a policy that does not exist, so that its absence takes no less time.
         self._nobody = SharedAccessPolicy.generate("", ())
-        self._listeners: dict[object, Callable[[], None]] = {}
+        self._listeners = Listeners("who may do what")
 
     @property
     def policies(self) -> tuple[SharedAccessPolicy, ...]:
@@ -195,20 +195,14 @@ class Authorizer:
 
         It is called from within the change, and must neither block nor raise.
         """
-        key = object()
-        self._listeners[key] = listener
-        return partial(self._remove_listener, key)
+        return self._listeners.add(listener)
 
     def announce_change(self) -> None:
         """Tell the listeners that something else that admission depends on has changed."""
-        for listener in list(self._listeners.values()):
-            listener()
+        self._listeners.call()
 
     def _find(self, scope: str, name: str) -> SharedAccessPolicy | None:
         return self._scopes.get(scope, {}).get(name)
-
-    def _remove_listener(self, key: object) -> None:
-        self._listeners.pop(key, None)
 
 
 def _invalid_signature() -> UnauthorizedError:

@@ -14,7 +14,6 @@ import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import partial
 from pathlib import Path
 
 from tidegate.broker.authorization import Authorizer, Claim, Grant, SharedAccessPolicy
@@ -28,6 +27,7 @@ from tidegate.broker.event_hub import (
     validate_retention_bytes,
     validate_retention_hours,
 )
+from tidegate.broker.listeners import Listeners
 from tidegate.broker.names import validate_name
 from tidegate.broker.policies import add_policy, find_policy, remove_policy, replace_key
 from tidegate.broker.throttling import Throughput, validate_units
@@ -60,7 +60,7 @@ class Broker:
         self._authorizer = Authorizer(catalog.contents.policies)
         self._throughput = Throughput(clock, catalog.contents.throughput_units)
         self._statistics_of_deleted = EventHubStatistics()
-        self._listeners: dict[object, Callable[[], None]] = {}
+        self._listeners = Listeners("event hubs")
         self._event_hubs: dict[str, EventHub] = {}
 
     @classmethod
@@ -244,7 +244,7 @@ class Broker:
         contents = self._catalog.contents
         self._catalog.replace_contents(replace(contents, event_hubs=(*contents.event_hubs, record)))
         event_hub = self._add_event_hub(record)
-        self._announce_change()
+        self._listeners.call()
         return event_hub
 
     def list_event_hubs(self) -> list[EventHub]:
@@ -299,9 +299,7 @@ class Broker:
         It is called from within the change, and must neither block nor raise. Of policies and revocations,
         ``authorizer.add_change_listener`` tells.
         """
-        key = object()
-        self._listeners[key] = listener
-        return partial(self._remove_listener, key)
+        return self._listeners.add(listener)
 
     async def delete_event_hub(self, name: str) -> None:
         """Remove an event hub with everything in it; whoever waits on its partitions gets ClosedError.
@@ -317,7 +315,7 @@ class Broker:
         del self._event_hubs[name.lower()]
         self._statistics_of_deleted += event_hub.statistics()
         self._authorizer.set_policies((), event_hub=name)
-        self._announce_change()
+        self._listeners.call()
         await self._logs.delete_logs(hub_id)
 
     async def apply_retention(self) -> int:
@@ -368,19 +366,12 @@ class Broker:
             clock=self._clock,
             authorizer=self._authorizer,
             throughput=self._throughput,
-            on_change=self._announce_change,
+            on_change=self._listeners.call,
         )
         self._event_hubs[record.name.lower()] = event_hub
         if record.policies:
             self._authorizer.set_policies(record.policies, event_hub=record.name)
         return event_hub
-
-    def _announce_change(self) -> None:
-        for listener in list(self._listeners.values()):
-            listener()
-
-    def _remove_listener(self, key: object) -> None:
-        self._listeners.pop(key, None)
 
     def _replace_policies(self, event_hub: str | None, policies: tuple[SharedAccessPolicy, ...]) -> None:
         if event_hub is not None:

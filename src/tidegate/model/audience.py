@@ -2,13 +2,15 @@
 
 Official clients name the same entity as ``sb://host/hub``, ``amqps://host:5671/hub``, ``http://host/hub/``
 in lower case, or with ``ConsumerGroups/…`` and ``Partitions/…`` behind it (observed: azure-eventhub 5.15.1,
-@azure/event-hubs 6.0.4, Azure/azure-event-hubs-dotnet). Compared are host and path; scheme, port, letter
-case and slashes at the ends are not part of the identity.
+@azure/event-hubs 6.0.4, Azure/azure-event-hubs-dotnet), a publisher's name percent-encoded or not. Compared
+are host and path; scheme, port, letter case, slashes at the ends and the encoding of names are not part of
+the identity.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from urllib.parse import quote, unquote
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,7 @@ class Audience:
     host: str
     """Lower case, without port; empty where the text named only a path."""
     path: str
-    """Lower case, without slashes at the ends; empty for the whole namespace."""
+    """Lower case, each part percent-encoded, no slashes at the ends; empty for the whole namespace."""
 
     @classmethod
     def parse(cls, text: str) -> Audience:
@@ -43,5 +45,6 @@ class Audience:
 
 
 def _normalise_path(path: str) -> str:
-    path = path.strip().partition("?")[0]
-    return "/".join(part for part in path.lower().split("/") if part)
+    # Part by part, so that an encoded slash within a name stays within it.
+    parts = path.strip().partition("?")[0].split("/")
+    return "/".join(quote(unquote(part).lower(), safe="$") for part in parts if part)

@@ -1,0 +1,36 @@
+"""Whoever wants to hear of a change, as soon as it has been made."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+_logger: Final = logging.getLogger(__name__)
+
+
+class Listeners:
+    """Callables, called in the order in which they were added."""
+
+    def __init__(self, subject: str) -> None:
+        """subject: what it is that changes, for log lines."""
+        self._subject = subject
+        self._listeners: dict[object, Callable[[], None]] = {}
+
+    def add(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` at each change from now on; returns what removes it, harmless twice."""
+        key = object()
+        self._listeners[key] = listener
+        return partial(self._remove, key)
+
+    def call(self) -> None:
+        """Tell all of them. Who fails keeps no other from hearing, and the change stands."""
+        for listener in list(self._listeners.values()):
+            try:
+                listener()
+            except Exception:  # A mistake in one must not leave another in the dark, say with an old key.
+                _logger.exception("A listener for changes of %s failed.", self._subject)
+
+    def _remove(self, key: object) -> None:
+        self._listeners.pop(key, None)

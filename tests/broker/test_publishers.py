@@ -1,0 +1,92 @@
+"""Publishers: revoked and restored by name, and tokens that are good for one of them only."""
+
+from __future__ import annotations
+
+import pytest
+from tests.broker.conftest import SetClock
+
+from tidegate.broker import Broker, Claim
+from tidegate.model.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    NotFoundError,
+    PublisherRevokedError,
+    UnauthorizedError,
+)
+from tidegate.model.sas import make_sas_token
+from tidegate.wire.addresses import NodeAddress
+from tidegate.wire.conditions import condition_for, error_from_condition, http_status_for
+
+
+def test_a_revoked_publisher_may_not_send_until_it_is_restored(broker: Broker) -> None:
+    """On its hub, whatever the letter case, because tokens do not tell the case either; others may."""
+    hub = broker.create_event_hub("hub", partition_count=1)
+    other = broker.create_event_hub("other", partition_count=1)
+    hub.revoke_publisher("Device-1")
+    assert hub.revoked_publishers == ("Device-1",)
+    for name in ("Device-1", "dEVICE-1"):
+        with pytest.raises(PublisherRevokedError, match="revoked"):
+            hub.check_publisher(name)
+    hub.check_publisher("device-2")
+    other.check_publisher("Device-1")
+    with pytest.raises(AlreadyExistsError):
+        hub.revoke_publisher("DEVICE-1")
+    hub.restore_publisher("device-1")
+    hub.check_publisher("Device-1")
+    with pytest.raises(NotFoundError):
+        hub.restore_publisher("Device-1")
+
+
+def test_a_revocation_looks_to_clients_as_event_hubs_tells_it() -> None:
+    """com.microsoft:publisher-revoked and 401, both ways; whoever handles UnauthorizedError handles it."""
+    error = PublisherRevokedError("gone")
+    assert (condition_for(error), http_status_for(error)) == ("com.microsoft:publisher-revoked", 401)
+    assert isinstance(error_from_condition("com.microsoft:publisher-revoked", "gone"), PublisherRevokedError)
+    assert isinstance(error, UnauthorizedError)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a\\b", "a%2Fb", "a?b", "a#b", " a", "a\n", "x" * 129])
+def test_names_that_no_publisher_can_have(broker: Broker, name: str) -> None:
+    """What could be two parts of an address, or two spellings of one publisher, is refused everywhere."""
+    hub = broker.create_event_hub("hub", partition_count=1)
+    for call in (hub.revoke_publisher, hub.check_publisher):
+        with pytest.raises(InvalidArgumentError):
+            call(name)
+
+
+@pytest.mark.parametrize("name", ["device-1", "Device 1", "urn:dev:1", "漢字", "a+b", "x" * 128])
+@pytest.mark.parametrize("is_encoded", [False, True])
+def test_a_publishers_token_is_good_for_it_alone(
+    broker: Broker, clock: SetClock, name: str, is_encoded: bool
+) -> None:
+    """Whether its maker percent-encoded the name or not: its own address, and no other node of the hub."""
+    broker.create_event_hub("hub", partition_count=1)
+    policy = broker.create_policy("hub", "send", [Claim.SEND])
+    address = NodeAddress.parse(f"hub/Publishers/{name}").format()
+    audience = f"sb://h/{address}" if is_encoded else f"sb://h/hub/publishers/{name}"
+    token = make_sas_token(audience=audience, key_name="send", key=policy.key, expiry=4_000_000_000)
+    grant = broker.authorize(token, audience)
+    own = (address, f"{address}/messages", f"hub/publishers/{name}")
+    assert [grant.permits(path, Claim.SEND, now_utc=clock.now) for path in own] == [True] * 3
+    others = (
+        "hub",
+        "hub/Partitions/0",
+        "hub/Publishers/device-2",
+        f"hub/publishers/{name}2",
+        f"other/publishers/{name}",
+        "hub/publishers",
+    )
+    assert [grant.permits(path, Claim.SEND, now_utc=clock.now) for path in others] == [False] * 6
+    for wanted in ("sb://h/hub", "sb://h/hub/publishers/device-2"):
+        with pytest.raises(UnauthorizedError, match="InvalidAudience"):
+            broker.authorize(token, wanted)
+
+
+def test_a_name_with_an_encoded_slash_is_no_way_to_another_publisher(broker: Broker, clock: SetClock) -> None:
+    """The token of ``a`` covers ``a/…`` beneath it, and that is never the publisher ``a/b``."""
+    broker.create_event_hub("hub", partition_count=1)
+    policy = broker.create_policy("hub", "send", [Claim.SEND])
+    audience = "sb://h/hub/publishers/a"
+    token = make_sas_token(audience=audience, key_name="send", key=policy.key, expiry=4_000_000_000)
+    grant = broker.authorize(token, audience)
+    assert not grant.permits("hub/publishers/a%2Fb", Claim.SEND, now_utc=clock.now)

@@ -1,0 +1,177 @@
+"""What is taken away at run time is gone from open connections, too, and from nobody else's."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+from tests.gateway.conftest import ManualClock
+from tests.gateway.support import HOST, Pair
+
+from tidegate.amqp.link import Link
+from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, SharedAccessPolicy
+from tidegate.gateway.claims import ConnectionClaims
+from tidegate.model.errors import UnauthorizedError
+from tidegate.model.sas import make_sas_token
+from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
+
+RECEIVER = "hub/ConsumerGroups/$Default/Partitions/0"
+
+
+def _connect(
+    broker: Broker, clock: ManualClock, policy: SharedAccessPolicy, *, is_secondary: bool = False
+) -> Pair:
+    """A client with a token for the hub, made with one of the policy's keys."""
+    pair = Pair(broker, clock)
+    audience = f"sb://{HOST}/hub"
+    key = policy.secondary_key if is_secondary else policy.key
+    token = make_sas_token(audience=audience, key_name=policy.name, key=key, expiry=4_000_000_000)
+    sender, receiver = pair.request_links("$cbs", pair.client.begin_session())
+    message = put_token_request(PutToken(SAS_TOKEN_TYPE, audience, token))
+    assert pair.request(sender, receiver, message).status_code == 202
+    return pair
+
+
+def _attach(pair: Pair) -> tuple[Link, Link]:
+    sender = pair.session.attach_sender("s", target="hub")
+    receiver = pair.session.attach_receiver("r", source=RECEIVER, target="client")
+    receiver.grant_credit(10)
+    pair.exchange()
+    assert sender.is_open
+    assert receiver.is_open
+    return sender, receiver
+
+
+def _assert_ended(pair: Pair, links: tuple[Link, Link]) -> None:
+    pair.exchange()
+    for link in links:
+        error = pair.error_of(link)
+        assert error is not None
+        assert error.condition == "amqp:unauthorized-access"
+        assert error.description is not None
+        assert "key that signed it regenerated" in error.description
+
+
+@pytest.mark.parametrize("scope", [None, "hub"])
+@pytest.mark.parametrize("is_secondary", [False, True])
+async def test_a_regenerated_key_ends_the_links_opened_with_it(
+    broker: Broker, clock: ManualClock, scope: str | None, is_secondary: bool
+) -> None:
+    """Those of the policy's other key, and of other policies, go on; a new token opens links again."""
+    policy = broker.create_policy(scope, "both", [Claim.SEND, Claim.LISTEN])
+    touched = _connect(broker, clock, policy, is_secondary=is_secondary)
+    other_key = _connect(broker, clock, policy, is_secondary=not is_secondary)
+    root = broker.policy(None, ROOT_POLICY_NAME)
+    other_policy = _connect(broker, clock, root)
+    pairs = (touched, other_key, other_policy)
+    links = [_attach(pair) for pair in pairs]
+    renewed = broker.regenerate_key(scope, "both", is_secondary=is_secondary)
+    _assert_ended(touched, links[0])
+    for pair, pair_links in zip(pairs[1:], links[1:], strict=True):
+        pair.exchange()
+        assert [link.is_open for link in pair_links] == [True, True]
+    _attach(_connect(broker, clock, renewed, is_secondary=is_secondary))
+    refused = touched.session.attach_sender("again", target="hub")
+    touched.exchange()
+    error = touched.error_of(refused)
+    assert error is not None
+    assert error.condition == "amqp:unauthorized-access"
+
+
+@pytest.mark.parametrize("scope", [None, "hub"])
+async def test_a_deleted_policy_ends_its_links(broker: Broker, clock: ManualClock, scope: str | None) -> None:
+    """At once, without waiting for the token's expiry; the partition is free for others."""
+    policy = broker.create_policy(scope, "both", [Claim.SEND, Claim.LISTEN])
+    pair = _connect(broker, clock, policy)
+    links = _attach(pair)
+    broker.delete_policy(scope, "both")
+    _assert_ended(pair, links)
+    assert broker.event_hub("hub").partition("0").receivers() == []
+
+
+async def test_a_second_token_keeps_the_links(broker: Broker, clock: ManualClock) -> None:
+    """A link that another token of the connection covers stays, as at expiry."""
+    policy = broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN])
+    pair = _connect(broker, clock, policy)
+    assert pair.put_token(broker, f"sb://{HOST}/").status_code == 202
+    links = _attach(pair)
+    broker.delete_policy("hub", "both")
+    pair.exchange()
+    assert [link.is_open for link in links] == [True, True]
+
+
+async def test_sasl_plain_ends_with_its_key(broker: Broker, clock: ManualClock) -> None:
+    """A hub's policy lets in by PLAIN, to its hub only; a new key ends what was opened with the old one."""
+    broker.create_event_hub("other", partition_count=1)
+    policy = broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN])
+    pair = Pair(
+        broker,
+        clock,
+        sasl_mechanism="PLAIN",
+        sasl_initial_response=f"\0both\0{policy.secondary_key}".encode(),
+    )
+    pair.exchange()
+    links = _attach(pair)
+    outside = pair.session.attach_sender("outside", target="other")
+    pair.exchange()
+    assert pair.error_of(outside) is not None
+    broker.regenerate_key("hub", "both", is_secondary=True)
+    _assert_ended(pair, links)
+
+
+async def test_a_restored_token_works_after_a_lost_one(broker: Broker, clock: ManualClock) -> None:
+    """The connection itself stays: a token made with the new key opens links on it."""
+    policy = broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN])
+    pair = _connect(broker, clock, policy)
+    _attach(pair)
+    broker.delete_policy("hub", "both")
+    pair.exchange()
+    assert pair.put_token(broker, f"sb://{HOST}/hub").status_code == 202
+    sender = pair.session.attach_sender("s2", target="hub")
+    pair.exchange()
+    assert sender.is_open
+
+
+async def test_claims_are_not_kept_alive_by_the_namespace(broker: Broker, clock: ManualClock) -> None:
+    """A connection that is over hears of no change, and its memory is given back."""
+    losses: list[str] = []
+
+    def on_loss() -> None:
+        losses.append("loss")
+
+    claims = ConnectionClaims(broker, clock, on_loss)
+    root = broker.policy(None, ROOT_POLICY_NAME)
+    claims.put_policy(root.name, root.key)
+    claims.require("hub", Claim.SEND)
+    broker.create_policy(None, "new", [Claim.SEND])
+    assert losses == ["loss"]
+    claims.require("hub", Claim.SEND)
+    claims.close()
+    broker.regenerate_key(None, root.name)
+    assert losses == ["loss"]
+    with pytest.raises(UnauthorizedError):
+        claims.require("hub", Claim.SEND)
+    reference = weakref.ref(claims)
+    del claims
+    gc.collect()
+    assert reference() is None
+
+
+async def test_the_secret_is_in_no_log_line(
+    broker: Broker, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither while keys change nor when their users are thrown out or refused."""
+    caplog.set_level(0)
+    policy = broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN], key="a-well-known-secret")
+    pair = _connect(broker, clock, policy)
+    links = _attach(pair)
+    renewed = broker.regenerate_key("hub", "both", key="another-known-secret")
+    _assert_ended(pair, links)
+    stranger = Pair(
+        broker, clock, sasl_mechanism="PLAIN", sasl_initial_response=b"\0both\0a-well-known-secret"
+    )
+    stranger.exchange()
+    broker.delete_policy("hub", "both")
+    for key in (*policy.keys, *renewed.keys):
+        assert key not in caplog.text
