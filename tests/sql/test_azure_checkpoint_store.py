@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import GroupKey
 from tidegate.sql import CheckpointReader, ConsumerKey, Database, LeaseReader, SqlStore, UnitOfWork
 from tidegate.sql.azure_checkpoint_store import AsyncSqlCheckpointStore, Ownership, SqlCheckpointStore
+from tidegate.sql.checkpoint_moves import move_checkpoint
 from tidegate.testing.hub import HubService
 
 NAMES = {"fully_qualified_namespace": "LocalHost", "eventhub_name": "Flights", "consumer_group": "$default"}
@@ -156,14 +158,28 @@ def test_checkpoints_of_a_careful_store_move_forward_only(database: Database) ->
 
 
 def test_checkpoints_of_others_are_positions_too(database: Database, store: SqlCheckpointStore) -> None:
-    """Who moved a checkpoint without an offset left a number; where nothing is processed, there is none."""
+    """Who moved a checkpoint without an offset left a number, and 0 is the start; a mere lock left none."""
     for partition, until in (("0", 0), ("1", 1), ("2", 8)):
         with UnitOfWork(database, CONSUMER) as unit:
             unit.advance(partition, unit.lock(partition), until)
     with UnitOfWork(database, CONSUMER) as unit:
         unit.lock("3")
     listed = {row["partition_id"]: row["offset"] for row in store.list_checkpoints(*PLACE)}
-    assert listed == {"1": "0", "2": 7}
+    assert listed == {"0": "-1", "1": "0", "2": 7}
+
+
+def test_checkpoints_that_a_person_set_are_gone_on_from(
+    database: Database, store: SqlCheckpointStore
+) -> None:
+    """An offset or a time alone, and the start: else the SDK would begin at its own starting position."""
+    for target in (
+        ProcessorCheckpoint("0", None, offset="4294967296"),
+        ProcessorCheckpoint("1", None, enqueued_time_ms=1_500),
+        ProcessorCheckpoint("2", -1),
+    ):
+        move_checkpoint(database, CONSUMER, target, is_rewind_allowed=True)
+    listed = {row["partition_id"]: row["offset"] for row in store.list_checkpoints(*PLACE)}
+    assert listed == {"0": "4294967296", "1": datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC), "2": "-1"}
 
 
 def test_a_second_namespace_is_refused(store: SqlCheckpointStore) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -29,7 +30,7 @@ from tidegate.sql.checkpoints import CheckpointReader
 from tidegate.sql.database import Database
 from tidegate.sql.lease_rows import LeaseClaim, LeaseTable
 from tidegate.sql.processor_store import OneNamespace
-from tidegate.sql.values import ConsumerKey
+from tidegate.sql.values import Checkpoint, ConsumerKey
 
 try:
     from azure.eventhub import CheckpointStore
@@ -114,26 +115,27 @@ class SqlCheckpointStore(CheckpointStore):
     def list_checkpoints(
         self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: object
     ) -> list[dict[str, object]]:
-        """The last processed event of each partition; one where nothing was processed is absent.
+        """Where each partition is to be gone on from; one whose checkpoint nobody set is absent.
 
-        Checkpoints that others moved without telling an offset have their sequence number, an int, in its
-        place: the SDK takes a position of that type for a sequence number.
+        The SDK looks at ``offset`` alone, which may be of any type that it takes for a position. So what
+        others set without one has the sequence number (an int) or the enqueued time (a datetime) in its
+        place, and ``"-1"``, the start, where it was set back to before the first event.
         """
         consumer = self._consumer(fully_qualified_namespace, eventhub_name, consumer_group)
         answer: list[dict[str, object]] = []
         for row in CheckpointReader(self._database).read(consumer).values():
-            if not row.next_sequence_number:
+            position = _position_of(row)
+            if position is None:
                 continue
-            number = row.next_sequence_number - 1
+            number = row.next_sequence_number
             answer.append(
                 {
                     "fully_qualified_namespace": fully_qualified_namespace,
                     "eventhub_name": eventhub_name,
                     "consumer_group": consumer_group,
                     "partition_id": row.partition_id,
-                    # The SDK takes the int 0 for no position at all.
-                    "offset": row.offset or number or "0",
-                    "sequence_number": number,
+                    "offset": position,
+                    "sequence_number": None if number is None else number - 1,
                 }
             )
         return answer
@@ -217,6 +219,19 @@ class AsyncSqlCheckpointStore(AsyncCheckpointStore):
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _position_of(row: Checkpoint) -> str | int | datetime | None:
+    number = row.next_sequence_number
+    if number == 0:
+        return "-1"
+    if row.offset:
+        return row.offset
+    if number is not None:
+        return number - 1 or "0"  # the SDK takes the int 0 for no position at all
+    if row.enqueued_time_ms is not None:
+        return datetime.fromtimestamp(row.enqueued_time_ms / 1000, UTC)
+    return None
 
 
 def _claim(ownership: Mapping[str, object]) -> LeaseClaim | None:
