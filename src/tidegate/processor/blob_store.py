@@ -283,8 +283,8 @@ class BlobStore:
         if sequence_number is None and offset is None:
             raise StoreError(
                 f"The blob {blob.name} in {self._where} holds no checkpoint: its metadata is {metadata}.",
-                next_step="Set the checkpoint anew, or delete the blob: the partition then starts as a new "
-                "one does.",
+                next_step="Delete the blob: the partition then starts as a new one does, or where its "
+                "checkpoint is set.",
             )
         return ProcessorCheckpoint(_last_name(blob), sequence_number, offset)
 
