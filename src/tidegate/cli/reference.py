@@ -1,7 +1,7 @@
 """Makes the reference pages from the code itself: ``python -m tidegate.cli.reference docs/reference``.
 
 ``cli.md`` from the commands, ``errors.md`` from the error tree and its table of conditions, ``limits.md``
-from the module that holds the quotas.
+from the module that holds the quotas, ``http-api.md`` from the table of the administration's operations.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ import typer.main
 
 from tidegate.cli.app import EXIT_CODE_HELP, app
 from tidegate.cli.exit_codes import exit_code_of
+from tidegate.gateway.admin_operations import OPERATIONS, PREFIX
+from tidegate.gateway.admin_shapes import SHAPES
+from tidegate.gateway.json_shapes import Shape
 from tidegate.model import errors, limits
 from tidegate.wire.conditions import row_for
 
@@ -58,7 +61,12 @@ def _iter_commands(command: object, names: tuple[str, ...]) -> Iterator[tuple[st
 
 def reference_pages() -> dict[str, str]:
     """File name → text, of every page."""
-    return {"cli.md": _command_page(), "errors.md": _error_page(), "limits.md": _limit_page()}
+    return {
+        "cli.md": _command_page(),
+        "errors.md": _error_page(),
+        "limits.md": _limit_page(),
+        "http-api.md": _http_api_page(),
+    }
 
 
 def _command_page() -> str:
@@ -183,6 +191,41 @@ def _value_text(value: object) -> str:
     if isinstance(value, Enum):
         return str(value.value)
     return f"{value:,}" if isinstance(value, int) else f"`{value}`"
+
+
+def _http_api_page() -> str:
+    lines = [
+        "# The administration by HTTP",
+        "",
+        _MADE,
+        "",
+        f"Addresses begin with `{PREFIX}`. How to ask is in [http.md](http.md#administration); the same as "
+        "OpenAPI 3.1 is at `/openapi.json` of the service.",
+        "",
+        "| | | claims | body | answer |",
+        "|---|---|---|---|---|",
+    ]
+    for operation in OPERATIONS:
+        claims = " or ".join(claim.value for claim in operation.needs.value)
+        request = (
+            f"[{operation.request.name}](#{operation.request.name.lower()})" if operation.request else ""
+        )
+        answer = f"[{operation.answer.name}](#{operation.answer.name.lower()})" if operation.answer else ""
+        answer = f"{operation.status} {'list of ' if operation.is_list else ''}{answer}".strip()
+        lines.append(f"| {address} | {operation.summary} | {claims} | {request} | {answer} |")
+    for shape in SHAPES:
+        lines += ["", f"## {shape.name}", "", "| | | |", "|---|---|---|"]
+        for field in shape.fields:
+            kind = field.kind.value if field.shape is None else f"{field.kind.value}: {field.shape.name}"
+            kind += ", or null" if field.is_nullable else ""
+            kind += "" if field.is_required else "; may be left out"
+            choices = f" One of {', '.join(field.choices)}." if field.choices else ""
+            lines.append(f"| `{field.name}` | {kind} | {field.description}{choices} |")
+    return "\n".join(lines) + "\n"
+
+
+def _shape_link(shape: Shape) -> str:
+    return f"[{shape.name}](#{shape.name.lower()})"
 
 
 def main(arguments: list[str]) -> int:

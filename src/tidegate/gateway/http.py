@@ -1,6 +1,8 @@
-"""The HTTP face: ``GET /health``, publishing (``http_publish``), and AMQP over WebSocket.
+"""The HTTP face: ``GET /health``, publishing (``http_publish``), administration (``http_admin``), and AMQP
+over WebSocket.
 
-Everything is served on every HTTP and HTTPS port; what is wrong with a request is told in one shape.
+Everything is served on every HTTP and HTTPS port. What is wrong with a request is told in one shape: in that
+of Event Hubs' REST interface, and under the administration's addresses in JSON.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from tidegate.amqp.errors import INTERNAL_ERROR, NOT_ALLOWED, NOT_FOUND
 from tidegate.broker import Broker
+from tidegate.gateway.admin_operations import PREFIX
 from tidegate.gateway.amqp_server import AmqpGateway
+from tidegate.gateway.http_admin import Administration, admin_error
 from tidegate.gateway.http_errors import error_response
 from tidegate.gateway.http_publish import Publishing
 from tidegate.gateway.http_server import HttpServer, listening_socket
@@ -34,6 +39,7 @@ class HttpGateway:
         self._application = Starlette(
             routes=[
                 Route("/health", self._health, methods=["GET"]),
+                *Administration(broker, clock=clock).routes(),
                 *Publishing(broker, clock=clock).routes(),
             ],
             exception_handlers={HTTPException: _on_http_exception, Exception: _on_failure},
@@ -68,10 +74,20 @@ class HttpGateway:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    detail = f"{request.method} {request.url.path}: {error.detail}. Publish with POST /HUB/messages."
-    return error_response(error.status_code, detail)
+    detail = f"{request.method} {request.url.path}: {error.detail}."
+    if _is_administration(request):
+        condition = NOT_FOUND if error.status_code == 404 else NOT_ALLOWED
+        return admin_error(error.status_code, condition, f"{detail} See /openapi.json.")
+    return error_response(error.status_code, f"{detail} Publish with POST /HUB/messages.")
 
 
 async def _on_failure(request: Request, error: Exception) -> Response:
     # Starlette raises the error again after this answer, and uvicorn logs it.
-    return error_response(500, "The service failed; its log says how.")
+    detail = "The service failed; its log says how."
+    if _is_administration(request):
+        return admin_error(500, INTERNAL_ERROR, detail)
+    return error_response(500, detail)
+
+
+def _is_administration(request: Request) -> bool:
+    return request.url.path.startswith(f"{PREFIX}/")

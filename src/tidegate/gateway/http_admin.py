@@ -1,0 +1,124 @@
+"""The administration over HTTP: one route per operation of ``admin_operations``, and ``/openapi.json``.
+
+    token judged -> body read, within limits -> checked against the operation's shape -> handler -> JSON
+
+Whatever goes wrong is answered as ``{"error": {"status", "condition", "message"}}``. Answers may hold keys:
+they are not to be kept by anybody on the way, and nothing of them is logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Mapping
+from functools import partial
+from typing import Final
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from tidegate.broker import Broker, Claim
+from tidegate.gateway.admin_operations import OPERATIONS, PREFIX, Call, Operation
+from tidegate.gateway.http_authorization import RequestAuthorizer
+from tidegate.gateway.http_errors import headers_for
+from tidegate.gateway.openapi import openapi_document
+from tidegate.model.clock import Clock
+from tidegate.model.errors import (
+    EventTooLargeError,
+    OperationTimeoutError,
+    RemoteProtocolError,
+    TidegateError,
+)
+from tidegate.wire.conditions import condition_for, error_description, http_status_for
+
+BODY_BYTES_MAX: Final = 65_536
+"""Of a request (our choice: many times the largest that can be meant)."""
+
+TIMEOUT_S: Final = 60.0
+"""Of a request. Our choice; what takes time is the removal of a large event hub."""
+
+_log = logging.getLogger(__name__)
+
+
+class Administration:
+    """Answers the requests of the administration."""
+
+    def __init__(self, broker: Broker, *, clock: Clock) -> None:
+        self._broker = broker
+        self._authorizer = RequestAuthorizer(broker, clock)
+        self._document = json.dumps(openapi_document())
+
+    def routes(self) -> list[BaseRoute]:
+        """What is served: the rows of the table, and the document made of them."""
+        by_path: dict[str, dict[str, Operation]] = {}
+        for operation in OPERATIONS:
+            by_path.setdefault(operation.path, {})[operation.method] = operation
+        routes: list[BaseRoute] = [
+            Route(PREFIX + path, partial(self._answer, operations), methods=list(operations))
+            for path, operations in by_path.items()
+        ]
+        return [*routes, Route("/openapi.json", self._openapi, methods=["GET"])]
+
+    async def _openapi(self, request: Request) -> Response:
+        return Response(self._document, media_type="application/json")
+
+    async def _answer(self, operations: Mapping[str, Operation], request: Request) -> Response:
+        # HEAD is answered as GET is; the server leaves the body out.
+        operation = operations["GET" if request.method == "HEAD" else request.method]
+        try:
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    value = await self._perform(operation, request)
+            except TimeoutError as error:
+                raise OperationTimeoutError(
+                    f"{operation.operation_id} did not end within {TIMEOUT_S:g} s; it may still be under way."
+                ) from error
+            except ClientDisconnect as error:
+                raise RemoteProtocolError("The request ended before its body was complete.") from error
+        except TidegateError as error:
+            level = logging.ERROR if error.remote_text else logging.INFO
+            _log.log(level, "%s of %.300r refused: %s", operation.operation_id, request.url.path, error)
+            return admin_error_response(error)
+        if operation.answer is None:
+            return Response(status_code=operation.status)
+        return _json_response(value, operation.status)
+
+    async def _perform(self, operation: Operation, request: Request) -> object:
+        parameters: dict[str, str] = dict(request.path_params)
+        grant = self._authorizer.require(request, parameters.get("hub", ""), *operation.needs.value)
+        body = await _read_body(request)
+        values = {} if operation.request is None else operation.request.parse(body)
+        value = operation.handler(Call(self._broker, parameters, values, Claim.MANAGE in grant.claims))
+        return await value if isinstance(value, Awaitable) else value
+
+
+def admin_error_response(error: TidegateError) -> Response:
+    """The answer to a request of the administration that failed."""
+    return admin_error(
+        http_status_for(error), condition_for(error), error_description(error), headers_for(error)
+    )
+
+
+def admin_error(
+    status: int, condition: str, message: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """An error in the shape of ``admin_shapes.ERROR``."""
+    error = {"status": status, "condition": str(condition), "message": message}
+    return _json_response({"error": error}, status, headers)
+
+
+def _json_response(value: object, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    # Not orjson, which has no whole numbers beyond 64 bits: somebody may have set one.
+    body = json.dumps(value, ensure_ascii=False)
+    return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, "application/json")
+
+
+async def _read_body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_BYTES_MAX:
+            raise EventTooLargeError(f"The request has more than {BODY_BYTES_MAX} bytes, the most allowed.")
+    return bytes(body)
