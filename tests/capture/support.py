@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -61,3 +62,10 @@ def capture_files(root: Path) -> list[Path]:
 def captured_numbers(root: Path) -> list[int]:
     """The sequence numbers in all files of one partition, file by file."""
     return [record["SequenceNumber"] for path in capture_files(root) for record in read_capture_file(path)]
+
+
+async def wait_until(condition: Callable[[], object], *, deadline_s: float = 30.0) -> None:
+    """Return once ``condition`` holds; fails with it at the deadline."""
+    async with asyncio.timeout(deadline_s):
+        while not condition():  # noqa: ASYNC110  what is waited for is on a disk
+            await asyncio.sleep(0.01)

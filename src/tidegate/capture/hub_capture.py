@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from tidegate.capture.partition_capture import PartitionCapture
 from tidegate.capture.state import StateFile
 from tidegate.capture.threads import Threads
 from tidegate.capture.window import WindowLimits
-from tidegate.model.capture import CaptureSettings
+from tidegate.model.capture import CaptureSettings, CaptureStatistics
 from tidegate.model.clock import Clock
 from tidegate.transport.tasks import TaskOwner
 from tidegate.wire.capture import capture_file_name
@@ -25,26 +24,6 @@ _FILES_AT_A_TIME = 2
 _RETRY_S_MIN, _RETRY_S_MAX = 1.0, 60.0
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureStatistics:
-    """How the capture of a hub stands. Counts are since the service started, or the settings changed."""
-
-    captured_files: int = 0
-    captured_events: int = 0
-    captured_bytes: int = 0
-    """Bytes of events, as stored."""
-    backlog_events: int = 0
-    """Events in the log that are in no finished file."""
-    backlog_bytes: int = 0
-    """Their bytes, as far as Capture has looked: what lies behind a file being written is not in it."""
-    missing_events: int = 0
-    """Events that retention took before they were captured."""
-    is_failing: bool = False
-    """True while something keeps it from going on, such as a destination that is down."""
-    last_error: str = ""
-    """What that is, or was last."""
 
 
 class HubCapture:

@@ -37,8 +37,8 @@ _PIECE_EVENTS = 200
 needs the same interpreter lock: it never waits longer for it, and Capture takes at most half of a core."""
 _PACE_S = 0.5
 """Our choice: a file has time, and looking at many batches at once is cheaper."""
-_WAIT_S_MAX = 30.0
-"""Seconds between two looks at the clock where nothing happens; also how late a changed clock is noticed."""
+_WAIT_S_MAX = 5.0
+"""Seconds between two looks at the clock where nothing happens: how late a clock that was set is noticed."""
 _NAME_TRIES_MAX = 1000
 _RETRY_S_MIN, _RETRY_S_MAX = 1.0, 60.0
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tidegate.broker import Broker
-from tidegate.capture.hub_capture import CaptureStatistics, HubCapture
+from tidegate.capture.hub_capture import HubCapture
 from tidegate.capture.threads import Threads
 from tidegate.capture.window import WindowLimits
-from tidegate.model.capture import CaptureSettings
+from tidegate.model.capture import CaptureSettings, CaptureStatistics
 from tidegate.model.clock import Clock
 from tidegate.transport.tasks import TaskOwner
 

@@ -1,4 +1,4 @@
-"""What Capture is told about one event hub, as one frozen, validated value.
+"""What Capture is told about one event hub, as one frozen, validated value; and what it tells.
 
 The rule: no secrets in here. The catalog keeps these settings as they are; how to get into a storage account
 comes from the service's environment (see docs/concepts/capture.md).
@@ -103,6 +103,26 @@ class CaptureSettings:
                 "The capture setting destination is missing.", next_step="Name a directory or a URL."
             )
         return cls(**values)  # type: ignore[arg-type]  # each was checked above
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureStatistics:
+    """How the capture of a hub stands. Counts are since the service started, or the settings changed."""
+
+    captured_files: int = 0
+    captured_events: int = 0
+    captured_bytes: int = 0
+    """Bytes of events, as stored."""
+    backlog_events: int = 0
+    """Events in the log that are in no finished file."""
+    backlog_bytes: int = 0
+    """Their bytes, as far as Capture has looked: what lies behind a file being written is not in it."""
+    missing_events: int = 0
+    """Events that retention took before they were captured."""
+    is_failing: bool = False
+    """True while something keeps it from going on, such as a destination that is down."""
+    last_error: str = ""
+    """What that is, or was last."""
 
 
 _KINDS: dict[str, type] = {"str": str, "bool": bool, "int": int}

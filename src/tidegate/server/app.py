@@ -1,8 +1,8 @@
 """The composition root: builds the broker and its faces from settings, and stops them in reverse.
 
-    start   certificates -> broker (recovers the log) -> AMQP -> HTTP -> ready file, profile
+    start   certificates -> broker (recovers the log) -> capture -> AMQP -> HTTP -> ready file, profile
     stop    ready file -> AMQP (connections get time to finish, WebSockets, too) -> HTTP
-            -> retention -> broker (log flushed)
+            -> retention -> capture (what is not in a file comes after the next start) -> broker (log flushed)
 
 A face that cannot start (its port is taken) stops what was started before it, and the start fails.
 """
@@ -19,6 +19,7 @@ from contextlib import AsyncExitStack
 from typing import Protocol
 
 from tidegate.broker import ROOT_POLICY_NAME, Broker
+from tidegate.capture import CaptureService
 from tidegate.gateway.amqp_server import AmqpGateway
 from tidegate.gateway.http import HttpGateway
 from tidegate.model.clock import Clock
@@ -45,6 +46,7 @@ class TidegateServer:
         self._clock = clock if clock is not None else SystemClock()
         self._exit_stack = AsyncExitStack()
         self._broker: Broker | None = None
+        self._capture: CaptureService | None = None
         self._ready: ReadyInformation | None = None
 
     @property
@@ -53,6 +55,13 @@ class TidegateServer:
         if self._broker is None:
             raise ClosedError("The service is not running.")
         return self._broker
+
+    @property
+    def capture(self) -> CaptureService:
+        """What captures the namespace's hubs; raises ClosedError while the service does not run."""
+        if self._capture is None:
+            raise ClosedError("The service is not running.")
+        return self._capture
 
     @property
     def ready(self) -> ReadyInformation:
@@ -81,7 +90,7 @@ class TidegateServer:
         try:
             await self._exit_stack.aclose()
         finally:
-            self._broker = self._ready = None
+            self._broker = self._capture = self._ready = None
         if was_serving:
             _log.info("the service has stopped")
 
@@ -100,6 +109,14 @@ class TidegateServer:
         if settings.ready_file is not None:
             # Left by a service that was killed: whoever waits for the file must not read it.
             settings.ready_file.unlink(missing_ok=True)
+        self._capture = CaptureService(
+            self._broker,
+            namespace=settings.capture_namespace,
+            directory=settings.data_dir / "capture",
+            clock=self._clock,
+        )
+        stack.push_async_callback(self._capture.close)
+        self._capture.start()
         tasks = TaskOwner("service")
         stack.push_async_callback(tasks.close)
         tasks.start(self._apply_retention(self._broker), name="retention")

@@ -6,6 +6,7 @@ InvalidArgumentError that names the setting, wherever it came from (arguments or
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ HTTP_PORT_DEFAULT: Final = 5300
 PATH_FIELDS: Final = ("data_dir", "ready_file")
 """Settings that are paths; in a file, relative ones start at the file's own place."""
 
+_NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", re.ASCII)
 _PORT_FIELDS = ("amqp_port", "amqps_port", "http_port", "https_port")
 
 
@@ -51,6 +53,9 @@ class ServerSettings:
     connection_unacknowledged_bytes_max: int = 16 * 1024 * 1024
     """Bytes taken in from one connection and not yet durable, beyond which its socket is not read.
     Our choice: 16 batches of the largest size keep the disk busy; more would only be memory."""
+    capture_namespace: str = "tidegate"
+    """What ``{Namespace}`` stands for in the names of capture files: tells services apart that share a
+    destination."""
     root_key: str | None = field(default=None, repr=False)
     """The primary key of the root policy from this start on; None: the one it has, made at first start."""
     declared: DeclaredNamespace = field(default_factory=DeclaredNamespace)
@@ -69,6 +74,11 @@ class ServerSettings:
         for name in ("retention_interval_s", "drain_timeout_s", "connection_unacknowledged_bytes_max"):
             if getattr(self, name) <= 0:
                 raise InvalidArgumentError(f"The setting {name} must be above 0, not {getattr(self, name)}.")
+        if _NAMESPACE.fullmatch(self.capture_namespace) is None:
+            raise InvalidArgumentError(
+                f"The setting capture_namespace is {self.capture_namespace[:80]!r}.",
+                next_step="Use letters, digits and '-', beginning with a letter or digit.",
+            )
         if any(not name.strip() or "/" in name for name in self.tls_names):
             raise InvalidArgumentError("The setting tls_names holds something that is not a host name.")
 
@@ -144,6 +154,7 @@ def _convert(name: str, value: object) -> object:
         return value
     expected: dict[str, tuple[type, ...]] = {
         "host": (str,),
+        "capture_namespace": (str,),
         "root_key": (str,),
         "is_profile_written": (bool,),
         "connection_unacknowledged_bytes_max": (int,),

@@ -1,0 +1,272 @@
+"""Capture of a broker's hubs: changed settings, deleted hubs, failing destinations, expired events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from tests.capture.conftest import small_limits
+from tests.capture.support import (
+    SetClock,
+    append_bodies,
+    append_events,
+    capture_files,
+    captured_numbers,
+    read_capture_file,
+    wait_until,
+)
+
+from tidegate.broker import Broker
+from tidegate.capture import CaptureService
+from tidegate.model.capture import CaptureSettings, CaptureStatistics
+from tidegate.model.events import EventData
+
+_NONE = CaptureStatistics()
+
+
+async def _wait_files(folder: Path, count: int) -> None:
+    await wait_until(lambda: len(capture_files(folder)) == count)
+
+
+def _settings(destination: object, **changes: object) -> CaptureSettings:
+    return CaptureSettings.from_mapping(
+        {"destination": str(destination), "is_empty_skipped": True, **changes}
+    )
+
+
+async def test_events_come_out_as_they_went_in(
+    broker: Broker, service: CaptureService, clock: SetClock, tmp_path: Path
+) -> None:
+    """Files of all partitions, with the documented names, schema and contents; also what was there before."""
+    hub = broker.create_event_hub("Telemetry", partition_count=2)
+    first, second = hub.partitions
+    await append_events(first, [EventData(b"one", {"n": 1}, content_type="text/plain")], "key")
+    broker.set_capture("telemetry", _settings(tmp_path / "files"))
+    clock.advance(10)
+    await append_bodies(first, [b"two", b"three"])
+    await append_bodies(second, [b"four"])
+    clock.advance(60)
+    await wait_until(lambda: len(capture_files(tmp_path / "files")) == 2)
+    names = [str(path.relative_to(tmp_path / "files")) for path in capture_files(tmp_path / "files")]
+    assert names == [
+        "ns/Telemetry/0/2026/11/20/12/00/00.avro",
+        "ns/Telemetry/1/2026/11/20/12/00/10.avro",
+    ]
+    standard = {"x-opt-partition-key": "key", "content-type": "text/plain"}
+    assert read_capture_file(tmp_path / "files" / names[0]) == [
+        {
+            "SequenceNumber": number,
+            "Offset": str(number),
+            "EnqueuedTimeUtc": time,
+            "SystemProperties": system,
+            "Properties": properties,
+            "Body": body,
+        }
+        for number, time, system, properties, body in (
+            (0, "11/20/2026 12:00:00 PM", standard, {"n": 1}, b"one"),
+            (1, "11/20/2026 12:00:10 PM", {}, {}, b"two"),
+            (2, "11/20/2026 12:00:10 PM", {}, {}, b"three"),
+        )
+    ]
+    await wait_until(lambda: service.statistics()["Telemetry"].backlog_events == 0)
+    statistics = service.statistics()["Telemetry"]
+    assert (statistics.captured_files, statistics.captured_events, statistics.missing_events) == (2, 4, 0)
+    assert not statistics.is_failing
+
+
+async def test_size_closes_a_file_at_once(broker: Broker, service: CaptureService, tmp_path: Path) -> None:
+    """Without the clock moving; files within one second get names of different seconds."""
+    partition = broker.create_event_hub("hub", partition_count=1).partition("0")
+    broker.set_capture("hub", _settings(tmp_path / "files"))
+    for _ in range(3):
+        await append_bodies(partition, [b"x" * 500, b"y" * 500])
+    await wait_until(lambda: len(capture_files(tmp_path / "files")) == 3)
+    assert [path.name for path in capture_files(tmp_path / "files")] == ["00.avro", "01.avro", "02.avro"]
+    assert captured_numbers(tmp_path / "files") == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("is_skipped", [False, True])
+async def test_empty_windows_leave_files_unless_skipped(
+    broker: Broker, service: CaptureService, clock: SetClock, tmp_path: Path, is_skipped: bool
+) -> None:
+    """The sign of life begins with the first event, and has the schema and no records."""
+    partition = broker.create_event_hub("hub", partition_count=1).partition("0")
+    broker.set_capture("hub", _settings(tmp_path / "files", is_empty_skipped=is_skipped))
+    await append_bodies(partition, [b"x"])
+    expected = [1]
+    for _ in range(3):
+        clock.advance(60)
+        await _wait_files(tmp_path / "files", 1 if is_skipped else len(expected))
+        expected += [] if is_skipped else [0]
+    await append_bodies(partition, [b"y" * 1000])
+    expected[-1] = 1
+    if is_skipped:
+        expected = [1, 1]
+    await _wait_files(tmp_path / "files", len(expected))
+    assert [len(read_capture_file(path)) for path in capture_files(tmp_path / "files")] == expected
+
+
+async def test_off_pauses_and_on_goes_on(
+    broker: Broker, service: CaptureService, clock: SetClock, tmp_path: Path
+) -> None:
+    """What came in between is captured, nothing twice; both ways of switching off."""
+    partition = broker.create_event_hub("hub", partition_count=1).partition("0")
+    on = _settings(tmp_path / "files")
+    for off in (None, _settings(tmp_path / "files", is_enabled=False)):
+        broker.set_capture("hub", on)
+        await append_bodies(partition, [b"x" * 1000])
+        await wait_until(
+            lambda: captured_numbers(tmp_path / "files")[-1:] == [partition.next_sequence_number - 1]
+        )
+        broker.set_capture("hub", off)
+        await wait_until(lambda: service.statistics() == {})
+        await append_bodies(partition, [b"x" * 1000])
+    broker.set_capture("hub", on)
+    await wait_until(lambda: len(captured_numbers(tmp_path / "files")) == 4)
+    assert captured_numbers(tmp_path / "files") == [0, 1, 2, 3]
+
+
+async def test_a_service_goes_on_where_the_one_before_stopped(
+    broker: Broker, clock: SetClock, tmp_path: Path
+) -> None:
+    """Stopping flushes nothing and loses nothing: the open window's events are in the log."""
+    partition = broker.create_event_hub("hub", partition_count=1).partition("0")
+    broker.set_capture("hub", _settings(tmp_path / "files"))
+    for turn in range(3):
+        service = CaptureService(
+            broker, namespace="ns", directory=tmp_path / "capture", clock=clock, limits_of=small_limits
+        )
+        service.start()
+        await append_bodies(partition, [b"x" * 600, b"y" * 600])
+        await wait_until(lambda turn=turn: len(capture_files(tmp_path / "files")) == turn + 1)  # type: ignore[misc]
+        await append_bodies(partition, [b"z"])
+        await service.close()
+        assert service.statistics() == {}
+    numbers = captured_numbers(tmp_path / "files")
+    assert numbers == list(range(len(numbers)))
+
+
+async def test_a_deleted_hub_leaves_its_files_and_no_state(
+    broker: Broker, service: CaptureService, clock: SetClock, tmp_path: Path
+) -> None:
+    """A hub made again under its name is captured from its first event on, to names that are free."""
+
+    async def live_and_die(expected: list[str]) -> None:
+        hub = broker.create_event_hub("hub", partition_count=1)
+        broker.set_capture("hub", _settings(tmp_path / "files"))
+        await append_bodies(hub.partition("0"), [b"x" * 1000])
+        await wait_until(lambda: len(capture_files(tmp_path / "files")) == len(expected))
+        assert [path.name for path in capture_files(tmp_path / "files")] == expected
+        state = tmp_path / "data" / "capture" / hub.description.hub_id
+        await wait_until(state.exists)
+        await broker.delete_event_hub("hub")
+        await wait_until(lambda: not state.exists())
+
+    await live_and_die(["00.avro"])
+    await live_and_die(["00.avro", "01.avro"])
+    assert captured_numbers(tmp_path / "files") == [0, 0]
+
+
+async def test_a_destination_that_fails_is_tried_again_and_stops_nothing_else(
+    broker: Broker, service: CaptureService, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told once when it begins and once when it ends; no event is lost; another hub's files go on."""
+    bad, good = tmp_path / "bad", tmp_path / "good"
+    bad.write_text("a file where the directory should be")
+    for name, destination in (("bad", bad), ("good", good)):
+        hub = broker.create_event_hub(name, partition_count=1)
+        broker.set_capture(name, _settings(destination))
+        await append_bodies(hub.partition("0"), [b"x" * 1000, b"y" * 1000])
+    await wait_until(lambda: len(capture_files(good)) == 2)
+    await wait_until(lambda: service.statistics()["bad"].is_failing)
+    statistics = service.statistics()["bad"]
+    assert (statistics.backlog_events, statistics.captured_files) == (2, 0)
+    assert str(bad) in statistics.last_error
+    bad.unlink()
+    await wait_until(lambda: len(capture_files(bad)) == 2)
+    assert captured_numbers(bad) == [0, 1]
+    await wait_until(lambda: not service.statistics()["bad"].is_failing)
+    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert ["held up" in record.getMessage() for record in told].count(True) == 1
+    assert "goes on" in told[-1].getMessage()
+
+
+async def test_an_unknown_kind_of_destination_is_told(
+    broker: Broker, service: CaptureService, tmp_path: Path
+) -> None:
+    """A URL that no installed library knows holds up that hub alone, until the setting is right."""
+    hub = broker.create_event_hub("hub", partition_count=1)
+    broker.set_capture("hub", _settings("nosuch://x/y"))
+    await append_bodies(hub.partition("0"), [b"x" * 1000])
+    await wait_until(lambda: "nosuch" in service.statistics().get("hub", _NONE).last_error)
+    broker.set_capture("hub", _settings(tmp_path / "files"))
+    await wait_until(lambda: captured_numbers(tmp_path / "files") == [0])
+
+
+async def test_whatever_fsspec_names_is_a_destination(
+    broker: Broker, service: CaptureService, tmp_path: Path
+) -> None:
+    """Here its file system in memory; nothing is left in the spool."""
+    hub = broker.create_event_hub("hub", partition_count=1)
+    broker.set_capture("hub", _settings("memory://bucket/folder"))
+    await append_bodies(hub.partition("0"), [b"x" * 1000])
+    name = "/bucket/folder/ns/hub/0/2026/11/20/12/00/00.avro"
+    await wait_until(lambda: MemoryFileSystem().exists(name))
+    await wait_until(lambda: service.statistics()["hub"].captured_files == 1)
+    MemoryFileSystem().get_file(name, str(tmp_path / "copy.avro"))
+    assert [record["Body"] for record in read_capture_file(tmp_path / "copy.avro")] == [b"x" * 1000]
+    assert list((tmp_path / "data" / "capture" / "spool").iterdir()) == []
+
+
+async def test_events_that_retention_took_are_told(
+    broker: Broker, service: CaptureService, clock: SetClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Capture was held up for longer than events are kept: it says what it lost, and goes on behind that."""
+    bad = tmp_path / "bad"
+    bad.write_text("in the way")
+    hub = broker.create_event_hub("hub", partition_count=1, retention_hours=1)
+    partition = hub.partition("0")
+    broker.set_capture("hub", _settings(bad))
+    await append_bodies(partition, [b"x" * 1000, b"x" * 1000, b"z"])
+    await wait_until(lambda: service.statistics().get("hub", _NONE).is_failing)
+    clock.advance(2 * 3600)
+    assert await broker.apply_retention() == 1
+    await append_bodies(partition, [b"y" * 1000])
+    bad.unlink()
+    await wait_until(lambda: captured_numbers(bad) == [3])
+    assert service.statistics()["hub"].missing_events == 3
+    assert "has lost" in caplog.text
+
+
+async def test_closing_does_not_wait_for_a_destination_that_hangs(
+    broker: Broker, clock: SetClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call into a library may never return: the service stops all the same."""
+    import threading
+
+    from tidegate.capture.destination import DirectoryDestination
+
+    entered, release = threading.Event(), threading.Event()
+
+    def hang(self: DirectoryDestination, name: str) -> bool:
+        entered.set()
+        release.wait()
+        return False
+
+    monkeypatch.setattr(DirectoryDestination, "exists", hang)
+    hub = broker.create_event_hub("hub", partition_count=1)
+    broker.set_capture("hub", _settings(tmp_path / "files"))
+    await append_bodies(hub.partition("0"), [b"x" * 1000])
+    service = CaptureService(
+        broker, namespace="ns", directory=tmp_path / "capture", clock=clock, limits_of=small_limits
+    )
+    service.start()
+    try:
+        await wait_until(entered.is_set)
+        async with asyncio.timeout(10):
+            await service.close()
+    finally:
+        release.set()
