@@ -17,8 +17,9 @@ Overlapping calls: a session's calls have ended before the next session's begin,
 exception that cannot be helped. A call that goes on although it was cancelled (it swallows the cancellation,
 or is a transaction that hangs in its thread) is given up after ``close_timeout_s``, or after twice that where
 it was first asked to end: it can move no checkpoint any more, a hanging transaction is fenced by the new
-epoch, and its processor instance gets no further call. What else it does is beyond the host. (A processor
-that a factory shares is the same instance, so there the calls do overlap.)
+epoch, and its processor instance gets no further call. What else it does is beyond the host: a transaction
+keeps its locks, so the next session waits for its end. (A processor that a factory shares is the same
+instance, so there the calls do overlap.)
 """
 
 from __future__ import annotations
