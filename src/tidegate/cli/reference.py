@@ -207,11 +207,10 @@ def _http_api_page() -> str:
     ]
     for operation in OPERATIONS:
         claims = " or ".join(claim.value for claim in operation.needs.value)
-        request = (
-            f"[{operation.request.name}](#{operation.request.name.lower()})" if operation.request else ""
-        )
-        answer = f"[{operation.answer.name}](#{operation.answer.name.lower()})" if operation.answer else ""
+        request = "" if operation.request is None else _shape_link(operation.request)
+        answer = "" if operation.answer is None else _shape_link(operation.answer)
         answer = f"{operation.status} {'list of ' if operation.is_list else ''}{answer}".strip()
+        address = f"`{operation.method} {operation.path}`"
         lines.append(f"| {address} | {operation.summary} | {claims} | {request} | {answer} |")
     for shape in SHAPES:
         lines += ["", f"## {shape.name}", "", "| | | |", "|---|---|---|"]
