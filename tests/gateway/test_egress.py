@@ -217,6 +217,42 @@ async def test_backlog_is_sent_in_turns(pair: Pair, broker: Broker) -> None:
     assert _texts(pair, link) == texts
 
 
+@pytest.mark.parametrize("capabilities", [(), (BATCH_DELIVERY_CAPABILITY,)], ids=["events", "slices"])
+async def test_over_the_throughput_units_a_receiver_waits(
+    pair: Pair, broker: Broker, capabilities: tuple[str, ...]
+) -> None:
+    """Beyond the units nothing is an error: the rest comes later, in order, while others are served."""
+    for number in range(9):
+        await _append(broker, *(f"{number * 10 + index:02}" + "x" * 25_000 for index in range(10)))
+    broker.set_throughput_units(1)
+    link = _attach(pair, credit=1000, desired_capabilities=capabilities)
+    seen = len(pair.deliveries(link))
+    received = sum(len(delivery.payload) for delivery in pair.deliveries(link))
+    assert 0 < received < 90 * 25_000  # 2 MB at once, and what one round sends
+    assert pair.put_token(broker, "sb://hub.test/hub").status_code == 202
+    all_bytes = 90 * 25_000
+    await pair.wait_for(lambda: sum(len(delivery.payload) for delivery in pair.deliveries(link)) >= all_bytes)
+    assert len(pair.deliveries(link)) > seen
+    if not capabilities:
+        assert [text[:2] for text in _texts(pair, link)] == [f"{number:02}" for number in range(90)]
+    assert broker.throughput.statistics().delayed_deliveries > 0
+
+
+async def test_a_receiver_that_goes_while_it_waits(pair: Pair, broker: Broker) -> None:
+    """A detach in the middle of a wait for throughput units ends the wait, too."""
+    for number in range(9):
+        await _append(broker, *(f"{number}" + "x" * 25_000 for _ in range(10)))
+    broker.set_throughput_units(1)
+    link = _attach(pair, credit=1000)
+    link.detach()
+    pair.exchange()
+    seen = len(pair.deliveries(link))
+    broker.set_throughput_units(None)
+    again = _attach(pair, name="again", credit=1000)
+    await pair.wait_for(lambda: len(pair.deliveries(again)) == 90)
+    assert len(pair.deliveries(link)) == seen
+
+
 async def test_deleted_hub_ends_its_receivers(pair: Pair, broker: Broker) -> None:
     """A receiver of a hub that is deleted is told so, instead of waiting for ever."""
     link = _attach(pair, credit=10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.gateway.conftest import ManualClock
 from tests.gateway.support import Pair
 
 from tidegate.amqp.link import SenderLink
@@ -114,6 +115,28 @@ async def test_the_hubs_own_limit(pair: Pair, broker: Broker) -> None:
         assert state.error.condition == "amqp:link:message-size-exceeded"
     assert isinstance(states[2], Accepted)
     assert len(_stored(broker, "0")) == 1
+
+
+async def test_over_the_throughput_units_a_batch_is_refused(
+    pair: Pair, broker: Broker, clock: ManualClock
+) -> None:
+    """What exceeds the units is refused as server-busy and may come again; the link stays usable."""
+    broker.set_throughput_units(1)
+    link = _sender(pair, "hub/Partitions/0")
+    for number in range(3):
+        link.send(_event(f"{number} " + "x" * 600_000))
+    await pair.wait_for(lambda: bool(pair.settled(link)) and pair.settled(link)[-1].last_delivery_id == 2)
+    states = [event.state for event in pair.settled(link)]
+    refused = [state for state in states if isinstance(state, Rejected)]
+    assert refused
+    for state in refused:
+        assert state.error is not None
+        assert state.error.condition == "com.microsoft:server-busy"
+    clock.advance(4.0)
+    link.send(_event("again"))
+    await pair.wait_for(lambda: pair.settled(link)[-1].last_delivery_id == 3)
+    assert isinstance(pair.settled(link)[-1].state, Accepted)
+    assert broker.throughput.statistics().throttled_requests == len(refused)
 
 
 @pytest.mark.parametrize("is_batch", [True, False])

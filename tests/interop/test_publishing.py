@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 from azure.eventhub import EventData, EventHubProducerClient
 from azure.eventhub.exceptions import EventDataSendError, EventHubError
-from tests.interop.support import SdkTarget, read, target_of
+from tests.interop.support import WAIT_S, SdkTarget, read, target_of
 
 from tidegate.model.partition_key import partition_for_key
 from tidegate.server.app import TidegateServer
@@ -114,3 +115,55 @@ def test_event_over_the_limit(service: HubService, target: SdkTarget) -> None:
             producer.send_event(EventData("x" * 30_000))
         producer.send_event(EventData("fits"))
     assert [event.body_as_str() for event in read(target.consumer(hub), 1)] == ["fits"]
+
+
+def test_throttled_producer(service: HubService, target: SdkTarget) -> None:
+    """Over the throughput units a send fails as server-busy and stores nothing; the same producer goes on.
+
+    azure-eventhub 5.15.1 hands a refused send to its caller at once (azure-sdk-for-python#34266); the
+    JavaScript client waits and repeats it.
+    """
+    hub = service.create_hub(partition_count=1)
+
+    async def set_units(server: TidegateServer, units: int | None) -> None:
+        server.broker.set_throughput_units(units)
+
+    service.call(lambda server: set_units(server, 1))
+    refusals: list[str] = []
+    deadline = time.monotonic() + WAIT_S
+    try:
+        with target.producer(hub) as producer:
+            for number in range(4):
+                is_stored = False
+                while not is_stored:
+                    assert time.monotonic() < deadline
+                    try:
+                        producer.send_event(EventData(str(number) + "x" * 600_000))
+                        is_stored = True
+                    except EventDataSendError as error:
+                        refusals.append(str(error))
+    finally:
+        service.call(lambda server: set_units(server, None))
+    assert refusals
+    assert all("com.microsoft:server-busy" in refusal for refusal in refusals)
+    assert [event.body_as_str()[0] for event in read(target.consumer(hub), 4)] == ["0", "1", "2", "3"]
+
+
+def test_throttled_consumer_gets_everything(service: HubService, target: SdkTarget) -> None:
+    """Over the throughput units a consumer is slowed, without an error, and gets all events in order."""
+    hub = service.create_hub(partition_count=1)
+    with target.producer(hub) as producer:
+        for number in range(30):
+            producer.send_event(EventData(f"{number:02}" + "x" * 150_000))
+
+    async def set_units(server: TidegateServer, units: int | None) -> int:
+        server.broker.set_throughput_units(units)
+        return server.broker.throughput.statistics().delayed_deliveries
+
+    delayed_before = service.call(lambda server: set_units(server, 1))
+    try:
+        events = read(target.consumer(hub), 30)
+    finally:
+        delayed = service.call(lambda server: set_units(server, None))
+    assert delayed > delayed_before
+    assert [event.body_as_str()[:2] for event in events] == [f"{number:02}" for number in range(30)]

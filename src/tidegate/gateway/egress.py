@@ -8,12 +8,14 @@ and returns.
     credit or window granted         no credit, or no window
     events appended                  the socket's buffer is full (``on_writable`` runs it again)
     socket writable again            its share of the loop is used up (it asks to be run again)
+    its wait for throughput is over  the namespace's throughput units are used up (a timer runs it again)
 
 Deliveries are settled when sent: the official Python client never answers them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,7 +24,7 @@ from typing import Protocol
 from tidegate.amqp.events import Delivery
 from tidegate.amqp.link import SenderLink
 from tidegate.amqp.performatives import Error
-from tidegate.broker import Claim, OnStolen, Partition, ReceiverHandle, RecordBatch
+from tidegate.broker import Claim, OnStolen, Partition, ReceiverHandle, RecordBatch, Throughput
 from tidegate.gateway.claims import ConnectionClaims
 from tidegate.model.clock import Clock
 from tidegate.model.errors import NotFoundError, TidegateError
@@ -80,11 +82,12 @@ class EgressLink:
         *,
         path: str,
         clock: Clock,
+        throughput: Throughput,
         start_sequence_number: int,
         is_batched: bool,
         are_metrics_wanted: bool,
     ) -> None:
-        """path: the address, for claims and log lines.
+        """path: the address, for claims and log lines. throughput: what all receivers together may be sent.
 
         is_batched: ``tidegate:batch-delivery`` was agreed on.
         """
@@ -93,6 +96,10 @@ class EgressLink:
         self._partition = partition
         self._path = path
         self._clock = clock
+        self._throughput = throughput
+        self._loop = asyncio.get_running_loop()
+        self._resume_at = 0.0  # on the loop's clock: before that no event may be sent
+        self._resume: asyncio.TimerHandle | None = None
         self._next_sequence_number = start_sequence_number
         self._is_batched = is_batched
         self._are_metrics_wanted = are_metrics_wanted
@@ -116,6 +123,7 @@ class EgressLink:
     def start(self) -> None:
         """Begin to deliver; the link has been accepted."""
         self._remove_listener = self._partition.add_append_listener(self._on_appended)
+        self._use_throughput(0, 0)
         self.pump()
 
     def check_claims(self) -> None:
@@ -133,6 +141,9 @@ class EgressLink:
         """The link is gone: give up the partition."""
         self._is_closed = True
         self._batches.clear()
+        if self._resume is not None:
+            self._resume.cancel()
+            self._resume = None
         if self._remove_listener is not None:
             self._remove_listener()
             self._remove_listener = None
@@ -141,8 +152,8 @@ class EgressLink:
             self._receiver = None
 
     def pump(self) -> None:
-        """Send what credit, window, socket and a fair share of time allow."""
-        if self._is_closed:
+        """Send what credit, window, socket, throughput units and a fair share of time allow."""
+        if self._is_closed or self._resume is not None:
             return
         try:
             self._pump()
@@ -162,6 +173,9 @@ class EgressLink:
         link, owner = self._link, self._owner
         bytes_left = _PUMP_BYTES
         while link.sendable > 0 and owner.is_writable:
+            if self._resume_at > self._loop.time():
+                self._resume = self._loop.call_at(self._resume_at, self._on_resumed)
+                return
             if bytes_left <= 0:
                 owner.schedule_pump(self)
                 return
@@ -200,6 +214,7 @@ class EgressLink:
         self._offset += size
         self._next_sequence_number += events
         self._partition.count_delivered(events, size)
+        self._use_throughput(events, size)
         if self._index == len(batch.lengths):
             self._batches.popleft()
             if self._batches:
@@ -246,6 +261,16 @@ class EgressLink:
             last_enqueued_time_ms=NEVER_ENQUEUED_MS if last_ms is None else last_ms,
             retrieval_time_ms=int(self._clock.now_utc().timestamp() * 1000),
         )
+
+    def _use_throughput(self, events: int, size: int) -> None:
+        delay_s = self._throughput.egress_delay_s(events, size)
+        if delay_s > 0.0:
+            self._resume_at = self._loop.time() + delay_s
+
+    def _on_resumed(self) -> None:
+        self._resume = None
+        self._resume_at = 0.0  # a timer may fire a little early
+        self._on_appended()
 
     def _on_appended(self) -> None:
         self.pump()

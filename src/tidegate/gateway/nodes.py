@@ -172,6 +172,7 @@ class NodeOpener:
             partition,
             path=address.format(),
             clock=self._clock,
+            throughput=self._broker.throughput,
             start_sequence_number=partition.resolve(position),
             is_batched=is_batched,
             are_metrics_wanted=are_metrics_wanted,
