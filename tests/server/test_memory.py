@@ -1,4 +1,4 @@
-"""The allocator's tuning takes effect where there is a glibc, and is harmless where there is none."""
+"""What the service asks of its process takes effect, and is harmless where it cannot."""
 
 from __future__ import annotations
 
@@ -30,3 +30,20 @@ def test_large_buffers_are_reused() -> None:
     assert is_tuned == str(platform.libc_ver()[0] == "glibc")
     if is_tuned == "True":
         assert int(faults) < 5_000
+
+
+_LIMITS = """
+import resource
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
+from tidegate.server.memory import allow_open_files
+print(allow_open_files() == hard, resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard)
+"""
+
+
+def test_connections_are_not_limited_by_the_shell() -> None:
+    """A shell's soft limit on open files, often 1,024, does not decide how many clients can be served."""
+    completed = subprocess.run(
+        [sys.executable, "-c", _LIMITS], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert completed.stdout.split() == ["True", "True"]

@@ -28,7 +28,7 @@ from tidegate.model.errors import BrokenError, ClosedError, InvalidArgumentError
 from tidegate.server.applying import apply_declared, set_root_key
 from tidegate.server.certificates import ServerCertificate, ensure_server_certificate
 from tidegate.server.emulator_config import EMULATOR_KEY
-from tidegate.server.memory import keep_freed_memory
+from tidegate.server.memory import allow_open_files, keep_freed_memory
 from tidegate.server.ready import ReadyInformation, write_profile, write_ready_file
 from tidegate.server.settings import ServerSettings
 from tidegate.transport.clock import SystemClock
@@ -125,7 +125,9 @@ class TidegateServer:
             clock=self._clock,
             unacknowledged_bytes_max=settings.connection_unacknowledged_bytes_max,
         )
-        http = HttpGateway(self._broker, clock=self._clock, amqp=amqp)
+        http = HttpGateway(
+            self._broker, clock=self._clock, amqp=amqp, capture_statistics=self._capture.statistics
+        )
         stack.push_async_callback(http.close)
         # Before the HTTP face, whose WebSockets it uses.
         stack.push_async_callback(amqp.close, drain_timeout_s=settings.drain_timeout_s)
@@ -207,6 +209,7 @@ async def run_server(
     Cancellation: is how to stop it; what was acknowledged is on disk.
     """
     keep_freed_memory()
+    allow_open_files()
     server = TidegateServer(settings)
     ready = await server.start()
     try:

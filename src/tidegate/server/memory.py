@@ -1,8 +1,10 @@
-"""Tuning of the process's allocator for a service that moves megabyte buffers all day."""
+"""What a service that moves megabyte buffers and holds thousands of connections needs of its process."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import resource
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -23,3 +25,15 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     return bool(mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)) and bool(mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES))
+
+
+def allow_open_files() -> int:
+    """Raise this process's limit on open files as far as its user may; returns the limit that then holds.
+
+    Each connection is an open file, and the usual limit of a shell is 1,024.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # macOS reports a hard limit that it does not grant: what was there before still holds then.
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
