@@ -47,6 +47,7 @@ from tidegate.processor import (
     FailurePolicy,
     GroupKey,
     Lease,
+    LeaseSnapshot,
     MemoryStore,
     PartitionContext,
     PartitionState,
@@ -692,6 +693,42 @@ async def test_a_stolen_receiver_whose_lease_is_ours_takes_a_higher_epoch(
         assert subject.host.statistics().partitions["0"].epoch >= 2
     assert subject.journal.error_types() == ["ReceiverStolenError"]
     assert subject.journal.of("0").count("close restarted") == 1
+
+
+async def test_a_store_that_raises_anything_costs_no_host(hub_service: HubService, hub: str) -> None:
+    """A store may be anybody's code: its error, asked whose the lease is, is reported, and all goes on."""
+
+    class Careless(MemoryStore):
+        failures_left = 0
+
+        def fail(self) -> None:
+            if self.failures_left:
+                self.failures_left -= 1
+                raise OSError("The share is gone.")
+
+        async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
+            self.fail()
+            return await super().list_leases(group)
+
+        async def acquire(self, *arguments: Any, **named: Any) -> Lease | None:
+            self.fail()
+            return await super().acquire(*arguments, **named)
+
+    store = Careless(SystemClock())
+    slow_look = replace(QUICK, lease_duration_s=60.0, renew_interval_s=20.0)
+    subject = Subject(hub_service, hub, store, checkpoint_all, manager_options=slow_look)
+    await publish(hub_service, hub, 3)
+    async with subject.running():
+        await until(lambda: subject.numbers == [0, 1, 2])
+        store.failures_left = 2
+        async with EventHubConsumer.from_connection_string(
+            hub_service.hub_connection_string(hub)
+        ) as consumer:
+            await consumer.open_receiver("0", EventPosition.latest(), owner_level=1)
+            await publish(hub_service, hub, 3)
+            await until(lambda: subject.numbers == list(range(6)))
+    reported = [type(error) for error in subject.reported]
+    assert reported.count(OSError) == 2
 
 
 async def test_a_lease_that_somebody_took_closes_the_partition_quietly(

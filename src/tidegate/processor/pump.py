@@ -30,7 +30,6 @@ from enum import Enum, auto
 from typing import TypeVar
 
 from tidegate.model.errors import (
-    DatabaseError,
     EventHubReplacedError,
     FencedError,
     NotFoundError,
@@ -38,7 +37,6 @@ from tidegate.model.errors import (
     PartitionStoppedError,
     PositionOutOfRangeError,
     ReceiverStolenError,
-    StoreError,
     TidegateError,
     UnauthorizedError,
 )
@@ -253,7 +251,7 @@ class PartitionPump:
         environment = self._environment
         try:
             snapshot = await self._unless_stopped(environment.store.list_leases(environment.group))
-        except (StoreError, DatabaseError) as error:
+        except Exception as error:  # a store may be anybody's code: it costs a try, never the host
             environment.report(error, self.partition_id)
             return True
         if snapshot is None:
@@ -268,7 +266,7 @@ class PartitionPump:
             try:
                 # Not cancelled by a stop: the store might give it unseen, and nobody could release it.
                 lease = await self._reacquire(self.partition_id)
-            except TidegateError as error:
+            except Exception as error:  # as above
                 tries += 1
                 self._environment.report(error, self.partition_id)
                 await self._unless_stopped(asyncio.sleep(self._environment.restart_delay_s(tries, error)))
