@@ -1,13 +1,13 @@
 # Every target sets up what it needs: a clean clone and Python 3.11+ are enough.
 PYTHON ?= python3
 VENV := .venv
-AZURITE := tests/azurite/node_modules/.package-lock.json
+NPM := $(patsubst %,%/node_modules/.package-lock.json,tests/azurite tests/interop/javascript)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Many tests wait for SDKs and Spark: two processes halve the time, files stay whole. JOBS=0: in one process.
 JOBS ?= 2
 
-.PHONY: demo test check docs bench chaos lock clean azurite
+.PHONY: demo test check docs bench chaos lock clean npm
 
 demo: $(STAMP)  ## set up and run the main job: real flights through the log and Spark into SQL
 	$(BIN)/tidegate demo flights $(ARGS)
@@ -15,7 +15,7 @@ demo: $(STAMP)  ## set up and run the main job: real flights through the log and
 test: $(STAMP)  ## set up and run every test; prints loudly what it had to skip
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-azurite: $(AZURITE)  ## install Azure Storage's emulator (needs npm), for the tests beside official processors
+npm: $(NPM)  ## install Azure Storage's emulator and the JavaScript SDK, for the tests beside official clients
 
 check: $(STAMP)  ## lint, format, types, import contracts, docs
 	$(BIN)/ruff check .
@@ -40,8 +40,8 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $(STAMP)
 
-$(AZURITE): tests/azurite/package-lock.json tests/azurite/package.json
-	npm ci --prefix tests/azurite --ignore-scripts --no-audit --no-fund --loglevel=error
+$(NPM): %/node_modules/.package-lock.json: %/package-lock.json %/package.json
+	npm ci --prefix $* --ignore-scripts --no-audit --no-fund --loglevel=error
 	touch $@
 
 lock:  ## renew requirements.lock from pyproject.toml
@@ -49,4 +49,4 @@ lock:  ## renew requirements.lock from pyproject.toml
 	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --generate-hashes --no-emit-index-url --python-version 3.11 --upgrade --quiet --output-file requirements.lock
 
 clean:
-	rm -rf $(VENV) build dist tests/azurite/node_modules
+	rm -rf $(VENV) build dist tests/azurite/node_modules tests/interop/javascript/node_modules

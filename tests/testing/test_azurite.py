@@ -28,7 +28,7 @@ def test_tests_are_skipped_loudly_but_fail_on_a_build_machine(
     with pytest.raises(pytest.skip.Exception, match="NOT TESTED ON AZURE BLOB STORAGE"), required_azurite():
         pass
     monkeypatch.setenv("CI", "true")
-    with pytest.raises(pytest.fail.Exception, match="make azurite"), required_azurite():
+    with pytest.raises(pytest.fail.Exception, match="make npm"), required_azurite():
         pass
 
 

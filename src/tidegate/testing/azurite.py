@@ -1,7 +1,7 @@
 """A throw-away Azure Blob Storage for tests: Azurite, in memory, on a free loopback port.
 
 Azurite is Microsoft's emulator, an npm package. Its program ``azurite-blob`` is looked for in a folder where
-``npm ci`` installed it, then on PATH; in a clone of Tidegate, ``make azurite`` installs it in
+``npm ci`` installed it, then on PATH; in a clone of Tidegate, ``make npm`` installs it in
 ``tests/azurite``. It talks to nobody: its telemetry is off.
 """
 
@@ -139,7 +139,7 @@ def required_azurite(folder: Path | None = None) -> Iterator[AzuriteServer]:
     try:
         server = AzuriteServer(folder)
     except AzuriteMissingError as error:
-        words = f"NOT TESTED ON AZURE BLOB STORAGE: {error}. Install Node.js and run `make azurite`."
+        words = f"NOT TESTED ON AZURE BLOB STORAGE: {error}. Install Node.js and run `make npm`."
         if os.environ.get("CI") == "true":
             pytest.fail(words)
         pytest.skip(words)
