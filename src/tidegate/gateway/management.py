@@ -19,6 +19,7 @@ from tidegate.wire.management import (
     PartitionDescription,
     encode_management_response,
 )
+from tidegate.wire.names import MANAGEMENT_NODE
 from tidegate.wire.request_response import Request
 
 PARTITION_COUNT_DEFAULT = 4
@@ -38,7 +39,9 @@ class ManagementService:
         awaitable raises the same.
         """
         wanted = ManagementRequest.from_request(request)
-        claims.require(wanted.event_hub, Claim.MANAGE if wanted.operation.needs_manage_claim else None)
+        # JavaScript's client has a token for this path only, Python's one for the whole hub, which covers it.
+        path = f"{wanted.event_hub}/{MANAGEMENT_NODE}"
+        claims.require(path, Claim.MANAGE if wanted.operation.needs_manage_claim else None)
         match wanted.operation:
             case Operation.READ_EVENT_HUB:
                 event_hub = self._broker.event_hub(wanted.event_hub)
