@@ -16,6 +16,7 @@ import os
 import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Protocol
 
 from tidegate.broker import ROOT_POLICY_NAME, Broker
@@ -29,7 +30,7 @@ from tidegate.server.applying import apply_declared, set_root_key
 from tidegate.server.certificates import ServerCertificate, ensure_server_certificate
 from tidegate.server.emulator_config import EMULATOR_KEY
 from tidegate.server.memory import allow_open_files, keep_freed_memory
-from tidegate.server.ready import ReadyInformation, write_profile, write_ready_file
+from tidegate.server.ready import ReadyInformation, read_profile, write_profile, write_ready_file
 from tidegate.server.settings import ServerSettings
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.tasks import TaskOwner
@@ -144,12 +145,26 @@ class TidegateServer:
         if settings.is_profile_written:
             write_profile(ready, os.environ)
         self._ready = ready
+        renew = partial(self._renew_ready, addresses, certificate)
+        stack.callback(self._broker.authorizer.add_change_listener(renew))
         faces = {name: address for name, address in addresses.items() if address is not None}
         told = ", ".join(f"{name} on {address}" for name, address in faces.items())
         _log.info(
             "the service serves %s from %s", told, ready.data_dir, extra={**faces, "data_dir": ready.data_dir}
         )
         return ready
+
+    def _renew_ready(self, addresses: dict[str, str | None], certificate: ServerCertificate | None) -> None:
+        """Where the root key has changed, have the files that hold it say the new one."""
+        old, ready = self._ready, self._describe(addresses, certificate)
+        if old is None or ready == old:
+            return
+        self._ready = ready
+        if self.settings.ready_file is not None:
+            write_ready_file(self.settings.ready_file, ready)
+        # The profile may be another service's by now.
+        if self.settings.is_profile_written and read_profile(os.environ) == old:
+            write_profile(ready, os.environ)
 
     def _prepare(self, broker: Broker) -> None:
         if self.settings.root_key is not None:
