@@ -150,7 +150,7 @@ def test_hub_process_keeps_ports_over_a_kill(tmp_path: Path) -> None:
     assert "Traceback" not in before.to_json()
 
 
-@pytest.mark.parametrize(("host", "is_warned"), [("127.0.0.1", False), ("0.0.0.0", True)])  # noqa: S104
+@pytest.mark.parametrize(("host", "is_warned"), [("127.0.0.1", False), ("0.0.0.0", True)])
 async def test_a_root_key_that_everybody_knows_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, host: str, is_warned: bool
 ) -> None:

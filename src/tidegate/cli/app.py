@@ -18,10 +18,13 @@ from tidegate.cli.hub import hub_app
 from tidegate.cli.lag import lag
 from tidegate.cli.lease import lease_app
 from tidegate.cli.options import with_output
+from tidegate.cli.policy import policy_app
+from tidegate.cli.publisher import publisher_app
 from tidegate.cli.receive import receive
 from tidegate.cli.render import Output
 from tidegate.cli.send import send
 from tidegate.cli.serve import serve
+from tidegate.cli.throughput import throughput_app
 from tidegate.model.errors import TidegateError
 
 EXIT_CODE_HELP = "; ".join(
@@ -82,6 +85,9 @@ def common(
 app.command()(serve)
 app.add_typer(hub_app, name="hub")
 app.add_typer(group_app, name="group")
+app.add_typer(policy_app, name="policy")
+app.add_typer(publisher_app, name="publisher")
+app.add_typer(throughput_app, name="throughput")
 app.command()(send)
 app.command()(receive)
 app.command()(lag)

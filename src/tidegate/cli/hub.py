@@ -1,4 +1,4 @@
-"""``tidegate hub``: make, list, show and delete event hubs."""
+"""``tidegate hub``: make, list, show, change and delete event hubs."""
 
 from __future__ import annotations
 
@@ -8,19 +8,33 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidegate.cli.administering import administer, number_or_off
 from tidegate.cli.connection import ServiceConnection, impatient_namespace, resolve_connection
 from tidegate.cli.options import CaFileOption, ConnectionStringOption, with_output
 from tidegate.cli.render import Output
-from tidegate.model.limits import PARTITIONS_MAX, RETENTION_HOURS_DEFAULT, RETENTION_HOURS_MAX
+from tidegate.model.errors import InvalidArgumentError, TidegateError
+from tidegate.model.limits import (
+    EVENT_BYTES_MIN,
+    PARTITIONS_MAX,
+    RETENTION_HOURS_DEFAULT,
+    RETENTION_HOURS_MAX,
+)
 
 if TYPE_CHECKING:
     from tidegate.client import EventHubProperties
 
-hub_app = typer.Typer(help="Make, list, show and delete event hubs.", no_args_is_help=True)
+hub_app = typer.Typer(help="Make, list, show, change and delete event hubs.", no_args_is_help=True)
 
 HubArgument = Annotated[str, typer.Argument(metavar="NAME", help="The event hub.")]
 
-_HUB_COLUMNS = ("name", "partitions", "retention_hours", "created_at")
+_HUB_COLUMNS = (
+    "name",
+    "partitions",
+    "retention_hours",
+    "retention_bytes",
+    "event_bytes_max",
+    "created_at",
+)
 _PARTITION_COLUMNS = (
     "partition",
     "events",
@@ -40,9 +54,24 @@ def create(
         typer.Option(min=1, max=PARTITIONS_MAX, metavar="N", help="Partitions; cannot be changed later."),
     ] = 4,
     retention_hours: Annotated[
-        int,
-        typer.Option(min=1, max=RETENTION_HOURS_MAX, metavar="H", help="Hours that events are kept."),
-    ] = RETENTION_HOURS_DEFAULT,
+        int | None,
+        typer.Option(
+            min=1,
+            max=RETENTION_HOURS_MAX,
+            metavar="H",
+            help=f"Hours that events are kept. Default: {RETENTION_HOURS_DEFAULT}, or what the tier allows.",
+        ),
+    ] = None,
+    retention_bytes: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Bytes that each partition keeps. Default: no limit but time."),
+    ] = None,
+    event_bytes_max: Annotated[
+        int | None,
+        typer.Option(
+            min=EVENT_BYTES_MIN, metavar="N", help="Largest event or batch. Default: what the tier allows."
+        ),
+    ] = None,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
@@ -52,20 +81,58 @@ def create(
     Example:
       tidegate hub create telemetry --partitions 8 --retention-hours 24
     """
-    from tidegate.cli.interrupt import run_interruptible
+    made = administer(
+        lambda each: each.create_event_hub(
+            name,
+            partition_count=partitions,
+            retention_hours=retention_hours,
+            retention_bytes=retention_bytes,
+            event_bytes_max=event_bytes_max,
+        ),
+        connection_string,
+        ca_file,
+    )
+    output.record(_hub_record(made))
 
-    connection = resolve_connection(connection_string, ca_file, os.environ)
 
-    async def work() -> dict[str, object]:
-        from tidegate.client import EventHubAdministrator
+@hub_app.command("update")
+@with_output()
+def update(
+    output: Output,
+    name: HubArgument,
+    retention_hours: Annotated[
+        int | None,
+        typer.Option(min=1, max=RETENTION_HOURS_MAX, metavar="H", help="Hours that events are kept."),
+    ] = None,
+    retention_bytes: Annotated[
+        str | None,
+        typer.Option(metavar="N|off", help="Bytes that each partition keeps; off: no limit but time."),
+    ] = None,
+    event_bytes_max: Annotated[
+        str | None,
+        typer.Option(metavar="N|off", help="Largest event or batch; off: what the tier allows."),
+    ] = None,
+    connection_string: ConnectionStringOption = None,
+    ca_file: CaFileOption = None,
+) -> None:
+    """Change settings of an event hub; those that are not given stay. Partitions cannot be changed.
 
-        async with EventHubAdministrator(impatient_namespace(connection)) as administrator:
-            made = await administrator.create_event_hub(
-                name, partition_count=partitions, retention_hours=retention_hours
-            )
-        return _hub_record(made)
-
-    output.record(run_interruptible(work()))
+    \b
+    Examples:
+      tidegate hub update telemetry --retention-hours 48
+      tidegate hub update telemetry --retention-bytes 10000000000 --event-bytes-max off
+    """
+    changes: dict[str, int | None] = {}
+    if retention_hours is not None:
+        changes["retention_hours"] = retention_hours
+    if retention_bytes is not None:
+        changes["retention_bytes"] = number_or_off("--retention-bytes", retention_bytes)
+    if event_bytes_max is not None:
+        changes["event_bytes_max"] = number_or_off("--event-bytes-max", event_bytes_max)
+    if not changes:
+        raise InvalidArgumentError("Nothing is given that could be changed.", next_step="See --help.")
+    changed = administer(lambda each: each.update_event_hub(name, **changes), connection_string, ca_file)
+    output.record(_hub_record(changed))
 
 
 @hub_app.command("list")
@@ -79,17 +146,8 @@ def list_hubs(
     Example:
       tidegate hub list --json
     """
-    from tidegate.cli.interrupt import run_interruptible
-
-    connection = resolve_connection(connection_string, ca_file, os.environ)
-
-    async def work() -> list[dict[str, object]]:
-        from tidegate.client import EventHubAdministrator
-
-        async with EventHubAdministrator(impatient_namespace(connection)) as administrator:
-            return [_hub_record(hub) for hub in await administrator.list_event_hubs()]
-
-    output.records(run_interruptible(work()), columns=_HUB_COLUMNS)
+    hubs = administer(lambda each: each.list_event_hubs(), connection_string, ca_file)
+    output.records(map(_hub_record, hubs), columns=_HUB_COLUMNS)
 
 
 @hub_app.command("show")
@@ -102,6 +160,9 @@ def show(
 ) -> None:
     """Show an event hub's partitions and what each one holds.
 
+    Where the namespace has another number of throughput units than the hub has partitions, a remark says so:
+    as many of one as of the other is the balance that Azure's documentation recommends.
+
     \b
     Example:
       tidegate hub show telemetry
@@ -111,6 +172,8 @@ def show(
     connection = resolve_connection(connection_string, ca_file, os.environ)
     records = run_interruptible(_partition_records(connection, name))
     output.records(records, columns=_PARTITION_COLUMNS, title=f"Event hub {name}")
+    if remark := run_interruptible(_balance_remark(connection, len(records))):
+        sys.stderr.write(remark)
 
 
 @hub_app.command("delete")
@@ -128,19 +191,9 @@ def delete(
     Example:
       tidegate hub delete telemetry --yes
     """
-    from tidegate.cli.interrupt import run_interruptible
-
-    connection = resolve_connection(connection_string, ca_file, os.environ)
     if not yes and sys.stdin.isatty():
         typer.confirm(f"Delete the event hub {name} and all its events?", abort=True, err=True)
-
-    async def work() -> None:
-        from tidegate.client import EventHubAdministrator
-
-        async with EventHubAdministrator(impatient_namespace(connection)) as administrator:
-            await administrator.delete_event_hub(name)
-
-    run_interruptible(work())
+    administer(lambda each: each.delete_event_hub(name), connection_string, ca_file)
     sys.stderr.write(f"Deleted the event hub {name}.\n")
 
 
@@ -167,10 +220,31 @@ async def _partition_records(connection: ServiceConnection, name: str) -> list[d
     return records
 
 
+async def _balance_remark(connection: ServiceConnection, partition_count: int) -> str:
+    """What to say of throughput units and partitions; empty where they match or nobody may know."""
+    from tidegate.client import EventHubAdministrator
+
+    try:
+        async with EventHubAdministrator(impatient_namespace(connection)) as administrator:
+            units = (await administrator.get_throughput()).units
+    except TidegateError:
+        return (
+            ""  # a policy without Manage, or a service that is not Tidegate: the hub was shown all the same
+        )
+    if units is None or units == partition_count:
+        return ""
+    return (
+        f"Warning: the hub has {partition_count} partitions and the namespace {units} throughput units. The "
+        f"documented balance is as many units as partitions: `tidegate throughput set {partition_count}`.\n"
+    )
+
+
 def _hub_record(hub: EventHubProperties) -> dict[str, object]:
     return {
         "name": hub.name,
         "partitions": len(hub.partition_ids),
         "retention_hours": hub.retention_hours,
+        "retention_bytes": hub.retention_bytes,
+        "event_bytes_max": hub.event_bytes_max,
         "created_at": hub.created_at,
     }

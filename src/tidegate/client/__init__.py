@@ -19,7 +19,9 @@ from tidegate.client.entities import (
     EventHubProperties,
     FailedEvents,
     PartitionProperties,
+    PolicyProperties,
     SendFailedError,
+    ThroughputProperties,
 )
 from tidegate.client.namespace import Namespace
 from tidegate.client.producer import EventHubProducer
@@ -43,6 +45,8 @@ __all__ = [
     "EntraCredential",
     "EventHubProperties",
     "PartitionProperties",
+    "PolicyProperties",
+    "ThroughputProperties",
     "FailedEvents",
     "SendFailedError",
 ]

@@ -1,25 +1,35 @@
-"""``EventHubAdministrator``: makes, lists and deletes hubs and consumer groups of a running Tidegate.
+"""``EventHubAdministrator``: what there is in a running Tidegate, and changing it.
 
-It speaks AMQP. Azure has no such requests: there, hubs and groups are made in its portal or with its own
-tools.
+It speaks AMQP. Azure has no such requests: there, all this is done in its portal or with its own tools.
 """
 
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
+from tidegate.amqp.message import Message
 from tidegate.client.connector import Connector
-from tidegate.client.entities import EventHubProperties
+from tidegate.client.entities import EventHubProperties, PolicyProperties, ThroughputProperties
 from tidegate.client.management import ask, read_event_hub, to_properties
 from tidegate.client.namespace import Namespace
 from tidegate.client.retry import RetryPolicy
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
+from tidegate.model.errors import RemoteProtocolError
 from tidegate.wire.addresses import entity_audience
+from tidegate.wire.administration import (
+    Administration,
+    AdministrationRequest,
+    map_in,
+    maps_in,
+    names_in,
+)
 from tidegate.wire.management import (
+    EventHubDescription,
     ManagementRequest,
     Operation,
     check_management_response,
@@ -27,6 +37,8 @@ from tidegate.wire.management import (
     event_hub_in,
     event_hubs_in,
 )
+
+T = TypeVar("T")
 
 
 class EventHubAdministrator:
@@ -61,9 +73,15 @@ class EventHubAdministrator:
         )
 
     async def create_event_hub(
-        self, name: str, *, partition_count: int | None = None, retention_hours: int | None = None
+        self,
+        name: str,
+        *,
+        partition_count: int | None = None,
+        retention_hours: int | None = None,
+        retention_bytes: int | None = None,
+        event_bytes_max: int | None = None,
     ) -> EventHubProperties:
-        """Create a hub. partition_count, retention_hours: None takes the service's default.
+        """Create a hub. None takes the service's default (for ``retention_bytes``, per partition: no limit).
 
         Raises AlreadyExistsError, InvalidArgumentError (a bad name or number), UnauthorizedError. After a
         broken line the request is repeated: an AlreadyExistsError may then be about this very call.
@@ -73,8 +91,20 @@ class EventHubAdministrator:
             name,
             partition_count=partition_count,
             retention_hours=retention_hours,
+            retention_bytes=retention_bytes,
+            event_bytes_max=event_bytes_max,
         )
         return to_properties(await ask(self._connector, self._audience, request, event_hub_in))
+
+    async def update_event_hub(self, name: str, **changes: int | None) -> EventHubProperties:
+        """Change settings of a hub, all or none; those that are not named stay.
+
+        changes: ``retention_hours``, ``retention_bytes`` (per partition), ``event_bytes_max``; None takes a
+        setting back to the service's default, which for ``retention_bytes`` is no limit.
+        Raises NotFoundError, InvalidArgumentError (a bad name or number), UnauthorizedError.
+        """
+        found = await self._administer(Administration.UPDATE_EVENT_HUB, map_in, name, values=changes)
+        return to_properties(EventHubDescription.from_map(found))
 
     async def list_event_hubs(self) -> list[EventHubProperties]:
         """All hubs of the namespace. Raises UnauthorizedError."""
@@ -116,6 +146,84 @@ class EventHubAdministrator:
         request = ManagementRequest(Operation.DELETE_CONSUMER_GROUP, event_hub, consumer_group=name)
         await ask(self._connector, self._audience, request, check_management_response)
 
+    async def list_policies(self, event_hub: str | None = None) -> list[PolicyProperties]:
+        """The policies of a hub, or (None) of the namespace, without their keys.
+
+        Raises NotFoundError (the hub), UnauthorizedError.
+        """
+        found = await self._administer(Administration.QUERY_POLICIES, maps_in, event_hub)
+        return [_policy(entries, event_hub) for entries in found]
+
+    async def get_policy(self, name: str, *, event_hub: str | None = None) -> PolicyProperties:
+        """One policy with its keys. Raises NotFoundError, UnauthorizedError."""
+        return _policy(await self._administer(Administration.READ_POLICY, map_in, event_hub, name), event_hub)
+
+    async def create_policy(
+        self, name: str, claims: Iterable[str], *, event_hub: str | None = None
+    ) -> PolicyProperties:
+        """Make a policy of a hub, or (None) of the namespace, with random keys; it is in force at once.
+
+        claims: of Send, Listen and Manage, which brings the other two. Raises AlreadyExistsError,
+        InvalidArgumentError, QuotaExceededError, NotFoundError (the hub), UnauthorizedError. After a broken
+        line it is repeated, as in ``create_event_hub``.
+        """
+        values = {"claims": list(claims)}
+        found = await self._administer(Administration.CREATE_POLICY, map_in, event_hub, name, values)
+        return _policy(found, event_hub)
+
+    async def delete_policy(self, name: str, *, event_hub: str | None = None) -> None:
+        """Delete a policy; whoever came in with it is out at once.
+
+        Raises NotFoundError, InvalidArgumentError (the namespace's last one with Manage), UnauthorizedError.
+        """
+        await self._administer(Administration.DELETE_POLICY, check_management_response, event_hub, name)
+
+    async def regenerate_key(
+        self, name: str, *, event_hub: str | None = None, is_secondary: bool = False
+    ) -> PolicyProperties:
+        """Replace a policy's primary (or secondary) key by a random one; the old one is worth nothing from
+        then on.
+
+        After a broken line it is repeated: the key may then have been replaced twice; the last one counts.
+        Raises NotFoundError, UnauthorizedError.
+        """
+        values = {"is_secondary": is_secondary}
+        found = await self._administer(Administration.REGENERATE_KEY, map_in, event_hub, name, values)
+        return _policy(found, event_hub)
+
+    async def list_revoked_publishers(self, event_hub: str) -> list[str]:
+        """The publishers of a hub that may not send, in the order of their revocation.
+
+        Raises NotFoundError, UnauthorizedError.
+        """
+        return await self._administer(Administration.QUERY_REVOKED_PUBLISHERS, names_in, event_hub)
+
+    async def revoke_publisher(self, event_hub: str, name: str) -> None:
+        """Let a publisher send no more, whatever its token says; its open links end.
+
+        Raises AlreadyExistsError (it is revoked already; also after a broken line, about this very call),
+        NotFoundError (the hub), InvalidArgumentError, QuotaExceededError, UnauthorizedError.
+        """
+        operation = Administration.REVOKE_PUBLISHER
+        await self._administer(operation, check_management_response, event_hub, name)
+
+    async def restore_publisher(self, event_hub: str, name: str) -> None:
+        """Let a revoked publisher send again. Raises NotFoundError, UnauthorizedError."""
+        operation = Administration.RESTORE_PUBLISHER
+        await self._administer(operation, check_management_response, event_hub, name)
+
+    async def get_throughput(self) -> ThroughputProperties:
+        """The namespace's throughput units, and what they refused. Raises UnauthorizedError."""
+        return _throughput(await self._administer(Administration.READ_THROUGHPUT, map_in))
+
+    async def set_throughput_units(self, units: int | None) -> ThroughputProperties:
+        """Set the throughput units at once and for later starts; None is no limit.
+
+        Raises InvalidArgumentError, UnauthorizedError.
+        """
+        values = {"units": units}
+        return _throughput(await self._administer(Administration.UPDATE_THROUGHPUT, map_in, values=values))
+
     async def close(self) -> None:
         """Close the connection. Idempotent."""
         await self._connector.close()
@@ -130,3 +238,39 @@ class EventHubAdministrator:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+    async def _administer(
+        self,
+        operation: Administration,
+        parse: Callable[[Message], T],
+        event_hub: str | None = None,
+        name: str = "",
+        values: Mapping[str, object] | None = None,
+    ) -> T:
+        request = AdministrationRequest(operation, event_hub or "", name, {} if values is None else values)
+        return await ask(self._connector, self._audience, request, parse)
+
+
+def _policy(entries: Mapping[str, object], event_hub: str | None) -> PolicyProperties:
+    name, claims = entries.get("name"), entries.get("claims")
+    if not isinstance(name, str) or not isinstance(claims, list):
+        raise RemoteProtocolError("The answer of $management is no policy.")
+    keys = [entries.get(key) for key in ("primary_key", "secondary_key")]
+    primary, secondary = (str(key) if isinstance(key, str) else None for key in keys)
+    return PolicyProperties(str(name), event_hub, tuple(str(claim) for claim in claims), primary, secondary)
+
+
+def _throughput(entries: Mapping[str, object]) -> ThroughputProperties:
+    def number(name: str) -> int:
+        value = entries.get(name)
+        if not isinstance(value, int):
+            raise RemoteProtocolError(f"The answer of $management has no number {name!r}.")
+        return int(value)
+
+    return ThroughputProperties(
+        None if entries.get("units") is None else number("units"),
+        number("throttled_requests"),
+        number("throttled_events"),
+        number("throttled_bytes"),
+        number("delayed_deliveries"),
+    )

@@ -19,6 +19,10 @@ class EventHubProperties:
     """In the order of their numbers: "0", "1", …"""
     retention_hours: int | None = None
     """How long events are kept; None where the service does not tell (Azure)."""
+    retention_bytes: int | None = None
+    """Bytes that each partition keeps; None: no limit but time, or the service does not tell."""
+    event_bytes_max: int | None = None
+    """Largest event or batch, in bytes; None where the service does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,36 @@ class PartitionProperties:
     def next_sequence_number(self) -> int:
         """One past the last event: the end of the half-open range that the partition holds."""
         return self.last_enqueued_sequence_number + 1
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyProperties:
+    """A shared access policy of a Tidegate."""
+
+    name: str
+    event_hub: str | None
+    """The hub that it is for; None: the whole namespace."""
+    claims: tuple[str, ...]
+    """Of Send, Listen and Manage."""
+    primary_key: str | None = field(default=None, repr=False)
+    secondary_key: str | None = field(default=None, repr=False)
+    """Worth the same; None where policies are listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputProperties:
+    """What a Tidegate's namespace may take in and give out, and what that refused since the service
+    started.
+    """
+
+    units: int | None
+    """Throughput units; None: no limit."""
+    throttled_requests: int
+    throttled_events: int
+    throttled_bytes: int
+    """Batches that were refused with ServerBusyError, and what was in them."""
+    delayed_deliveries: int
+    """Times that a receiver was made to wait."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import TypeVar
 from tidegate.amqp.message import Message
 from tidegate.client.connector import AuthorizedConnection, Connector
 from tidegate.client.entities import EventHubProperties, PartitionProperties
+from tidegate.wire.administration import AdministrationRequest
 from tidegate.wire.delivery import NEVER_ENQUEUED_MS
 from tidegate.wire.management import (
     EventHubDescription,
@@ -25,7 +26,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 async def ask(
-    connector: Connector, audience: str, request: ManagementRequest, parse: Callable[[Message], T]
+    connector: Connector,
+    audience: str,
+    request: ManagementRequest | AdministrationRequest,
+    parse: Callable[[Message], T],
 ) -> T:
     """Send a request, with retries, and return what ``parse`` makes of the response.
 
@@ -78,4 +82,6 @@ def to_properties(description: EventHubDescription) -> EventHubProperties:
         created_at=_EPOCH + timedelta(milliseconds=description.created_at_ms),
         partition_ids=description.partition_ids,
         retention_hours=description.retention_hours,
+        retention_bytes=description.retention_bytes,
+        event_bytes_max=description.event_bytes_max,
     )

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from tidegate.amqp.message import MessageId
-from tidegate.broker import Broker, Claim, EventHub, Partition
+from tidegate.broker import Broker, Claim, Partition
+from tidegate.gateway.administration import describe_event_hub, perform_administration
 from tidegate.gateway.claims import ConnectionClaims
-from tidegate.model.limits import RETENTION_HOURS_DEFAULT
+from tidegate.wire.administration import AdministrationRequest, encode_administration_response
 from tidegate.wire.delivery import NEVER_ENQUEUED_MS
 from tidegate.wire.management import (
-    EventHubDescription,
     ManagementRequest,
     Operation,
     PartitionDescription,
@@ -35,9 +35,14 @@ class ManagementService:
     def handle(self, request: Request, claims: ConnectionClaims) -> bytes | Awaitable[bytes]:
         """The encoded response, or where it takes time an awaitable of it.
 
-        Raises InvalidArgumentError, UnauthorizedError, NotFoundError, AlreadyExistsError, LogFullError; the
-        awaitable raises the same.
+        Raises InvalidArgumentError, UnauthorizedError, NotFoundError, AlreadyExistsError, QuotaExceededError,
+        LogFullError; the awaitable raises the same.
         """
+        administration = AdministrationRequest.from_request(request)
+        if administration is not None:
+            claims.require(administration.event_hub, Claim.MANAGE)
+            body = perform_administration(self._broker, administration)
+            return encode_administration_response(request.message_id, administration.operation, body)
         wanted = ManagementRequest.from_request(request)
         # JavaScript's client has a token for this path only, Python's one for the whole hub, which covers it.
         path = f"{wanted.event_hub}/{MANAGEMENT_NODE}"
@@ -72,22 +77,18 @@ class ManagementService:
     def _create(self, wanted: ManagementRequest, message_id: MessageId | None) -> bytes:
         event_hub = self._broker.create_event_hub(
             wanted.event_hub,
-            partition_count=_or_default(wanted.partition_count, PARTITION_COUNT_DEFAULT),
-            retention_hours=_or_default(wanted.retention_hours, RETENTION_HOURS_DEFAULT),
+            partition_count=PARTITION_COUNT_DEFAULT
+            if wanted.partition_count is None
+            else wanted.partition_count,
+            retention_hours=wanted.retention_hours,
+            retention_bytes=wanted.retention_bytes,
+            event_bytes_max=wanted.event_bytes_max,
         )
         return encode_management_response(message_id, describe_event_hub(event_hub), status_code=201)
 
     async def _delete(self, wanted: ManagementRequest, message_id: MessageId | None) -> bytes:
         await self._broker.delete_event_hub(wanted.event_hub)
         return encode_management_response(message_id, None)
-
-
-def describe_event_hub(event_hub: EventHub) -> EventHubDescription:
-    """An event hub as ``$management`` tells it."""
-    description = event_hub.description
-    return EventHubDescription(
-        description.name, description.created_at_ms, description.partition_ids, description.retention_hours
-    )
 
 
 def describe_partition(partition: Partition) -> PartitionDescription:
@@ -103,7 +104,3 @@ def describe_partition(partition: Partition) -> PartitionDescription:
         last_enqueued_time_ms=NEVER_ENQUEUED_MS if last_ms is None else last_ms,
         is_empty=information.is_empty,
     )
-
-
-def _or_default(value: int | None, default: int) -> int:
-    return default if value is None else value

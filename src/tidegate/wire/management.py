@@ -4,14 +4,16 @@ READ of ``com.microsoft:eventhub`` and ``com.microsoft:partition`` are Event Hub
 QUERY of ``com.microsoft:eventhub`` and ``com.microsoft:consumergroup`` are **Tidegate's extension** over the
 same node, with a Manage claim:
 
-    CREATE  name=hub, body {partition_count: int, retention_hours: int} (both may be left out)
+    CREATE  name=hub, body {partition_count, retention_hours, retention_bytes, event_bytes_max}: whole
+            numbers, each of which may be left out
             -> 201 and the hub's map; 409 when it exists
     DELETE  name=hub                                          -> 200; 404 when there is none
     QUERY   (no name)                                         -> 200 and a list of the hubs' maps
     CREATE, DELETE  name=hub, consumer_group=name             -> 201, 200; 409 when it exists, 404 when not
     QUERY   name=hub                                          -> 200 and a list of the groups' names
 
-Where ``retention_hours`` is in a hub's map, the service is a Tidegate: Azure does not tell.
+More of it is in ``wire.administration``. Where ``retention_hours`` is in a hub's map, the service is a
+Tidegate: Azure does not tell.
 """
 
 from __future__ import annotations
@@ -59,6 +61,8 @@ class ManagementRequest:
     """Set when a partition is read."""
     partition_count: int | None = None
     retention_hours: int | None = None
+    retention_bytes: int | None = None
+    event_bytes_max: int | None = None
     """What to create; None: the service's default."""
     consumer_group: str | None = None
     """Set when one is created or deleted."""
@@ -85,6 +89,8 @@ class ManagementRequest:
             partition_id=request.text("partition") if is_partition else None,
             partition_count=_optional_integer(wanted, "partition_count"),
             retention_hours=_optional_integer(wanted, "retention_hours"),
+            retention_bytes=_optional_integer(wanted, "retention_bytes"),
+            event_bytes_max=_optional_integer(wanted, "event_bytes_max"),
             consumer_group=request.text("consumer_group") if is_group else None,
             security_token=request.optional_text("security_token"),
         )
@@ -103,8 +109,13 @@ class ManagementRequest:
             properties["security_token"] = self.security_token
         value: object = NO_VALUE
         if self.operation is Operation.CREATE_EVENT_HUB:
-            wanted = {"partition_count": self.partition_count, "retention_hours": self.retention_hours}
-            value = {key: Int(number) for key, number in wanted.items() if number is not None}
+            wanted = {
+                "partition_count": self.partition_count,
+                "retention_hours": self.retention_hours,
+                "retention_bytes": self.retention_bytes,
+                "event_bytes_max": self.event_bytes_max,
+            }
+            value = {name: number for name, number in wanted.items() if number is not None}
         return make_request(name, properties, value)
 
 
@@ -118,6 +129,10 @@ class EventHubDescription:
     partition_ids: tuple[str, ...]
     retention_hours: int | None = None
     """None: the service does not tell (Azure)."""
+    retention_bytes: int | None = None
+    """Bytes that each partition keeps; None: no limit but time, or the service does not tell."""
+    event_bytes_max: int | None = None
+    """Largest event or batch, in bytes; None: the service does not tell."""
 
     def to_map(self) -> dict[object, object]:
         """The map that goes on the wire."""
@@ -129,8 +144,9 @@ class EventHubDescription:
             "partition_ids": Array.of(str, self.partition_ids),
             "georeplication_factor": Int(1),
         }
-        if self.retention_hours is not None:
-            entries["retention_hours"] = Int(self.retention_hours)
+        for name in ("retention_hours", "retention_bytes", "event_bytes_max"):
+            if getattr(self, name) is not None:
+                entries[name] = getattr(self, name)
         return entries
 
     @classmethod
@@ -149,6 +165,8 @@ class EventHubDescription:
             _integer(entries, "created_at"),
             tuple(str(item) for item in items),
             _optional_integer(entries, "retention_hours"),
+            _optional_integer(entries, "retention_bytes"),
+            _optional_integer(entries, "event_bytes_max"),
         )
 
 
