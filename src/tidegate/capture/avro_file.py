@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from io import BytesIO
-from typing import Final
 
-from fastavro import parse_schema
 from fastavro.write import Writer
 
 from tidegate.amqp.errors import DecodeError
@@ -22,8 +20,6 @@ from tidegate.wire.event_codec import decode_event
 _BLOCK_BYTES = 64_000
 """Our choice: four times Avro's usual block, for bodies of some hundred bytes."""
 _SYNC_MARKER_BYTES = 16
-
-_SCHEMA: Final = parse_schema(dict(AVRO_SCHEMA))
 
 
 class AvroEncoder:
@@ -36,7 +32,9 @@ class AvroEncoder:
         """Events that are no AMQP messages: their bytes are in the file as they came."""
         self._buffer = BytesIO()
         marker = hashlib.sha256(name.encode()).digest()[:_SYNC_MARKER_BYTES]
-        self._writer = Writer(self._buffer, _SCHEMA, sync_interval=_BLOCK_BYTES, sync_marker=marker)
+        # Not parsed before: fastavro would then write the namespace within the name, unlike Azure.
+        schema = dict(AVRO_SCHEMA)
+        self._writer = Writer(self._buffer, schema, sync_interval=_BLOCK_BYTES, sync_marker=marker)
 
     def append(
         self, start_sequence_number: int, enqueued_time_ms: int, payload: memoryview, lengths: Sequence[int]
