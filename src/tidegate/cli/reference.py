@@ -1,7 +1,8 @@
 """Makes the reference pages from the code itself: ``python -m tidegate.cli.reference docs/reference``.
 
 ``cli.md`` from the commands, ``errors.md`` from the error tree and its table of conditions, ``limits.md``
-from the module that holds the quotas, ``http-api.md`` from the table of the administration's operations.
+from the module that holds the quotas, ``http-api.md`` from the table of the administration's operations,
+``metrics.md`` from the table of metrics.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from tidegate.cli.exit_codes import exit_code_of
 from tidegate.gateway.admin_operations import OPERATIONS, PREFIX
 from tidegate.gateway.admin_shapes import SHAPES
 from tidegate.gateway.json_shapes import Shape
+from tidegate.gateway.metrics import METRICS
+from tidegate.gateway.metrics import PREFIX as METRIC_PREFIX
 from tidegate.model import errors, limits
 from tidegate.wire.conditions import row_for
 
@@ -66,6 +69,7 @@ def reference_pages() -> dict[str, str]:
         "errors.md": _error_page(),
         "limits.md": _limit_page(),
         "http-api.md": _http_api_page(),
+        "metrics.md": _metric_page(),
     }
 
 
@@ -220,6 +224,40 @@ def _http_api_page() -> str:
             kind += "" if field.is_required else "; may be left out"
             choices = f" One of {', '.join(field.choices)}." if field.choices else ""
             lines.append(f"| `{field.name}` | {kind} | {field.description}{choices} |")
+    return "\n".join(lines) + "\n"
+
+
+def _metric_page() -> str:
+    lines = [
+        "# Metrics",
+        "",
+        _MADE,
+        "",
+        "`GET /metrics` on the HTTP and HTTPS ports, in Prometheus' text format, or in OpenMetrics where",
+        "that is asked for. From this machine without a token; from elsewhere, and through a proxy, with",
+        "one of the namespace that has Listen or Manage. Counters are since the service started. *Azure*",
+        "is the metric of Azure Monitor that says the same. Besides these there are prometheus-client's",
+        "of the process (`process_…`).",
+        "",
+        "| metric | kind | labels | | Azure |",
+        "|---|---|---|---|---|",
+    ]
+    for row in METRICS:
+        labels = ", ".join(f"`{label}`" for label in row.labels)
+        lines.append(
+            f"| `{METRIC_PREFIX}{row.name}` | {row.kind.value} | {labels} | {row.description} | "
+            f"{row.azure_name} |"
+        )
+    lines += [
+        "",
+        "In Prometheus' configuration, the token goes as",
+        "",
+        "```yaml",
+        "authorization:",
+        "  type: SharedAccessSignature",
+        "  credentials: sr=…&sig=…&se=…&skn=…",
+        "```",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -17,6 +17,7 @@ from tidegate.amqp.connection import ConnectionConfiguration
 from tidegate.broker import Broker
 from tidegate.gateway.connection_handler import ConnectionHandler
 from tidegate.gateway.management import ManagementService
+from tidegate.gateway.metrics import ConnectionCounts
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ClosedError
 from tidegate.model.limits import EVENT_BYTES_MAX
@@ -48,6 +49,7 @@ class AmqpGateway:
         self._websockets = AmqpServer(self._configuration, clock=clock, on_connection=self._on_connection)
         self._servers: list[AmqpServer] = [self._websockets]
         self._is_stopping = False
+        self._opened_connections = 0
         self._handlers: set[ConnectionHandler] = set()
         self._is_waiting_for_disk = False
         self._all_over = asyncio.Event()
@@ -76,10 +78,9 @@ class AmqpGateway:
             raise ClosedError("The service is stopping.", next_step="Connect again later.")
         return self._websockets.accept(stream)
 
-    @property
-    def connection_count(self) -> int:
-        """Connections that are open, over all transports."""
-        return len(self._handlers)
+    def connection_counts(self) -> ConnectionCounts:
+        """Connections over all transports: since the start, and now."""
+        return ConnectionCounts(self._opened_connections, len(self._handlers))
 
     async def close(self, *, drain_timeout_s: float = 5.0) -> None:
         """Stop listening and end all connections, each once what it has sent is durable and acknowledged.
@@ -127,6 +128,7 @@ class AmqpGateway:
         handler.attach_driver(driver, driver.connection)
         driver.on_writable = handler.on_writable
         self._handlers.add(handler)
+        self._opened_connections += 1
         return handler.on_event
 
     async def _resume_after_congestion(self) -> None:

@@ -1,5 +1,5 @@
-"""The HTTP face: ``GET /health``, publishing (``http_publish``), administration (``http_admin``), and AMQP
-over WebSocket.
+"""The HTTP face: ``/health``, ``/metrics``, publishing (``http_publish``), administration (``http_admin``),
+and AMQP over WebSocket.
 
 Everything is served on every HTTP and HTTPS port. What is wrong with a request is told in one shape: in that
 of Event Hubs' REST interface, and under the administration's addresses in JSON.
@@ -7,7 +7,10 @@ of Event Hubs' REST interface, and under the administration's addresses in JSON.
 
 from __future__ import annotations
 
+import ipaddress
 import ssl
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,29 +19,48 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tidegate.amqp.errors import INTERNAL_ERROR, NOT_ALLOWED, NOT_FOUND
-from tidegate.broker import Broker
+from tidegate.broker import Broker, Claim
 from tidegate.gateway.admin_operations import PREFIX
 from tidegate.gateway.amqp_server import AmqpGateway
 from tidegate.gateway.http_admin import Administration, admin_error
-from tidegate.gateway.http_errors import error_response
+from tidegate.gateway.http_authorization import RequestAuthorizer
+from tidegate.gateway.http_errors import error_response, response_for
 from tidegate.gateway.http_publish import Publishing
 from tidegate.gateway.http_server import HttpServer, listening_socket
+from tidegate.gateway.metrics import MetricsPage, Sources
+from tidegate.model.capture import CaptureStatistics
 from tidegate.model.clock import Clock
+from tidegate.model.errors import UnauthorizedError
 from tidegate.transport.tasks import TaskOwner
+
+_PROXY_HEADERS: Final = ("forwarded", "x-forwarded-for", "via")
 
 
 class HttpGateway:
     """The HTTP face of a broker; ``listen`` as often as there are ports, and ``close`` once."""
 
-    def __init__(self, broker: Broker, *, clock: Clock, amqp: AmqpGateway) -> None:
-        """amqp: takes what comes in WebSockets; close it first, so that it ends them in order."""
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        clock: Clock,
+        amqp: AmqpGateway,
+        capture_statistics: Callable[[], Mapping[str, CaptureStatistics]],
+    ) -> None:
+        """amqp: takes what comes in WebSockets; close it first, so that it ends them in order.
+
+        capture_statistics: by the name of each hub that is captured now.
+        """
         self._broker = broker
         self._amqp = amqp
+        self._authorizer = RequestAuthorizer(broker, clock)
+        self._metrics = MetricsPage(Sources(broker, amqp.connection_counts, capture_statistics))
         self._tasks = TaskOwner("HTTP gateway")
         self._servers: list[HttpServer] = []
         self._application = Starlette(
             routes=[
                 Route("/health", self._health, methods=["GET"]),
+                Route("/metrics", self._show_metrics, methods=["GET"]),
                 *Administration(broker, clock=clock).routes(),
                 *Publishing(broker, clock=clock).routes(),
             ],
@@ -71,6 +93,16 @@ class HttpGateway:
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "healthy", "event_hubs": len(self._broker.list_event_hubs())})
 
+    async def _show_metrics(self, request: Request) -> Response:
+        # They name event hubs and tell how busy they are: whoever is not on this machine needs a token.
+        if not _is_from_this_machine(request):
+            try:
+                self._authorizer.require(request, "", Claim.LISTEN, Claim.MANAGE)
+            except UnauthorizedError as error:
+                return response_for(error)
+        body, content_type = self._metrics.render(request.headers.get("accept", ""))
+        return Response(body, headers={"Content-Type": content_type})
+
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
@@ -87,6 +119,16 @@ async def _on_failure(request: Request, error: Exception) -> Response:
     if _is_administration(request):
         return admin_error(500, INTERNAL_ERROR, detail)
     return error_response(500, detail)
+
+
+def _is_from_this_machine(request: Request) -> bool:
+    """Whether the peer is on loopback, and no proxy, who may speak for anybody."""
+    if request.client is None or any(name in request.headers for name in _PROXY_HEADERS):
+        return False
+    try:
+        return ipaddress.ip_address(request.client.host).is_loopback
+    except ValueError:
+        return False
 
 
 def _is_administration(request: Request) -> bool:

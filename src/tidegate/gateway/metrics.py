@@ -1,0 +1,243 @@
+"""What Prometheus is told: one table of metrics, read from the broker when they are asked for.
+
+Nothing is counted here, and nothing is paid per event. Where Azure Monitor has a metric that says the same,
+the name is Azure's as Prometheus writes names: ``IncomingMessages`` is ``tidegate_incoming_messages_total``.
+Source: Azure "Supported metrics for Microsoft.EventHub/namespaces" (2026-09); Prometheus "Metric and label
+naming".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from operator import attrgetter
+from typing import Final
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from tidegate import __version__
+from tidegate.broker import Broker, EventHub
+from tidegate.model.capture import CaptureStatistics
+
+PREFIX: Final = "tidegate_"
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionCounts:
+    """AMQP connections over all transports."""
+
+    opened: int
+    """Since the service started."""
+    active: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the numbers come from."""
+
+    broker: Broker
+    connections: Callable[[], ConnectionCounts]
+    capture: Callable[[], Mapping[str, CaptureStatistics]]
+    """By the name of each hub that is captured now."""
+
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+"""Values with those of their labels."""
+
+
+class Kind(Enum):
+    """What Prometheus does with the numbers."""
+
+    COUNTER = "counter"
+    """Since the service started; begins at 0 again with it."""
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """One line of the table."""
+
+    name: str
+    """As it is written, without ``PREFIX``; a counter's ends in ``_total``."""
+    kind: Kind
+    description: str
+    read: Callable[[Sources], Samples]
+    azure_name: str = ""
+    """Of Azure's metric that says the same; empty: there is none."""
+    labels: tuple[str, ...] = ()
+
+    def family(self, sources: Sources) -> Metric:
+        """The metric with its numbers now."""
+        name = PREFIX + self.name
+        family: CounterMetricFamily | GaugeMetricFamily
+        if self.kind is Kind.COUNTER:
+            family = CounterMetricFamily(name, self.description, labels=self.labels)
+        else:
+            family = GaugeMetricFamily(name, self.description, labels=self.labels)
+        for labels, value in self.read(sources):
+            family.add_metric(labels, value)
+        return family
+
+
+def _of_hub(name: str, kind: Kind, description: str, field: str, azure_name: str = "") -> MetricRow:
+    """A number of ``EventHubStatistics``."""
+    read = attrgetter(field)
+
+    def samples(sources: Sources) -> Samples:
+        return [((hub.name,), read(hub.statistics())) for hub in sources.broker.list_event_hubs()]
+
+    return MetricRow(name, kind, description, samples, azure_name, ("event_hub",))
+
+
+def _of_capture(name: str, kind: Kind, description: str, field: str, azure_name: str = "") -> MetricRow:
+    """A number of ``CaptureStatistics``."""
+    read = attrgetter(field)
+
+    def samples(sources: Sources) -> Samples:
+        return [((hub,), float(read(found))) for hub, found in sources.capture().items()]
+
+    return MetricRow(name, kind, description, samples, azure_name, ("event_hub",))
+
+
+def _of_partition(name: str, description: str, field: str) -> MetricRow:
+    """A number of ``Partition``."""
+    read = attrgetter(field)
+
+    def samples(sources: Sources) -> Samples:
+        return [
+            ((hub.name, partition.partition_id), read(partition))
+            for hub in sources.broker.list_event_hubs()
+            for partition in hub.partitions
+        ]
+
+    return MetricRow(name, Kind.GAUGE, description, samples, labels=("event_hub", "partition"))
+
+
+def _of_namespace(
+    name: str, kind: Kind, description: str, read: Callable[[Sources], float | None], azure_name: str = ""
+) -> MetricRow:
+    """One number, or None where there is none now."""
+
+    def samples(sources: Sources) -> Samples:
+        value = read(sources)
+        return [] if value is None else [((), value)]
+
+    return MetricRow(name, kind, description, samples, azure_name)
+
+
+def _receivers(event_hub: EventHub) -> int:
+    return sum(len(partition.receivers()) for partition in event_hub.partitions)
+
+
+METRICS: Final[tuple[MetricRow, ...]] = (
+    _of_hub(
+        "incoming_messages_total", Kind.COUNTER, "Events stored.", "incoming_events", "IncomingMessages"
+    ),
+    _of_hub("incoming_bytes_total", Kind.COUNTER, "Bytes stored.", "incoming_bytes", "IncomingBytes"),
+    _of_hub(
+        "outgoing_messages_total", Kind.COUNTER, "Events delivered.", "outgoing_events", "OutgoingMessages"
+    ),
+    _of_hub("outgoing_bytes_total", Kind.COUNTER, "Bytes delivered.", "outgoing_bytes", "OutgoingBytes"),
+    _of_hub(
+        "incoming_requests_total", Kind.COUNTER, "Batches offered, refused ones included.",
+        "incoming_requests", "IncomingRequests",
+    ),
+    _of_hub(
+        "throttled_requests_total", Kind.COUNTER, "Batches refused for the throughput units.",
+        "throttled_requests", "ThrottledRequests",
+    ),
+    MetricRow(
+        "receivers", Kind.GAUGE, "Receivers that are open, of all consumer groups.",
+        lambda sources: [((hub.name,), _receivers(hub)) for hub in sources.broker.list_event_hubs()],
+        labels=("event_hub",),
+    ),
+    _of_partition(
+        "partition_begin_sequence_number",
+        "Sequence number of the first event held, or of the next one where none is.",
+        "begin_sequence_number",
+    ),
+    _of_partition(
+        "partition_next_sequence_number", "Sequence number that the next event gets.", "next_sequence_number"
+    ),
+    _of_namespace(
+        "active_connections", Kind.GAUGE, "AMQP connections that are open, over all transports.",
+        lambda sources: sources.connections().active, "ActiveConnections",
+    ),
+    _of_namespace(
+        "connections_opened_total", Kind.COUNTER, "AMQP connections that came in.",
+        lambda sources: sources.connections().opened, "ConnectionsOpened",
+    ),
+    _of_namespace(
+        "connections_closed_total", Kind.COUNTER, "AMQP connections that have ended.",
+        lambda sources: sources.connections().opened - sources.connections().active, "ConnectionsClosed",
+    ),
+    _of_namespace(
+        "throughput_units", Kind.GAUGE, "Throughput units; not there where there is no limit.",
+        lambda sources: sources.broker.throughput.units,
+    ),
+    _of_namespace(
+        "delayed_deliveries_total", Kind.COUNTER, "Times that a receiver waited for the throughput units.",
+        lambda sources: sources.broker.throughput.statistics().delayed_deliveries,
+    ),
+    _of_namespace(
+        "congested", Kind.GAUGE, "1 while producers are not read from, because the disk is behind.",
+        lambda sources: float(sources.broker.is_congested),
+    ),
+    _of_capture(
+        "captured_messages_total", Kind.COUNTER, "Events captured since the settings changed.",
+        "captured_events", "CapturedMessages",
+    ),
+    _of_capture(
+        "captured_bytes_total", Kind.COUNTER, "Bytes of events captured, as stored.", "captured_bytes",
+        "CapturedBytes",
+    ),
+    _of_capture("captured_files_total", Kind.COUNTER, "Files that Capture has finished.", "captured_files"),
+    _of_capture(
+        "capture_backlog_messages", Kind.GAUGE, "Events in the log that are in no finished file.",
+        "backlog_events", "CaptureBacklog",
+    ),
+    _of_capture(
+        "capture_backlog_bytes", Kind.GAUGE, "Their bytes, as far as Capture has looked.", "backlog_bytes"
+    ),
+    _of_capture(
+        "capture_missing_messages_total", Kind.COUNTER, "Events that retention took uncaptured.",
+        "missing_events",
+    ),
+    _of_capture(
+        "capture_failing", Kind.GAUGE, "1 while something keeps Capture from going on.", "is_failing"
+    ),
+    MetricRow(
+        "build_info", Kind.GAUGE, "1, with the release as a label.",
+        lambda _: [((__version__,), 1.0)], labels=("version",),
+    ),
+)  # fmt: skip
+"""All, besides those of the process (``process_…``), which are prometheus-client's own."""
+
+
+class MetricsPage:
+    """What ``/metrics`` answers."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_Table(sources))
+        ProcessCollector(registry=self._registry)
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Body and content type: OpenMetrics where ``accept`` asks for it, else Prometheus' text format."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+
+class _Table(Collector):
+    """The table as prometheus-client takes it."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+
+    def collect(self) -> Iterator[Metric]:
+        for row in METRICS:
+            yield row.family(self._sources)

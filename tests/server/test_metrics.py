@@ -1,0 +1,172 @@
+"""Metrics for Prometheus: the numbers are those of what happened, and only who may sees them."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterator, Mapping
+from http.client import HTTPConnection
+
+import pytest
+from azure.eventhub import EventData
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+from tests.docs_support import ROOT
+from tests.interop.support import Reader, target_of
+
+from tidegate import __version__
+from tidegate.broker import Claim
+from tidegate.gateway.metrics import METRICS, PREFIX, ConnectionCounts, Kind, MetricsPage, Sources
+from tidegate.model.capture import CaptureStatistics
+from tidegate.model.connection_string import ConnectionString
+from tidegate.model.errors import ServerBusyError
+from tidegate.model.events import EventData as ModelEvent
+from tidegate.model.sas import make_sas_token
+from tidegate.server.app import TidegateServer
+from tidegate.testing.hub import HubService
+from tidegate.wire.batch import wrap_event
+from tidegate.wire.event_codec import encode_event
+
+Numbers = dict[tuple[str, tuple[str, ...]], float]
+"""By name and values of labels."""
+
+
+@pytest.fixture
+def service() -> Iterator[HubService]:
+    """A service of its own: its counters begin at 0."""
+    with HubService(is_http_used=True) as service:
+        yield service
+
+
+def _get(service: HubService, headers: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+    """Status, content type and text of the metrics."""
+    assert service.ready.http is not None
+    connection = HTTPConnection(service.ready.http, timeout=20)
+    try:
+        connection.request("GET", "/metrics", headers=dict(headers or {}))
+        with connection.getresponse() as response:
+            return response.status, response.getheader("content-type", ""), response.read().decode()
+    finally:
+        connection.close()
+
+
+def _parse(text: str) -> list[Metric]:
+    return list(text_string_to_metric_families(text))
+
+
+def _numbers(text: str) -> Numbers:
+    return {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for family in _parse(text)
+        for sample in family.samples
+    }
+
+
+def test_numbers_are_those_of_what_happened(service: HubService) -> None:
+    """What an official client sent and read, and what was refused, is what the metrics tell."""
+    hub = service.create_hub("Busy", partition_count=2)
+    target = target_of(service, "plain")
+    with target.producer(hub) as producer:
+        producer.send_batch([EventData(b"x" * 100) for _ in range(5)], partition_id="1")
+    with Reader(target.consumer(hub), "1") as reader:
+        reader.wait_events(5)
+        numbers = _numbers(_get(service)[2])
+        assert numbers[f"{PREFIX}receivers", ("Busy",)] == 1
+        assert numbers[f"{PREFIX}active_connections", ()] >= 1
+    assert numbers[f"{PREFIX}incoming_messages_total", ("Busy",)] == 5
+    assert numbers[f"{PREFIX}outgoing_messages_total", ("Busy",)] == 5
+    assert numbers[f"{PREFIX}incoming_bytes_total", ("Busy",)] > 500
+    assert numbers[f"{PREFIX}incoming_requests_total", ("Busy",)] == 1
+    assert numbers[f"{PREFIX}partition_next_sequence_number", ("Busy", "1")] == 5
+    assert numbers[f"{PREFIX}partition_next_sequence_number", ("Busy", "0")] == 0
+    assert numbers[f"{PREFIX}build_info", (__version__,)] == 1
+    ended, active = (
+        numbers[PREFIX + name, ()] for name in ("connections_closed_total", "active_connections")
+    )
+    assert numbers[f"{PREFIX}connections_opened_total", ()] == ended + active
+    assert numbers["process_resident_memory_bytes", ()] > 0
+
+    async def throttle(server: TidegateServer) -> None:
+        server.broker.set_throughput_units(1)
+        section = wrap_event(encode_event(ModelEvent(b"x" * 1_000_000)))
+        partition = server.broker.event_hub(hub).partition("0")
+        await partition.append(section, array("I", [len(section)]))
+        with pytest.raises(ServerBusyError):
+            await partition.append(section, array("I", [len(section)]))
+
+    assert (f"{PREFIX}throughput_units", ()) not in numbers
+    service.call(throttle)
+    numbers = _numbers(_get(service)[2])
+    assert numbers[f"{PREFIX}throttled_requests_total", ("Busy",)] == 1
+    assert numbers[f"{PREFIX}incoming_requests_total", ("Busy",)] == 3
+    assert numbers[f"{PREFIX}throughput_units", ()] == 1
+
+
+def test_capture_is_told(service: HubService) -> None:
+    """How Capture stands is told per hub that is captured."""
+
+    async def render(server: TidegateServer) -> Numbers:
+        stands = CaptureStatistics(
+            captured_files=1, captured_events=2, captured_bytes=3, backlog_events=4, backlog_bytes=5,
+            missing_events=6, is_failing=True,
+        )  # fmt: skip
+        sources = Sources(server.broker, lambda: ConnectionCounts(3, 1), lambda: {"hub": stands})
+        return _numbers(MetricsPage(sources).render("")[0].decode())
+
+    numbers = service.call(render)
+    names = (
+        "captured_files_total", "captured_messages_total", "captured_bytes_total", "capture_backlog_messages",
+        "capture_backlog_bytes", "capture_missing_messages_total", "capture_failing",
+    )  # fmt: skip
+    assert [numbers[PREFIX + name, ("hub",)] for name in names] == [1, 2, 3, 4, 5, 6, 1]
+    assert numbers[f"{PREFIX}connections_closed_total", ()] == 2
+
+
+def test_every_metric_is_served_and_documented(service: HubService) -> None:
+    """The table is what is served, with kinds and texts, and every line is in the reference."""
+    served = {family.name: family for family in _parse(_get(service)[2])}
+    page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    for row in METRICS:
+        name = PREFIX + row.name
+        family = served.pop(name.removesuffix("_total") if row.kind is Kind.COUNTER else name)
+        assert (family.type, family.documentation) == (row.kind.value, row.description)
+        assert f"`{name}`" in page
+    assert all(name.startswith("process_") for name in served)
+
+
+def test_names_follow_the_conventions() -> None:
+    """Prometheus' rules for names, and Azure's name in them where there is one."""
+    for each in METRICS:
+        assert re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", each.name)
+        assert each.name.endswith("_total") == (each.kind is Kind.COUNTER)
+        words = re.findall("[A-Z][a-z]+", each.azure_name)
+        assert all(word.lower() in each.name for word in words), each.name
+    assert len({each.name for each in METRICS}) == len(METRICS)
+
+
+def test_openmetrics_where_it_is_asked_for(service: HubService) -> None:
+    """Prometheus asks for OpenMetrics first; both formats parse."""
+    status, content_type, text = _get(service, {"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert status == 200
+    assert content_type.startswith("application/openmetrics-text")
+    assert list(parse_openmetrics(text))  # type: ignore[no-untyped-call]
+    assert _get(service)[1].startswith("text/plain")
+
+
+@pytest.mark.parametrize(("claim", "status"), [(None, 401), (Claim.SEND, 401), (Claim.LISTEN, 200)])
+def test_who_comes_through_a_proxy_needs_a_token(
+    service: HubService, claim: Claim | None, status: int
+) -> None:
+    """The names of hubs are not for everybody: only for who is on the machine, or may listen."""
+    headers = {"X-Forwarded-For": "203.0.113.7"}
+    if claim is not None:
+
+        async def create(server: TidegateServer) -> str:
+            return server.broker.create_policy(None, "scraper", [claim]).key
+
+        host = ConnectionString.parse(service.connection_string).host
+        headers["Authorization"] = make_sas_token(
+            audience=f"sb://{host}/", key_name="scraper", key=service.call(create), expiry=4_000_000_000
+        )
+    assert _get(service, headers)[0] == status
