@@ -284,6 +284,7 @@ def test_a_lease_whose_commit_is_lost_is_looked_at_again(
 ) -> None:
     """The caller hears that it is not known; what is stored is one change or none, and the next one fits."""
     leases = LeaseTable(cut_database)
+    leases.read(CONSUMER)  # leases have a connection of their own, whose making commits, too
     proxy.armed = cut
     with pytest.raises(DatabaseUnavailableError, match="not known"):
         leases.acquire(CONSUMER, "0", "host-a", version=None)

@@ -243,6 +243,24 @@ async def test_leases_do_not_wait_for_batches_on_postgresql(postgresql_url: str)
         await store.close()
 
 
+async def test_batches_leave_postgresql_connections_for_leases(postgresql_url: str) -> None:
+    """More busy partitions than the server takes connections: batches are tried again, leases are kept."""
+    with Database.open(postgresql_url) as database, ExitStack() as batches:
+        store = SqlStore(database)
+        lease = await store.acquire(GROUP, "0", "host-a", expected=None)
+        assert lease is not None
+        with pytest.raises(DatabaseUnavailableError, match="too many clients"):
+            _use_up_connections(database, batches)
+        renewed = await store.renew(GROUP, [lease])
+        assert set(renewed) == set((await store.list_leases(GROUP)).leases) == {"0"}
+        await store.close()
+
+
+def _use_up_connections(database: Database, batches: ExitStack) -> None:
+    while True:
+        batches.enter_context(database.writing())
+
+
 async def test_leases_are_read_while_a_batch_is_written(database: Database, store: SqlStore) -> None:
     """A long batch in SQLite makes renewals wait, but nobody goes blind; the renewal counts afterwards."""
     lease = await have(store)

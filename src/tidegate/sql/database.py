@@ -66,6 +66,8 @@ class Database:
         self._path = _sqlite_path(url)
         self._lock = threading.RLock()
         self._engine: Engine | None = None
+        self._urgent_engine: Engine | None = None
+        """PostgreSQL: connections for what is urgent, so that batches cannot use up the server's for it."""
         self._process_id = os.getpid()
         self._inode: tuple[int, int] | None = None
 
@@ -118,12 +120,12 @@ class Database:
         return self._clock
 
     @contextmanager
-    def read(self) -> Iterator[Connection]:
+    def read(self, *, is_urgent: bool = False) -> Iterator[Connection]:
         """A transaction that only reads; it never waits for writers.
 
-        Raises DatabaseError and DatabaseUnavailableError.
+        is_urgent: see ``writing``. Raises DatabaseError and DatabaseUnavailableError.
         """
-        engine = self.engine()
+        engine = self._engine_for(is_urgent=is_urgent)
         try:
             with engine.connect().execution_options(**{_IS_READER: True}) as connection, connection.begin():
                 yield connection
@@ -134,13 +136,13 @@ class Database:
     def writing(self, *, is_urgent: bool = False) -> Iterator[Connection]:
         """A connection whose next transaction may write, with the right to write where that is one at a time.
 
-        The caller begins and ends the transaction. is_urgent: for short writes that must not be late,
-        see ``WriterLock``.
+        The caller begins and ends the transaction. is_urgent: for short writes that must not be late: see
+        ``WriterLock``; on PostgreSQL they have connections of their own, which are kept.
         Raises DatabaseError, and DatabaseUnavailableError without a connection, or when other writers do not
         let go within ``lock_wait_s``.
         """
         while True:
-            engine = self.engine()
+            engine = self._engine_for(is_urgent=is_urgent)
             with self._writer_lock(is_urgent=is_urgent):
                 if self._is_stale():
                     # The file was replaced while we queued; preparing a new one needs the lock, so let it go.
@@ -182,9 +184,11 @@ class Database:
     def close(self) -> None:
         """Close all pooled connections. The next use connects anew."""
         with self._lock:
-            engine, self._engine = self._engine, None
-            if engine is not None:
-                engine.dispose(close=self._process_id == os.getpid())
+            engines = (self._engine, self._urgent_engine)
+            self._engine = self._urgent_engine = None
+            for engine in engines:
+                if engine is not None:
+                    engine.dispose(close=self._process_id == os.getpid())
 
     def __enter__(self) -> Database:
         return self
@@ -218,17 +222,29 @@ class Database:
             self._inode = _inode(self._path)
             return engine
 
+    def _engine_for(self, *, is_urgent: bool) -> Engine:
+        with self._lock:
+            engine = self.engine()
+            if not is_urgent or self._path is not None:
+                return engine
+            if self._urgent_engine is None:
+                self._urgent_engine = self._new_engine()
+            return self._urgent_engine
+
     def _is_stale(self) -> bool:
         return self._process_id != os.getpid() or self._inode != _inode(self._path)
 
     def _abandon(self) -> None:
         assert self._engine is not None
         is_forked = self._process_id != os.getpid()
-        if is_forked:
-            # Closing a SQLite connection that a fork carried over can disturb the parent's: keep it, unused.
-            _orphans.append(self._engine.pool)
-        self._engine.dispose(close=not is_forked)
-        self._engine = None
+        for engine in (self._engine, self._urgent_engine):
+            if engine is None:
+                continue
+            if is_forked:
+                # Closing a SQLite connection that a fork carried over can disturb the parent's: it is kept.
+                _orphans.append(engine.pool)
+            engine.dispose(close=not is_forked)
+        self._engine = self._urgent_engine = None
 
     def _new_engine(self) -> Engine:
         options: dict[str, object] = {}

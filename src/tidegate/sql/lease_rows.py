@@ -273,7 +273,7 @@ def read_leases(database: Database, *conditions: ColumnElement[bool]) -> tuple[l
         .where(*conditions)
         .order_by(row.event_hub, row.consumer_group, func.length(row.partition_id), row.partition_id)
     )
-    with database.read() as connection:
+    with database.read(is_urgent=True) as connection:
         found = connection.execute(statement).mappings().all()
         now = connection.execute(select(_time_of(database))).scalar_one()
     rows = [LeaseRow(**each, age_s=max(0.0, (now - each["renewed_at"]).total_seconds())) for each in found]
