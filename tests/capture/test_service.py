@@ -221,6 +221,20 @@ async def test_whatever_fsspec_names_is_a_destination(
     assert list((tmp_path / "data" / "capture" / "spool").iterdir()) == []
 
 
+async def test_an_event_that_is_no_message_is_captured_as_it_is(
+    broker: Broker, service: CaptureService, tmp_path: Path
+) -> None:
+    """The service stores what it does not understand, and such an event must not hold Capture up."""
+    partition = broker.create_event_hub("hub", partition_count=1).partition("0")
+    broker.set_capture("hub", _settings(tmp_path / "files"))
+    garbage = b"\x00\x53\x75\xa0\x02\xde\xad"
+    await partition.append(garbage + b"no section", [len(garbage), 10])
+    await append_bodies(partition, [b"x" * 1000])
+    await _wait_files(tmp_path / "files", 1)
+    bodies = [record["Body"] for record in read_capture_file(capture_files(tmp_path / "files")[0])]
+    assert bodies == [garbage, b"no section", b"x" * 1000]
+
+
 async def test_events_that_retention_took_are_told(
     broker: Broker, service: CaptureService, clock: SetClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,8 +12,8 @@ from io import BytesIO
 
 from fastavro.write import Writer
 
-from tidegate.amqp.errors import DecodeError
-from tidegate.wire.batch import iter_events
+from tidegate.amqp.errors import DecodeError, EncodeError
+from tidegate.wire.batch import unwrap
 from tidegate.wire.capture import AVRO_SCHEMA, capture_record, enqueued_time_text, undecodable_record
 from tidegate.wire.event_codec import decode_event
 
@@ -29,7 +29,7 @@ class AvroEncoder:
         """name: the file's; what its sync marker is made from."""
         self.event_count = 0
         self.undecodable_count = 0
-        """Events that are no AMQP messages: their bytes are in the file as they came."""
+        """Events that are no AMQP messages: they are in the file as they are stored."""
         self._buffer = BytesIO()
         marker = hashlib.sha256(name.encode()).digest()[:_SYNC_MARKER_BYTES]
         # Not parsed before: fastavro would then write the namespace within the name, unlike Azure.
@@ -41,14 +41,16 @@ class AvroEncoder:
     ) -> None:
         """Add events that were enqueued together: stored sections end to end, and the bytes of each."""
         time, write = enqueued_time_text(enqueued_time_ms), self._writer.write
-        for number, message in enumerate(iter_events(payload, lengths), start_sequence_number):
+        at = 0
+        for number, length in enumerate(lengths, start_sequence_number):
+            section = payload[at : at + length]
+            at += length
             try:
-                contents = decode_event(message)
-            except DecodeError:
+                record = capture_record(number, time, decode_event(unwrap(section)))
+            except (DecodeError, EncodeError):
                 self.undecodable_count += 1
-                write(undecodable_record(number, time, bytes(message)))
-            else:
-                write(capture_record(number, time, contents))
+                record = undecodable_record(number, time, bytes(section))
+            write(record)
         self.event_count += len(lengths)
 
     def take(self) -> bytes:

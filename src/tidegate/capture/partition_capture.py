@@ -124,8 +124,7 @@ class PartitionCapture:
                 if self._state.planned is None:
                     window = await self._wait_window()
                     await self._plan(window)
-                async with self._file_turns:
-                    await self._retry(self._write)
+                await self._retry(self._write_in_turn)
                 await self._advance()
         except ClosedError:
             return
@@ -191,6 +190,11 @@ class PartitionCapture:
             next_step="Does another service capture a hub of the same name there? Give one of them a folder.",
         )
 
+    async def _write_in_turn(self) -> None:
+        # A pause after a failure is outside: a damaged partition takes no turn from the others.
+        async with self._file_turns:
+            await self._write()
+
     async def _write(self) -> None:
         """Write the planned file and give it its name."""
         planned = self._state.planned
@@ -214,7 +218,7 @@ class PartitionCapture:
             self._tell_missing(missing)
         if encoder.undecodable_count:
             _logger.warning(
-                "%s has %d events that are no AMQP messages; their bytes are there as they came.",
+                "%s has %d events that are no AMQP messages; they are there as they are stored.",
                 planned.name,
                 encoder.undecodable_count,
             )

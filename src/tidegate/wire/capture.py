@@ -60,8 +60,8 @@ def capture_record(sequence_number: int, enqueued_time: str, contents: EventCont
     }
 
 
-def undecodable_record(sequence_number: int, enqueued_time: str, encoded: bytes) -> CaptureRecord:
-    """The record of an event that is no AMQP message: its bytes as they came, as the body.
+def undecodable_record(sequence_number: int, enqueued_time: str, stored: bytes) -> CaptureRecord:
+    """The record of an event that is no AMQP message: the bytes that the log has, as the body.
 
     Our choice: the service stores events without looking into them, and Capture loses none.
     """
@@ -71,7 +71,7 @@ def undecodable_record(sequence_number: int, enqueued_time: str, encoded: bytes)
         "EnqueuedTimeUtc": enqueued_time,
         "SystemProperties": {},
         "Properties": {},
-        "Body": encoded,
+        "Body": stored,
     }
 
 
