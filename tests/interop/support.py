@@ -18,6 +18,7 @@ from azure.eventhub import (
 from azure.eventhub.aio import EventHubConsumerClient as AsyncConsumerClient
 from azure.eventhub.aio import EventHubProducerClient as AsyncProducerClient
 
+from tidegate.model.connection_string import ConnectionString
 from tidegate.testing.hub import HubService
 
 WAIT_S = 30.0
@@ -78,6 +79,18 @@ def target_of(service: HubService, transport: str) -> SdkTarget:
                 TransportType.AmqpOverWebsocket if transport == "websocket" else TransportType.Amqp
             ),
         },
+    )
+
+
+def tls_connection_string(service: HubService, transport: str = "tls") -> str:
+    """With the port of ``tls`` or ``websocket`` in it, for SDKs that look there; Python's does not."""
+    parts = ConnectionString.parse(service.ready.connection_string)
+    address = service.ready.https if transport == "websocket" else service.ready.amqps
+    assert address is not None
+    assert parts.shared_access_key is not None
+    return (
+        f"Endpoint=sb://localhost:{address.rpartition(':')[2]}/;"
+        f"SharedAccessKeyName={parts.shared_access_key_name};SharedAccessKey={parts.shared_access_key}"
     )
 
 

@@ -12,9 +12,8 @@ import pytest
 from azure.eventhub import EventData
 from azure.eventhub.amqp import AmqpAnnotatedMessage
 from tests.interop.node import JavaScript, JavaScriptError, JavaScriptSdk
-from tests.interop.support import bodies, read, target_of
+from tests.interop.support import bodies, read, target_of, tls_connection_string
 
-from tidegate.model.connection_string import ConnectionString
 from tidegate.model.partition_key import partition_for_key
 from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.hub import HubService
@@ -24,15 +23,9 @@ def sdk_of(javascript: JavaScript, service: HubService, transport: str) -> JavaS
     """The SDK by ``plain`` (UseDevelopmentEmulator), or by verified TLS ``tls`` or ``websocket``."""
     if transport == "plain":
         return JavaScriptSdk(javascript, service.connection_string)
-    parts = ConnectionString.parse(service.connection_string)
-    address = service.ready.https if transport == "websocket" else service.ready.amqps
-    assert address is not None
-    port = address.rpartition(":")[2]
-    tls = (
-        f"Endpoint=sb://localhost:{port}/;SharedAccessKeyName={parts.shared_access_key_name};"
-        f"SharedAccessKey={parts.shared_access_key}"
+    return JavaScriptSdk(
+        javascript, tls_connection_string(service, transport), is_websocket=transport == "websocket"
     )
-    return JavaScriptSdk(javascript, tls, is_websocket=transport == "websocket")
 
 
 @pytest.fixture(params=["plain", "tls", "websocket"])
