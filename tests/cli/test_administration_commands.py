@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.cli.support import Result, run_tidegate
@@ -166,6 +167,27 @@ def test_units_are_set_shown_and_compared_with_partitions(hub: str, environment:
         assert run_tidegate("throughput", "set", wrong, environment=environment).code == 2
     off = _record(run_tidegate("throughput", "set", "off", "--json", environment=environment))
     assert off["units"] is None
+
+
+def test_capture_is_set_shown_and_switched_off(hub: str, environment: dict[str, str], tmp_path: Path) -> None:
+    """All settings at once, as they are then shown; what cannot be meant is refused before it is sent."""
+
+    def run(*words: str) -> Result:
+        return run_tidegate("capture", *words, "--json", environment=environment)
+
+    assert _record(run("show", hub))["destination"] is None
+    directory = str(tmp_path / "capture")
+    made = _record(run("set", hub, directory, "--time-window-s", "60", "--skip-empty", "--paused"))
+    assert (made["destination"], made["time_window_s"], made["is_empty_skipped"]) == (directory, 60, True)
+    assert made["is_enabled"] is False
+    assert _record(run("show", hub)) == made
+    replaced = _record(run("set", hub, directory))
+    assert (replaced["time_window_s"], replaced["is_enabled"]) == (300, True)
+    for words in (["set", hub, "relative"], ["set", hub, directory, "--name-format", "{EventHub}"]):
+        assert run(*words).code == 2
+    assert run_tidegate("capture", "off", hub, environment=environment).code == 0
+    assert _record(run("show", hub))["destination"] is None
+    assert run("set", "nothing", directory).code == 1
 
 
 def test_changes_survive_a_restart() -> None:

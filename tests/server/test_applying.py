@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim
+from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.limits import Tier
 from tidegate.server.applying import apply_declared, set_root_key
@@ -104,6 +105,24 @@ def test_what_differs_is_changed(broker: Broker, apply: Callable[[DeclaredNamesp
     assert (description.retention_hours, description.retention_bytes) == (12, None)
     assert description.event_bytes_max == broker.limits.event_bytes_max
     assert (broker.policy(None, "ingest").key, broker.throughput.units) == ("another key", None)
+
+
+def test_capture_is_set_and_switched_off(
+    broker: Broker, apply: Callable[[DeclaredNamespace], list[str]], tmp_path: Path
+) -> None:
+    """What the file says of capture counts at each start; where it says nothing, capture stays."""
+    settings = CaptureSettings(str(tmp_path / "capture"))
+    hub = DeclaredEventHub("telemetry", 1, capture=settings)
+    assert len(apply(DeclaredNamespace((hub,)))) == 2
+    for declared, expected, changes in (
+        (hub, settings, 0),
+        (replace(hub, capture=None), settings, 0),
+        (replace(hub, capture=replace(settings, time_window_s=60)), replace(settings, time_window_s=60), 1),
+        (replace(hub, capture=Switch.OFF), None, 1),
+        (replace(hub, capture=Switch.OFF), None, 0),
+    ):
+        assert len(apply(DeclaredNamespace((declared,)))) == changes
+        assert broker.event_hub("telemetry").description.capture == expected
 
 
 def test_conflicts_are_told_all_at_once_and_nothing_is_touched(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.broker import Claim
+from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.limits import Tier
 from tidegate.server.config_file import load_settings
@@ -32,6 +33,10 @@ retention_bytes = "off"
 event_bytes_max = 65536
 consumer_groups = ["reports", "alerts"]
 
+[event_hubs.capture]
+destination = "/var/lib/capture"
+time_window_s = 60
+
 [[event_hubs.policies]]
 name = "dashboard"
 claims = ["listen"]
@@ -39,6 +44,7 @@ claims = ["listen"]
 [[event_hubs]]
 name = "audit"
 partition_count = 1
+capture = "off"
 """
 
 _DECLARED = DeclaredNamespace(
@@ -51,8 +57,9 @@ _DECLARED = DeclaredNamespace(
             event_bytes_max=65536,
             consumer_groups=("reports", "alerts"),
             policies=(DeclaredPolicy("dashboard", frozenset({Claim.LISTEN})),),
+            capture=CaptureSettings("/var/lib/capture", time_window_s=60),
         ),
-        DeclaredEventHub("audit", 1),
+        DeclaredEventHub("audit", 1, capture=Switch.OFF),
     ),
     policies=(DeclaredPolicy("ingest", frozenset({Claim.SEND}), "a key of our own"),),
     tier=Tier.STANDARD,
@@ -94,6 +101,11 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
             "[[event_hubs]]\nname = 'a'\npartition_count = 1\n\n"
             "[[event_hubs]]\nname = 'A'\npartition_count = 1",
             "The event hub 'A' is declared twice",
+        ),
+        ("[[event_hubs]]\nname = 'a'\npartition_count = 1\ncapture = 'on'", 'a table, or "off"'),
+        (
+            "[[event_hubs]]\nname = 'a'\npartition_count = 1\ncapture = {destination = 'relative'}",
+            "event_hubs[0].capture: The capture destination",
         ),
         ("[[policies]]\nname = 'p'\nclaims = ['Write']", "policies[0].claims has 'Write'"),
         ("throughput_units = 'lots'", "throughput_units takes a whole number, not a text"),
@@ -148,6 +160,7 @@ def test_the_emulators_file_is_taken_as_it_is(tmp_path: Path) -> None:
     assert hubs[-2:] == (DeclaredEventHub("plain", 2), DeclaredEventHub("default", 1))
     assert (settings.amqp_port, settings.http_port) == (AMQP_PORT_DEFAULT, 5300)
     assert settings.data_dir == tmp_path / "data"
+    assert settings.capture_namespace == "emulatorNs1"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidegate.amqp.message import Message, decode_message, encode_message
+from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, RemoteProtocolError
 from tidegate.wire.administration import (
     Administration,
@@ -24,6 +25,7 @@ _VALUES: dict[str, object] = {
     "claims": ["Send", "Listen"],
     "is_secondary": True,
     "units": 2**40,
+    **CaptureSettings("/var/lib/capture").to_mapping(),
 }
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tidegate.cli.audit import audit
+from tidegate.cli.capture import capture_app
 from tidegate.cli.check import check
 from tidegate.cli.checkpoint import checkpoint_app
 from tidegate.cli.demo import demo_app
@@ -88,6 +89,7 @@ app.add_typer(group_app, name="group")
 app.add_typer(policy_app, name="policy")
 app.add_typer(publisher_app, name="publisher")
 app.add_typer(throughput_app, name="throughput")
+app.add_typer(capture_app, name="capture")
 app.command()(send)
 app.command()(receive)
 app.command()(lag)

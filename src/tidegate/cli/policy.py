@@ -134,8 +134,7 @@ def regenerate(
     """Replace a policy's primary key by a random one; the old one is worth nothing at once.
 
     To change keys without an interruption: give everybody the secondary key's connection string, regenerate
-    the primary, give them the primary's, regenerate the secondary. This user's profile keeps the old primary
-    key of RootManageSharedAccessKey until the service is started again.
+    the primary, give them the primary's, regenerate the secondary.
 
     \b
     Examples:

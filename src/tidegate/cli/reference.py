@@ -123,7 +123,8 @@ def _parameter_row(parameter: Parameter) -> str:
         words.append(f"Default: `{_text(default)}`.")
     if getattr(parameter, "required", False):
         words.append("Required.")
-    return f"| {names} | {' '.join(words)} |"
+    # A bar within a cell (``N|off``) would begin another one.
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in (names, " ".join(words))) + " |"
 
 
 def _text(value: object) -> str:

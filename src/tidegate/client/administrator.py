@@ -17,9 +17,10 @@ from tidegate.client.entities import EventHubProperties, PolicyProperties, Throu
 from tidegate.client.management import ask, read_event_hub, to_properties
 from tidegate.client.namespace import Namespace
 from tidegate.client.retry import RetryPolicy
+from tidegate.model.capture import CaptureSettings
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
-from tidegate.model.errors import RemoteProtocolError
+from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
 from tidegate.wire.addresses import entity_audience
 from tidegate.wire.administration import (
     Administration,
@@ -224,6 +225,23 @@ class EventHubAdministrator:
         values = {"units": units}
         return _throughput(await self._administer(Administration.UPDATE_THROUGHPUT, map_in, values=values))
 
+    async def get_capture(self, event_hub: str) -> CaptureSettings | None:
+        """How a hub's events are captured; None: they are not. Raises NotFoundError, UnauthorizedError."""
+        return _capture(await self._administer(Administration.READ_CAPTURE, map_in, event_hub))
+
+    async def set_capture(self, event_hub: str, settings: CaptureSettings | None) -> None:
+        """Have a hub's events captured in this way from now on, or (None) no longer.
+
+        Whether the destination can be written to shows when the first file is. Raises NotFoundError,
+        UnauthorizedError.
+        """
+        if settings is None:
+            operation = Administration.DELETE_CAPTURE
+            await self._administer(operation, check_management_response, event_hub)
+        else:
+            values = settings.to_mapping()
+            await self._administer(Administration.UPDATE_CAPTURE, map_in, event_hub, values=values)
+
     async def close(self) -> None:
         """Close the connection. Idempotent."""
         await self._connector.close()
@@ -258,6 +276,18 @@ def _policy(entries: Mapping[str, object], event_hub: str | None) -> PolicyPrope
     keys = [entries.get(key) for key in ("primary_key", "secondary_key")]
     primary, secondary = (str(key) if isinstance(key, str) else None for key in keys)
     return PolicyProperties(str(name), event_hub, tuple(str(claim) for claim in claims), primary, secondary)
+
+
+def _capture(entries: Mapping[str, object]) -> CaptureSettings | None:
+    found = entries.get("capture")
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        raise RemoteProtocolError("The answer of $management is no capture settings.")
+    try:
+        return CaptureSettings.from_mapping({str(name): value for name, value in found.items()})
+    except InvalidArgumentError as error:
+        raise RemoteProtocolError(f"The answer of $management is no capture settings: {error}") from error
 
 
 def _throughput(entries: Mapping[str, object]) -> ThroughputProperties:

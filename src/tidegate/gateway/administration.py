@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from tidegate.broker import UNCHANGED, Broker, Claim, EventHub, SharedAccessPolicy, Unchanged
+from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.wire.administration import Administration, AdministrationRequest
 from tidegate.wire.management import EventHubDescription
@@ -112,6 +113,21 @@ def _update_throughput(broker: Broker, request: AdministrationRequest) -> object
     return _read_throughput(broker, request)
 
 
+def _read_capture(broker: Broker, request: AdministrationRequest) -> object:
+    settings = broker.event_hub(request.event_hub).description.capture
+    return {"capture": None if settings is None else settings.to_mapping()}
+
+
+def _update_capture(broker: Broker, request: AdministrationRequest) -> object:
+    broker.set_capture(request.event_hub, CaptureSettings.from_mapping(request.values))
+    return _read_capture(broker, request)
+
+
+def _delete_capture(broker: Broker, request: AdministrationRequest) -> object:
+    broker.set_capture(request.event_hub, None)
+    return None
+
+
 _ACTIONS: Final[Mapping[Administration, Callable[[Broker, AdministrationRequest], object]]] = {
     Administration.UPDATE_EVENT_HUB: _update_event_hub,
     Administration.QUERY_POLICIES: _query_policies,
@@ -124,6 +140,9 @@ _ACTIONS: Final[Mapping[Administration, Callable[[Broker, AdministrationRequest]
     Administration.RESTORE_PUBLISHER: _restore_publisher,
     Administration.READ_THROUGHPUT: _read_throughput,
     Administration.UPDATE_THROUGHPUT: _update_throughput,
+    Administration.READ_CAPTURE: _read_capture,
+    Administration.UPDATE_CAPTURE: _update_capture,
+    Administration.DELETE_CAPTURE: _delete_capture,
 }
 
 

@@ -93,6 +93,11 @@ def _apply_event_hub(broker: Broker, wanted: DeclaredEventHub, report: Report) -
             event_hub.create_consumer_group(group)
             report(f"made the consumer group {group} of {wanted.name}")
     _apply_policies(broker, wanted.name, wanted.policies, report)
+    if wanted.capture is not None:
+        capture = None if isinstance(wanted.capture, Switch) else wanted.capture
+        if capture != event_hub.description.capture:
+            broker.set_capture(wanted.name, capture)
+            report(f"set the capture of {wanted.name} to {'off' if capture is None else capture.destination}")
 
 
 def _apply_policies(

@@ -27,9 +27,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from tidegate.broker import Claim
+from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.limits import Tier
-from tidegate.server.declared import DeclaredEventHub, DeclaredNamespace, DeclaredPolicy
+from tidegate.server.declared import DeclaredEventHub, DeclaredNamespace, DeclaredPolicy, Switch
 from tidegate.server.emulator_config import declared_by_emulator_config, is_emulator_config
 from tidegate.server.plain_table import PlainTable
 from tidegate.server.settings import PATH_FIELDS, ServerSettings, settings_from_mapping
@@ -48,8 +49,9 @@ def load_settings(path: Path, *, data_dir: Path | None = None) -> ServerSettings
     document = _read(path)
     try:
         if is_emulator_config(document):
-            declared = declared_by_emulator_config(document)
-            return replace(settings_from_mapping({}, data_dir=data_dir), declared=declared)
+            name, declared = declared_by_emulator_config(document)
+            values = {} if name is None else {"capture_namespace": name}
+            return replace(settings_from_mapping(values, data_dir=data_dir), declared=declared)
         plain = {name: value for name, value in document.items() if name not in _NAMESPACE_NAMES}
         for name in PATH_FIELDS:
             if isinstance(value := plain.get(name), str):
@@ -104,6 +106,7 @@ def _event_hub(value: object, where: str) -> DeclaredEventHub:
             event_bytes_max=table.integer_or_off("event_bytes_max"),
             consumer_groups=table.texts("consumer_groups"),
             policies=_policies(table, f"{where}."),
+            capture=_capture(table),
         )
 
 
@@ -134,3 +137,19 @@ def _tier(name: str | None) -> Tier | None:
             f"The tier is {name!r}.", next_step=f"Known: {', '.join(tier.value for tier in Tier)}."
         )
     return by_name[name.lower()]
+
+
+def _capture(table: PlainTable) -> CaptureSettings | Switch | None:
+    value = table.optional("capture")
+    if value is None:
+        return None
+    if value == Switch.OFF.value:
+        return Switch.OFF
+    if not isinstance(value, Mapping):
+        raise InvalidArgumentError(f'{table.place("capture")} takes a table, or "off".')
+    try:
+        return CaptureSettings.from_mapping(value)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(
+            f"{table.place('capture')}: {error.message}", next_step=error.next_step
+        ) from error

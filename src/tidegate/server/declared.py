@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from tidegate.broker import Claim
+from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.limits import Tier
 
@@ -47,6 +48,7 @@ class DeclaredEventHub:
     """Besides ``$Default``, which every hub has."""
     policies: tuple[DeclaredPolicy, ...] = ()
     """For this hub alone."""
+    capture: CaptureSettings | Switch | None = None
 
     def __post_init__(self) -> None:
         _check_distinct("consumer group", self.consumer_groups)

@@ -33,8 +33,8 @@ def is_emulator_config(document: Mapping[str, object]) -> bool:
     return _ROOT in document
 
 
-def declared_by_emulator_config(document: Mapping[str, object]) -> DeclaredNamespace:
-    """The namespace that the emulator's file describes.
+def declared_by_emulator_config(document: Mapping[str, object]) -> tuple[str | None, DeclaredNamespace]:
+    """The namespace that the emulator's file describes: its name, where it has one, and what is in it.
 
     Raises InvalidArgumentError naming the place for what cannot be meant, and for more than one namespace.
     """
@@ -56,7 +56,7 @@ def declared_by_emulator_config(document: Mapping[str, object]) -> DeclaredNames
     ]
     if not hubs:
         raise InvalidArgumentError(f"{namespace.where} has no Entities.")
-    return DeclaredNamespace(tuple(hubs))
+    return namespace.optional_text("Name"), DeclaredNamespace(tuple(hubs))
 
 
 def _event_hub(entity: PlainTable) -> DeclaredEventHub:

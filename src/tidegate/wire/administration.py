@@ -17,6 +17,9 @@ out stays as it is, and null takes it back to its default (a limit: off).
     RESTORE     tidegate:publisher       name publisher
     READ        tidegate:throughput                                                      map
     UPDATE      tidegate:throughput                        units                         map
+    READ        tidegate:capture         name                                            {capture: map | null}
+    UPDATE      tidegate:capture         name              CaptureSettings, all of it    {capture: map}
+    DELETE      tidegate:capture         name
 
 ``name`` is the event hub; in brackets: without it the namespace is meant. Errors are those of
 ``wire.conditions``, as everywhere.
@@ -25,11 +28,12 @@ out stays as it is, and null takes it back to its default (a limit: off).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Final
 
 from tidegate.amqp.message import NO_VALUE, Message, MessageId
+from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
 from tidegate.wire.names import EVENT_HUB_ENTITY
 from tidegate.wire.request_response import Request, Response, encode_response, make_request
@@ -37,6 +41,7 @@ from tidegate.wire.request_response import Request, Response, encode_response, m
 POLICY_ENTITY: Final = "tidegate:policy"
 PUBLISHER_ENTITY: Final = "tidegate:publisher"
 THROUGHPUT_ENTITY: Final = "tidegate:throughput"
+CAPTURE_ENTITY: Final = "tidegate:capture"
 """Entity types of our own in ``$management`` requests."""
 
 
@@ -82,6 +87,14 @@ class Administration(Enum):
     RESTORE_PUBLISHER = Form("RESTORE", PUBLISHER_ENTITY, HubPart.REQUIRED, "publisher")
     READ_THROUGHPUT = Form("READ", THROUGHPUT_ENTITY, HubPart.ABSENT)
     UPDATE_THROUGHPUT = Form("UPDATE", THROUGHPUT_ENTITY, HubPart.ABSENT, values=("units",))
+    READ_CAPTURE = Form("READ", CAPTURE_ENTITY, HubPart.REQUIRED)
+    UPDATE_CAPTURE = Form(
+        "UPDATE",
+        CAPTURE_ENTITY,
+        HubPart.REQUIRED,
+        values=tuple(setting.name for setting in fields(CaptureSettings)),
+    )
+    DELETE_CAPTURE = Form("DELETE", CAPTURE_ENTITY, HubPart.REQUIRED)
 
 
 _BY_WORDS: Final = {(each.value.operation, each.value.entity): each for each in Administration}
