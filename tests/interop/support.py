@@ -62,11 +62,24 @@ _QUICK: dict[str, Any] = {"retry_total": 0, "retry_backoff_factor": 0.01, "socke
 
 
 def target_of(service: HubService, transport: str) -> SdkTarget:
-    """The target for ``plain`` (UseDevelopmentEmulator), or by verified TLS ``tls`` or ``websocket``."""
+    """The target for ``plain`` (UseDevelopmentEmulator), or by verified TLS ``tls`` or ``websocket``.
+
+    ``websocket plain`` is WebSocket without TLS.
+    """
     ready = service.ready
     if transport == "plain":
         assert ready.connection_string_plain is not None
         return SdkTarget(ready.connection_string_plain)
+    if transport == "websocket plain":
+        assert ready.connection_string_plain is not None
+        assert ready.http is not None
+        return SdkTarget(
+            ready.connection_string_plain,
+            {
+                "custom_endpoint_address": f"sb://localhost:{ready.http.rpartition(':')[2]}",
+                "transport_type": TransportType.AmqpOverWebsocket,
+            },
+        )
     address = ready.https if transport == "websocket" else ready.amqps
     assert address is not None
     port = address.rpartition(":")[2]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import ssl
+import threading
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -463,3 +464,62 @@ async def test_a_refused_websocket_is_closed() -> None:
                 await websocket.recv()
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1001
+
+
+# --- the end of the service -------------------------------------------------------------------------------
+
+
+def _head_of_a_request(service: HubService, hub: str, length: int) -> bytes:
+    token = _authorization(service, hub)["Authorization"]
+    return (
+        f"POST /{hub}/messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {length}\r\n"
+        f"Authorization: {token}\r\n\r\n"
+    ).encode()
+
+
+def _wait_refused(address: str) -> None:
+    """Return once the port takes no connections any more."""
+    host, _, port = address.rpartition(":")
+    for _ in range(1000):
+        try:
+            with socket.create_connection((host, int(port)), timeout=20) as connection:
+                connection.recv(1)  # taken, and closed at once or when the service has stopped
+        except OSError:
+            return
+    raise AssertionError("the port is still served")
+
+
+def test_requests_under_way_are_finished_when_the_service_stops(tmp_path: Path) -> None:
+    """A stop waits for the rest of a request that has begun: it is stored and answered."""
+    with HubService(tmp_path / "data", is_http_used=True) as service:
+        hub = service.create_hub("hub", partition_count=1)
+        address = str(service.ready.http)
+        with _connect(service) as connection:
+            connection.sendall(_head_of_a_request(service, hub, 5) + b"ab")
+            # The request has begun once another one, sent after it, has been answered.
+            assert _request(service, "/health")[0] == 200
+            stopping = threading.Thread(target=service.stop)
+            stopping.start()
+            _wait_refused(address)
+            connection.sendall(b"cde")
+            answer = connection.recv(65536)
+            is_closed = connection.recv(65536) == b""
+            stopping.join(30)
+        assert answer.startswith(b"HTTP/1.1 201 ")
+        assert is_closed
+        assert not stopping.is_alive()
+        service.start()
+        assert [event.body for event in _stored(service, hub, "0")] == [b"abcde"]
+
+
+@pytest.mark.slow
+def test_a_request_that_does_not_end_does_not_hold_the_stop(tmp_path: Path) -> None:
+    """Who sends nothing more is cut off; the service stops, and nothing of the request is stored."""
+    with HubService(tmp_path / "data", is_http_used=True) as service:
+        hub = service.create_hub("hub", partition_count=1)
+        with _connect(service) as connection:
+            connection.sendall(_head_of_a_request(service, hub, 5) + b"ab")
+            assert _request(service, "/health")[0] == 200
+            service.stop()
+        service.start()
+        assert _stored(service, hub, "0") == []

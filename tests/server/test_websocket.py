@@ -181,10 +181,11 @@ def test_stop_ends_the_connection_in_order(tmp_path: Path) -> None:
     assert (received, code) == (b"", 1000)
 
 
-def test_large_events_arrive_whole(hub_service: HubService, event_hub: str) -> None:
+@pytest.mark.parametrize("transport", ["websocket", "websocket plain"])
+def test_large_events_arrive_whole(hub_service: HubService, event_hub: str, transport: str) -> None:
     """Events of many WebSocket messages arrive unaltered, both ways, with the official SDK."""
     assert MESSAGE_BYTES_MAX < 200_000
-    target = target_of(hub_service, "websocket")
+    target = target_of(hub_service, transport)
     sizes = [10, 65_000, 70_000, 1_000_000, 5] * 3
     with target.producer(event_hub) as producer:
         for size in sizes:
