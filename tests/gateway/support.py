@@ -14,6 +14,7 @@ from tidegate.amqp.performatives import Error
 from tidegate.amqp.session import Session
 from tidegate.broker import ROOT_POLICY_NAME, Broker
 from tidegate.gateway.connection_handler import ConnectionHandler
+from tidegate.gateway.idle_guard import IdleLimits
 from tidegate.gateway.management import ManagementService
 from tidegate.model.clock import Clock
 from tidegate.model.sas import make_sas_token
@@ -29,11 +30,12 @@ EventKind = TypeVar("EventKind")
 class FakeOwner:
     """The gateway as a connection sees it."""
 
-    def __init__(self, broker: Broker, clock: Clock) -> None:
+    def __init__(self, broker: Broker, clock: Clock, idle_limits: IdleLimits) -> None:
         self.broker = broker
         self.clock = clock
         self.management = ManagementService(broker)
         self.unacknowledged_bytes_max = 100_000
+        self.idle_limits = idle_limits
         self.ended: list[ConnectionHandler] = []
         self.congestions = 0
         self.tasks: list[asyncio.Task[None]] = []
@@ -57,10 +59,12 @@ class Pair:
     It is the service's driver, too: ``is_writable`` and ``is_reading`` can be looked at and set.
     """
 
-    def __init__(self, broker: Broker, clock: Clock, **client: Any) -> None:
+    def __init__(
+        self, broker: Broker, clock: Clock, *, idle_limits: IdleLimits | None = None, **client: Any
+    ) -> None:
         now = clock.monotonic()
         self._clock = clock
-        self.owner = FakeOwner(broker, clock)
+        self.owner = FakeOwner(broker, clock, idle_limits or IdleLimits())
         self.handler = ConnectionHandler(self.owner)
         self.server = Connection(ConnectionConfiguration("service"), role=Role.SERVER, now=now)
         self.handler.attach_driver(self, self.server)

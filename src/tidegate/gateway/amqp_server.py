@@ -16,6 +16,7 @@ from typing import Any
 from tidegate.amqp.connection import ConnectionConfiguration
 from tidegate.broker import Broker
 from tidegate.gateway.connection_handler import ConnectionHandler
+from tidegate.gateway.idle_guard import IdleLimits
 from tidegate.gateway.management import ManagementService
 from tidegate.gateway.metrics import ConnectionCounts
 from tidegate.model.clock import Clock
@@ -31,13 +32,21 @@ _log = logging.getLogger(__name__)
 class AmqpGateway:
     """The AMQP face of a broker; ``listen`` as often as there are ports, and ``close`` once."""
 
-    def __init__(self, broker: Broker, *, clock: Clock, unacknowledged_bytes_max: int) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        clock: Clock,
+        unacknowledged_bytes_max: int,
+        idle_limits: IdleLimits = IdleLimits(),  # noqa: B008 - frozen, therefore safe to share
+    ) -> None:
         """unacknowledged_bytes_max: what one connection may have taken in and not yet durable; then reading
-        pauses."""
+        pauses. idle_limits: how long a connection may be without use."""
         self.broker = broker
         self.clock = clock
         self.management = ManagementService(broker)
         self.unacknowledged_bytes_max = unacknowledged_bytes_max
+        self.idle_limits = idle_limits
         self._tasks = TaskOwner("AMQP gateway")
         self._configuration = ConnectionConfiguration(
             container_id=f"tidegate-{uuid.uuid4().hex}",

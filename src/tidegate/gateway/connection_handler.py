@@ -35,12 +35,14 @@ from tidegate.amqp.performatives import Attach, Error
 from tidegate.broker import Broker
 from tidegate.gateway.claims import ConnectionClaims
 from tidegate.gateway.egress import EgressLink
+from tidegate.gateway.idle_guard import IdleGuard, IdleLimits
+from tidegate.gateway.ingress import IngressLink
 from tidegate.gateway.management import ManagementService
 from tidegate.gateway.nodes import LinkNode, NodeOpener, OpenedNode
 from tidegate.gateway.request_node import RequestNodes
 from tidegate.model.clock import Clock
 from tidegate.model.errors import BrokenError, Fault, LocalProtocolError, TidegateError, UnauthorizedError
-from tidegate.wire.conditions import to_amqp_error
+from tidegate.wire.conditions import error_description, to_amqp_error
 from tidegate.wire.names import TRACKING_ID
 
 _ANONYMOUS_LINKS_MAX = 32
@@ -99,6 +101,11 @@ class ConnectionOwner(Protocol):
         """See ``ServerSettings.connection_unacknowledged_bytes_max``."""
         ...
 
+    @property
+    def idle_limits(self) -> IdleLimits:
+        """How long a connection may be without use."""
+        ...
+
     def on_connection_over(self, handler: ConnectionHandler) -> None:
         """The connection is gone."""
         ...
@@ -125,6 +132,7 @@ class ConnectionHandler:
         """Links whose attach is not answered yet, because that takes time."""
         requests = RequestNodes(self, owner.management)
         self._opener = NodeOpener(self, owner.broker, owner.clock, requests)
+        self._idle_guard = IdleGuard(owner.idle_limits, lambda: not self.claims.is_empty, self._on_idle)
         self._anonymous_links = 0
         self._unacknowledged_bytes = 0
         self._is_reading_paused = False
@@ -235,6 +243,10 @@ class ConnectionHandler:
         """Run something that waits; it is finished even if the connection ends."""
         self._owner.start_task(work, name)
 
+    def note_use(self) -> None:
+        """The connection is used, if only for requests."""
+        self._idle_guard.note_use()
+
     # -- for the gateway
 
     def stop(self) -> None:
@@ -297,6 +309,8 @@ class ConnectionHandler:
 
     def _accept(self, link: Link, attach: Attach, opened: OpenedNode) -> None:
         self._nodes[link] = opened.node
+        if _is_for_events(opened.node):
+            self._idle_guard.add_link()
         link.accept(
             max_message_size=opened.message_bytes_max,
             properties={
@@ -314,6 +328,8 @@ class ConnectionHandler:
         node = self._nodes.pop(link, None)
         if node is not None:
             node.close()
+            if _is_for_events(node):
+                self._idle_guard.remove_link()
 
     def _on_claims_expired(self) -> None:
         """A token ran out: detach the links that no other token covers."""
@@ -343,6 +359,18 @@ class ConnectionHandler:
         else:
             self._connection.complete_sasl(is_accepted=True)
 
+    def _on_idle(self, limit_s: float) -> None:
+        if self._connection is None or self._driver is None:
+            return
+        idle = BrokenError(
+            f"The connection was inactive for more than the allowed {limit_s * 1000:.0f} milliseconds and is "
+            "closed by container 'LinkTracker'."
+        )
+        now_utc = self._owner.clock.now_utc()
+        text = error_description(idle, tracking_id=str(uuid.uuid4()), now_utc=now_utc)
+        self._connection.abort(BrokenError(text))
+        self._driver.flush()
+
     def _run_scheduled(self) -> None:
         self._scheduled = None
         pumps, self._pumps = self._pumps, {}
@@ -366,11 +394,16 @@ class ConnectionHandler:
         for link in list(self._nodes):
             self._drop(link)
         self._attaching.clear()
+        self._idle_guard.close()
         self._pumps.clear()
         if self._scheduled is not None:
             self._scheduled.cancel()
             self._scheduled = None
         self._owner.on_connection_over(self)
+
+
+def _is_for_events(node: LinkNode) -> bool:
+    return isinstance(node, (IngressLink, EgressLink))
 
 
 def _text_keys(properties: Mapping[object, object]) -> dict[str, object]:

@@ -59,6 +59,10 @@ class RequestOwner(Protocol):
         """Run a request that waits; it is finished even if the connection ends."""
         ...
 
+    def note_use(self) -> None:
+        """The connection is used, if only for requests."""
+        ...
+
 
 class RequestNodes:
     """The request nodes of one connection."""
@@ -91,6 +95,7 @@ class RequestNodes:
             if kind is NodeKind.CBS:
                 answer: bytes | Awaitable[bytes] = self._put_token(request)
             else:
+                self._owner.note_use()
                 answer = self._management.handle(request, self._owner.claims)
         except Exception as error:  # As in ``_finish``: a failing disk must not end the connection.
             self._refuse(route, error)

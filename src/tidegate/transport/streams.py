@@ -17,7 +17,8 @@ from typing import Final, Protocol, cast
 from tidegate.model.errors import BrokenError, OperationTimeoutError, TidegateError
 
 READ_BUFFER_BYTES: Final = 256 * 1024
-"""Of each stream; its pages are taken from the machine only as reads reach them."""
+"""What one read takes at most. The streams of one listener read into one buffer, so that an idle connection
+holds none: each read is handed on before the event loop does another."""
 
 WRITE_HIGH_BYTES: Final = 1024 * 1024
 WRITE_LOW_BYTES: Final = 256 * 1024
@@ -83,11 +84,17 @@ class ByteStream(Protocol):
 class SocketStream(asyncio.BufferedProtocol):
     """A ``ByteStream`` on a TCP or TLS transport."""
 
-    def __init__(self, on_connected: Callable[[SocketStream], StreamReceiver]) -> None:
+    def __init__(
+        self,
+        on_connected: Callable[[SocketStream], StreamReceiver],
+        *,
+        read_buffer: memoryview | None = None,
+    ) -> None:
+        """read_buffer: shared with streams of the same event loop; None: one of its own."""
         self._on_connected = on_connected
         self._receiver: StreamReceiver | None = None
         self._transport: asyncio.Transport | None = None
-        self._buffer = memoryview(bytearray(READ_BUFFER_BYTES))
+        self._buffer = new_read_buffer() if read_buffer is None else read_buffer
         self._is_writing_paused = False
         self._has_ended = False
         self._peer_name = "?"
@@ -145,7 +152,7 @@ class SocketStream(asyncio.BufferedProtocol):
         self._receiver = self._on_connected(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """The one buffer: receivers copy what they keep."""
+        """The one buffer: receivers copy what they keep, so it is free again after ``buffer_updated``."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -178,6 +185,11 @@ class SocketStream(asyncio.BufferedProtocol):
         self._is_writing_paused = False
         if self._receiver is not None and not self._has_ended:
             self._receiver.writing_resumed()
+
+
+def new_read_buffer() -> memoryview:
+    """A buffer for the reads of one event loop's streams."""
+    return memoryview(bytearray(READ_BUFFER_BYTES))
 
 
 async def connect_stream(
@@ -231,9 +243,15 @@ async def serve_streams(
     Raises BrokenError when the address cannot be listened on.
     """
     loop = asyncio.get_running_loop()
+    read_buffer = new_read_buffer()
     try:
         return await loop.create_server(
-            lambda: SocketStream(on_connected), host, port, ssl=ssl, backlog=1024, start_serving=True
+            lambda: SocketStream(on_connected, read_buffer=read_buffer),
+            host,
+            port,
+            ssl=ssl,
+            backlog=1024,
+            start_serving=True,
         )
     except OSError as exc:
         raise BrokenError(

@@ -1,0 +1,84 @@
+"""Connections that nobody uses end, however alive their clients keep them: heartbeats do not count.
+
+    no token accepted yet        unauthorized_s from the start
+    no link for events           linkless_s since there was one, or since $management was asked
+    a link for events            for ever
+
+Source of the times and the text: the service's closes in MicrosoftDocs/azure-docs#90372 (60,000 ms) and in
+Azure/azure-sdk-for-java#15926 and #42987 (300,000 ms, while links to $cbs and $management were open).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class IdleLimits:
+    """How long a connection may be without use, in seconds."""
+
+    unauthorized_s: float = 60.0
+    linkless_s: float = 300.0
+    """At least ``unauthorized_s``."""
+
+
+class IdleGuard:
+    """Watches one connection; ``close`` it with the connection. One timer, and none while there are links."""
+
+    __slots__ = ("_is_authorized", "_limits", "_link_count", "_loop", "_on_idle", "_since", "_timer")
+
+    def __init__(
+        self, limits: IdleLimits, is_authorized: Callable[[], bool], on_idle: Callable[[float], None]
+    ) -> None:
+        """on_idle: called at most once, with the limit that was passed, in seconds."""
+        self._limits = limits
+        self._is_authorized = is_authorized
+        self._on_idle = on_idle
+        self._loop = asyncio.get_running_loop()
+        self._link_count = 0
+        self._since = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._arm()
+
+    def add_link(self) -> None:
+        """A link for events was attached."""
+        self._link_count += 1
+        self._cancel()
+
+    def remove_link(self) -> None:
+        """A link for events has ended."""
+        self._link_count -= 1
+        if self._link_count == 0:
+            self.note_use()
+            self._arm()
+
+    def note_use(self) -> None:
+        """The connection was used without a link for events."""
+        self._since = self._loop.time()
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._cancel()
+
+    @property
+    def _limit_s(self) -> float:
+        return self._limits.linkless_s if self._is_authorized() else self._limits.unauthorized_s
+
+    def _arm(self) -> None:
+        self._cancel()
+        self._timer = self._loop.call_at(self._since + self._limit_s, self._on_timer)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        # The limit may have grown meanwhile, as a token came, and the time begun anew.
+        if self._loop.time() < self._since + self._limit_s:
+            self._arm()
+        else:
+            self._on_idle(self._limit_s)
