@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -25,6 +26,7 @@ from tidegate.model.connection_string import ConnectionString
 from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
+from tidegate.transport.clock import SystemClock
 
 OPERATION_IDS = {operation.operation_id: operation for operation in OPERATIONS}
 KEYS = ("primary-key-of-a-test", "secondary-key-of-a-test")
@@ -114,7 +116,7 @@ def test_the_document_has_every_route(service: HubService) -> None:
     """What is served and what is documented are the same methods of the same addresses."""
 
     async def routes(server: TidegateServer) -> set[tuple[str, str]]:
-        administration = Administration(server.broker, clock=server._clock)
+        administration = Administration(server.broker, clock=SystemClock(), capture_statistics=dict)
         return {
             (method, route.path)
             for route in administration.routes()
@@ -208,6 +210,11 @@ def test_every_operation_does_what_the_document_says(root: Client, tmp_path: Pat
     capture = walk("setCapture", {"destination": str(tmp_path), "time_window_s": 60}, hub="walk")
     assert walk("readCapture", hub="walk") == capture
     assert walk("readEventHub", hub="walk")["capture"] == capture
+    # Capture follows its settings within a second or so.
+    path, deadline = "/event-hubs/walk/capture/statistics", time.monotonic() + 20
+    while root.ask("GET", path).status == 404 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert walk("readCaptureStatistics", hub="walk")["backlog_events"] == 0
     walk("deleteCapture", hub="walk")
 
     assert walk("updateNamespace", {"throughput_units": 3, "tier": "Standard"})["retention_hours_max"] == 168
@@ -337,6 +344,7 @@ def test_no_key_is_logged(
         ("PATCH", "/namespace", {"throughput_units": 0}, 400, "throughput units"),
         ("PATCH", "/namespace", {"tier": "Gold"}, 400, "Basic, Standard"),
         ("GET", "/event-hubs/{hub}/capture", None, 404, "not captured"),
+        ("GET", "/event-hubs/{hub}/capture/statistics", None, 404, "not captured"),
         ("PUT", "/event-hubs/{hub}/capture", {"destination": "relative"}, 400, "relative"),
         ("PUT", "/event-hubs/{hub}/capture", {"destination": "/a", "time_window_s": 1}, 400, "60 to 900"),
         ("DELETE", "/event-hubs/{hub}/revoked-publishers/p", None, 404, "not revoked"),

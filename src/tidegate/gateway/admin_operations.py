@@ -25,7 +25,7 @@ from tidegate.broker import (
 from tidegate.gateway import admin_shapes as shapes
 from tidegate.gateway.json_shapes import Shape
 from tidegate.gateway.management import PARTITION_COUNT_DEFAULT
-from tidegate.model.capture import CaptureSettings
+from tidegate.model.capture import CaptureSettings, CaptureStatistics
 from tidegate.model.errors import NotFoundError
 from tidegate.model.limits import Tier
 
@@ -46,6 +46,8 @@ class Call:
     """One request to the administration, its claims checked."""
 
     broker: Broker
+    capture_statistics: Callable[[], Mapping[str, CaptureStatistics]]
+    """By the name of each hub that is captured now."""
     parameters: Mapping[str, str]
     """Of the address, by name."""
     values: Mapping[str, object] = field(repr=False)
@@ -245,6 +247,13 @@ def _read_capture(call: Call) -> object:
     return settings.to_mapping()
 
 
+def _read_capture_statistics(call: Call) -> object:
+    found = call.capture_statistics().get(call.event_hub.name)
+    if found is None:
+        raise NotFoundError(f"The event hub {call.event_hub.name!r} is not captured now.")
+    return {each.name: getattr(found, each.name) for each in shapes.CAPTURE_STATISTICS.fields}
+
+
 def _set_capture(call: Call) -> object:
     call.broker.set_capture(call.parameters["hub"], CaptureSettings.from_mapping(call.values))
     return _read_capture(call)
@@ -360,6 +369,11 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         Needs.SEE, _read_capture, answer=shapes.CAPTURE,
     ),
     Operation(
+        "GET", f"{_HUB}/capture/statistics", "readCaptureStatistics",
+        "How Capture stands; 404 while nothing is captured.", Needs.SEE, _read_capture_statistics,
+        answer=shapes.CAPTURE_STATISTICS,
+    ),
+    Operation(
         "PUT", f"{_HUB}/capture", "setCapture", "Have the events captured; replaces all settings.",
         Needs.MANAGE, _set_capture, request=shapes.CAPTURE_REQUEST, answer=shapes.CAPTURE,
     ),
@@ -409,7 +423,7 @@ def _policy(policy: SharedAccessPolicy, call: Call) -> dict[str, object]:
 
 
 def _statistics(statistics: EventHubStatistics) -> dict[str, object]:
-    return {name.name: getattr(statistics, name.name) for name in shapes.STATISTICS.fields}
+    return {each.name: getattr(statistics, each.name) for each in shapes.STATISTICS.fields}
 
 
 def _time_text(time_ms: int) -> str:

@@ -76,6 +76,20 @@ def _capture(name: str, *, is_answer: bool) -> Shape:
 CAPTURE: Final = _capture("Capture", is_answer=True)
 CAPTURE_REQUEST: Final = _capture("CaptureSettings", is_answer=False)
 
+CAPTURE_STATISTICS: Final = Shape(
+    "CaptureStatistics",
+    (
+        _number("captured_files", "Files finished since the service started, or the settings changed."),
+        _number("captured_events", "Events in them."),
+        _number("captured_bytes", "Bytes of these events, as stored."),
+        _number("backlog_events", "Events in the log that are in no finished file."),
+        _number("backlog_bytes", "Their bytes, as far as Capture has looked."),
+        _number("missing_events", "Events that retention took before they were captured."),
+        Field("is_failing", Kind.BOOLEAN, "Whether something keeps it from going on."),
+        _text("last_error", "What that is, or was last; empty where nothing ever was."),
+    ),
+)
+
 _RETENTION_BYTES: Final = "Bytes that each partition keeps; null is no limit but time."
 
 EVENT_HUB: Final = Shape(
@@ -174,6 +188,7 @@ SHAPES: Final = (
     STATISTICS,
     CAPTURE,
     CAPTURE_REQUEST,
+    CAPTURE_STATISTICS,
     EVENT_HUB,
     EVENT_HUB_CREATION,
     EVENT_HUB_UPDATE,

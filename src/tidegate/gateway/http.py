@@ -61,7 +61,7 @@ class HttpGateway:
             routes=[
                 Route("/health", self._health, methods=["GET"]),
                 Route("/metrics", self._show_metrics, methods=["GET"]),
-                *Administration(broker, clock=clock).routes(),
+                *Administration(broker, clock=clock, capture_statistics=capture_statistics).routes(),
                 *Publishing(broker, clock=clock).routes(),
             ],
             exception_handlers={HTTPException: _on_http_exception, Exception: _on_failure},

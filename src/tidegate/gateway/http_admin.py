@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -24,6 +24,7 @@ from tidegate.gateway.admin_operations import OPERATIONS, PREFIX, Call, Operatio
 from tidegate.gateway.http_authorization import RequestAuthorizer
 from tidegate.gateway.http_errors import headers_for
 from tidegate.gateway.openapi import openapi_document
+from tidegate.model.capture import CaptureStatistics
 from tidegate.model.clock import Clock
 from tidegate.model.errors import (
     EventTooLargeError,
@@ -45,8 +46,16 @@ _log = logging.getLogger(__name__)
 class Administration:
     """Answers the requests of the administration."""
 
-    def __init__(self, broker: Broker, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        clock: Clock,
+        capture_statistics: Callable[[], Mapping[str, CaptureStatistics]],
+    ) -> None:
+        """capture_statistics: by the name of each hub that is captured now."""
         self._broker = broker
+        self._capture_statistics = capture_statistics
         self._authorizer = RequestAuthorizer(broker, clock)
         self._document = json.dumps(openapi_document())
 
@@ -90,7 +99,9 @@ class Administration:
         grant = self._authorizer.require(request, parameters.get("hub", ""), *operation.needs.value)
         body = await _read_body(request)
         values = {} if operation.request is None else operation.request.parse(body)
-        value = operation.handler(Call(self._broker, parameters, values, Claim.MANAGE in grant.claims))
+        is_manager = Claim.MANAGE in grant.claims
+        call = Call(self._broker, self._capture_statistics, parameters, values, is_manager)
+        value = operation.handler(call)
         return await value if isinstance(value, Awaitable) else value
 
 
