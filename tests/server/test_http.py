@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -181,6 +183,40 @@ def test_bad_bodies_are_refused(
     assert answer[2].startswith(f"<Error><Code>{status}</Code><Detail>")
     assert detail in answer[2]
     assert not _stored(hub_service, event_hub, "0") + _stored(hub_service, event_hub, "1")
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None), max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+_EVENTS = st.lists(
+    st.fixed_dictionaries(
+        {"Body": st.text(max_size=5) | _VALUES},
+        optional={
+            "UserProperties": st.dictionaries(st.text(max_size=3), _VALUES, max_size=3) | _VALUES,
+            "BrokerProperties": st.just({"PartitionKey": "a"}) | _VALUES,
+        },
+    ),
+    max_size=3,
+)
+
+
+def test_no_batch_makes_the_service_fail(hub_service: HubService) -> None:
+    """Whatever JSON comes as a batch: it is stored whole, or refused as the sender's mistake."""
+    hub = hub_service.create_hub(partition_count=1)
+    headers = {**_authorization(hub_service, hub), "Content-Type": BATCH}
+
+    @settings(max_examples=150, deadline=None)
+    @given(_EVENTS | _VALUES)
+    def publish(batch: object) -> None:
+        before = len(_stored(hub_service, hub, "0"))
+        answer = _ask(hub_service, f"/{hub}/messages", body=json.dumps(batch).encode(), headers=headers)
+        assert answer.status in (201, 400), answer
+        added = len(_stored(hub_service, hub, "0")) - before
+        assert added == (len(batch) if answer.status == 201 and isinstance(batch, list) else 0)
+
+    publish()
 
 
 def test_who_may_not_publish(hub_service: HubService, event_hub: str) -> None:
@@ -440,6 +476,28 @@ async def test_a_body_nobody_waits_for_times_out() -> None:
         writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n")
         answer = await reader.read()
         assert answer.endswith(b"early")
+        writer.close()
+
+
+async def test_a_body_that_breaks_after_its_answer_ends_the_connection() -> None:
+    """What is no HTTP any more is not answered a second time: the next client of a proxy might get that."""
+    async with _serving() as (host, port), asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await reader.readuntil(b"early")
+        writer.write(b"no chunk\r\n")
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_what_is_no_http_is_answered_once() -> None:
+    """Bytes that are no request get 400 in the shape of every error, and the connection ends."""
+    async with _serving() as (host, port), asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"AMQP\x03\x01\x00\x00" + b"\r\n" * 3)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"<Error><Code>400</Code>" in answer
         writer.close()
 
 

@@ -188,14 +188,13 @@ class _HttpProtocol(H11Protocol):
 
     def _on_head_timeout(self) -> None:
         self._head_timer = None
-        detail = f"No complete request came within {self.owner.head_timeout_s:g} s."
-        if self._is_discarding:
-            self.transport.close()  # it has its answer
-        else:
-            self._refuse(408, detail)
+        self._refuse(408, f"No complete request came within {self.owner.head_timeout_s:g} s.")
 
     def _refuse(self, status: int, detail: str) -> None:
-        """Answer without a request that could be answered, and close."""
+        """Answer without a request that could be answered, and close; only close where an answer is out."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
         content_type, text = format_error(status, detail)
         body = text.encode()
         head = (
