@@ -22,10 +22,11 @@ check: $(STAMP)  ## lint, format, types, import contracts, docs
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/test_docs.py -q -m "not slow"
+	$(BIN)/python -m pytest tests/test_docs.py tests/test_compatibility.py -q -m "not slow"
 
 docs: $(STAMP)  ## renew the reference pages that are made from the code
 	$(BIN)/python -m tidegate.cli.reference docs/reference
+	$(BIN)/python -m tests.compatibility docs/reference
 
 bench: $(STAMP)  ## throughput as ratios to baselines measured in the same run
 	$(BIN)/python -m bench $(ARGS)
