@@ -153,7 +153,9 @@ class FsspecDestination:
         """Raises CaptureDestinationError where no installed library knows the URL."""
         self.url = url
         self._spool_directory = spool_directory
-        self._fs, self._root = _guarded(url, "open", lambda: _file_system(url))
+        self._fs, self._root = _guarded(
+            url, "open", lambda: _file_system(url), next_step="Install what it needs, or correct the URL."
+        )
         protocol = self._fs.protocol
         protocols = {protocol} if isinstance(protocol, str) else set(protocol)
         self._is_in_steps = bool(protocols & _IN_STEPS)
@@ -243,12 +245,15 @@ def _discard(directory: Path, token_prefix: str) -> None:
             (directory / name).unlink(missing_ok=True)
 
 
-def _guarded(place: str, what: str, call: Callable[[], T]) -> T:
+_CHECK = "Check that it exists, has room and lets the service in; it is tried again."
+
+
+def _guarded(place: str, what: str, call: Callable[[], T], *, next_step: str = _CHECK) -> T:
     try:
         return call()
     except Exception as error:  # libraries of other people raise what they like: this is the boundary
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise CaptureDestinationError(
             f"Capture cannot {what} {place}: {reason.rstrip('.')}.",
-            next_step="Check that it exists, has room and lets the service in; it is tried again.",
+            next_step=next_step,
         ) from error

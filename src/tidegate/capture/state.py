@@ -80,9 +80,15 @@ class StateFile:
             if document.pop("format_version") != _FORMAT_VERSION:
                 raise self._garbled()
             planned = document.pop("planned")
-            return PartitionState(**document, planned=None if planned is None else PlannedFile(**planned))
+            state = PartitionState(**document, planned=None if planned is None else PlannedFile(**planned))
+            numbers = [state.next_sequence_number, state.window_start_ms or 0, state.last_name_s or 0]
+            if planned is not None:
+                numbers += [value for name, value in planned.items() if name != "name"]
+            if min(numbers) < 0:
+                raise self._garbled()
         except (KeyError, TypeError, AttributeError):
             raise self._garbled() from None
+        return state
 
     def save(self, state: PartitionState) -> None:
         """See ``StateStore``."""

@@ -89,7 +89,9 @@ def set_capture(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Have an event hub's events captured from now on; replaces all its capture settings.
+    """Have an event hub's events captured; replaces all its capture settings.
+
+    Capture begins with the oldest event held, or goes on where it stopped.
 
     Credentials for the destination come from the service's environment (see docs/concepts/capture.md).
 
@@ -120,7 +122,7 @@ def off(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Capture an event hub no longer. Files that are there stay.
+    """Capture an event hub no longer. Files that are there stay; set again, capture goes on where it stopped.
 
     \b
     Example:

@@ -1,0 +1,92 @@
+"""Destinations: what a name and a crash may find in them, and what they say when they fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from tidegate.capture import destination as destination_module
+from tidegate.capture.destination import (
+    CaptureDestinationError,
+    Destination,
+    DirectoryDestination,
+    FsspecDestination,
+    Spool,
+    open_destination,
+)
+
+
+def _publish(destination: Destination, name: str, data: bytes, token: str = "t-1") -> None:
+    spool = Spool(destination.spool(token))
+    spool.write(data[:2])
+    spool.finish(data[2:])
+    destination.publish(spool.path, name)
+
+
+@pytest.mark.parametrize("is_url", [False, True])
+def test_a_directory_shows_whole_files_alone(tmp_path: Path, is_url: bool) -> None:
+    """A file that is being written is not below the names; a second one of its name replaces it."""
+    root = tmp_path / "not" / "there yet"
+    destination = open_destination(root.as_uri() if is_url else str(root), spool_directory=tmp_path)
+    assert not destination.exists("a/b/c.avro")
+    spool = Spool(destination.spool("t-1"))
+    spool.write(b"first")
+    assert list(root.rglob("*.avro")) == []
+    spool.finish(b"")
+    destination.publish(spool.path, "a/b/c.avro")
+    _publish(destination, "a/b/c.avro", b"second", token="t-2")
+    assert (root / "a/b/c.avro").read_bytes() == b"second"
+    assert destination.exists("a/b/c.avro")
+    assert [path.name for path in root.rglob("*") if path.is_file()] == ["c.avro"]
+    destination.close()
+
+
+def test_what_a_killed_service_left_is_removed(tmp_path: Path) -> None:
+    """Only what one partition left: another's file may be in the making."""
+    destination = DirectoryDestination(tmp_path)
+    for token in ("hub-1-a", "hub-1-b", "hub-10-a"):
+        destination.spool(token).write_bytes(b"left")
+    destination.discard("hub-1-")
+    assert [path.name for path in (tmp_path / ".tidegate-capture").iterdir()] == ["hub-10-a.tmp"]
+
+
+@pytest.mark.parametrize("is_in_steps", [False, True])
+def test_fsspec_replaces_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_steps: bool) -> None:
+    """In one upload, or (as on SFTP) beside its place and renamed; the spool is gone afterwards."""
+    if is_in_steps:
+        monkeypatch.setattr(destination_module, "_IN_STEPS", frozenset({"memory"}))
+    root = f"/bucket-{is_in_steps}/folder"
+    destination = FsspecDestination(f"memory:/{root}", spool_directory=tmp_path / "spool")
+    assert not destination.exists("a/b.avro")
+    _publish(destination, "a/b.avro", b"first")
+    _publish(destination, "a/b.avro", b"second")
+    assert destination.exists("a/b.avro")
+    files = MemoryFileSystem()
+    assert files.cat_file(f"{root}/a/b.avro") == b"second"
+    assert files.find(root) == [f"{root}/a/b.avro"]
+    assert list((tmp_path / "spool").iterdir()) == []
+    destination.close()
+
+
+def test_failures_name_the_place_and_the_reason(tmp_path: Path) -> None:
+    """Whatever a library raises is one kind of error, which is worth a retry."""
+    (tmp_path / "file").write_text("")
+    destination = DirectoryDestination(tmp_path / "file")
+    with pytest.raises(CaptureDestinationError, match=f"{tmp_path}/file.*[Nn]ot a directory") as caught:
+        destination.spool("t")
+    assert caught.value.is_transient
+    with pytest.raises(CaptureDestinationError, match=r"nosuch.*Install what it needs"):
+        open_destination("nosuch://a/b", spool_directory=tmp_path)
+
+
+def test_a_spool_that_was_given_up_is_gone(tmp_path: Path) -> None:
+    """Also when it was finished, removed or closed before."""
+    spool = Spool(tmp_path / "t.tmp")
+    spool.write(b"x")
+    spool.discard()
+    spool.discard()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(CaptureDestinationError):
+        spool.write(b"y")

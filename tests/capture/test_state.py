@@ -1,0 +1,59 @@
+"""The state of a partition's capture: it survives, and is never guessed."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from tidegate.capture.state import PartitionState, PlannedFile, StateFile
+from tidegate.model.errors import LogCorruptError
+
+_STATE = PartitionState(7, 1_000, 1, PlannedFile("a/b.avro", 7, 9, 100, 2_000))
+
+
+def test_a_state_survives(tmp_path: Path) -> None:
+    """With and without a planned file, replaced as a whole, readable by its owner alone."""
+    store = StateFile(tmp_path / "capture" / "hub" / "0.json")
+    assert store.load() is None
+    for state in (PartitionState(), _STATE, PartitionState(9, 2_000, 1)):
+        store.save(state)
+        assert store.load() == state
+    assert [path.name for path in store.path.parent.iterdir()] == ["0.json"]
+    assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"format_version": 2, "planned": null}',
+        b'{"format_version": 1}',
+        b"\xff",
+        b'{"format_version": 1, "planned": null, "next_sequence_number": "7"}',
+        b'{"format_version": 1, "planned": null, "unheard": 1}',
+        b'{"format_version": 1, "planned": {"name": "x"}}',
+        b'{"format_version": 1, "planned": null, "next_sequence_number": -1}',
+    ],
+)
+def test_a_garbled_state_is_refused(tmp_path: Path, data: bytes) -> None:
+    """To begin anew would put every event into a second file."""
+    path = tmp_path / "0.json"
+    path.write_bytes(data)
+    with pytest.raises(LogCorruptError, match=r"0\.json"):
+        StateFile(path).load()
+
+
+def test_a_state_that_cannot_be_saved_leaves_the_old_one(tmp_path: Path) -> None:
+    """As on a full disk."""
+    store = StateFile(tmp_path / "0.json")
+    store.save(_STATE)
+    (tmp_path / "0.json.new").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        store.save(PartitionState())
+    assert store.load() == _STATE
