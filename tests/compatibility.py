@@ -1,8 +1,8 @@
 """Every feature of Event Hubs, whether it is here, and the tests that show it.
 
 ``python -m tests.compatibility docs/reference`` (part of `make docs`) makes compatibility.md of this table;
-tests/test_compatibility.py holds that every named test exists and that the page is up to date. So a row promises
-nothing that no test shows: a feature without a test is left out, with its reason.
+tests/test_compatibility.py holds that every named test exists and that the page is up to date. So a row
+promises nothing that no test shows: a feature without a test is left out, with its reason.
 
 The rows are issue 3's list, and what Azure has besides.
 """
