@@ -45,6 +45,10 @@ def _open(registry: ReceiverRegistry, level: int | None, stolen: list[str]) -> R
         ([1], 1, None, _STOLEN.format(new=1, old=1)),
         ([1], 2, None, _STOLEN.format(new=2, old=1)),
         ([0], 0, None, _STOLEN.format(new=0, old=0)),
+        ([0], 1, None, _STOLEN.format(new=1, old=0)),
+        ([2], 0, (ReceiverStolenError, _LOWER.format(old=2, new=0)), None),
+        ([2], 1, (ReceiverStolenError, _LOWER.format(old=2, new=1)), None),
+        ([2], 2, None, _STOLEN.format(new=2, old=2)),
     ],
 )
 def test_the_epoch_table(

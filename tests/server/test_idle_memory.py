@@ -1,4 +1,4 @@
-"""What a connection costs that only stays open: at most 50 KB of the service's memory (5,000 are to be held)."""
+"""What a connection costs that only stays open: at most 50 KB of memory, as 5,000 are to be held."""
 
 from __future__ import annotations
 

@@ -1,0 +1,114 @@
+"""Owner levels (epochs) over the wire: every ordered pair of receivers, by a table, and what follows."""
+
+from __future__ import annotations
+
+import pytest
+from tests.gateway.support import Pair
+
+from tidegate.amqp.link import ReceiverLink
+from tidegate.amqp.types import ULong
+from tidegate.broker import Broker
+from tidegate.wire.names import EPOCH, RECEIVER_NAME
+
+OPEN, STOLEN, REFUSED = "both are open", "the first is stolen from", "the second is refused"
+
+# The first receiver's owner level by row, the second's by column; None: without one.
+LEVELS = (None, 0, 1, 2)
+TABLE = {
+    None: (OPEN, STOLEN, STOLEN, STOLEN),
+    0: (REFUSED, STOLEN, STOLEN, STOLEN),
+    1: (REFUSED, REFUSED, STOLEN, STOLEN),
+    2: (REFUSED, REFUSED, REFUSED, STOLEN),
+}
+PAIRS = [
+    (first, second, outcome)
+    for first, row in TABLE.items()
+    for second, outcome in zip(LEVELS, row, strict=True)
+]
+
+
+def _attach(pair: Pair, name: str, level: int | None, group: str = "$Default") -> ReceiverLink:
+    properties: dict[str, object] = {RECEIVER_NAME: name}
+    if level is not None:
+        properties[EPOCH] = level
+    link = pair.session.attach_receiver(
+        name, source=f"hub/ConsumerGroups/{group}/Partitions/0", target="client", properties=properties
+    )
+    pair.exchange()
+    return link
+
+
+def _told(pair: Pair, link: ReceiverLink, condition: str = "amqp:link:stolen") -> str:
+    error = pair.error_of(link)
+    assert error is not None
+    assert error.condition == condition
+    return error.description or ""
+
+
+@pytest.mark.parametrize(("first", "second", "outcome"), PAIRS)
+async def test_every_ordered_pair(pair: Pair, first: int | None, second: int | None, outcome: str) -> None:
+    """Who stays, who goes, and in which words; whoever was refused gets in once the other has gone."""
+    one = _attach(pair, "one", first)
+    two = _attach(pair, "two", second)
+    assert (one.is_open, two.is_open) == (outcome != STOLEN, outcome != REFUSED)
+    if outcome == STOLEN:
+        assert _told(pair, one).startswith(
+            f"New receiver 'two' with higher epoch of '{second}' is created hence current receiver 'one' "
+            f"with epoch '{-1 if first is None else first}' is getting disconnected. If you are recreating "
+            "the receiver, make sure a higher epoch is used. TrackingId:"
+        )
+    elif outcome == REFUSED:
+        expected = (
+            f"At least one receiver for the endpoint is created with epoch of '{first}', and so non-epoch "
+            "receiver is not allowed."
+            if second is None
+            else f"Receiver 'one' with a higher epoch '{first}' already exists. Receiver 'two' with epoch "
+            f"{second} cannot be created."
+        )
+        assert _told(pair, two).startswith(expected)
+        one.detach()
+        pair.exchange()
+        assert _attach(pair, "again", second).is_open
+
+
+async def test_an_owner_takes_from_all(pair: Pair) -> None:
+    """All receivers without an owner level lose the partition to the first owner."""
+    shared = [_attach(pair, f"shared-{number}", None) for number in range(5)]
+    owner = _attach(pair, "owner", 0)
+    assert owner.is_open
+    for link in shared:
+        assert "New receiver 'owner' with higher epoch of '0'" in _told(pair, link)
+
+
+async def test_the_sixth_reader(pair: Pair) -> None:
+    """Five readers share a partition and group; the sixth is told so, and gets in when one has gone."""
+    five = [_attach(pair, f"reader-{number}", None) for number in range(5)]
+    sixth = _attach(pair, "sixth", None)
+    assert _told(pair, sixth, "amqp:resource-limit-exceeded").startswith(
+        "Exceeded the maximum number of allowed receivers per partition in a consumer group which is 5. "
+        "List of connected receivers - reader-0, reader-1, reader-2, reader-3, reader-4."
+    )
+    assert all(link.is_open for link in five)
+    five[2].detach()
+    pair.exchange()
+    assert _attach(pair, "next", None).is_open
+
+
+async def test_groups_do_not_know_of_each_other(pair: Pair, broker: Broker) -> None:
+    """An owner in one consumer group keeps nobody from another one."""
+    broker.event_hub("hub").create_consumer_group("other")
+    assert _attach(pair, "owner", 5).is_open
+    assert _attach(pair, "reader", None, "other").is_open
+    assert _attach(pair, "lower", 1, "OTHER").is_open
+
+
+@pytest.mark.parametrize("level", [-1, ULong(1 << 63), "1"])
+async def test_levels_that_are_none(pair: Pair, level: object) -> None:
+    """What is no whole number from 0 on is refused as an argument."""
+    link = pair.session.attach_receiver(
+        "odd", source="hub/ConsumerGroups/$Default/Partitions/0", target="client", properties={EPOCH: level}
+    )
+    pair.exchange()
+    error = pair.error_of(link)
+    assert error is not None
+    assert error.condition == "com.microsoft:argument-error"
