@@ -97,9 +97,6 @@ class SteppedDestination:
     def discard(self, token_prefix: str) -> None:
         self._steps.take(lambda: self._directory.discard(token_prefix))
 
-    def close(self) -> None:
-        return
-
 
 async def _capture_all(partition: Partition, work: Path, clock: SetClock, steps: Steps) -> None:
     """One life of the capture of a partition: until everything is captured, or the crash."""
@@ -169,6 +166,31 @@ async def test_any_step_may_be_the_last_one(tmp_path: Path, error: type[BaseExce
             work = tmp_path / f"{crash_at}-{is_done}"
             await _run_with_crash(work, crash_at, is_done=is_done, error=error)
             assert {path.name: path.read_bytes() for path in capture_files(work / "files")} == expected
+
+
+_FIRST_PUBLISH = 5
+"""Steps before it: load, discard, exists, save, spool."""
+
+
+async def test_a_complete_file_stays_when_retention_took_its_events(tmp_path: Path) -> None:
+    """The crash came between the file and the word that it is complete; the log cannot make it again."""
+    clock = SetClock()
+    broker = await Broker.open(tmp_path / "data", clock=clock)
+    try:
+        hub = broker.create_event_hub("hub", partition_count=1, retention_hours=1)
+        partition = hub.partition("0")
+        await append_bodies(partition, [b"x" * 200, b"y" * 200, b"z"])
+        with pytest.raises(Crash):
+            await _capture_all(partition, tmp_path, clock, Steps(_FIRST_PUBLISH, is_done=True))
+        files = tmp_path / "files"
+        assert captured_numbers(files) == [0, 1]
+        clock.advance(2 * 3600)
+        assert await broker.apply_retention() == 1
+        await append_bodies(partition, [b"x" * 400])
+        await _capture_all(partition, tmp_path, clock, Steps(None, is_done=False))
+        assert captured_numbers(files) == [0, 1, 3]
+    finally:
+        await broker.close()
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

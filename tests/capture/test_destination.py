@@ -40,7 +40,6 @@ def test_a_directory_shows_whole_files_alone(tmp_path: Path, is_url: bool) -> No
     assert (root / "a/b/c.avro").read_bytes() == b"second"
     assert destination.exists("a/b/c.avro")
     assert [path.name for path in root.rglob("*") if path.is_file()] == ["c.avro"]
-    destination.close()
 
 
 def test_what_a_killed_service_left_is_removed(tmp_path: Path) -> None:
@@ -67,7 +66,6 @@ def test_fsspec_replaces_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert files.cat_file(f"{root}/a/b.avro") == b"second"
     assert files.find(root) == [f"{root}/a/b.avro"]
     assert list((tmp_path / "spool").iterdir()) == []
-    destination.close()
 
 
 def test_failures_name_the_place_and_the_reason(tmp_path: Path) -> None:

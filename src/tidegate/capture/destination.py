@@ -49,10 +49,6 @@ class Destination(Protocol):
         """Remove what earlier attempts left in the spool under tokens that begin so."""
         ...
 
-    def close(self) -> None:
-        """Release connections; harmless twice."""
-        ...
-
 
 class Spool:
     """A file while it is being written, before it has its name. Used by one thread at a time.
@@ -135,9 +131,6 @@ class DirectoryDestination:
         """See ``Destination``."""
         _guarded(str(self.root), "clear", lambda: _discard(self.root / _SPOOL_NAME, token_prefix))
 
-    def close(self) -> None:
-        """See ``Destination``."""
-
     def __repr__(self) -> str:
         return f"<DirectoryDestination {self.root}>"
 
@@ -200,9 +193,6 @@ class FsspecDestination:
     def discard(self, token_prefix: str) -> None:
         """See ``Destination``."""
         _guarded(str(self._spool_directory), "clear", lambda: _discard(self._spool_directory, token_prefix))
-
-    def close(self) -> None:
-        """See ``Destination``."""
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"
