@@ -22,7 +22,7 @@ from tidegate.amqp.events import (
     SessionEnded,
 )
 from tidegate.amqp.frames import EMPTY_FRAME, encode_frame
-from tidegate.amqp.link import SenderLink
+from tidegate.amqp.link import ReceiverLink, SenderLink
 from tidegate.amqp.performatives import (
     Accepted,
     Attach,
@@ -359,6 +359,41 @@ def test_an_oversized_delivery_ends_the_link_without_being_kept(size: int, is_se
         assert detached.error.condition == MESSAGE_SIZE_EXCEEDED
     assert session.is_mapped
     assert session.links == ()
+
+
+@pytest.mark.parametrize("size", [1001, 200_000])
+def test_an_oversized_delivery_is_rejected_where_the_link_shall_go_on(size: int) -> None:
+    """Protects senders that share a link: what is too large is rejected, not kept, and costs no credit."""
+    pair = EnginePair()
+    pair.is_accepting = False
+    session = pair.open()
+    link = session.attach_sender("out", target="hub")
+    pair.pump()
+    (attaching,) = pair.take(LinkAttaching, of_server=True)
+    attaching.link.accept(max_message_size=1000)
+    receiver = pair.other_end(link)
+    assert isinstance(receiver, ReceiverLink)
+    receiver.is_oversized_rejected = True
+    receiver.grant_credit(2)
+    pair.pump()
+    for number in range(5):
+        link.send(bytes(size))
+        pair.pump()
+        (settled,) = pair.take(DeliveriesSettled)
+        assert settled.first_delivery_id == settled.last_delivery_id == number
+        assert isinstance(settled.state, Rejected)
+        assert settled.state.error is not None
+        assert settled.state.error.condition == MESSAGE_SIZE_EXCEEDED
+        assert f"size:{size} bytes) exceeds the limit (1000 bytes)" in (settled.state.error.description or "")
+    link.send(b"behind")
+    pair.pump()
+    assert [delivery.payload for delivery in _deliveries(pair, of_server=True)] == [b"behind"]
+    assert receiver.outstanding_credit == 1
+    link.send(bytes(size), settled=True)  # which nobody could tell otherwise
+    pair.pump()
+    (detached,) = pair.take(LinkDetached)
+    assert detached.error is not None
+    assert detached.error.condition == MESSAGE_SIZE_EXCEEDED
 
 
 def test_a_refused_link_is_detached_and_never_attached() -> None:

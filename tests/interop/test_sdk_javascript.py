@@ -196,7 +196,7 @@ def test_last_enqueued_event_properties(plain: JavaScriptSdk, five_events: str) 
 
 
 def test_refusals_are_clear(plain: JavaScriptSdk, javascript: JavaScript, event_hub: str) -> None:
-    """A wrong key and an unknown hub give the SDK's own errors for them, with our texts."""
+    """A wrong key, an unknown hub and an event over the limit give the SDK's own errors for them."""
     wrong = JavaScriptSdk(
         javascript, plain.connection_string.replace("SharedAccessKey=", "SharedAccessKey=x")
     )
@@ -206,6 +206,9 @@ def test_refusals_are_clear(plain: JavaScriptSdk, javascript: JavaScript, event_
     with pytest.raises(JavaScriptError, match="no-such-hub") as unknown:
         plain.send("no-such-hub", _events("x"))
     assert unknown.value.code == "MessagingEntityNotFoundError"
+    with pytest.raises(JavaScriptError, match=r"size:\d+ bytes\) exceeds the limit") as too_large:
+        plain.send(event_hub, [{"body": b"x" * 1_100_000}], partitionId="0")
+    assert too_large.value.code == "MessageTooLargeError"
 
 
 def test_sizes(sdk: JavaScriptSdk, event_hub: str) -> None:

@@ -26,6 +26,7 @@ from tidegate.amqp.performatives import (
     Disposition,
     Error,
     Flow,
+    Rejected,
 )
 from tidegate.amqp.states import LINK, LinkInput, LinkState, SessionViolationError
 from tidegate.amqp.transfers import (
@@ -220,11 +221,15 @@ class ReceiverLink(Link):
         """Deliveries that we still allow. Some clients send without credit: then it stays at zero."""
         self.delivery_count = 0
         self.is_draining = False
+        self.is_oversized_rejected = False
+        """What an unsettled delivery over the size limit meets: false, the end of the link, at once (AMQP 1.0
+        part 2 section 2.7.3); true, rejection once it was heard to its end, and the link goes on."""
         self._bytes_max = session.message_bytes_max
         self._group: DeliveriesReceived | None = None
         self._partial = bytearray()
         self._first: IncomingTransfer | None = None
         self._is_settled = False
+        self._dropped_bytes = 0
 
     def grant_credit(self, count: int) -> None:
         """Allow ``count`` more deliveries. Before the link is attached it is kept, and sent then."""
@@ -294,9 +299,9 @@ class ReceiverLink(Link):
             self._count_deliveries(1)
             return
         self._is_settled = self._is_settled or transfer.settled is True
-        size = len(self._partial) + until - transfer.payload_start
+        size = self._dropped_bytes + len(self._partial) + until - transfer.payload_start
         if size > self._bytes_max:
-            self._refuse_oversized(first, size)
+            self._refuse_oversized(first, size, is_more=transfer.more)
         elif transfer.more:
             # Copied: a view would keep the whole read alive for a piece of any size, even for an empty one.
             self.session.add_partial_bytes(until - transfer.payload_start)
@@ -336,15 +341,29 @@ class ReceiverLink(Link):
         if self._partial:
             self.session.add_partial_bytes(-len(self._partial))
             self._partial = bytearray()
+        self._dropped_bytes = 0
 
-    def _refuse_oversized(self, first: IncomingTransfer, size: int) -> None:
-        """Detach at once: what has come of the delivery is dropped, and what still comes is not kept."""
+    def _refuse_oversized(self, first: IncomingTransfer, size: int, *, is_more: bool) -> None:
+        """Drop what has come of the delivery, and reject it at its end, or detach at once."""
         self._drop_partial()
+        is_rejected = self.is_oversized_rejected and not self._is_settled
+        if is_rejected and is_more:
+            self._first, self._dropped_bytes = first, size
+            return
         text = (
-            f"The received message (delivery-id:{first.delivery_id}, size:{size} bytes or more) exceeds the "
-            f"limit ({self._bytes_max} bytes) currently allowed on the link."
+            f"The received message (delivery-id:{first.delivery_id}, size:{size} bytes"
+            f"{'' if is_rejected else ' or more'}) exceeds the limit ({self._bytes_max} bytes) currently "
+            "allowed on the link."
         )
-        self.detach(Error(condition=MESSAGE_SIZE_EXCEEDED, description=text))
+        error = Error(condition=MESSAGE_SIZE_EXCEEDED, description=text)
+        if not is_rejected:
+            self.detach(error)
+            return
+        assert first.delivery_id is not None
+        self.settle(first.delivery_id, state=Rejected(error))
+        # The owner is not told, so nobody else would give the credit back.
+        self._count_deliveries(1)
+        self.grant_credit(1)
 
     def _send_attach(self, attach: Attach) -> None:
         super()._send_attach(attach)
