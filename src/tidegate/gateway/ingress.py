@@ -110,8 +110,8 @@ class IngressLink:
 
     def start(self) -> None:
         """Let the client send."""
-        # As Event Hubs does: the JavaScript SDK's own tests send on, on the same link. Were the link to end, that
-        # SDK would wait for its time-out, and try again.
+        # As Event Hubs does: the JavaScript SDK's own tests send on, on the same link. Were the link to end,
+        # that SDK would wait for its time-out, and try again.
         self._link.is_oversized_rejected = True
         self._link.grant_credit(_CREDIT)
 
