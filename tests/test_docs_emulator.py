@@ -37,7 +37,11 @@ def _serving(directory: Path, environment: dict[str, str]) -> Iterator[str]:
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        yield str(json.loads(ready_file.read_text())["amqp"])
+        try:
+            yield str(json.loads(ready_file.read_text())["amqp"])
+        except BaseException:
+            process.kill()
+            raise
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
 

@@ -6,17 +6,28 @@ import json
 import signal
 import subprocess
 import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.cli.support import COMMAND, run_tidegate
 
 from tidegate.model.connection_string import ConnectionString
+from tidegate.model.sas import make_sas_token
 
 
-def _start(environment: dict[str, str], *options: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+@contextmanager
+def _start(environment: dict[str, str], *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The service, until the block ends: where a test fails in it, it is killed rather than waited for."""
+    with subprocess.Popen(
         [*COMMAND, "serve", *options], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
 
 
 def _wait_for(path: Path, process: subprocess.Popen[bytes]) -> dict[str, object]:
@@ -136,10 +147,16 @@ def test_a_taken_port_is_told(tmp_path: Path, lonely: dict[str, str]) -> None:
 def test_the_log_as_json_holds_no_secret(tmp_path: Path, lonely: dict[str, str]) -> None:
     """A service's life as JSON lines: where it serves, what it refused, its end; no key on any stream."""
     ready_file = tmp_path / "ready.json"
-    options = ["--data-dir", str(tmp_path / "data"), "--amqp-port", "0", "--log-format", "json"]
+    options = ["--data-dir", str(tmp_path / "data"), "--amqp-port", "0", "--http-port", "0"]
+    options += ["--log-format", "json"]
     with _start(lonely, *options, "--ready-file", str(ready_file)) as process:
         ready = _wait_for(ready_file, process)
         assert run_tidegate("hub", "show", "missing", environment=lonely).code == 1
+        assert run_tidegate("hub", "create", "made", environment=lonely).code == 0
+        words = ["policy", "create", "feed", "--claim", "Send", "--with-connection-string", "--json"]
+        policy = run_tidegate(*words, environment=lonely).json()
+        assert isinstance(policy, dict)
+        _make_group(ready, "made", "reports")
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=20)
     entries = [json.loads(line) for line in err.decode().splitlines()]
@@ -148,7 +165,34 @@ def test_the_log_as_json_holds_no_secret(tmp_path: Path, lonely: dict[str, str])
     assert (started["amqp"], started["data_dir"]) == (ready["amqp"], ready["data_dir"])
     assert any("refused" in message and "missing" in message for message in messages)
     assert messages[-1] == "the service has stopped"
-    key = ConnectionString.parse(str(ready["connection_string"])).shared_access_key
-    assert key is not None
+    changes = [(entry["operation"], entry["target"]) for entry in entries if "operation" in entry]
+    assert changes == [
+        ("CREATE_EVENT_HUB", "made"),
+        ("CREATE_POLICY", "feed"),
+        ("createConsumerGroup", "/event-hubs/made/consumer-groups"),
+    ]
     assert out == b""
-    assert key not in err.decode()
+    for text in (str(ready["connection_string"]), str(policy["primary_connection_string"])):
+        key = ConnectionString.parse(text).shared_access_key
+        assert key is not None
+        assert key not in err.decode()
+
+
+def _make_group(ready: dict[str, object], hub: str, name: str) -> None:
+    """By HTTP, as the root."""
+    root = ConnectionString.parse(str(ready["connection_string"]))
+    assert root.shared_access_key_name is not None
+    assert root.shared_access_key is not None
+    token = make_sas_token(
+        audience="sb://127.0.0.1/",
+        key_name=root.shared_access_key_name,
+        key=root.shared_access_key,
+        expiry=2**31,
+    )
+    asked = urllib.request.Request(
+        f"http://{ready['http']}/api/v1/event-hubs/{hub}/consumer-groups",
+        json.dumps({"name": name}).encode(),
+        {"Authorization": token, "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(asked, timeout=20) as answer:
+        assert answer.status == 201

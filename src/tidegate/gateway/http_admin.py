@@ -90,6 +90,10 @@ class Administration:
             level = logging.ERROR if error.remote_text else logging.INFO
             _log.log(level, "%s of %.300r refused: %s", operation.operation_id, request.url.path, error)
             return admin_error_response(error)
+        if operation.method != "GET":
+            target = request.url.path.removeprefix(PREFIX)
+            extra = {"operation": operation.operation_id, "target": target}
+            _log.info("%s of %.300r is done", operation.operation_id, target, extra=extra)
         if operation.answer is None:
             return Response(status_code=operation.status)
         return _json_response(value, operation.status)

@@ -5,6 +5,7 @@ Reading an entity takes any claim on it; making, deleting and listing event hubs
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable
 
 from tidegate.amqp.message import MessageId
@@ -25,6 +26,8 @@ from tidegate.wire.request_response import Request
 PARTITION_COUNT_DEFAULT = 4
 """Partitions of a hub whose creator names no number (our choice)."""
 
+_log = logging.getLogger(__name__)
+
 
 class ManagementService:
     """Answers the requests of all connections."""
@@ -42,7 +45,10 @@ class ManagementService:
         if administration is not None:
             claims.require(administration.event_hub, Claim.MANAGE)
             body = perform_administration(self._broker, administration)
-            return encode_administration_response(request.message_id, administration.operation, body)
+            operation = administration.operation
+            if operation.value.operation not in ("READ", "QUERY"):
+                _log_change(operation.name, administration.event_hub, administration.name)
+            return encode_administration_response(request.message_id, operation, body)
         wanted = ManagementRequest.from_request(request)
         # JavaScript's client has a token for this path only, Python's one for the whole hub, which covers it.
         path = f"{wanted.event_hub}/{MANAGEMENT_NODE}"
@@ -65,10 +71,12 @@ class ManagementService:
             case Operation.CREATE_CONSUMER_GROUP:
                 assert wanted.consumer_group is not None
                 self._broker.event_hub(wanted.event_hub).create_consumer_group(wanted.consumer_group)
+                _log_change(wanted.operation.name, wanted.event_hub, wanted.consumer_group)
                 return encode_management_response(request.message_id, None, status_code=201)
             case Operation.DELETE_CONSUMER_GROUP:
                 assert wanted.consumer_group is not None
                 self._broker.event_hub(wanted.event_hub).delete_consumer_group(wanted.consumer_group)
+                _log_change(wanted.operation.name, wanted.event_hub, wanted.consumer_group)
                 return encode_management_response(request.message_id, None)
             case Operation.QUERY_CONSUMER_GROUPS:
                 groups = self._broker.event_hub(wanted.event_hub).description.consumer_groups
@@ -84,10 +92,12 @@ class ManagementService:
             retention_bytes=wanted.retention_bytes,
             event_bytes_max=wanted.event_bytes_max,
         )
+        _log_change(wanted.operation.name, wanted.event_hub)
         return encode_management_response(message_id, describe_event_hub(event_hub), status_code=201)
 
     async def _delete(self, wanted: ManagementRequest, message_id: MessageId | None) -> bytes:
         await self._broker.delete_event_hub(wanted.event_hub)
+        _log_change(wanted.operation.name, wanted.event_hub)
         return encode_management_response(message_id, None)
 
 
@@ -104,3 +114,8 @@ def describe_partition(partition: Partition) -> PartitionDescription:
         last_enqueued_time_ms=NEVER_ENQUEUED_MS if last_ms is None else last_ms,
         is_empty=information.is_empty,
     )
+
+
+def _log_change(operation: str, event_hub: str, name: str = "") -> None:
+    target = "/".join(part for part in (event_hub, name) if part) or "the namespace"
+    _log.info("%s of %.300r is done", operation, target, extra={"operation": operation, "target": target})
