@@ -97,12 +97,25 @@ class JavaScript:
 class JavaScriptSdk:
     """The SDK on one way to the service."""
 
-    def __init__(self, process: JavaScript, connection_string: str, *, is_websocket: bool = False) -> None:
+    def __init__(
+        self,
+        process: JavaScript,
+        connection_string: str,
+        *,
+        is_websocket: bool = False,
+        retries_max: int = 1,
+        retry_delay_s: float = 0.05,
+    ) -> None:
         self._process = process
         self._names = count()
         self.connection_string = connection_string
         """How the SDK finds the service."""
-        self._target = {"connectionString": connection_string, "webSocket": is_websocket}
+        self._target = {
+            "connectionString": connection_string,
+            "webSocket": is_websocket,
+            "maxRetries": retries_max,
+            "retryDelayInMs": round(retry_delay_s * 1000),
+        }
 
     def send(self, hub: str, events: Sequence[Mapping[str, Any]], how: str = "list", **options: str) -> Any:
         """Send ``events``. how: as ``list``, as ``batch`` made with createBatch, or ``one by one``."""

@@ -15,6 +15,7 @@ from tests.interop.node import JavaScript, JavaScriptError, JavaScriptSdk
 from tests.interop.support import bodies, read, target_of, tls_connection_string
 
 from tidegate.model.partition_key import partition_for_key
+from tidegate.server.app import TidegateServer
 from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.hub import HubService
 
@@ -341,3 +342,22 @@ def test_processor_with_checkpoints(plain: JavaScriptSdk, azurite: AzuriteServer
     with plain.subscribed(event_hub, None, storage=storage, checkpoints=True) as second:
         later = second.wait_events(2)
     assert [event["body"] for event in later] == ["c", "c"]
+
+
+def test_throttled_producer_backs_off(javascript: JavaScript) -> None:
+    """Over the throughput units the SDK is told so, waits, and loses and doubles nothing."""
+    with HubService() as service:
+        hub = service.create_hub(partition_count=1)
+
+        async def set_units(server: TidegateServer, units: int | None) -> None:
+            server.broker.set_throughput_units(units)
+
+        async def refusals(server: TidegateServer) -> int:
+            return server.broker.statistics().throttled_requests
+
+        service.call(lambda server: set_units(server, 1))
+        patient = JavaScriptSdk(javascript, service.connection_string, retries_max=60, retry_delay_s=0.2)
+        patient.send(hub, [{"body": bytes([number]) * 600_000} for number in range(5)], "one by one")
+        assert service.call(refusals) > 0
+        service.call(lambda server: set_units(server, None))
+        assert [body[0] for body in _bodies(patient.read(hub, 5))] == list(range(5))

@@ -13,10 +13,9 @@ import { BlobCheckpointStore } from "@azure/eventhubs-checkpointstore-blob";
 import { ContainerClient } from "@azure/storage-blob";
 import WebSocket from "ws";
 
-// Few and quick tries: a refusal must reach the test, not be hidden behind half a minute of retries.
-const retryOptions = { maxRetries: 1, retryDelayInMs: 50, timeoutInMs: 20000 };
-
-function clientOptions({ webSocket }) {
+// Few and quick tries unless told: a refusal must reach the test, not be hidden behind half a minute of retries.
+function clientOptions({ webSocket, maxRetries = 1, retryDelayInMs = 50 }) {
+  const retryOptions = { maxRetries, retryDelayInMs, timeoutInMs: 20000 };
   return webSocket ? { retryOptions, webSocketOptions: { webSocket: WebSocket } } : { retryOptions };
 }
 
