@@ -16,7 +16,7 @@ import fastavro
 from azure.eventhub import EventData
 from tests.interop.support import SdkTarget, read
 
-from tidegate.model.capture import CaptureSettings
+from tidegate.model.capture import CaptureSettings, CaptureStatistics
 from tidegate.model.limits import CAPTURE_SIZE_WINDOW_BYTES_MIN
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
@@ -52,6 +52,9 @@ def test_captured_files_read_as_azures_do(tmp_path: Path) -> None:
         settings = CaptureSettings(str(tmp_path), size_window_bytes=CAPTURE_SIZE_WINDOW_BYTES_MIN)
         server.broker.set_capture("telemetry", settings)
 
+    async def statistics(server: TidegateServer) -> CaptureStatistics:
+        return server.capture.statistics()["telemetry"]
+
     with HubService() as service:
         service.create_hub("telemetry", partition_count=1)
         service.call(set_capture)
@@ -66,12 +69,18 @@ def test_captured_files_read_as_azures_do(tmp_path: Path) -> None:
         received = read(sdk.consumer("telemetry"), 2, starting_position="-1")
         path = _first_file(tmp_path)
         data = path.read_bytes()
+        deadline = time.monotonic() + _DEADLINE_S
+        while service.call(statistics).captured_files == 0:
+            assert time.monotonic() < deadline, "the statistics do not tell of the file"
+            time.sleep(0.02)
+        counts = service.call(statistics)
     assert _NAME.fullmatch(str(path.relative_to(tmp_path)))
     reader = fastavro.reader(BytesIO(data))
     assert reader.metadata["avro.codec"] == "null"
     assert json.loads(reader.metadata["avro.schema"]) == _AZURE_SCHEMA
     records: list[dict[str, Any]] = [record for record in reader if isinstance(record, dict)]
     assert [record["SequenceNumber"] for record in records] == list(range(len(records)))
+    assert (counts.captured_events, counts.missing_events, counts.is_failing) == (len(records), 0, False)
     for record, event in zip(records, received, strict=False):
         assert record["SequenceNumber"] == event.sequence_number
         assert record["Offset"] == event.offset

@@ -201,12 +201,14 @@ class PartitionCapture:
         assert planned is not None
         # Never a token again: a call that was given up with its task may still be sending its own spool.
         token = f"{self._token}-{secrets.token_hex(6)}"
-        if await self._is_overtaken(planned):
-            return
         encoder = AvroEncoder(planned.name)
         spool = await self._threads.run(lambda: Spool(self._destination.spool(token)))
         try:
             missing = await self._copy(planned, encoder, spool)
+            if missing and await self._threads.run(lambda: self._destination.exists(planned.name)):
+                # The file of an earlier attempt: it has what the log has lost since, and is to stay.
+                self._threads.leave(spool.discard)
+                return
             rest = encoder.finish()
             await self._threads.run(lambda: spool.finish(rest))
             await self._threads.run(lambda: self._destination.publish(spool.path, planned.name))
@@ -226,12 +228,6 @@ class PartitionCapture:
         self.counts.captured_events += encoder.event_count
         self.counts.captured_bytes += planned.event_bytes
         _logger.info("captured %d events of %r to %s", encoder.event_count, self.partition, planned.name)
-
-    async def _is_overtaken(self, planned: PlannedFile) -> bool:
-        """Whether the log lost events that a file of an earlier attempt has: that file is to stay."""
-        if self.partition.begin_sequence_number <= planned.start_sequence_number:
-            return False
-        return await self._threads.run(lambda: self._destination.exists(planned.name))
 
     async def _copy(self, planned: PlannedFile, encoder: AvroEncoder, spool: Spool) -> int:
         """Copy the planned events that the log holds; returns how many it does not hold."""
