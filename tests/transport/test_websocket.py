@@ -223,9 +223,9 @@ async def test_a_peer_that_breaks_the_protocol_is_told_whose_fault_it_is() -> No
         writer.write(b"\x82\x01x")
         answer = await reader.read()
         assert answer[:4] == b"\x88" + bytes([len(answer) - 2]) + (1002).to_bytes(2, "big")
+        writer.close()
         await receiver.until(lambda: receiver.ends)
         assert isinstance(receiver.ends[0], RemoteProtocolError)
-        writer.close()
 
 
 async def test_random_bytes_end_each_stream_once() -> None:

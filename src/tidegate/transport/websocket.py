@@ -237,7 +237,7 @@ class WebSocketStream(asyncio.Protocol):
             self._protocol.send_close(code)
             self._send()
             self.resume_reading()  # the peer's close frame must come through
-            self._abort_timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self.abort)
+            self._abort_soon()
         else:
             self._transport.close()
 
@@ -247,6 +247,17 @@ class WebSocketStream(asyncio.Protocol):
         if not buffers or transport is None or transport.is_closing():
             return
         transport.write(buffers[0] if len(buffers) == 1 else b"".join(buffers))
-        if SEND_EOF in buffers:  # a refusal, both close frames, or a peer that broke the protocol
-            self._is_closing = True
+        if SEND_EOF not in buffers:
+            return
+        self._is_closing = True
+        if self._protocol.parser_exc is not None and transport.can_write_eof():
+            # The peer broke the protocol and may still be sending: what comes is read and dropped a while,
+            # because a transport that is closed meanwhile resets, which may cost the peer our close frame.
+            transport.write_eof()
+            self._abort_soon()
+        else:  # a refusal, or both close frames are out
             transport.close()
+
+    def _abort_soon(self) -> None:
+        if self._abort_timer is None:
+            self._abort_timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self.abort)
