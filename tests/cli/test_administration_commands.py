@@ -169,6 +169,45 @@ def test_units_are_set_shown_and_compared_with_partitions(hub: str, environment:
     assert off["units"] is None
 
 
+def test_a_manager_of_one_hub(hub: str, environment: dict[str, str]) -> None:
+    """A hub's policy with Manage administers that hub, and neither another one nor the namespace."""
+    words = ["policy", "create", "owner", "--claim", "Manage", "--hub", hub, "--with-connection-string"]
+    record = _record(run_tidegate(*words, "--json", environment=environment))
+    own = ["--connection-string", str(record["primary_connection_string"])]
+    other = f"cli-{uuid.uuid4().hex[:8]}"
+    assert run_tidegate("hub", "create", other, environment=environment).code == 0
+    for command, code in (
+        (["hub", "update", hub, "--retention-hours", "5"], 0),
+        (["group", "create", hub, "mine"], 0),
+        (["policy", "list", "--hub", hub.upper()], 0),
+        (["publisher", "revoke", hub, "device"], 0),
+        (["hub", "update", other, "--retention-hours", "5"], 3),
+        (["policy", "list"], 3),
+        (["hub", "list"], 3),
+        (["throughput", "show"], 3),
+    ):
+        found = run_tidegate(*command, *own, environment=environment)
+        assert found.code == code, (command, found.err)
+
+
+def test_the_tier_is_shown_and_set(environment: dict[str, str]) -> None:
+    """With its limits, which count for the next hub; letter case does not matter; a wrong name is refused."""
+
+    def run(*words: str) -> Result:
+        return run_tidegate("tier", *words, "--json", environment=environment)
+
+    before = _record(run("show"))
+    assert (before["tier"], before["partitions_max"]) == ("Dedicated", 1024)
+    try:
+        assert _record(run("set", "standard")) == _record(run("show"))
+        refused = run_tidegate("hub", "create", "wide", "--partitions", "33", environment=environment)
+        assert refused.code == 2
+        assert "32" in refused.err
+    finally:
+        assert _record(run("set", "Dedicated")) == before
+    assert run("set", "Gold").code == 2
+
+
 def test_capture_is_set_shown_and_switched_off(hub: str, environment: dict[str, str], tmp_path: Path) -> None:
     """All settings at once, as they are then shown; what cannot be meant is refused before it is sent."""
 

@@ -25,6 +25,7 @@ _VALUES: dict[str, object] = {
     "claims": ["Send", "Listen"],
     "is_secondary": True,
     "units": 2**40,
+    "tier": "Standard",
     **CaptureSettings("/var/lib/capture").to_mapping(),
 }
 
@@ -81,12 +82,13 @@ def test_other_requests_are_left_to_others() -> None:
 
 def test_values_are_checked() -> None:
     """A value of another kind is refused with its name, whatever sent it."""
-    values: dict[str, object] = {"units": "4", "is_secondary": 1, "claims": ["Send", 5]}
+    values: dict[str, object] = {"units": "4", "is_secondary": 1, "claims": ["Send", 5], "tier": 2}
     request = AdministrationRequest(Administration.UPDATE_THROUGHPUT, values=values)
     for read, name in (
         (request.integer, "units"),
         (request.boolean, "is_secondary"),
         (request.texts, "claims"),
+        (request.text, "tier"),
     ):
         with pytest.raises(InvalidArgumentError, match=name):
             read(name)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from tidegate.cli.connection import impatient_namespace, resolve_connection
+from tidegate.cli.connection import ServiceConnection, impatient_namespace, resolve_connection
+from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -37,12 +38,18 @@ def administer(
     connection = resolve_connection(connection_string, ca_file, os.environ)
 
     async def work() -> T:
-        from tidegate.client import EventHubAdministrator
-
-        async with EventHubAdministrator(impatient_namespace(connection)) as administrator:
+        async with open_administrator(connection) as administrator:
             return await act(administrator)
 
     return run_interruptible(work())
+
+
+def open_administrator(connection: ServiceConnection) -> EventHubAdministrator:
+    """An administrator for ``async with``; of one hub only where that is all that the policy allows."""
+    from tidegate.client import EventHubAdministrator
+
+    entity_path = ConnectionString.parse(connection.connection_string).entity_path
+    return EventHubAdministrator(impatient_namespace(connection), entity_path)
 
 
 def number_or_off(option: str, text: str) -> int | None:

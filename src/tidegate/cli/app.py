@@ -26,6 +26,7 @@ from tidegate.cli.render import Output
 from tidegate.cli.send import send
 from tidegate.cli.serve import serve
 from tidegate.cli.throughput import throughput_app
+from tidegate.cli.tier import tier_app
 from tidegate.model.errors import TidegateError
 
 EXIT_CODE_HELP = "; ".join(
@@ -89,6 +90,7 @@ app.add_typer(group_app, name="group")
 app.add_typer(policy_app, name="policy")
 app.add_typer(publisher_app, name="publisher")
 app.add_typer(throughput_app, name="throughput")
+app.add_typer(tier_app, name="tier")
 app.add_typer(capture_app, name="capture")
 app.command()(send)
 app.command()(receive)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.administering import administer, number_or_off
+from tidegate.cli.administering import administer, number_or_off, open_administrator
 from tidegate.cli.connection import ServiceConnection, impatient_namespace, resolve_connection
 from tidegate.cli.options import CaFileOption, ConnectionStringOption, with_output
 from tidegate.cli.render import Output
@@ -222,10 +222,8 @@ async def _partition_records(connection: ServiceConnection, name: str) -> list[d
 
 async def _balance_remark(connection: ServiceConnection, partition_count: int) -> str:
     """What to say of throughput units and partitions; empty where they match or nobody may know."""
-    from tidegate.client import EventHubAdministrator
-
     try:
-        async with EventHubAdministrator(impatient_namespace(connection)) as administrator:
+        async with open_administrator(connection) as administrator:
             units = (await administrator.get_throughput()).units
     except TidegateError:
         return (

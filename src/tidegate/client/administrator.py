@@ -21,6 +21,7 @@ from tidegate.model.capture import CaptureSettings
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
+from tidegate.model.limits import Tier
 from tidegate.wire.addresses import entity_audience
 from tidegate.wire.administration import (
     Administration,
@@ -45,10 +46,17 @@ T = TypeVar("T")
 class EventHubAdministrator:
     """Manages the hubs of a namespace; its policy needs the Manage claim. ``async with`` or ``close`` it."""
 
-    def __init__(self, namespace: Namespace, *, clock: Clock | None = None) -> None:
-        """Connects when first used."""
+    def __init__(
+        self, namespace: Namespace, event_hub: str | None = None, *, clock: Clock | None = None
+    ) -> None:
+        """Connects when first used.
+
+        event_hub: the hub that the policy may be for alone: what is asked about it is asked with a token for
+        it, which a policy of the whole namespace may make as well.
+        """
         self._connector = Connector(namespace, clock=clock)
-        self._audience = entity_audience(namespace.host)
+        self._host = namespace.host
+        self._own_hub = event_hub
 
     @classmethod
     def from_connection_string(
@@ -60,9 +68,11 @@ class EventHubAdministrator:
         ssl_context: ssl.SSLContext | None = None,
         ca_file: str | Path | None = None,
     ) -> Self:
-        """An administrator of the namespace; the arguments are those of
-        ``Namespace.from_connection_string``.
+        """An administrator of the namespace, or of the hub that is the string's EntityPath; the arguments are
+        those of ``Namespace.from_connection_string``.
         """
+        if not isinstance(connection_string, ConnectionString):
+            connection_string = ConnectionString.parse(connection_string)
         return cls(
             Namespace.from_connection_string(
                 connection_string,
@@ -70,7 +80,8 @@ class EventHubAdministrator:
                 timeout_s=timeout_s,
                 ssl_context=ssl_context,
                 ca_file=ca_file,
-            )
+            ),
+            connection_string.entity_path,
         )
 
     async def create_event_hub(
@@ -95,7 +106,7 @@ class EventHubAdministrator:
             retention_bytes=retention_bytes,
             event_bytes_max=event_bytes_max,
         )
-        return to_properties(await ask(self._connector, self._audience, request, event_hub_in))
+        return to_properties(await self._ask(request, event_hub_in))
 
     async def update_event_hub(self, name: str, **changes: int | None) -> EventHubProperties:
         """Change settings of a hub, all or none; those that are not named stay.
@@ -110,17 +121,17 @@ class EventHubAdministrator:
     async def list_event_hubs(self) -> list[EventHubProperties]:
         """All hubs of the namespace. Raises UnauthorizedError."""
         request = ManagementRequest(Operation.QUERY_EVENT_HUBS)
-        found = await ask(self._connector, self._audience, request, event_hubs_in)
+        found = await self._ask(request, event_hubs_in)
         return [to_properties(description) for description in found]
 
     async def get_event_hub(self, name: str) -> EventHubProperties:
         """One hub. Raises NotFoundError, UnauthorizedError."""
-        return await read_event_hub(self._connector, self._audience, name)
+        return await read_event_hub(self._connector, self._audience(name), name)
 
     async def delete_event_hub(self, name: str) -> None:
         """Delete a hub with all its events, for good. Raises NotFoundError, UnauthorizedError."""
         request = ManagementRequest(Operation.DELETE_EVENT_HUB, name)
-        await ask(self._connector, self._audience, request, check_management_response)
+        await self._ask(request, check_management_response)
 
     async def create_consumer_group(self, event_hub: str, name: str) -> None:
         """Create a consumer group.
@@ -129,7 +140,7 @@ class EventHubAdministrator:
         name), UnauthorizedError. After a broken line it is repeated, as in ``create_event_hub``.
         """
         request = ManagementRequest(Operation.CREATE_CONSUMER_GROUP, event_hub, consumer_group=name)
-        await ask(self._connector, self._audience, request, check_management_response)
+        await self._ask(request, check_management_response)
 
     async def list_consumer_groups(self, event_hub: str) -> list[str]:
         """The names of a hub's consumer groups, ``$Default`` first.
@@ -137,7 +148,7 @@ class EventHubAdministrator:
         Raises NotFoundError, UnauthorizedError.
         """
         request = ManagementRequest(Operation.QUERY_CONSUMER_GROUPS, event_hub)
-        return await ask(self._connector, self._audience, request, consumer_groups_in)
+        return await self._ask(request, consumer_groups_in)
 
     async def delete_consumer_group(self, event_hub: str, name: str) -> None:
         """Delete a consumer group; receivers in it stay until they close. ``$Default`` cannot be deleted.
@@ -145,7 +156,7 @@ class EventHubAdministrator:
         Raises NotFoundError, InvalidArgumentError, UnauthorizedError.
         """
         request = ManagementRequest(Operation.DELETE_CONSUMER_GROUP, event_hub, consumer_group=name)
-        await ask(self._connector, self._audience, request, check_management_response)
+        await self._ask(request, check_management_response)
 
     async def list_policies(self, event_hub: str | None = None) -> list[PolicyProperties]:
         """The policies of a hub, or (None) of the namespace, without their keys.
@@ -225,6 +236,18 @@ class EventHubAdministrator:
         values = {"units": units}
         return _throughput(await self._administer(Administration.UPDATE_THROUGHPUT, map_in, values=values))
 
+    async def get_tier(self) -> Tier:
+        """The tier whose limits the namespace keeps. Raises UnauthorizedError."""
+        return _tier(await self._administer(Administration.READ_TIER, map_in))
+
+    async def set_tier(self, tier: Tier) -> Tier:
+        """Keep the limits of another tier. The largest event changes at once; what exists stays as it is.
+
+        Raises UnauthorizedError.
+        """
+        values = {"tier": tier.value}
+        return _tier(await self._administer(Administration.UPDATE_TIER, map_in, values=values))
+
     async def get_capture(self, event_hub: str) -> CaptureSettings | None:
         """How a hub's events are captured; None: they are not. Raises NotFoundError, UnauthorizedError."""
         return _capture(await self._administer(Administration.READ_CAPTURE, map_in, event_hub))
@@ -266,7 +289,16 @@ class EventHubAdministrator:
         values: Mapping[str, object] | None = None,
     ) -> T:
         request = AdministrationRequest(operation, event_hub or "", name, {} if values is None else values)
-        return await ask(self._connector, self._audience, request, parse)
+        return await self._ask(request, parse)
+
+    async def _ask(
+        self, request: ManagementRequest | AdministrationRequest, parse: Callable[[Message], T]
+    ) -> T:
+        return await ask(self._connector, self._audience(request.event_hub), request, parse)
+
+    def _audience(self, event_hub: str) -> str:
+        is_own = self._own_hub is not None and event_hub.lower() == self._own_hub.lower()
+        return entity_audience(self._host, event_hub if is_own else "")
 
 
 def _policy(entries: Mapping[str, object], event_hub: str | None) -> PolicyProperties:
@@ -276,6 +308,13 @@ def _policy(entries: Mapping[str, object], event_hub: str | None) -> PolicyPrope
     keys = [entries.get(key) for key in ("primary_key", "secondary_key")]
     primary, secondary = (str(key) if isinstance(key, str) else None for key in keys)
     return PolicyProperties(str(name), event_hub, tuple(str(claim) for claim in claims), primary, secondary)
+
+
+def _tier(entries: Mapping[str, object]) -> Tier:
+    try:
+        return Tier(entries.get("tier"))
+    except ValueError as error:
+        raise RemoteProtocolError("The answer of $management is no tier.") from error
 
 
 def _capture(entries: Mapping[str, object]) -> CaptureSettings | None:

@@ -11,6 +11,7 @@ from typing import Final
 from tidegate.broker import UNCHANGED, Broker, Claim, EventHub, SharedAccessPolicy, Unchanged
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.limits import Tier
 from tidegate.wire.administration import Administration, AdministrationRequest
 from tidegate.wire.management import EventHubDescription
 
@@ -113,6 +114,21 @@ def _update_throughput(broker: Broker, request: AdministrationRequest) -> object
     return _read_throughput(broker, request)
 
 
+def _read_tier(broker: Broker, _: AdministrationRequest) -> object:
+    return {"tier": broker.tier.value}
+
+
+def _update_tier(broker: Broker, request: AdministrationRequest) -> object:
+    by_name = {tier.value.lower(): tier for tier in Tier}
+    name = request.text("tier")
+    if name.lower() not in by_name:
+        raise InvalidArgumentError(
+            f"There is no tier {name[:40]!r}.", next_step=f"Known: {', '.join(tier.value for tier in Tier)}."
+        )
+    broker.set_tier(by_name[name.lower()])
+    return _read_tier(broker, request)
+
+
 def _read_capture(broker: Broker, request: AdministrationRequest) -> object:
     settings = broker.event_hub(request.event_hub).description.capture
     return {"capture": None if settings is None else settings.to_mapping()}
@@ -140,6 +156,8 @@ _ACTIONS: Final[Mapping[Administration, Callable[[Broker, AdministrationRequest]
     Administration.RESTORE_PUBLISHER: _restore_publisher,
     Administration.READ_THROUGHPUT: _read_throughput,
     Administration.UPDATE_THROUGHPUT: _update_throughput,
+    Administration.READ_TIER: _read_tier,
+    Administration.UPDATE_TIER: _update_tier,
     Administration.READ_CAPTURE: _read_capture,
     Administration.UPDATE_CAPTURE: _update_capture,
     Administration.DELETE_CAPTURE: _delete_capture,

@@ -17,6 +17,8 @@ out stays as it is, and null takes it back to its default (a limit: off).
     RESTORE     tidegate:publisher       name publisher
     READ        tidegate:throughput                                                      map
     UPDATE      tidegate:throughput                        units                         map
+    READ        tidegate:tier                                                            {tier: text}
+    UPDATE      tidegate:tier                              tier                          {tier: text}
     READ        tidegate:capture         name                                            {capture: map | null}
     UPDATE      tidegate:capture         name              CaptureSettings, all of it    {capture: map}
     DELETE      tidegate:capture         name
@@ -41,6 +43,7 @@ from tidegate.wire.request_response import Request, Response, encode_response, m
 POLICY_ENTITY: Final = "tidegate:policy"
 PUBLISHER_ENTITY: Final = "tidegate:publisher"
 THROUGHPUT_ENTITY: Final = "tidegate:throughput"
+TIER_ENTITY: Final = "tidegate:tier"
 CAPTURE_ENTITY: Final = "tidegate:capture"
 """Entity types of our own in ``$management`` requests."""
 
@@ -87,6 +90,8 @@ class Administration(Enum):
     RESTORE_PUBLISHER = Form("RESTORE", PUBLISHER_ENTITY, HubPart.REQUIRED, "publisher")
     READ_THROUGHPUT = Form("READ", THROUGHPUT_ENTITY, HubPart.ABSENT)
     UPDATE_THROUGHPUT = Form("UPDATE", THROUGHPUT_ENTITY, HubPart.ABSENT, values=("units",))
+    READ_TIER = Form("READ", TIER_ENTITY, HubPart.ABSENT)
+    UPDATE_TIER = Form("UPDATE", TIER_ENTITY, HubPart.ABSENT, values=("tier",))
     READ_CAPTURE = Form("READ", CAPTURE_ENTITY, HubPart.REQUIRED)
     UPDATE_CAPTURE = Form(
         "UPDATE",
@@ -166,6 +171,13 @@ class AdministrationRequest:
         if not isinstance(value, bool):
             raise InvalidArgumentError(f"{name} is a {type(value).__name__}, not true or false.")
         return value
+
+    def text(self, name: str) -> str:
+        """A text. Raises InvalidArgumentError for anything else, and where it was left out."""
+        value = self.values.get(name)
+        if not isinstance(value, str):
+            raise InvalidArgumentError(f"{name} is a {type(value).__name__}, not a text.")
+        return str(value)
 
     def texts(self, name: str) -> list[str]:
         """A list of texts; empty where it was left out. Raises InvalidArgumentError for anything else."""
