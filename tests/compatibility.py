@@ -168,7 +168,7 @@ READING: Final = (
     ),
     done(
         "Epochs (owner levels): every rule",
-        "broker/test_receivers.py::test_the_epoch_table",
+        "gateway/test_epochs.py::test_every_ordered_pair",
         "interop/test_sdk_sync.py::test_higher_owner_level_steals",
         "interop/test_sdk_sync.py::test_lower_owner_level_and_none_are_refused",
         "interop/test_sdk_readers.py::test_a_reader_without_owner_level_comes_back",
@@ -286,8 +286,8 @@ CAPACITY: Final = (
         "interop/test_sdk_javascript.py::test_throttled_producer_backs_off",
         "interop/test_publishing.py::test_throttled_consumer_gets_everything",
         "server/test_http.py::test_throttled_requests_are_told_when_to_come_back",
-        note="Off by default; set at run time. The JavaScript SDK waits and repeats a refused send, the Python "
-        "SDK hands the refusal to its caller.",
+        note="Off by default; set at run time. Who is refused waits and sends again: the JavaScript SDK does "
+        "that by itself, the Python SDK tells its caller.",
     ),
     done(
         "Tiers with their limits",
