@@ -6,10 +6,12 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 
 from tidegate.server.log_format import LogFormat, start_logging
+from tidegate.transport.clock import SystemClock
 
 _AWKWARD = 'peer said "no"\nInjected: line\r\x1b[31m\u2028\x85'
 
@@ -30,7 +32,7 @@ def restored_logging() -> Iterator[None]:
 
 def _log(log_format: LogFormat) -> list[str]:
     stream = io.StringIO()
-    start_logging(log_format, stream)
+    start_logging(log_format, stream, clock=SystemClock())
     log = logging.getLogger("tidegate.test")
     log.debug("not of note")
     log.info("%s", _AWKWARD, extra={"event_hub": "telemetry", "partitions": 4})
@@ -69,3 +71,44 @@ def test_starting_again_replaces_the_format() -> None:
     """A line is never written twice."""
     _log(LogFormat.JSON)
     assert len([line for line in _log(LogFormat.JSON) if "of note" in line]) == 1
+
+
+class _Clock:
+    """Time that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        return self.now
+
+    def now_utc(self) -> datetime:
+        """Some day."""
+        return datetime(2026, 9, 1, tzinfo=UTC)
+
+
+def test_clients_cannot_flood_the_log() -> None:
+    """Of what clients cause, some lines of each kind pass, and later how many did not; errors, changes by an
+    administrator and the service's own lines always pass."""
+    stream, clock = io.StringIO(), _Clock()
+    start_logging(LogFormat.TEXT, stream, clock=clock)
+    gateway = logging.getLogger("tidegate.gateway.ingress")
+    for number in range(1000):
+        gateway.info("%s: a batch was refused", number)
+        gateway.info("%s: another kind", number)
+        gateway.info("made %s", number, extra={"operation": "CREATE_EVENT_HUB"})
+        gateway.error("failed %s", number)
+        logging.getLogger("tidegate.server.app").info("our own %s", number)
+    lines = stream.getvalue().splitlines()
+
+    def count(text: str) -> int:
+        return sum(text in line for line in lines)
+
+    assert 0 < count("a batch was refused") == count("another kind") < 100
+    assert [count(text) for text in ("made", "failed", "our own")] == [1000, 1000, 1000]
+    clock.now += 60
+    gateway.info("%s: a batch was refused", "at last")
+    last = stream.getvalue().splitlines()[-1]
+    left_out = 1000 - count("a batch was refused")
+    assert last.endswith(f"at last: a batch was refused (since the last such line, {left_out} were left out)")

@@ -101,6 +101,7 @@ def serve(
     from tidegate.cli.interrupt import run_interruptible
     from tidegate.server.app import run_server
     from tidegate.server.log_format import start_logging
+    from tidegate.transport.clock import SystemClock
 
     settings = _settings(
         config,
@@ -118,7 +119,7 @@ def serve(
             "https_port": https_port,
         },
     )
-    start_logging(log_format, sys.stderr)
+    start_logging(log_format, sys.stderr, clock=SystemClock())
     is_first_start = not settings.data_dir.exists()
 
     def announce(ready: ReadyInformation) -> None:

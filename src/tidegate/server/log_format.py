@@ -1,15 +1,20 @@
 """The service's log: one line per event of note, for people or as JSON, on standard error.
 
-The rule: no secret is ever handed to a logger, so no format has to hide one.
+Two rules. No secret is ever handed to a logger, so no format has to hide one. And nobody fills the disk with
+lines by doing wrong things fast: of lines that clients can cause, so many of a kind pass in a while, and then
+their number is told.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Final, TextIO
+
+from tidegate.model.clock import Clock
 
 
 class LogFormat(Enum):
@@ -33,7 +38,14 @@ _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 
 }
 
 
-def start_logging(log_format: LogFormat, stream: TextIO) -> None:
+_CLIENT_LOGGERS: Final = "tidegate.gateway."
+_LINES_MAX: Final = 20
+_WINDOW_S: Final = 10.0
+"""Lines of one kind that clients may cause in a window (our choice: enough to see what is going on)."""
+_KINDS_MAX: Final = 1000
+
+
+def start_logging(log_format: LogFormat, stream: TextIO, *, clock: Clock) -> None:
     """Have everything that Tidegate logs, and what other libraries warn of, written to ``stream``.
 
     Ours from INFO up (what a service does and refuses), others' from WARNING up. Replaces what was set up
@@ -41,12 +53,56 @@ def start_logging(log_format: LogFormat, stream: TextIO) -> None:
     """
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
+    handler.addFilter(FloodFilter(clock))
     root = logging.getLogger()
     for earlier in list(root.handlers):
         root.removeHandler(earlier)
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     logging.getLogger("tidegate").setLevel(logging.INFO)
+
+
+@dataclass(slots=True)
+class _Window:
+    """Lines of one kind since a moment."""
+
+    started_at: float
+    passed: int = 0
+    left_out: int = 0
+
+
+class FloodFilter(logging.Filter):
+    """Leaves out lines that clients cause, beyond ``_LINES_MAX`` of one kind in ``_WINDOW_S``.
+
+    The next one of the kind that passes says how many. Errors, and changes by administrators (which carry
+    ``operation``), always pass.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+        self._windows: dict[tuple[str, str], _Window] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is written; its message may have been added to."""
+        is_limited = record.name.startswith(_CLIENT_LOGGERS) and record.levelno < logging.ERROR
+        if not is_limited or hasattr(record, "operation"):
+            return True
+        now = self._clock.monotonic()
+        # The message without its values: one kind is one place in the code.
+        kind = record.name, str(record.msg)
+        window = self._windows.get(kind)
+        if window is None or now - window.started_at >= _WINDOW_S:
+            if window is not None and window.left_out:
+                record.msg = f"{record.msg} (since the last such line, {window.left_out} were left out)"
+            if len(self._windows) >= _KINDS_MAX:
+                self._windows.clear()
+            window = self._windows[kind] = _Window(now)
+        if window.passed >= _LINES_MAX:
+            window.left_out += 1
+            return False
+        window.passed += 1
+        return True
 
 
 class TextFormatter(logging.Formatter):
