@@ -89,6 +89,7 @@ class PartitionCapture:
         """
         self.partition = partition
         self.counts = CaptureCounts()
+        self._place = f"{partition.event_hub}/{partition.partition_id}"
         self._destination = destination
         self._state_store = state_store
         self._limits = limits
@@ -227,7 +228,18 @@ class PartitionCapture:
         self.counts.captured_files += 1
         self.counts.captured_events += encoder.event_count
         self.counts.captured_bytes += planned.event_bytes
-        _logger.info("captured %d events of %r to %s", encoder.event_count, self.partition, planned.name)
+        _logger.info(
+            "captured %d events of %s to %s",
+            encoder.event_count,
+            self._place,
+            planned.name,
+            extra={
+                "event_hub": self.partition.event_hub,
+                "partition_id": self.partition.partition_id,
+                "events": encoder.event_count,
+                "file": planned.name,
+            },
+        )
 
     async def _copy(self, planned: PlannedFile, encoder: AvroEncoder, spool: Spool) -> int:
         """Copy the planned events that the log holds; returns how many it does not hold."""
@@ -309,7 +321,7 @@ class PartitionCapture:
             else:
                 if self.counts.is_failing:
                     self.counts.is_failing = False
-                    _logger.warning("Capture of %r goes on.", self.partition)
+                    _logger.warning("Capture of %s goes on.", self._place)
                 return result
 
     def _tell_failure(self, error: TidegateError | OSError) -> None:
@@ -319,8 +331,8 @@ class PartitionCapture:
             level = logging.ERROR if isinstance(error, LogCorruptError) else logging.WARNING
             _logger.log(
                 level,
-                "Capture of %r is held up, with %d events behind: %s",
-                self.partition,
+                "Capture of %s is held up, with %d events behind: %s",
+                self._place,
                 self.backlog_events,
                 error,
             )
@@ -328,9 +340,9 @@ class PartitionCapture:
     def _tell_missing(self, count: int) -> None:
         self.counts.missing_events += count
         _logger.error(
-            "Capture of %r has lost %d events: the log did not hold them any more when their turn came. "
+            "Capture of %s has lost %d events: the log did not hold them any more when their turn came. "
             "Retention is shorter than capture was held up, or a repair gave them up.",
-            self.partition,
+            self._place,
             count,
         )
 
@@ -338,10 +350,8 @@ class PartitionCapture:
         return int(self._clock.now_utc().timestamp() * 1000)
 
     def __repr__(self) -> str:
-        return (
-            f"<PartitionCapture {self.partition.event_hub}/{self.partition.partition_id} "
-            f"next={self._state.next_sequence_number} behind={self.backlog_events}>"
-        )
+        state = f"next={self._state.next_sequence_number} behind={self.backlog_events}"
+        return f"<PartitionCapture {self._place} {state}>"
 
 
 def _encode(
