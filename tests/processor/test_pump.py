@@ -905,8 +905,11 @@ async def test_the_threads_of_sessions_that_ended_are_gone(
             raise failure
         return await receive(self, max_events, max_wait_s)
 
+    others = set(threading.enumerate())  # of other tests, which the collector has not come to yet
+
     def threads() -> list[str]:
-        return [each.name for each in threading.enumerate() if each.name.startswith("tidegate partition")]
+        mine = set(threading.enumerate()) - others
+        return [each.name for each in mine if each.name.startswith("tidegate partition")]
 
     monkeypatch.setattr(PartitionReceiver, "receive", break_twice)
     store = SqlStore(database)
@@ -1057,6 +1060,39 @@ async def test_a_transaction_that_hangs_is_fenced_by_the_next_epoch(
         release.set()
     await store.close()
     assert _rows(database) == list(range(5))
+
+
+async def test_a_transaction_that_hangs_for_ever_holds_up_nobody(
+    hub_service: HubService, database: Database
+) -> None:
+    """It is undone from outside and reported: both partitions go on although the call never returns."""
+    hub = hub_service.create_hub(partition_count=2)
+    release, hanging = threading.Event(), threading.Event()
+
+    def hang_once(context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
+        first = 100 * int(context.partition_id)
+        numbers = [{"number": first + event.sequence_number} for event in events]
+        context.connection.execute(insert(seen_table), numbers)
+        if context.partition_id == "0" and not hanging.is_set():
+            hanging.set()
+            release.wait(60)
+
+    store = SqlStore(database)
+    subject = Subject(
+        hub_service, hub, store, transactional=True, manager_options=STALLING, close_timeout_s=0.1
+    )
+    try:
+        async with subject.host.running(hang_once):
+            await publish(hub_service, hub, 5)
+            await until(hanging.is_set)
+            await publish(hub_service, hub, 4, partition_id="1")
+            await until(lambda: len(_rows(database)) == 9)
+            assert not release.is_set()
+            assert "PartitionStalledError" in [type(each).__name__ for each in subject.reported]
+    finally:
+        release.set()
+    await store.close()
+    assert _rows(database) == [0, 1, 2, 3, 4, 100, 101, 102, 103]
 
 
 async def test_large_batches_come_whole_through_a_small_prefetch(

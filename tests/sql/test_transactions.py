@@ -236,6 +236,60 @@ def test_a_cancelled_batch_ends_before_the_next_begins(base: Database) -> None:
     assert effect_numbers(base) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("then", ["writes on", "swallows errors", "returns", "raises"])
+def test_a_transaction_that_hangs_is_broken_off_and_holds_up_nobody(base: Database, then: str) -> None:
+    """While its handler still hangs, the next owner works; what the handler does later has no effect."""
+    is_inside, may_go_on, is_done = threading.Event(), threading.Event(), threading.Event()
+    second_write: list[BaseException | None] = []
+
+    def hang(context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
+        connection = context.connection
+        write_effects(context, events[:1])
+        is_inside.set()
+        assert may_go_on.wait(30)
+        try:
+            if then == "raises":
+                raise ValueError("late")
+            if then in ("writes on", "swallows errors"):
+                try:
+                    connection.execute(insert(effects).values(sequence_number=1_000))
+                    second_write.append(None)
+                except Exception as error:
+                    second_write.append(error)
+                    if then == "writes on":
+                        raise
+        finally:
+            is_done.set()
+
+    async def take_over() -> TransactionOutcome:
+        old, new = transactions_of(base, hang), transactions_of(base, write_effects, epoch=2)
+        running = asyncio.gather(
+            old.process(bad_at([], 3), start_sequence_number=0, until_sequence_number=3),
+            return_exceptions=True,
+        )
+        await asyncio.to_thread(is_inside.wait, 30)
+        old.abandon()
+        assert await new.begin() is None
+        outcome = await new.process(bad_at([], 3), start_sequence_number=0, until_sequence_number=3)
+        assert not is_done.is_set()
+        may_go_on.set()
+        (error,) = await running
+        assert isinstance(error, DatabaseError | FencedError), error
+        # The old owner's thread works on, but nothing that it was given can be run any more.
+        with pytest.raises(FencedError):
+            await old.process(bad_at([], 3), start_sequence_number=0, until_sequence_number=3)
+        return outcome
+
+    assert asyncio.run(take_over()).processed == 3
+    assert None not in second_write
+    assert effect_numbers(base) == [0, 1, 2]
+    assert dead_numbers(base) == []
+    assert checkpoint_of(base) == 3
+    # No connection that was broken off is used again.
+    later = transactions_of(base, write_effects, epoch=3)
+    assert process(later, bad_at([], 9, start=3)).processed == 6
+
+
 def write_all(context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
     """The corrected handler: no event is bad."""
     for event in events:

@@ -40,6 +40,10 @@ class Delivery(Protocol):
         """Free what was opened for it; nothing is delivered afterwards."""
         ...
 
+    def abandon(self) -> None:
+        """A call does not return: undo what can be undone."""
+        ...
+
 
 class PlainDelivery:
     """At least once: the handler is called, and moves the checkpoint when it likes."""
@@ -69,6 +73,9 @@ class PlainDelivery:
 
     def close(self) -> None:
         """Nothing was opened."""
+
+    def abandon(self) -> None:
+        """What the handler has done is its own."""
 
 
 class TransactionalDelivery:
@@ -120,6 +127,10 @@ class TransactionalDelivery:
     def close(self) -> None:
         """End the transactions' thread."""
         self._transactions.close()
+
+    def abandon(self) -> None:
+        """Undo the transaction, and what it has locked is free."""
+        self._transactions.abandon()
 
 
 def _runnable(handler: object) -> object:

@@ -16,10 +16,9 @@ A stopped partition keeps its lease: another host would only meet the same error
 Overlapping calls: a session's calls have ended before the next session's begin, also after a stall, with one
 exception that cannot be helped. A call that goes on although it was cancelled (it swallows the cancellation,
 or is a transaction that hangs in its thread) is given up after ``close_timeout_s``, or after twice that where
-it was first asked to end: it can move no checkpoint any more, a hanging transaction is fenced by the new
-epoch, and its processor instance gets no further call. What else it does is beyond the host: a transaction
-keeps its locks, so the next session waits for its end. (A processor that a factory shares is the same
-instance, so there the calls do overlap.)
+it was first asked to end: it can move no checkpoint any more, a hanging transaction is undone from
+outside, and its processor instance gets no further call. What else it does is beyond the host. (A processor
+that a factory shares is the same instance, so there the calls do overlap.)
 """
 
 from __future__ import annotations
@@ -213,6 +212,8 @@ class PartitionPump:
         if is_abandoned:
             session.give_up(reason)
             self._untold = error
+            if error is None:
+                self._environment.report(self._hanging(), self.partition_id)
             return
         close_timeout_s = self._environment.options.close_timeout_s
         task = self._environment.tasks.start(
@@ -223,6 +224,14 @@ class PartitionPump:
             task.cancel()
             await asyncio.wait([task], timeout=close_timeout_s)
             session.give_up(reason)
+
+    def _hanging(self) -> PartitionStalledError:
+        return PartitionStalledError(
+            f"A call of the handler of partition {self.partition_id} did not end within twice "
+            f"{self._environment.options.close_timeout_s:g} s when the partition was to be closed. It was "
+            "left behind; what it did in a transaction is undone.",
+            next_step="Give the handler's own waits a time-out.",
+        )
 
     async def _decide_next(self, session: PartitionSession, error: Exception | None) -> _Next:
         if isinstance(error, PartitionStalledError):

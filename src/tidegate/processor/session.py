@@ -133,6 +133,7 @@ class PartitionSession:
         self._lease = lease
         self._processor: Processor | None = None
         self._context: OwnedPartitionContext | None = None
+        self._delivery: Delivery | None = None
         self._receiver: PartitionReceiver | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False
@@ -168,7 +169,7 @@ class PartitionSession:
             if untold is not None:
                 await self.tell(untold)
         self._check_stopping()
-        delivery = self._make_delivery(self._processor, context)
+        delivery = self._delivery = self._make_delivery(self._processor, context)
         try:
             await self._open_receiver(await self._find_start(delivery), delivery)
             await self._receive_and_deliver(delivery)
@@ -460,7 +461,12 @@ class PartitionSession:
             context.end(reason)
 
     def give_up(self, reason: CloseReason) -> None:
-        """A call did not end although it was cancelled: from here on it cannot move a checkpoint."""
+        """A call did not end although it was cancelled: from here on it cannot move a checkpoint.
+
+        Its transaction is undone, so that it holds up nobody.
+        """
         self._close_receiver()
+        if self._delivery is not None:
+            self._delivery.abandon()
         if self._context is not None:
             self._context.end(reason)

@@ -70,6 +70,13 @@ class PartitionTransactions(Protocol):
         """Free what was opened for it; nothing is run afterwards. Waits for nothing."""
         ...
 
+    def abandon(self) -> None:
+        """Undo the running transaction, whose handler does not return: it must not hold up others.
+
+        Nothing of its batch is committed, now or later. Waits for nothing.
+        """
+        ...
+
 
 @runtime_checkable
 class TransactionalStore(Protocol):

@@ -10,7 +10,10 @@ inode, so nothing is ever written to a file that is gone.
 
 from __future__ import annotations
 
+import logging
 import os
+import socket
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,6 +33,8 @@ from tidegate.sql import schema
 from tidegate.sql.failures import translate
 from tidegate.sql.writer_lock import WriterLock
 from tidegate.transport.clock import SystemClock
+
+logger = logging.getLogger(__name__)
 
 LOCK_WAIT_S: Final = 60.0
 """How long a writer waits for others by default, in seconds (our choice: longer than any batch should
@@ -54,6 +59,7 @@ _SERVER_KEEPALIVES: Final = {
 
 _SCHEMA_LOCK_KEY: Final = 0x7469_6465  # "tide": the advisory lock that serialises migrations on PostgreSQL
 _IS_READER = "tidegate_is_reader"
+_WRITER_LOCK = "tidegate_writer_lock"
 
 
 class Database:
@@ -143,7 +149,7 @@ class Database:
         """
         while True:
             engine = self._engine_for(is_urgent=is_urgent)
-            with self._writer_lock(is_urgent=is_urgent):
+            with self._writer_lock(is_urgent=is_urgent) as lock:
                 if self._is_stale():
                     # The file was replaced while we queued; preparing a new one needs the lock, so let it go.
                     continue
@@ -152,10 +158,39 @@ class Database:
                 except exc.SQLAlchemyError as error:
                     raise self._connect_error(error) from error
                 with connection:
+                    if lock is not None:
+                        connection.info[_WRITER_LOCK] = lock
                     yield connection
                 return
 
-    def _writer_lock(self, *, is_urgent: bool = False) -> AbstractContextManager[object]:
+    def break_off(self, connection: Connection) -> None:
+        """Undo the transaction of ``connection`` from another thread: its own hangs in code that is not ours.
+
+        What it wrote is undone, its locks are free, and nothing can be written with it any more. The caller
+        sees to it that the connection is not given back meanwhile, and that it is discarded afterwards. May
+        take as long as one statement.
+        """
+        lock = connection.info.pop(_WRITER_LOCK, None)
+        try:
+            raw = connection.connection.dbapi_connection
+            if isinstance(raw, sqlite3.Connection):
+                raw.interrupt()
+                # Without a transaction the next statement is one of its own: it must not be able to write.
+                raw.execute("PRAGMA query_only = ON")
+                raw.rollback()
+            elif raw is not None:
+                # The server ends a transaction whose client is gone; the driver would wait for its thread.
+                descriptor: int = raw.fileno()
+                with socket.socket(fileno=os.dup(descriptor)) as line:
+                    line.shutdown(socket.SHUT_RDWR)
+        except (OSError, exc.SQLAlchemyError, connection.dialect.loaded_dbapi.Error):
+            # The connection is gone already, and its transaction with it.
+            logger.debug("Breaking off a transaction met a connection that is gone.", exc_info=True)
+        finally:
+            if isinstance(lock, WriterLock):
+                lock.release()
+
+    def _writer_lock(self, *, is_urgent: bool = False) -> AbstractContextManager[WriterLock | None]:
         if self._path is None:
             return nullcontext()
         return WriterLock(self._path, wait_s=self._lock_wait_s, is_urgent=is_urgent)

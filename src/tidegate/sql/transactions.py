@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -71,6 +73,9 @@ class SqlTransactions:
         self._event_hub_created_at_ms = event_hub_created_at_ms
         self._random = random_ or random.Random()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"tidegate partition {lease.partition_id}")
+        self._running: UnitOfWork | None = None
+        """The transaction whose handler is running; for ``abandon``."""
+        self._is_abandoned = False
         if self._form.consumer not in (None, consumer):
             raise InvalidArgumentError(
                 f"The pipeline {self._form.name} reads {self._form.consumer}, and this host {consumer}.",
@@ -127,6 +132,18 @@ class SqlTransactions:
     def close(self) -> None:
         """End the thread, after what it does; nothing is run afterwards."""
         self._executor.shutdown(wait=False)
+
+    def abandon(self) -> None:
+        """Undo the running transaction, whose handler does not return, and let others at what it has locked.
+
+        It is done in a thread of its own, for it may wait for a statement's end. The handler's next use of
+        the connection fails; nothing of the batch is committed.
+        """
+        self._is_abandoned = True
+        unit = self._running
+        if unit is not None:
+            name = f"tidegate partition {self._lease.partition_id} broken off"
+            threading.Thread(target=unit.break_off, name=name, daemon=True).start()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         running = asyncio.wrap_future(self._executor.submit(work))
@@ -188,7 +205,7 @@ class SqlTransactions:
         """
         partition_id = self._lease.partition_id
         unit = self._unit()
-        with unit:
+        with unit, self._abandonable(unit):
             locked = unit.lock_checkpoint(partition_id)
             check_checkpoint(
                 locked,
@@ -222,6 +239,16 @@ class SqlTransactions:
             raise self._stopped(outcome.stopped_by) from outcome.stopped_by.error
         skipped = len(batch.events) - len(events)
         return TransactionOutcome(outcome.processed, len(outcome.put_aside), parked, skipped, until)
+
+    @contextmanager
+    def _abandonable(self, unit: UnitOfWork) -> Iterator[None]:
+        self._running = unit
+        try:
+            if self._is_abandoned:
+                unit.break_off()
+            yield
+        finally:
+            self._running = None
 
     def _event_run(self, unit: UnitOfWork) -> EventRun:
         order: KeyOrder | None = None

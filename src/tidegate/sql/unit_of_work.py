@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import socket
 import sqlite3
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -112,12 +113,24 @@ class UnitOfWork:
         self._stack: ExitStack | None = None
         self._connection: Connection | None = None
         self._witness: Witness | None = None
+        self._guard = threading.Lock()
+        """Held while the connection is given back, or broken off by another thread: never both."""
+        self._is_broken_off = False
         self._violations_before: int | None = None
         """Broken foreign keys before anything was written; None: they are not counted."""
 
     @property
     def connection(self) -> Connection:
-        """The transaction's connection, for statements of your own: they commit with the checkpoint."""
+        """The transaction's connection, for statements of your own: they commit with the checkpoint.
+
+        Raises FencedError where it was broken off, DatabaseError where it is over or was never begun.
+        """
+        if self._is_broken_off:
+            raise FencedError(
+                f"This transaction of {self.consumer} was broken off: it did not end when its partition was "
+                "to be closed.",
+                next_step="Nothing of this batch was written; leave the partition to its next owner.",
+            )
         if self._connection is None:
             raise DatabaseError(
                 "This unit of work is not open: it was not entered, or is committed or rolled back already."
@@ -359,11 +372,12 @@ class UnitOfWork:
         since.
         Raises RowsRefusedError for a constraint that is checked only at the end.
         """
-        connection = self.connection
         try:
-            transaction = connection.get_transaction()
-            assert transaction is not None
-            transaction.commit()
+            # Broken off in the middle, a COMMIT in SQLite would find no transaction and call that a success.
+            with self._guard:
+                transaction = self.connection.get_transaction()
+                assert transaction is not None
+                transaction.commit()
         except sqlalchemy_errors.SQLAlchemyError as error:
             self.rollback()
             if is_connection_lost(error) or (self.database.is_sqlite and not is_bad_data(error)):
@@ -389,10 +403,27 @@ class UnitOfWork:
             finally:
                 self._close()
 
+    def break_off(self) -> bool:
+        """Undo everything from another thread, because this one's hangs in code that is not ours.
+
+        Its next use of the connection fails, and so does its commit. Returns False where there is no
+        transaction (any more). Takes as long as one statement.
+        """
+        with self._guard:
+            if self._connection is None or self._is_broken_off:
+                return False
+            self._is_broken_off = True
+            self.database.break_off(self._connection)
+        return True
+
     def _close(self) -> None:
-        stack, self._stack, self._connection = self._stack, None, None
-        if stack is not None:
-            stack.close()
+        with self._guard:
+            connection, self._connection = self._connection, None
+            stack, self._stack = self._stack, None
+            if connection is not None and self._is_broken_off:
+                connection.invalidate()
+            if stack is not None:
+                stack.close()
 
     def _key(self, partition_id: str) -> Mapping[str, str]:
         return {
