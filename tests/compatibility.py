@@ -163,7 +163,7 @@ READING: Final = (
     ),
     done(
         "Five readers without epoch per partition and group, and no sixth",
-        "interop/test_sdk_readers.py::test_five_readers_and_no_sixth",
+        "interop/test_epochs.py::test_the_sixth_reader",
         "broker/test_receivers.py::test_the_epoch_table",
     ),
     done(
@@ -171,7 +171,7 @@ READING: Final = (
         "gateway/test_epochs.py::test_every_ordered_pair",
         "interop/test_sdk_sync.py::test_higher_owner_level_steals",
         "interop/test_sdk_sync.py::test_lower_owner_level_and_none_are_refused",
-        "interop/test_sdk_readers.py::test_a_reader_without_owner_level_comes_back",
+        "interop/test_epochs.py::test_the_group_is_open_again_when_the_owner_has_gone",
         "interop/test_sdk_javascript.py::test_higher_owner_level_steals",
         "interop/test_sdk_go.py::test_owner_levels",
         "interop/test_sdk_java.py::test_owner_levels",
@@ -197,8 +197,9 @@ READING: Final = (
     ),
     done(
         "Many partitions and idle consumers",
-        "interop/test_sdk_readers.py::test_thirty_two_partitions",
+        "interop/test_sdk_partitions.py::test_thirty_two_partitions",
         "interop/test_sdk_sync.py::test_idle_consumer_stays_connected",
+        "server/test_idle_memory.py::test_idle_connections",
     ),
 )
 
@@ -293,6 +294,7 @@ CAPACITY: Final = (
         "Tiers with their limits",
         "broker/test_settings.py::test_the_tier_decides_the_limits",
         "broker/test_settings.py::test_a_lower_tier_leaves_what_exists",
+        "cli/test_administration_commands.py::test_the_tier_is_shown_and_set",
     ),
     left_out("Auto-inflate", "Units cost nothing here: set as many as you want, or none."),
     left_out("Processing units, capacity units, dedicated clusters", "The machine is yours."),
@@ -371,7 +373,7 @@ RUNNING: Final = (
         "Health, stopping, and looking after the data",
         "`/health`, a stop that drains, and `tidegate check`, since nobody else does it for you.",
         "server/test_http.py::test_health",
-        "gateway/test_ingress.py::test_stop_answers_what_came_in",
+        "server/test_stopping.py::test_a_stop_under_load_loses_nothing_and_leaves_nobody_hanging",
         "storage/test_check.py::test_a_repair_keeps_all_that_is_intact",
     ),
     left_out(

@@ -1,14 +1,13 @@
-"""Many readers and many partitions, as the official Python SDK sees them."""
+"""Many partitions, as the official Python SDK sees them."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from azure.eventhub import EventData, EventHubProducerClient
-from tests.interop.support import WAIT_S, Reader, SdkTarget, target_of
+from tests.interop.support import WAIT_S, SdkTarget, target_of
 
 from tidegate.testing.hub import HubService
 
@@ -17,36 +16,6 @@ from tidegate.testing.hub import HubService
 def plain(hub_service: HubService) -> SdkTarget:
     """The service over plain TCP."""
     return target_of(hub_service, "plain")
-
-
-def test_five_readers_and_no_sixth(plain: SdkTarget, event_hub: str) -> None:
-    """Five readers without owner level share a partition and group; the sixth is told the limit."""
-    with plain.producer(event_hub) as producer:
-        producer.send_event(EventData("e"), partition_id="0")
-    with ExitStack() as stack:
-        for _ in range(5):
-            stack.enter_context(Reader(plain.consumer(event_hub))).wait_events(1)
-        with Reader(plain.consumer(event_hub)) as sixth:
-            assert "maximum number of allowed receivers per partition" in str(sixth.wait_error())
-        with Reader(plain.consumer(event_hub), partition_id="1", starting_position="-1") as elsewhere:
-            with plain.producer(event_hub) as producer:
-                producer.send_event(EventData("other partition"), partition_id="1")
-            elsewhere.wait_events(1)
-
-
-def test_a_reader_without_owner_level_comes_back(plain: SdkTarget, event_hub: str) -> None:
-    """An owner shuts readers without level out, those that are there and new ones, until it has gone."""
-    with plain.producer(event_hub) as producer:
-        producer.send_event(EventData("e"), partition_id="0")
-    with Reader(plain.consumer(event_hub)) as early:
-        early.wait_events(1)
-        with Reader(plain.consumer(event_hub), owner_level=0) as owner:
-            owner.wait_events(1)
-            assert "epoch of '0'" in str(early.wait_error())
-            with Reader(plain.consumer(event_hub)) as late:
-                assert "epoch of '0'" in str(late.wait_error())
-    with Reader(plain.consumer(event_hub)) as again:
-        again.wait_events(1)
 
 
 async def test_thirty_two_partitions(plain: SdkTarget, hub_service: HubService) -> None:
