@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import ssl
 import threading
@@ -490,8 +491,11 @@ async def test_a_body_that_breaks_after_its_answer_ends_the_connection() -> None
         writer.close()
 
 
-async def test_what_is_no_http_is_answered_once() -> None:
-    """Bytes that are no request get 400 in the shape of every error, and the connection ends."""
+async def test_what_is_no_http_is_answered_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Bytes that are no request get 400 in the shape of every error, and the connection ends.
+
+    What is logged of it is a line of the gateway, whose number is limited.
+    """
     async with _serving() as (host, port), asyncio.timeout(20):
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(b"AMQP\x03\x01\x00\x00" + b"\r\n" * 3)
@@ -499,6 +503,8 @@ async def test_what_is_no_http_is_answered_once() -> None:
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert b"<Error><Code>400</Code>" in answer
         writer.close()
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [record.name for record in warnings] == ["tidegate.gateway.http_server"]
 
 
 async def test_connections_over_the_limit_are_refused() -> None:

@@ -135,6 +135,8 @@ class _HttpProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # Of our own: what clients can cause is limited in the service's log by the names of its loggers.
+        self.logger = _log
         connection = _NamingConnection(h11.SERVER)
         connection.on_names = self._on_names
         self.conn = connection
