@@ -286,12 +286,15 @@ def test_a_lease_whose_commit_is_lost_is_looked_at_again(
     leases = LeaseTable(cut_database)
     leases.read(CONSUMER)  # leases have a connection of their own, whose making commits, too
     proxy.armed = cut
+    failure: DatabaseUnavailableError | None = None
     try:
         leases.acquire(CONSUMER, "0", "host-a", version=None)
     except DatabaseUnavailableError as error:
-        assert "not known" in str(error)
+        failure = error
+    if failure is None:
+        assert cut is Cut.WITH_COMMIT, "only there the answer may be faster than the cut"
     else:
-        assert cut is Cut.WITH_COMMIT, "there the answer may be faster than the cut"
+        assert "not known" in str(failure)
     assert proxy.cuts == 1
     rows, _ = leases.read(CONSUMER)
     assert [(row.owner, row.epoch, row.version) for row in rows] in ([], [("host-a", 1, 1)])
