@@ -55,6 +55,8 @@ def test_configuration_file(tmp_path: Path) -> None:
         ("host = 1", "host takes str"),
         ("tls_names = 'a'", "tls_names takes a list"),
         ("drain_timeout_s = true", "drain_timeout_s takes"),
+        ("capture_namespace = 'a/b'", "capture_namespace is 'a/b'"),
+        ("capture_namespace = 1", "capture_namespace takes str"),
         ("host = ", "not TOML"),
     ],
 )
