@@ -411,6 +411,24 @@ def test_a_body_that_does_not_come_times_out(hub_service: HubService, event_hub:
     assert b"whether its events are stored is unknown" in answer
 
 
+def test_a_body_of_unknown_length_is_limited_while_it_comes(hub_service: HubService, event_hub: str) -> None:
+    """A body in chunks is taken when it fits, and refused as soon as it does not: then nothing is stored."""
+    assert hub_service.ready.http is not None
+    headers = _authorization(hub_service, event_hub)
+    path = f"/{event_hub}/partitions/0/messages"
+    for chunks, status in ((10, 201), (30, 413)):
+        connection = HTTPConnection(hub_service.ready.http, timeout=20)
+        try:
+            body = (b"x" * 100_000 for _ in range(chunks))
+            connection.request("POST", path, body, headers, encode_chunked=True)
+            with connection.getresponse() as response:
+                assert response.status == status
+                assert (b"1048576" in response.read()) == (status == 413)
+        finally:
+            connection.close()
+    assert [len(event.body) for event in _stored(hub_service, event_hub, "0")] == [1_000_000]
+
+
 # --- the server's own limits ------------------------------------------------------------------------------
 
 
