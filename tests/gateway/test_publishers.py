@@ -98,6 +98,18 @@ async def test_a_publisher_cannot_pass_for_another(pair: Pair) -> None:
     assert received.message_annotations[PUBLISHER] == "device-1"
 
 
+async def test_what_the_service_writes_does_not_count(pair: Pair) -> None:
+    """A batch as large as is allowed is stored, although publisher and key make it larger."""
+    link = _attach(pair)
+    events = b"".join(wrap_event(encode_message(Message(data=(b"x" * 1_000,)))) for _ in range(1_024))
+    batch = batch_envelope() + events
+    last = link.remote_attach.max_message_size
+    assert last is not None
+    filler = wrap_event(encode_message(Message(data=(b"x" * (last - len(batch) - 60),))))
+    assert last - 60 < len(batch + filler) <= last
+    assert await _send(pair, link, batch + filler, BATCH_MESSAGE_FORMAT) == ""
+
+
 @pytest.mark.parametrize(
     ("payload", "message_format", "condition"),
     [

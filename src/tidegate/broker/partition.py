@@ -95,17 +95,24 @@ class Partition:
         return await self.append_nowait(payload, lengths, producer=producer)
 
     def append_nowait(
-        self, payload: bytes | memoryview, lengths: Sequence[int], *, producer: ProducerBatch | None = None
+        self,
+        payload: bytes | memoryview,
+        lengths: Sequence[int],
+        *,
+        producer: ProducerBatch | None = None,
+        added_bytes: int = 0,
     ) -> asyncio.Future[AppendResult]:
         """As ``append``, without a task: queue the batch and return the future of its result.
 
         Batches are stored in the order of the calls. EventTooLargeError, InvalidArgumentError,
         ServerBusyError and ClosedError are raised here, the others come through the future. A batch over the
         namespace's throughput units is refused here, so nobody above has to ask.
+        added_bytes: what the service wrote into the events itself; it does not count against the largest
+        event or batch.
         """
         self.incoming_requests += 1
         bytes_max = self._find_event_bytes_max()
-        if len(payload) - _ENVELOPE_BYTES_PER_EVENT * len(lengths) > bytes_max:
+        if len(payload) - added_bytes - _ENVELOPE_BYTES_PER_EVENT * len(lengths) > bytes_max:
             raise EventTooLargeError(
                 f"The received message (size {len(payload)} bytes) exceeds the limit "
                 f"({bytes_max} bytes) currently allowed on the link.",

@@ -167,8 +167,11 @@ class IngressLink:
                 next_step="Send fewer events per batch, or smaller ones.",
             )
         sections = split_message(delivery.payload, delivery.message_format)
+        added_bytes = 0
         if self._publisher is not None:
+            sent_bytes = len(sections.payload)
             sections = as_published(sections, self._publisher)
+            added_bytes = len(sections.payload) - sent_bytes
         partition = self._partition
         if partition is None:
             partition = self._event_hub.partition_for(sections.partition_key)
@@ -179,7 +182,9 @@ class IngressLink:
                 next_step="Give a key or a partition, not both.",
             )
         producer = self._producer_batch(sections)
-        return partition.append_nowait(sections.payload, sections.lengths, producer=producer)
+        return partition.append_nowait(
+            sections.payload, sections.lengths, producer=producer, added_bytes=added_bytes
+        )
 
     def _producer_batch(self, sections: BatchSections) -> ProducerBatch | None:
         producer = self._producer
