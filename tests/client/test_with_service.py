@@ -218,6 +218,38 @@ async def test_a_ready_made_signature_lets_in(hub_service: HubService, event_hub
                     await producer.send(_events(1), partition_id="0")
 
 
+async def test_a_named_publisher(hub_service: HubService, event_hub: str) -> None:
+    """With a token for one publisher alone its events arrive under its key, and another cannot be played."""
+    full = ConnectionString.parse(hub_service.connection_string)
+    assert full.shared_access_key_name is not None
+    assert full.shared_access_key is not None
+    token = make_sas_token(
+        audience=f"sb://{full.host}/{event_hub}/publishers/device-1",
+        key_name=full.shared_access_key_name,
+        key=full.shared_access_key,
+        expiry=4_102_444_800,
+    )
+    namespace = Namespace.from_credential(
+        full.host, SharedSignatureCredential(token), port=full.port, use_tls=False
+    )
+    async with EventHubProducer(namespace, event_hub, publisher="device-1") as producer:
+        await producer.send(_events(5))
+        await producer.enqueue_many(_events(5, 5))
+        await producer.flush()
+        for arguments in ({"partition_key": "device-2"}, {"partition_id": "0"}):
+            with pytest.raises(InvalidArgumentError, match="device-1"):
+                await producer.send(_events(1), **arguments)
+    async with EventHubProducer(namespace, event_hub, publisher="device-2") as other:
+        with pytest.raises(UnauthorizedError):
+            await other.send(_events(1))
+    connection_string = hub_service.hub_connection_string(event_hub)
+    async with EventHubConsumer.from_connection_string(connection_string) as consumer:
+        partition_ids = (await consumer.get_event_hub_properties()).partition_ids
+        partition_id = str(partition_for_key("device-1", len(partition_ids)))
+        receiver = await consumer.open_receiver(partition_id, EARLIEST)
+        assert await _read(receiver, 10) == [b"%d" % number for number in range(10)]
+
+
 async def test_short_lived_tokens_are_renewed(hub_service: HubService, event_hub: str) -> None:
     """With tokens of two seconds, a receiver and a producer work on after the first ones ended."""
     full = ConnectionString.parse(hub_service.connection_string)

@@ -3,7 +3,7 @@
 One path for everything: whatever is sent becomes batches of one partition, in order, each drained by that
 partition's ``PartitionSender``. A partition key is hashed here, with the service's own hash, so that events
 of different keys share a batch; the key stays inside each event. Events with neither key nor partition take
-turns over the partitions, a batch each.
+turns over the partitions, a batch each. A named publisher has one lane, as its name is each event's key.
 
 ``send`` and ``send_batch`` wait for the acknowledgement. ``enqueue…`` only put events into a bounded buffer;
 ``flush`` and ``on_error`` say what became of them.
@@ -70,7 +70,7 @@ class EventHubProducer:
 
     Order: events for one partition are stored in the order in which they were given, whichever method gave
     them. Where the service is Tidegate, each is stored once, however often the line breaks; elsewhere a batch
-    whose acknowledgement was lost may be stored twice.
+    whose acknowledgement was lost may be stored twice, and so may one of a named publisher.
     Not thread-safe: use it on one event loop.
     """
 
@@ -79,6 +79,7 @@ class EventHubProducer:
         namespace: Namespace,
         event_hub: str,
         *,
+        publisher: str | None = None,
         linger_ms: float = _LINGER_MS,
         batch_bytes_max: int = EVENT_BYTES_MAX,
         buffer_bytes_max: int = _BUFFER_BYTES_MAX,
@@ -88,6 +89,7 @@ class EventHubProducer:
     ) -> None:
         """Connects when first used.
 
+        publisher: send as this named publisher; the credential may then be for it alone. None: as nobody.
         linger_ms: how long a buffered event may wait for its batch to fill. batch_bytes_max: most encoded
         bytes per batch. buffer_bytes_max: most encoded bytes of buffered events not yet acknowledged.
         is_idempotent: number the batches where the service offers it. on_error: called on the event loop with
@@ -96,8 +98,11 @@ class EventHubProducer:
         if linger_ms < 0 or batch_bytes_max <= 0 or buffer_bytes_max <= 0:
             raise InvalidArgumentError("linger_ms, batch_bytes_max and buffer_bytes_max cannot be negative.")
         self.event_hub = event_hub
+        self.publisher = publisher
+        """As whom it sends; None: as nobody in particular."""
         self._connector = Connector(namespace, clock=clock)
-        self._audience = entity_audience(namespace.host, event_hub)
+        entity = event_hub if publisher is None else f"{event_hub}/publishers/{publisher}"
+        self._audience = entity_audience(namespace.host, entity)
         self._linger_s = linger_ms / 1000.0
         self._batch_bytes_max = min(largest_batch_bytes(None), batch_bytes_max)
         self._buffer_bytes_max = buffer_bytes_max
@@ -121,6 +126,7 @@ class EventHubProducer:
         connection_string: str | ConnectionString,
         event_hub: str | None = None,
         *,
+        publisher: str | None = None,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen, therefore safe to share
         timeout_s: float = 60.0,
         ssl_context: ssl.SSLContext | None = None,
@@ -141,6 +147,7 @@ class EventHubProducer:
         return cls(
             namespace,
             event_hub_of(connection_string, event_hub),
+            publisher=publisher,
             linger_ms=linger_ms,
             batch_bytes_max=batch_bytes_max,
             buffer_bytes_max=buffer_bytes_max,
@@ -369,27 +376,39 @@ class EventHubProducer:
         async with self._start_lock:
             if self._lanes:
                 return
-            properties = await self.get_event_hub_properties()
-            senders = []
-            for partition_id in properties.partition_ids:
-                sender = PartitionSender(
-                    self._connector,
-                    address=NodeAddress.for_sending(self.event_hub, partition_id=partition_id).format(),
-                    audience=self._audience,
-                    partition_id=partition_id,
-                    is_idempotent=self._is_idempotent,
-                    on_done=self._on_done,
-                    on_failed=self._on_failed,
-                )
-                senders.append(sender)
+            if self.publisher is None:
+                partition_ids = (await self.get_event_hub_properties()).partition_ids
+                senders = [self._sender(partition_id) for partition_id in partition_ids]
+            else:
+                senders = [self._sender(None)]  # who may only publish may not look at the hub
             limit = await senders[0].learn_message_bytes_max()
             self._batch_bytes_max = min(self._batch_bytes_max, largest_batch_bytes(limit))
             lanes = [_Lane(sender, self._batch_bytes_max) for sender in senders]
             self._lanes_by_id = {lane.sender.partition_id: lane for lane in lanes}
             self._lanes = lanes
 
+    def _sender(self, partition_id: str | None) -> PartitionSender:
+        """The sender to a partition; None: the publisher's own."""
+        address = NodeAddress.for_sending(self.event_hub, partition_id=partition_id, publisher=self.publisher)
+        return PartitionSender(
+            self._connector,
+            address=address.format(),
+            audience=self._audience,
+            partition_id=partition_id or "",
+            is_idempotent=self._is_idempotent and partition_id is not None,
+            on_done=self._on_done,
+            on_failed=self._on_failed,
+        )
+
     def _lane_for(self, partition_key: str | None, partition_id: str | None) -> _Lane:
         self._raise_if_closed()
+        if self.publisher is not None:
+            if partition_id is not None or partition_key not in (None, self.publisher):
+                raise InvalidArgumentError(
+                    f"The publisher {self.publisher!r} sends neither to a partition nor with another key.",
+                    next_step="Give neither partition_id nor partition_key: its name is the key.",
+                )
+            return self._lanes[0]
         if partition_key is not None:
             check_destination(partition_key, partition_id)
             if len(self._lanes_by_key) >= _KEYS_REMEMBERED:

@@ -43,8 +43,13 @@ class NodeAddress:
     publisher: str | None = None
 
     @classmethod
-    def for_sending(cls, event_hub: str, *, partition_id: str | None = None) -> NodeAddress:
-        """Where a producer sends to: the hub, or one partition of it."""
+    def for_sending(
+        cls, event_hub: str, *, partition_id: str | None = None, publisher: str | None = None
+    ) -> NodeAddress:
+        """Where a producer sends to: the hub, one partition of it, or as a publisher; not both of these."""
+        assert partition_id is None or publisher is None
+        if publisher is not None:
+            return cls(NodeKind.PUBLISHER, event_hub, publisher=publisher)
         if partition_id is None:
             return cls(NodeKind.EVENT_HUB, event_hub)
         return cls(NodeKind.PARTITION, event_hub, partition_id=partition_id)
