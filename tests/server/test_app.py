@@ -9,13 +9,16 @@ import socket
 from pathlib import Path
 
 import pytest
+from azure.eventhub.aio import EventHubProducerClient
 
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import ClosedError, InvalidArgumentError, TidegateError
 from tidegate.server.app import TidegateServer, run_server
+from tidegate.server.certificates import ensure_server_certificate
 from tidegate.server.ready import ReadyInformation, profile_path
 from tidegate.server.settings import ServerSettings
 from tidegate.testing.hub import HubProcess, HubService
+from tidegate.transport.clock import SystemClock
 
 
 def _settings(tmp_path: Path, **kwargs: object) -> ServerSettings:
@@ -46,6 +49,30 @@ async def test_ready_information_of_all_faces(tmp_path: Path) -> None:
         await server.close()
     with pytest.raises(ClosedError):
         _ = server.ready
+
+
+async def test_a_certificate_of_your_own(tmp_path: Path) -> None:
+    """It is what official clients see; the connection string names its host, and no authority is made."""
+    made = ensure_server_certificate(tmp_path / "mine", [], clock=SystemClock())
+    settings = _settings(tmp_path, amqps_port=0, tls_certificate=made.certificate_file, tls_key=made.key_file)
+    server = TidegateServer(settings)
+    ready = await server.start()
+    try:
+        assert ready.ca_file is None
+        assert not (tmp_path / "data" / "certificates").exists()
+        secure = ConnectionString.parse(ready.connection_string)
+        assert secure.host == "localhost"
+        server.broker.create_event_hub("hub", partition_count=2)
+        producer = EventHubProducerClient.from_connection_string(
+            ready.connection_string,
+            eventhub_name="hub",
+            custom_endpoint_address=f"sb://localhost:{secure.port}",
+            connection_verify=str(made.ca_file),
+        )
+        async with producer:
+            assert await producer.get_partition_ids() == ["0", "1"]
+    finally:
+        await server.close()
 
 
 async def test_key_and_hubs_survive_a_restart(tmp_path: Path) -> None:

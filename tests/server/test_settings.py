@@ -73,3 +73,11 @@ def test_data_dir_is_needed() -> None:
     """The service never guesses where the log lives."""
     with pytest.raises(InvalidArgumentError, match="data_dir"):
         settings_from_mapping({"amqp_port": 0})
+
+
+def test_certificate_and_key_come_together(tmp_path: Path) -> None:
+    """One without the other is a mistake that is told before anything starts."""
+    with pytest.raises(InvalidArgumentError, match="tls_certificate and tls_key"):
+        ServerSettings(tmp_path, tls_certificate=tmp_path / "server.pem")
+    both = settings_from_mapping({"tls_certificate": "a.pem", "tls_key": "a.key"}, data_dir=tmp_path)
+    assert (both.tls_certificate, both.tls_key) == (Path("a.pem"), Path("a.key"))

@@ -75,6 +75,17 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME", help="Name that the self-made certificate also holds; repeatable."),
     ] = None,
+    tls_certificate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Your own certificate with its chain, PEM, instead of a self-made one; needs --tls-key.",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The key of --tls-certificate, PEM, without a password."),
+    ] = None,
     log_format: Annotated[
         LogFormat,
         typer.Option(
@@ -110,6 +121,8 @@ def serve(
             "host": host,
             "ready_file": ready_file,
             "tls_names": tuple(tls_name) if tls_name else None,
+            "tls_certificate": tls_certificate,
+            "tls_key": tls_key,
             "root_key": root_key,
         },
         {

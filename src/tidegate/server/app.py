@@ -27,7 +27,11 @@ from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import BrokenError, ClosedError, InvalidArgumentError
 from tidegate.server.applying import apply_declared, set_root_key
-from tidegate.server.certificates import ServerCertificate, ensure_server_certificate
+from tidegate.server.certificates import (
+    ServerCertificate,
+    ensure_server_certificate,
+    given_server_certificate,
+)
 from tidegate.server.emulator_config import EMULATOR_KEY
 from tidegate.server.memory import allow_open_files, keep_freed_memory
 from tidegate.server.ready import ReadyInformation, read_profile, write_profile, write_ready_file
@@ -101,8 +105,7 @@ class TidegateServer:
         certificate: ServerCertificate | None = None
         tls: ssl.SSLContext | None = None
         if settings.is_tls_used:
-            directory = settings.data_dir / "certificates"
-            certificate = ensure_server_certificate(directory, settings.tls_names, clock=self._clock)
+            certificate = self._certificate()
             tls = certificate.ssl_context()
         self._broker = await Broker.open(settings.data_dir, clock=self._clock)
         stack.push_async_callback(self._broker.close)
@@ -191,8 +194,8 @@ class TidegateServer:
         if (address := addresses["amqps"]) is not None:
             # A name rather than an address: some SDKs (JavaScript) send no address as TLS server name.
             host, port = _reachable(address)
-            secure_host = self.settings.tls_names[0] if self.settings.tls_names else _loopback_name(host)
-            secure = ConnectionString(secure_host, port, name, key).format()
+            assert certificate is not None
+            secure = ConnectionString(self._secure_host(host, certificate), port, name, key).format()
         connection_string = secure or plain
         assert connection_string is not None  # ServerSettings: one of the AMQP faces is on
         return ReadyInformation(
@@ -203,9 +206,27 @@ class TidegateServer:
             flight=None,
             connection_string=connection_string,
             connection_string_plain=plain,
-            ca_file=None if certificate is None else str(certificate.ca_file.resolve()),
+            ca_file=None
+            if certificate is None or certificate.ca_file is None
+            else str(certificate.ca_file.resolve()),
             data_dir=str(self.settings.data_dir.resolve()),
         )
+
+    def _certificate(self) -> ServerCertificate:
+        settings = self.settings
+        if settings.tls_certificate is not None:
+            assert settings.tls_key is not None  # ServerSettings: both or neither
+            return given_server_certificate(settings.tls_certificate, settings.tls_key)
+        directory = settings.data_dir / "certificates"
+        return ensure_server_certificate(directory, settings.tls_names, clock=self._clock)
+
+    def _secure_host(self, host: str, certificate: ServerCertificate) -> str:
+        if self.settings.tls_names:
+            return self.settings.tls_names[0]
+        if certificate.ca_file is None:
+            names = [name for name in certificate.names() if not name.startswith("*")]
+            return names[0] if names else _loopback_name(host)
+        return _loopback_name(host)
 
     async def _apply_retention(self, broker: Broker) -> None:
         while True:

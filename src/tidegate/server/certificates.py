@@ -1,8 +1,8 @@
-"""The service's own certificate authority and server certificate, kept in the data directory.
+"""The service's certificate: the user's own files, or one of its own with its own authority.
 
-For development and private networks: clients are given ``ca.pem`` and verify as usual. The authority stays
-the same as long as it is valid, so that a renewed server certificate needs nothing from the clients. Keys are
-readable by the owner only.
+Its own is kept in the data directory, for development and private networks: clients are given ``ca.pem`` and
+verify as usual. The authority stays the same as long as it is valid, so that a renewed server certificate
+needs nothing from the clients. Keys are readable by the owner only.
 """
 
 from __future__ import annotations
@@ -39,25 +39,46 @@ _log = logging.getLogger(__name__)
 class ServerCertificate:
     """Where the files are."""
 
-    ca_file: Path
-    """What clients need to trust, PEM."""
+    ca_file: Path | None
+    """What clients need to trust, PEM; None where the certificate is the user's own: they know its issuer."""
     certificate_file: Path
     """The server's certificate followed by the authority's, PEM."""
     key_file: Path
-    """The server's private key, PEM, mode 0600."""
+    """The server's private key, PEM, without a password; mode 0600 where it was made here."""
 
     def ssl_context(self) -> ssl.SSLContext:
         """A server-side TLS context (1.2 or newer) with this certificate."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(self.certificate_file, self.key_file)
+        context.load_cert_chain(self.certificate_file, self.key_file, password=_refuse_password)
         return context
+
+    def names(self) -> list[str]:
+        """The host names and addresses that the certificate is for."""
+        return _names(x509.load_pem_x509_certificate(self.certificate_file.read_bytes()))
 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
+
+
+def given_server_certificate(certificate_file: Path, key_file: Path) -> ServerCertificate:
+    """The user's own certificate (PEM, with the chain to its issuer) and key, found to belong together.
+
+    Raises InvalidArgumentError when they are missing, garbled, not a pair, or the key needs a password.
+    """
+    given = ServerCertificate(None, certificate_file, key_file)
+    try:
+        given.ssl_context()
+        given.names()
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise InvalidArgumentError(
+            f"The TLS certificate {certificate_file} with the key {key_file} cannot be used: {error}",
+            next_step="Give two PEM files: the certificate with its chain, and its key without a password.",
+        ) from error
+    return given
 
 
 def ensure_server_certificate(directory: Path, names: Sequence[str], *, clock: Clock) -> ServerCertificate:
@@ -70,14 +91,15 @@ def ensure_server_certificate(directory: Path, names: Sequence[str], *, clock: C
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     now = clock.now_utc()
-    paths = ServerCertificate(directory / "ca.pem", directory / "server.pem", directory / "server.key")
+    ca_file = directory / "ca.pem"
+    paths = ServerCertificate(ca_file, directory / "server.pem", directory / "server.key")
     authority_key_file = directory / "ca.key"
-    authority = _load(paths.ca_file, authority_key_file)
+    authority = _load(ca_file, authority_key_file)
     if authority is None or _is_ending(authority.certificate, now):
         authority = _make_authority(now)
         _write(authority_key_file, _key_pem(authority.key))
-        _write(paths.ca_file, _certificate_pem(authority.certificate), mode=0o644)
-        _log.info("made a certificate authority: %s", paths.ca_file)
+        _write(ca_file, _certificate_pem(authority.certificate), mode=0o644)
+        _log.info("made a certificate authority: %s", ca_file)
     current = _load(paths.certificate_file, paths.key_file)
     wanted = [*_LOOPBACK_NAMES, *names]
     if current is not None:
@@ -183,6 +205,11 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.DNSName(name.encode("idna").decode())
     except ValueError as error:
         raise InvalidArgumentError(f"The TLS name {name!r} is neither an address nor a host name.") from error
+
+
+def _refuse_password() -> bytes:
+    # Without this, OpenSSL would ask whoever sits at the terminal.
+    raise ValueError("the key needs a password.")
 
 
 def _names(certificate: x509.Certificate) -> list[str]:

@@ -21,7 +21,7 @@ AMQP_PORT_DEFAULT: Final = 5672
 HTTP_PORT_DEFAULT: Final = 5300
 """The port of the official emulator's ``/health``."""
 
-PATH_FIELDS: Final = ("data_dir", "ready_file")
+PATH_FIELDS: Final = ("data_dir", "ready_file", "tls_certificate", "tls_key")
 """Settings that are paths; in a file, relative ones start at the file's own place."""
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", re.ASCII)
@@ -41,7 +41,12 @@ class ServerSettings:
     http_port: int | None = HTTP_PORT_DEFAULT
     https_port: int | None = None
     tls_names: tuple[str, ...] = ()
-    """Names or addresses that the certificate holds besides those of loopback."""
+    """Names or addresses that the certificate holds besides those of loopback; the first one goes into the
+    connection string."""
+    tls_certificate: Path | None = None
+    """Your own certificate, PEM, with the chain to its issuer; None: one is made. Read once, at the start."""
+    tls_key: Path | None = None
+    """Its key, PEM, without a password."""
     ready_file: Path | None = None
     """Written once the service serves: one JSON object, see ``ready.ReadyInformation``."""
     is_profile_written: bool = False
@@ -78,6 +83,11 @@ class ServerSettings:
             raise InvalidArgumentError(
                 f"The setting capture_namespace is {self.capture_namespace[:80]!r}.",
                 next_step="Use letters, digits and '-', beginning with a letter or digit.",
+            )
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise InvalidArgumentError(
+                "Of the settings tls_certificate and tls_key there is only one.",
+                next_step="Give both, or neither: then the service makes a certificate.",
             )
         if any(not name.strip() or "/" in name for name in self.tls_names):
             raise InvalidArgumentError("The setting tls_names holds something that is not a host name.")
