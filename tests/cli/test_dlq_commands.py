@@ -318,3 +318,12 @@ def test_redrive_reads_a_data_directory_itself(tmp_path: Path, lonely: dict[str,
         assert ConsumerKey(hub) == pipeline.consumer
         with database.read() as connection:
             assert len(connection.execute(pipeline.table.select()).all()) == 1
+
+
+def test_a_misspelt_database_is_an_error_and_is_not_made(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Looking for dead letters in a file that is not there must not look like there were none."""
+    missing = tmp_path / "misspelt.db"
+    found = run_tidegate("dlq", "list", "--database", f"sqlite:///{missing}", environment=environment)
+    assert found.code == 1
+    assert "There is no SQLite database" in found.err
+    assert not missing.exists()

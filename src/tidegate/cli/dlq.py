@@ -26,20 +26,20 @@ from tidegate.cli.dlq_filter import (
 )
 from tidegate.cli.exit_codes import CheckFailedError
 from tidegate.cli.options import (
-    DATABASE_VARIABLE,
     CaFileOption,
     ConnectionStringOption,
     DatabaseOption,
     with_output,
 )
 from tidegate.cli.render import Output, OutputFormat
-from tidegate.model.errors import InvalidArgumentError, TidegateError
+from tidegate.cli.stores import open_database
+from tidegate.model.errors import TidegateError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 
 if TYPE_CHECKING:
     from tidegate.client.blocking import BlockingConsumer
     from tidegate.model.events import ReceivedEvent
-    from tidegate.sql import Database, DeadLetter, RedriveReport
+    from tidegate.sql import DeadLetter, RedriveReport
 
 dlq_app = typer.Typer(help="Look at dead letters, run them again, or close them.", no_args_is_help=True)
 
@@ -103,7 +103,7 @@ def list_dead_letters(
     chosen = chosen_filter(
         hub, group, partition, error_type, reason, status, sequence_number, failed_since, failed_until
     )
-    with _open_database(database) as opened:
+    with open_database(database) as opened:
         dead_letters = DeadLetters(opened)
         if by_reason:
             counts = dead_letters.counts_by_reason(chosen)[:limit]
@@ -155,7 +155,7 @@ def show(
     from tidegate.cli.tail import event_record
     from tidegate.sql import ConsumerKey, DeadLetters
 
-    with _open_database(database) as opened:
+    with open_database(database) as opened:
         letter = DeadLetters(opened).show(ConsumerKey(hub, group), partition, sequence_number)
     record = dict(_list_record(letter))
     record |= {
@@ -195,7 +195,7 @@ def history(
     """
     from tidegate.sql import ConsumerKey, DeadLetters
 
-    with _open_database(database) as opened:
+    with open_database(database) as opened:
         entries = DeadLetters(opened).audit(ConsumerKey(hub, group), partition, sequence_number, limit=limit)
     output.records(
         (
@@ -273,7 +273,7 @@ def redrive(
         failed_until,
     )
     with (
-        _open_database(database) as opened,
+        open_database(database) as opened,
         _event_reader(loaded.event_hub, data_dir, connection_string, ca_file) as reader,
     ):
         if isinstance(loaded, Pipeline) and not dry_run:
@@ -329,7 +329,7 @@ def discard(
         failed_since,
         failed_until,
     )
-    with _open_database(database) as opened:
+    with open_database(database) as opened:
         dead_letters = DeadLetters(opened)
         if dry_run:
             sys.stderr.write(f"Would discard {dead_letters.count(chosen):,} dead letters.\n")
@@ -338,18 +338,6 @@ def discard(
             typer.confirm(f"Discard {dead_letters.count(chosen):,} dead letters?", abort=True, err=True)
         count = dead_letters.discard(chosen, reason=because)
     sys.stderr.write(f"Discarded {count:,} dead letters.\n")
-
-
-def _open_database(url: str | None) -> Database:
-    from tidegate.sql import Database
-
-    chosen = url or os.environ.get(DATABASE_VARIABLE)
-    if not chosen:
-        raise InvalidArgumentError(
-            f"No database is named: there is no --database and no {DATABASE_VARIABLE}.",
-            next_step="Give the one that the pipeline writes to, e.g. --database sqlite:///flights.db",
-        )
-    return Database.open(chosen)
 
 
 @contextmanager
