@@ -353,6 +353,30 @@ def test_resources_as_the_documents_write_them(
     assert _request(hub_service, f"/{event_hub}/messages", body=b"x", headers=other)[0] == 401
 
 
+@pytest.mark.parametrize(
+    "path", ["/api/v1/policies", "/api/v1/event-hubs/{other}/policies", "/{other}/messages"]
+)
+def test_a_token_for_a_hub_stays_one_whatever_the_host_header_says(
+    hub_service: HubService, event_hub: str, path: str
+) -> None:
+    """A hub's own policy gives nothing beyond the hub to who calls the service by the hub's name."""
+    other = hub_service.create_hub(partition_count=1)
+
+    async def create_policy(server: TidegateServer) -> str:
+        return server.broker.create_policy(event_hub, "hub-manager", [Claim.MANAGE]).key
+
+    key = hub_service.call(create_policy)
+    token = _authorization(hub_service, f"/{event_hub}", key=key, name="hub-manager")
+    body = b"one" if path.endswith("messages") else None
+    for host in (event_hub, event_hub.upper(), f"{event_hub}:80"):
+        answer = _ask(hub_service, path.format(other=other), body=body, headers={**token, "Host": host})
+        assert answer.status == 401
+        assert "key" not in answer.text
+    assert _stored(hub_service, other, "0") == []
+    answer = _ask(hub_service, f"/{event_hub}/messages", body=b"one", headers={**token, "Host": event_hub})
+    assert answer.status == 201
+
+
 def test_a_policy_without_send_may_not_publish(hub_service: HubService, event_hub: str) -> None:
     """The claims of a hub's policy count: Send is enough, Listen is not."""
 
