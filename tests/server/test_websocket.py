@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from socket import create_connection
 
 import pytest
 from azure.eventhub import EventData
@@ -150,6 +151,25 @@ def test_too_large_a_frame_is_refused(hub_service: HubService) -> None:
         with suppress(ConnectionClosed):
             socket.send(bytes(FRAME_BYTES_MAX + 1))
         assert _receive_to_end(socket)[1] == 1009
+
+
+def test_pings_of_a_peer_that_reads_nothing_are_not_answered_forever(hub_service: HubService) -> None:
+    """The answers stay in memory as long as nobody reads them: the service ends such a connection."""
+    assert hub_service.ready.http is not None
+    host, _, port = hub_service.ready.http.rpartition(":")
+    request = (
+        f"GET {PATH} HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Protocol: AMQPWSB10\r\n\r\n"
+    )
+    ping = b"\x89\xfd\x00\x00\x00\x00" + bytes(125)
+    with create_connection((host, int(port)), timeout=WAIT_S) as peer:
+        peer.sendall(request.encode())
+        assert peer.recv(12) == b"HTTP/1.1 101"
+        with pytest.raises(ConnectionError):
+            peer.sendall(ping * 262_144)  # beyond all that sockets hold on the way
+    with _connect(hub_service) as websocket:
+        AmqpClient(websocket).wait(ConnectionOpened)
 
 
 def test_what_is_no_amqp_is_answered_with_the_version(hub_service: HubService) -> None:

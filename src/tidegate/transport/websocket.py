@@ -40,6 +40,10 @@ FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long a peer may take to answer our close frame (our choice)."""
 
+PINGS_MAX: Final = 1000
+"""Pings that are answered while the peer does not read what was written (our choice: clients send one in
+seconds). Each answer is up to 127 bytes that stay in memory."""
+
 _PROTOCOL_LOG = logging.getLogger(f"{__name__}.protocol")
 # The library writes the contents of frames to a log for debugging, and tokens are among them.
 _PROTOCOL_LOG.setLevel(logging.ERROR)
@@ -79,6 +83,8 @@ class WebSocketStream(asyncio.Protocol):
         self._error: TidegateError | None = None
         self._abort_timer: asyncio.TimerHandle | None = None
         self._is_writing_paused = False
+        self._pings_unread = 0
+        """Pings that came since writing is paused."""
         self._is_closing = False
         self._has_ended = False
         self._peer_name = "?"
@@ -186,6 +192,7 @@ class WebSocketStream(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The unsent bytes are down to WRITE_LOW_BYTES."""
         self._is_writing_paused = False
+        self._pings_unread = 0
         if self._receiver is not None and not self._has_ended:
             self._receiver.writing_resumed()
 
@@ -213,6 +220,14 @@ class WebSocketStream(asyncio.Protocol):
             self._start_closing(_GOING_AWAY)
 
     def _on_frame(self, frame: Frame) -> None:
+        if frame.opcode is Opcode.PING and self._is_writing_paused:
+            # The library has queued the answer already, and reading goes on whatever is unsent.
+            self._pings_unread += 1
+            if self._pings_unread == PINGS_MAX:
+                self._error = RemoteProtocolError(
+                    f"The WebSocket of {self._peer_name} pings and reads nothing."
+                )
+                self.abort()
         if self._is_closing or self._receiver is None:
             return
         if frame.opcode in (Opcode.BINARY, Opcode.CONT):
