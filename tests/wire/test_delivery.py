@@ -80,6 +80,7 @@ def _deliver(message: bytes, sequence_number: int = 16, metrics: RuntimeMetrics 
     codes = [code for code, *_ in iter_sections(payload)]
     assert codes.count(0x72) == 1
     assert codes.count(0x71) <= 1
+    assert codes == sorted(codes)  # proton-j and others read sections in this order alone
     return decode_message(payload)
 
 
@@ -279,3 +280,36 @@ def test_a_producer_cannot_forge_an_events_position() -> None:
                 stored, [len(stored)], first_sequence_number=5, enqueued_time_ms=TIME_MS
             )
             assert list(events_of_deliveries(deliveries).sequence_numbers) == [5]
+
+
+@pytest.mark.parametrize("metrics", [None, METRICS], ids=["plain", "metrics"])
+def test_a_second_annotations_section_does_not_outdo_the_services(metrics: RuntimeMetrics | None) -> None:
+    """Protects official clients, which believe the last annotations in a message, wherever they are."""
+    forged = encode_message(Message(message_annotations={"x-opt-sequence-number": 666}))
+    for sent in (
+        encode_message(Message(data=(b"x" * 9,))),
+        encode_message(Message(message_annotations={"x-opt-partition-key": "k"}, data=(b"x" * 9,))),
+        encode_message(Message(application_properties={"a": 1}, data=(b"x" * 9,))),
+    ):
+        delivered = _deliver(sent + forged, 5, metrics)
+        assert delivered.message_annotations["x-opt-sequence-number"] == 5
+        assert delivered.data == (b"x" * 9,)
+
+
+def test_annotations_that_are_not_what_they_say_do_not_hide_the_services() -> None:
+    """Protects readers from maps with more or fewer entries than their count, and from cut ones."""
+    key = encode_value(Symbol("x-opt-partition-key")) + encode_value("k")
+    forged = encode_value(Symbol("x-opt-sequence-number")) + encode_value(666)
+    mine = encode_value(Symbol("mine")) + encode_value(1)
+    data = b"\x00\x53\x75\xa0\x09" + b"x" * 9
+    for count, entries in (
+        (2, key + forged * 3),
+        (2, key[:-1] + b"\x09"),
+        (2, key[:-3] + b"\x79\x01k"),
+        (0, mine),
+        (9, mine),
+    ):
+        annotations = b"\x00\x53\x72\xc1" + bytes((len(entries) + 1, count)) + entries
+        delivered = _deliver(annotations + data, 5)
+        assert delivered.message_annotations["x-opt-sequence-number"] == 5
+        assert delivered.message_annotations["x-opt-enqueued-time"] == TIME_MS

@@ -36,7 +36,7 @@ from tidegate.wire.annotations import (
     merged_entries,
     pack_map32,
 )
-from tidegate.wire.batch import wrap_event
+from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32, wrap_event
 from tidegate.wire.names import (
     ENQUEUED_TIME,
     EVENT_COUNT,
@@ -139,13 +139,13 @@ def event_deliveries(
             if word == HEADER_8:
                 at += 5 + data[at + 4]
                 word = unpack(data, at)[0] if at + 4 <= until else 0
-            if word == _ANNOTATIONS_8 and at + 6 <= until:
-                entries, count, rest = at + 6, data[at + 5], at + 5 + data[at + 4]
-                if not data.startswith(_LONE_PARTITION_KEY, at + 5):
-                    rest = -1 if data.find(b"x-opt-", entries, rest) >= 0 else rest
-            elif 0x005375 <= word >> 8 <= 0x005377 or _leads_to_body(data, at, until):
+            if word == _ANNOTATIONS_8:
+                after = _after_lone_key(data, at, until)
+                if after > 0 and _is_plain_from(data, after, until):
+                    entries, count, rest = at + 6, 2, after
+            elif _is_plain_from(data, at, until):
                 entries, count, rest = at, 0, at
-        if 0 <= rest <= until:
+        if rest >= 0:
             size = our_bytes + rest - entries + 4
             head = pack(ANNOTATIONS_32, size, count + 6)
             parts = (data[content:at], head, data[entries:rest], enqueued, sequence, offset_key, text)
@@ -158,12 +158,26 @@ def event_deliveries(
     return deliveries
 
 
-def _leads_to_body(data: bytes, at: int, until: int) -> bool:
-    """Whether there are only properties and application properties between ``at`` and the body."""
+def _after_lone_key(data: bytes, at: int, until: int) -> int:
+    """Where the annotations at ``at`` end, if all they hold is a partition key of usual length; else 0."""
+    key_at = at + 5 + len(_LONE_PARTITION_KEY)
+    if key_at + 2 > until or not data.startswith(_LONE_PARTITION_KEY, at + 5) or data[key_at] != 0xA1:
+        return 0
+    after = key_at + 2 + data[key_at + 1]
+    return after if after == at + 5 + data[at + 4] <= until else 0
+
+
+def _is_plain_from(data: bytes, at: int, until: int) -> bool:
+    """Whether from ``at`` on there are only properties, application properties and one data section.
+
+    Sizes alone tell. Nothing may come after: official clients believe the last annotations that they find.
+    """
     while at + 8 <= until:
         word, size = _two_u32(data, at)
-        if 0x005375 <= word >> 8 <= 0x005377:
-            return True
+        if word == DATA_SECTION_8:
+            return at + 5 + (size >> 24) == until
+        if word == DATA_SECTION_32:
+            return at + 8 + size == until
         if not 0x005373 <= word >> 8 <= 0x005374 or word & 0xC0 != 0xC0:
             return False
         at += 8 + size if word & 0x10 else 5 + (size >> 24)
@@ -181,11 +195,13 @@ def _splice_carefully(message: bytes, ours: bytes, metric_entries: bytes) -> byt
         message = wrap_event(message)
         others = message
     else:
-        moved = (HEADER, MESSAGE_ANNOTATIONS, *((DELIVERY_ANNOTATIONS,) if metric_entries else ()))
+        moved = (HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS)
         others = b"".join(message[start:end] for code, start, _, end in sections if code not in moved)
     parts = [message[start:end] for code, start, _, end in sections if code == HEADER]
     if metric_entries:
         parts += annotations_section(DELIVERY_ANNOTATIONS_32, metrics + metric_entries, metric_count + 8)
+    else:
+        parts += [message[start:end] for code, start, _, end in sections if code == DELIVERY_ANNOTATIONS]
     parts += annotations_section(ANNOTATIONS_32, annotations + ours, annotation_count + 6)
     return b"".join((*parts, others))
 
