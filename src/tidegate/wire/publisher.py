@@ -13,7 +13,7 @@ from array import array
 from tidegate.amqp.decode import decode_value
 from tidegate.amqp.encode import append_value
 from tidegate.amqp.errors import DecodeError
-from tidegate.amqp.message import HEADER, MESSAGE_ANNOTATIONS, Section, iter_sections
+from tidegate.amqp.message import DELIVERY_ANNOTATIONS, HEADER, MESSAGE_ANNOTATIONS, Section, iter_sections
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.wire.annotations import ANNOTATIONS_32, annotations_section, merged_entries
 from tidegate.wire.batch import BatchSections, iter_events, wrap_event
@@ -57,7 +57,8 @@ def _annotated(message: bytes, publisher: str, ours: bytes) -> bytes:
             check_key(_partition_key(message, value_start), publisher)
     theirs, count = merged_entries(message, sections, MESSAGE_ANNOTATIONS, _OURS)
     header = annotations_section(ANNOTATIONS_32, theirs + ours, count + 2 * len(_OURS))
-    return b"".join((*_pieces(message, sections, HEADER), *header, *_others(message, sections)))
+    before = (*_pieces(message, sections, HEADER), *_pieces(message, sections, DELIVERY_ANNOTATIONS))
+    return b"".join((*before, *header, *_others(message, sections)))
 
 
 def _pieces(message: bytes, sections: list[Section], wanted: int) -> list[bytes]:
@@ -65,9 +66,8 @@ def _pieces(message: bytes, sections: list[Section], wanted: int) -> list[bytes]
 
 
 def _others(message: bytes, sections: list[Section]) -> list[bytes]:
-    return [
-        message[start:end] for code, start, _, end in sections if code not in (HEADER, MESSAGE_ANNOTATIONS)
-    ]
+    moved = (HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS)
+    return [message[start:end] for code, start, _, end in sections if code not in moved]
 
 
 def _partition_key(message: bytes, value_start: int) -> str | None:
