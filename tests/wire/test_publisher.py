@@ -13,7 +13,7 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.wire.batch import iter_events, split_single
 from tidegate.wire.publisher import as_published
 
-_NAMED = {Symbol("x-opt-publisher"): "p", Symbol("x-opt-partition-key"): "p"}
+_NAMED: dict[object, object] = {Symbol("x-opt-publisher"): "p", Symbol("x-opt-partition-key"): "p"}
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,8 @@ def _is_plain_from(data: bytes, at: int, until: int) -> bool:
 
     Sizes alone tell. Nothing may come after: official clients believe the last annotations that they find.
     """
+    word: int
+    size: int
     while at + 8 <= until:
         word, size = _two_u32(data, at)
         if word == DATA_SECTION_8:
