@@ -562,6 +562,36 @@ async def test_connections_over_the_limit_are_refused() -> None:
             open_writer.close()
 
 
+async def test_a_connection_whose_answer_nobody_reads_ends() -> None:
+    """Who asks and never reads does not keep a place among the connections; others are served then."""
+    size = 16_777_216  # beyond all that sockets hold on the way
+
+    async def answer(request: Request) -> Response:
+        return Response(bytes(size))
+
+    async def ask(host: str, port: int) -> bytes:
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(request)
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    request = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    application = Starlette(routes=[Route("/", answer)])
+    server, (host, port), tasks = await _serve(application, connections_max=1, write_timeout_s=0.5)
+    async with asyncio.timeout(20):
+        _, writer = await asyncio.open_connection(host, port, limit=1)
+        writer.write(request)
+        await writer.drain()
+        assert (await ask(host, port)).startswith(b"HTTP/1.1 503 ")
+        while not (received := await ask(host, port)).startswith(b"HTTP/1.1 200 "):
+            assert received.startswith(b"HTTP/1.1 503 ")
+        assert received.endswith(bytes(size))
+        writer.transport.abort()
+    await server.stop()
+    await tasks.close()
+
+
 async def test_a_refused_websocket_is_closed() -> None:
     """Where AMQP takes no more connections (the service stops), a WebSocket is closed as going away."""
     async with _serving() as (host, port), asyncio.timeout(20):

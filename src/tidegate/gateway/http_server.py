@@ -1,7 +1,8 @@
 """uvicorn as the HTTP face uses it: on the service's own loop, with limits, and with AMQP in WebSockets.
 
 What a peer without a token can hold of the service is bounded: connections per port, the time that the head
-of a request may take, and (in ``http_publish``) the time and the bytes of its body.
+of a request may take and its answer wait to be read, and (in ``http_publish``) the time and the bytes of its
+body.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ CONNECTIONS_MAX: Final = 1024
 HEAD_TIMEOUT_S: Final = 20.0
 """How long the head of a request may take from the connection, or its first byte, on (our choice)."""
 
+WRITE_TIMEOUT_S: Final = 60.0
+"""How long the unsent bytes of answers may wait for their reader (our choice)."""
+
 SHUTDOWN_TIMEOUT_S: Final = 5
 """Requests that have not ended so long after the service stops are cut off (our choice)."""
 
@@ -53,11 +57,13 @@ class HttpServer(uvicorn.Server):
         accept_websocket: Callable[[WebSocketStream], StreamReceiver],
         connections_max: int = CONNECTIONS_MAX,
         head_timeout_s: float = HEAD_TIMEOUT_S,
+        write_timeout_s: float = WRITE_TIMEOUT_S,
     ) -> None:
         """accept_websocket: gives the receiver of a WebSocket whose handshake is done."""
         self._accept_websocket = accept_websocket
         self.connections_max = connections_max
         self.head_timeout_s = head_timeout_s
+        self.write_timeout_s = write_timeout_s
         self.is_serving = asyncio.Event()
         self.work: asyncio.Task[None] | None = None
         self.websockets: set[WebSocketStream] = set()
@@ -128,10 +134,13 @@ class _NamingConnection(h11.Connection):
 
 
 class _HttpProtocol(H11Protocol):
-    """HTTP/1.1 with a limit of connections, and of the time that the head of a request takes."""
+    """HTTP/1.1 with a limit of connections, of the time that the head of a request takes, and of the time
+    that its answer waits to be read.
+    """
 
     owner: HttpServer
     _head_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -148,7 +157,22 @@ class _HttpProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_write_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._start_write_timer()
+
+    def resume_writing(self) -> None:
+        # A transport that closes still waits until the rest is read.
+        if not self.transport.is_closing():
+            self._stop_write_timer()
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._limit_closing()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -161,11 +185,13 @@ class _HttpProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._limit_closing()
         if self._is_discarding:
             self._start_timer()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         self._stop_timer()
+        self._stop_write_timer()
         super().handle_websocket_upgrade(event)
 
     def send_400_response(self, msg: str) -> None:
@@ -187,6 +213,19 @@ class _HttpProtocol(H11Protocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _limit_closing(self) -> None:
+        if self.transport.is_closing():
+            self._start_write_timer()
+
+    def _start_write_timer(self) -> None:
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.owner.write_timeout_s, self.transport.abort)
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _on_head_timeout(self) -> None:
         self._head_timer = None
