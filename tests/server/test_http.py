@@ -549,6 +549,18 @@ async def test_what_is_no_http_is_answered_once(caplog: pytest.LogCaptureFixture
     assert [record.name for record in warnings] == ["tidegate.gateway.http_server"]
 
 
+async def test_a_request_with_two_lengths_is_refused() -> None:
+    """What a proxy may take for one request and the service for two is none; the connection ends with it."""
+    async with _serving() as (host, port), asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection(host, port)
+        head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head + b"0\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert answer.count(b"HTTP/1.1") == 1
+        writer.close()
+
+
 async def test_connections_over_the_limit_are_refused() -> None:
     """One connection too many is answered with 503 and closed; those before it are served."""
     async with _serving(connections_max=2) as (host, port), asyncio.timeout(20):

@@ -128,6 +128,10 @@ class _NamingConnection(h11.Connection):
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         event = super().next_event()
         if isinstance(event, h11.Request):
+            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+                # h11 takes the second; a proxy before us that took the first would see other requests than
+                # we do (RFC 9112, 6.1).
+                raise h11.RemoteProtocolError("The request has two lengths.")
             names = (name.decode("latin-1") for name, _ in event.headers.raw_items())
             self.on_names({name.lower(): name for name in names})
         return event
