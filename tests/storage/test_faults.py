@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,26 @@ async def test_an_idempotent_producer_retries_after_a_full_disk() -> None:
     assert isinstance(refused.exception(), LogFullError)
     files.space_left = None
     assert _append(manager, log, b"b", producer=ProducerBatch(5, 0, 1)) == 1
+    await manager.close()
+
+
+async def test_a_batch_that_a_full_disk_refused_makes_no_producer_forgotten() -> None:
+    """A producer's repeat is stored once, also where a newcomer's batch, refused, would have taken its place
+    in a full table.
+    """
+    files = SimulatedFiles()
+    options = replace(_OPTIONS, producers_max=1)
+    manager = await LogManager.open(_DATA, options=options, files=files, is_threaded=False)
+    manager.create_logs("hub", 1)
+    log = manager.log("hub", "0")
+    _append(manager, log, b"a", producer=ProducerBatch(5, 0, 0))
+    files.space_left = 10
+    refused = log.append_nowait(b"b", [1], enqueued_time_ms=1, producer=ProducerBatch(6, 0, 0))
+    manager.commit_queued()
+    assert isinstance(refused.exception(), LogFullError)
+    files.space_left = None
+    assert _append(manager, log, b"a", producer=ProducerBatch(5, 0, 0)) == 0
+    assert log.next_sequence_number == 1
     await manager.close()
 
 

@@ -69,4 +69,5 @@ def test_the_longest_silent_is_forgotten_first() -> None:
     table = ProducerTable(2)
     for producer_id in (1, 2, 1, 3):
         table.record(ProducerBatch(producer_id, 0, 0), 1, 0, 0)
+        table.trim()
     assert set(table.states) == {1, 3}

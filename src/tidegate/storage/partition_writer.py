@@ -258,6 +258,7 @@ class PartitionWriter:
             )
             self._snapshot_bytes += written.length
             written.request.result = result
+        self._producers.trim()
         last = self._unsynced[-1]
         self._unsynced = []
         self.view = LogView(

@@ -96,7 +96,7 @@ class ProducerTable:
     def record(
         self, batch: ProducerBatch, count: int, start_sequence_number: int, enqueued_time_ms: int
     ) -> ProducerState | None:
-        """Take note of a stored batch; returns the state before, for ``restore``."""
+        """Take note of a written batch; returns the state before, for ``restore``. See also ``trim``."""
         before = self._states.pop(batch.producer_id, None)
         recent = before.recent if before is not None and before.epoch == batch.epoch else ()
         stored = StoredBatch(batch.sequence, count, start_sequence_number, enqueued_time_ms)
@@ -105,9 +105,12 @@ class ProducerTable:
             (batch.sequence + count) % SEQUENCE_MODULUS,
             (*recent[-(_RECENT_BATCHES_MAX - 1) :], stored),
         )
-        if len(self._states) > self._producers_max:
-            del self._states[next(iter(self._states))]
         return before
+
+    def trim(self) -> None:
+        """Forget the longest silent over the limit; once what was recorded is sure to stay."""
+        while len(self._states) > self._producers_max:
+            del self._states[next(iter(self._states))]
 
     def restore(self, producer_id: int, state: ProducerState | None) -> None:
         """Undo a ``record`` (the latest one first), or bring in a state from a snapshot."""

@@ -324,6 +324,7 @@ class _Tail:
             self.producers.record(
                 batch, header.event_count, header.base_sequence_number, header.enqueued_time_ms
             )
+            self.producers.trim()
 
     def _cut_off(self, path: Path, end: int, size: int) -> None:
         _logger.warning(
