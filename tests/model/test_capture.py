@@ -101,8 +101,16 @@ def test_a_destination_is_a_path_or_a_url(destination: str) -> None:
         CaptureSettings(destination)
 
 
-def test_a_destination_with_a_password_is_refused_without_repeating_it() -> None:
-    """The catalog and logs hold destinations: a secret there would leak."""
+@pytest.mark.parametrize(
+    "destination",
+    [
+        "sftp://user:secret@host/folder",
+        "https://account.blob.core.windows.net/container?sv=2024&sig=secret",
+        "AccountKey=secret;AccountName=account",
+    ],
+)
+def test_a_destination_with_a_secret_is_refused_without_repeating_it(destination: str) -> None:
+    """The catalog and logs hold destinations: a password, a SAS or a key there would leak."""
     with pytest.raises(InvalidArgumentError) as caught:
-        CaptureSettings("sftp://user:secret@host/folder")
+        CaptureSettings(destination)
     assert "secret" not in str(caught.value)

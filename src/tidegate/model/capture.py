@@ -128,6 +128,10 @@ class CaptureStatistics:
 _KINDS: dict[str, type] = {"str": str, "bool": bool, "int": int}
 
 
+_IN_SECRETS: Final = frozenset("?=;@")
+"""What a destination has that holds a key or a signature, besides others."""
+
+
 def _check_destination(destination: str) -> None:
     scheme, separator, rest = destination.partition("://")
     if separator:
@@ -135,9 +139,10 @@ def _check_destination(destination: str) -> None:
     else:
         is_meant = destination.startswith("/") and not destination.isspace()
     if not is_meant or "\x00" in destination or "?" in destination:
+        # Who gives a SAS URL or a connection string gives a secret: no log shall hold it.
+        quoted = "" if _IN_SECRETS.intersection(destination) else f" {destination[:200]!r}"
         raise InvalidArgumentError(
-            f"The capture destination {destination[:200]!r} is neither an absolute path nor a URL without a "
-            "query.",
+            f"The capture destination{quoted} is neither an absolute path nor a URL without a query.",
             next_step="Give /a/directory, or a URL such as abfs://container@account.dfs.core.windows.net/folder.",
         )
     user = rest.partition("/")[0].rpartition("@")[0] if separator else ""
