@@ -42,6 +42,24 @@ def test_a_directory_shows_whole_files_alone(tmp_path: Path, is_url: bool) -> No
     assert [path.name for path in root.rglob("*") if path.is_file()] == ["c.avro"]
 
 
+def test_a_power_loss_takes_no_directory_of_a_published_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file counts as captured once it is published: so each directory on the way to it is synced by then,
+    also where its making was not this attempt's.
+    """
+    synced: list[Path] = []
+    monkeypatch.setattr(destination_module, "sync_directory", synced.append)
+    root = tmp_path / "not" / "there"
+    destination = DirectoryDestination(root)
+    _publish(destination, "a/b/c.avro", b"first")
+    assert {tmp_path, tmp_path / "not", root, root / "a", root / "a/b"} <= set(synced)
+    (root / "a/d").mkdir()  # left by an attempt that failed
+    synced.clear()
+    _publish(destination, "a/d/e.avro", b"second")
+    assert synced == [root / "a/d", root / "a", root]
+
+
 def test_what_a_killed_service_left_is_removed(tmp_path: Path) -> None:
     """Only what one partition left: another's file may be in the making."""
     destination = DirectoryDestination(tmp_path)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.capture import state as state_module
 from tidegate.capture.state import PartitionState, PlannedFile, StateFile
 from tidegate.model.errors import LogCorruptError
 
@@ -57,3 +58,18 @@ def test_a_state_that_cannot_be_saved_leaves_the_old_one(tmp_path: Path) -> None
     with pytest.raises(OSError, match="directory"):
         store.save(PartitionState())
     assert store.load() == _STATE
+
+
+def test_a_power_loss_takes_no_directory_of_a_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state that is gone would put every event into a second file: the first save syncs the directories
+    above it, also where another partition, or an attempt that failed, made them.
+    """
+    synced: list[Path] = []
+    monkeypatch.setattr(state_module, "sync_directory", synced.append)
+    hub = tmp_path / "capture" / "hub"
+    hub.mkdir(parents=True)
+    store = StateFile(hub / "0.json")
+    store.save(_STATE)
+    assert synced == [hub, tmp_path / "capture", tmp_path]
+    store.save(_STATE)
+    assert synced[3:] == [hub]

@@ -102,6 +102,7 @@ class DirectoryDestination:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._is_root_durable = False
 
     def spool(self, token: str) -> Path:
         """See ``Destination``. Below the destination, so that a rename can give the file its name."""
@@ -116,16 +117,20 @@ class DirectoryDestination:
         _guarded(str(self.root), f"write {name} to", lambda: self._publish(spool, self.root / name))
 
     def _publish(self, spool: Path, target: Path) -> None:
-        made: list[Path] = []
         directory = target.parent
-        while not directory.exists():
-            made.append(directory)
-            directory = directory.parent
-        target.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
         spool.replace(target)
-        sync_directory(target.parent)
-        for directory in made:
-            sync_directory(directory.parent)
+        # All of them, whoever made them: another partition may be about to sync them, and an attempt that
+        # failed did not come to it.
+        sync_directory(directory)
+        while directory != self.root:
+            directory = directory.parent
+            sync_directory(directory)
+        if not self._is_root_durable:
+            for directory in self.root.parents:
+                with contextlib.suppress(PermissionError):  # then it was not made by this service
+                    sync_directory(directory)
+            self._is_root_durable = True
 
     def discard(self, token_prefix: str) -> None:
         """See ``Destination``."""

@@ -67,6 +67,7 @@ class StateFile:
     def __init__(self, path: Path) -> None:
         """path: made with its directory when first saved."""
         self.path: Final = path
+        self._is_directory_durable = False
 
     def load(self) -> PartitionState | None:
         """See ``StateStore``."""
@@ -93,7 +94,6 @@ class StateFile:
     def save(self, state: PartitionState) -> None:
         """See ``StateStore``."""
         directory = self.path.parent
-        is_new = not directory.exists()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         document = {"format_version": _FORMAT_VERSION, **asdict(state)}
         temporary = self.path.with_name(self.path.name + ".new")
@@ -108,9 +108,11 @@ class StateFile:
                 temporary.unlink(missing_ok=True)
             raise
         sync_directory(directory)
-        if is_new:
+        if not self._is_directory_durable:
+            # Whoever made it: another partition may be about to sync it, or have failed before it did.
             sync_directory(directory.parent)
             sync_directory(directory.parent.parent)
+            self._is_directory_durable = True
 
     def _garbled(self) -> LogCorruptError:
         return LogCorruptError(
