@@ -453,6 +453,37 @@ def test_a_body_of_unknown_length_is_limited_while_it_comes(hub_service: HubServ
     assert [len(event.body) for event in _stored(hub_service, event_hub, "0")] == [1_000_000]
 
 
+@pytest.mark.parametrize("change", ["regenerate", "revoke"])
+def test_what_was_taken_away_while_the_body_came_counts(
+    hub_service: HubService, event_hub: str, change: str
+) -> None:
+    """A key that is replaced, or a publisher revoked, during a request stops it: nothing is stored."""
+
+    async def create_policy(server: TidegateServer) -> str:
+        return server.broker.create_policy(event_hub, "sender", [Claim.SEND]).key
+
+    async def take_away(server: TidegateServer) -> None:
+        if change == "regenerate":
+            server.broker.regenerate_key(event_hub, "sender")
+        else:
+            server.broker.event_hub(event_hub).revoke_publisher("p")
+
+    key = hub_service.call(create_policy)
+    token = _authorization(hub_service, event_hub, key=key, name="sender")["Authorization"]
+    head = (
+        f"POST /{event_hub}/publishers/p/messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\n"
+        f"Expect: 100-continue\r\nAuthorization: {token}\r\n\r\n"
+    )
+    with _connect(hub_service) as connection:
+        connection.sendall(head.encode())
+        # The service asks for the body once it has judged the token.
+        assert connection.recv(1024).startswith(b"HTTP/1.1 100 ")
+        hub_service.call(take_away)
+        connection.sendall(b"event")
+        assert _read_answer(connection).startswith(b"HTTP/1.1 401 ")
+    assert _stored(hub_service, event_hub, "0") + _stored(hub_service, event_hub, "1") == []
+
+
 # --- the server's own limits ------------------------------------------------------------------------------
 
 

@@ -100,15 +100,14 @@ class Publishing:
         path = request.url.path.strip("/")
         if publisher is not None:
             path = f"{hub}/publishers/{publisher}/messages"  # however the address spells it
-        self._authorizer.require(request, path, Claim.SEND)
-        event_hub = self._broker.event_hub(hub)
-        if publisher is not None:
-            event_hub.check_publisher(publisher)
+        event_hub = self._admit(request, path, hub, publisher)
         await self._broker.wait_uncongested()
         content_type = request.headers.get("content-type", "")
         is_batch = content_type.partition(";")[0].strip().lower() == BATCH_CONTENT_TYPE
         bytes_max = event_hub.event_bytes_max * (_JSON_FACTOR if is_batch else 1)
         body = await _read_body(request, bytes_max)
+        # A body may take minutes, and a key that was taken away meanwhile is worth nothing at once.
+        event_hub = self._admit(request, path, hub, publisher)
         publication = _parse_batch(body) if is_batch else _parse_single(body, request)
         key, partition = _target(event_hub, request.path_params.get("partition"), publisher, publication)
         if publisher is None:
@@ -118,6 +117,14 @@ class Publishing:
             encoded = [annotations + encode_event(event) for event in publication.events]
         sections = [wrap_event(event) for event in encoded]
         await partition.append(b"".join(sections), array("I", map(len, sections)))
+
+    def _admit(self, request: Request, path: str, hub: str, publisher: str | None) -> EventHub:
+        """The event hub, where the request may send to ``path`` now."""
+        self._authorizer.require(request, path, Claim.SEND)
+        event_hub = self._broker.event_hub(hub)
+        if publisher is not None:
+            event_hub.check_publisher(publisher)
+        return event_hub
 
 
 @dataclass(frozen=True, slots=True)
