@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -295,6 +296,30 @@ def test_a_regenerated_key_counts_at_once(service: HubService, root: Client, hub
     assert root.ask("POST", f"{path}/p/regenerate-key").status == 200
     assert primary.ask("GET", f"/event-hubs/{hub}").status == 401
     assert secondary.ask("GET", f"/event-hubs/{hub}").status == 200
+
+
+def test_a_key_that_is_regenerated_while_the_body_comes_counts_no_more(
+    service: HubService, root: Client, hub: str
+) -> None:
+    """Nobody makes themselves a new policy with a request that was begun with an old key."""
+    path = f"/event-hubs/{hub}/policies"
+    key = root.ask("POST", path, {"name": "p", "claims": ["Manage"]}).value["primary_key"]
+    manager = Client(service, resource=hub, name="p", key=key)
+    assert service.ready.http is not None
+    host, _, port = service.ready.http.rpartition(":")
+    body = json.dumps({"name": "again", "claims": ["Manage"]}).encode()
+    head = (
+        f"POST {PREFIX}{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
+        f"Expect: 100-continue\r\nAuthorization: {manager.token}\r\n\r\n"
+    )
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(head.encode())
+        # The service asks for the body once it has judged the token.
+        assert connection.recv(1024).startswith(b"HTTP/1.1 100 ")
+        root.ask("POST", f"{path}/p/regenerate-key", {})
+        connection.sendall(body)
+        assert connection.recv(1024).startswith(b"HTTP/1.1 401 ")
+    assert [policy["name"] for policy in root.ask("GET", path).value] == ["p"]
 
 
 def test_no_key_is_logged(
