@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import tracemalloc
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -258,3 +259,16 @@ def test_cut_events_are_refused() -> None:
             else:
                 with pytest.raises(DecodeError):
                     read(encoded[:end])
+
+
+def test_long_names_of_properties_are_not_kept() -> None:
+    """Protects the service's memory: over HTTPS it encodes names that remote senders made up."""
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            name = f"{number}-" + "x" * 200_000
+            assert decode_event(encode_event(EventData(b"", {name: number}))).properties == {name: number}
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 2_000_000

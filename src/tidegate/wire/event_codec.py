@@ -50,6 +50,8 @@ _pack_s32 = struct.Struct(">Bi").pack
 _pack_s64 = struct.Struct(">Bq").pack
 _pack_double = struct.Struct(">Bd").pack
 
+_KEPT_NAME_CHARACTERS_MAX: Final = 128
+
 _PROPERTIES_MAP_8: Final = b"\x00\x53\x74\xc1"
 _PROPERTIES_MAP_32: Final = 0x005374D1
 
@@ -105,7 +107,10 @@ def _application_properties(properties: Mapping[str, PropertyValue]) -> tuple[by
     append, encoded_key = entries.append, _encoded_key
     for key, value in properties.items():
         try:
-            append(encoded_key(key))
+            try:
+                append(encoded_key(key))
+            except _LongNameError:
+                append(encode_value(str(key)))
             if type(value) is str:
                 text = value.encode()
                 length = len(text)
@@ -122,10 +127,16 @@ def _application_properties(properties: Mapping[str, PropertyValue]) -> tuple[by
     return _pack_section32(_PROPERTIES_MAP_32, size + 4, count), joined
 
 
-@lru_cache(maxsize=1024)
+class _LongNameError(Exception):
+    """A name too long to be kept: what remote senders call their properties must not fill the memory."""
+
+
+@lru_cache(maxsize=1024)  # which keeps no exceptions
 def _encoded_key(key: str) -> bytes:
     if not isinstance(key, str):
         raise InvalidArgumentError(f"The name of a property is text, not {type(key).__name__}.")
+    if len(key) > _KEPT_NAME_CHARACTERS_MAX:
+        raise _LongNameError
     return encode_value(str(key))
 
 
