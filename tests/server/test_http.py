@@ -279,6 +279,15 @@ def test_publish_as_a_publisher(hub_service: HubService, event_hub: str, segment
     assert [decode_event(event).body for event in events] == [b"one", b"two"]
 
 
+def test_a_publishers_name_does_not_count_against_the_limit(hub_service: HubService, event_hub: str) -> None:
+    """The largest event is the same for publishers as for others, and the same as over AMQP."""
+    headers = _authorization(hub_service, event_hub)
+    largest = 1_048_576 - 8  # the data section that holds the body has a header of 8 bytes
+    for path in (f"/{event_hub}/messages", f"/{event_hub}/publishers/dev-01/messages"):
+        for size, status in ((largest, 201), (largest + 1, 413)):
+            assert _request(hub_service, path, body=b"x" * size, headers=headers)[0] == status
+
+
 def test_what_a_publisher_may_not(hub_service: HubService, event_hub: str) -> None:
     """Another publisher, the hub itself and another key are refused; so is a revoked one, until restored."""
     headers = _authorization(hub_service, f"{event_hub}/publishers/dev-01")

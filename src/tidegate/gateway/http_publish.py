@@ -110,13 +110,16 @@ class Publishing:
         event_hub = self._admit(request, path, hub, publisher)
         publication = _parse_batch(body) if is_batch else _parse_single(body, request)
         key, partition = _target(event_hub, request.path_params.get("partition"), publisher, publication)
+        added_bytes = 0
         if publisher is None:
             encoded = [encode_event(event, key) for event in publication.events]
         else:
             annotations = _publisher_section(publisher)
             encoded = [annotations + encode_event(event) for event in publication.events]
+            added_bytes = len(annotations) * len(encoded)
         sections = [wrap_event(event) for event in encoded]
-        await partition.append(b"".join(sections), array("I", map(len, sections)))
+        lengths = array("I", map(len, sections))
+        await partition.append_nowait(b"".join(sections), lengths, added_bytes=added_bytes)
 
     def _admit(self, request: Request, path: str, hub: str, publisher: str | None) -> EventHub:
         """The event hub, where the request may send to ``path`` now."""
