@@ -26,6 +26,7 @@ from tidegate.model.limits import (
     DEFAULT_CONSUMER_GROUP,
     EVENT_BYTES_MIN,
     PARTITION_KEY_CHARACTERS_MAX,
+    RETENTION_BYTES_MAX,
     REVOKED_PUBLISHERS_MAX,
     TIER_LIMITS,
     TierLimits,
@@ -340,8 +341,10 @@ def validate_retention_hours(hours: int, limits: TierLimits) -> None:
 
 def validate_retention_bytes(size: int | None) -> None:
     """Raise InvalidArgumentError unless a partition may keep so many bytes (None: any number)."""
-    if size is not None and size < 1:
-        raise InvalidArgumentError(f"{size} bytes of retention; 1 or more are allowed.")
+    if size is not None and not 1 <= size <= RETENTION_BYTES_MAX:
+        raise InvalidArgumentError(
+            f"{str(size)[:40]} bytes of retention; 1 to {RETENTION_BYTES_MAX} are allowed, or none."
+        )
 
 
 def validate_event_bytes_max(size: int | None, limits: TierLimits) -> None:

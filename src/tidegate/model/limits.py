@@ -119,3 +119,6 @@ CAPTURE_TIME_WINDOW_S_MAX: Final = 900
 CAPTURE_TIME_WINDOW_S_DEFAULT: Final = 300
 """Seconds after which Capture closes a file (Azure REST "CaptureDescription", intervalInSeconds, 2024-01-01;
 the default is the portal's 5 minutes)."""
+
+RETENTION_BYTES_MAX: Final = (1 << 63) - 1
+"""Bytes that a partition may be told to keep: what AMQP's long holds, in which clients are told it."""
