@@ -209,14 +209,19 @@ def test_a_host_of_the_pages_processes_events_and_goes_on(program: str, workplac
         service.create_hub("telemetry", partition_count=2)
         _send(service, "telemetry", "one", "two", "three")
         with _running(service, workplace, program) as output:
-            _wait(lambda: all(word in output.read_text() for word in ("one", "two", "three")), output)
+            _wait(lambda: _words_of(output) >= {"one", "two", "three"}, output)
         if program == "classic_host.py":
-            assert output.read_text().count("close") == output.read_text().count("open") == 2
+            verbs = [line.split()[0] for line in output.read_text().splitlines() if line.strip()]
+            assert verbs.count("close") == verbs.count("open") == 2
         _send(service, "telemetry", "four")
         with _running(service, workplace, program) as output:
-            _wait(lambda: "four" in output.read_text(), output)
-        for word in ("one", "two", "three"):
-            assert word not in output.read_text()
+            _wait(lambda: "four" in _words_of(output), output)
+        assert not _words_of(output) & {"one", "two", "three"}
+
+
+def _words_of(output: Path) -> set[str]:
+    """Bodies of the events that were shown: the last words of lines ``PARTITION NUMBER BODY``."""
+    return set(re.findall(r"^\d+ \d+ (\w+)$", output.read_text(), re.MULTILINE))
 
 
 def test_the_dead_letters_of_the_guide_are_put_aside_and_run_again(workplace: Path) -> None:

@@ -121,6 +121,8 @@ class ChaosRun:
             events_per_s=settings.events_per_s,
             lead_max=settings.lead_max,
             processed=lambda: self.processed,
+            # On a fast machine the events would be through before each kind of fault has had its turn.
+            may_end=lambda: not self._untried(),
         )
         self.processed = 0
         """Events before the checkpoints, when they were last looked at."""
@@ -197,11 +199,15 @@ class ChaosRun:
 
     def _draw(self) -> Fault:
         """Each kind once, in random order; then any."""
+        return self._random.choice(self._untried() or self._possible())
+
+    def _possible(self) -> list[Fault]:
         needs_proxy = (Fault.CUT_ALL, Fault.CUT_IN_COMMIT)
         kinds = self._settings.faults
-        possible = [fault for fault in kinds if self._proxy is not None or fault not in needs_proxy]
-        new = [fault for fault in possible if not self._faults[fault]]
-        return self._random.choice(new or possible)
+        return [fault for fault in kinds if self._proxy is not None or fault not in needs_proxy]
+
+    def _untried(self) -> list[Fault]:
+        return [fault for fault in self._possible() if not self._faults[fault]]
 
     def _do_to_host(self, fault: Fault, name: str) -> None:
         lease_s = self._settings.lease_duration_s

@@ -31,8 +31,12 @@ class Publisher:
         events_per_s: float,
         lead_max: int | None = None,
         processed: Callable[[], int] = lambda: 0,
+        may_end: Callable[[], bool] = lambda: True,
     ) -> None:
-        """events_per_s: the pace. lead_max: how many events it may be ahead of ``processed()``; None: any."""
+        """events_per_s: the pace. lead_max: how many events it may be ahead of ``processed()``; None: any.
+
+        may_end: the last tenth is held back until this is true.
+        """
         assert events % PARTITION_COUNT == 0
         self._connection_string = connection_string
         self._event_hub = event_hub
@@ -40,6 +44,7 @@ class Publisher:
         self._events_per_s = events_per_s
         self._lead_max = lead_max
         self._processed = processed
+        self._may_end = may_end
         self._is_finishing = False
         self.published = 0
         """Events that the service has acknowledged, all of them and those before."""
@@ -66,6 +71,8 @@ class Publisher:
                 until = min(each_until, due, sent + _ROUND_EVENTS_MAX)
                 if self._lead_max is not None:
                     until = min(until, (self._processed() + self._lead_max) // PARTITION_COUNT)
+                if not self._may_end():
+                    until = min(until, each_until * 9 // 10)
                 if until <= sent:
                     await asyncio.sleep(_WAIT_S)
                     continue
