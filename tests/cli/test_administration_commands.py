@@ -185,6 +185,8 @@ def test_a_manager_of_one_hub(hub: str, environment: dict[str, str]) -> None:
         (["policy", "list"], 3),
         (["hub", "list"], 3),
         (["throughput", "show"], 3),
+        (["capture", "set", hub, "/srv/files"], 3),
+        (["capture", "show", hub], 0),
     ):
         found = run_tidegate(*command, *own, environment=environment)
         assert found.code == code, (command, found.err)

@@ -104,6 +104,8 @@ class Operation:
     is_list: bool = False
     """Whether the answer is a list of ``answer``."""
     status: int = 200
+    is_of_namespace: bool = False
+    """True: takes a policy of the namespace, for it reaches beyond the event hub that it is about."""
 
 
 def _read_namespace(call: Call) -> object:
@@ -376,6 +378,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "PUT", f"{_HUB}/capture", "setCapture", "Have the events captured; replaces all settings.",
         Needs.MANAGE, _set_capture, request=shapes.CAPTURE_REQUEST, answer=shapes.CAPTURE,
+        is_of_namespace=True,
     ),
     Operation(
         "DELETE", f"{_HUB}/capture", "deleteCapture", "Have the events captured no longer.", Needs.MANAGE,

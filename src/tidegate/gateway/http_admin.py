@@ -100,7 +100,8 @@ class Administration:
 
     async def _perform(self, operation: Operation, request: Request) -> object:
         parameters: dict[str, str] = dict(request.path_params)
-        hub, claims = parameters.get("hub", ""), operation.needs.value
+        hub = "" if operation.is_of_namespace else parameters.get("hub", "")
+        claims = operation.needs.value
         self._authorizer.require(request, hub, *claims)
         body = await _read_body(request)
         # Again, because a body may take its time: a key that was taken away meanwhile changes nothing more.

@@ -43,9 +43,9 @@ class ManagementService:
         """
         administration = AdministrationRequest.from_request(request)
         if administration is not None:
-            claims.require(administration.event_hub, Claim.MANAGE)
-            body = perform_administration(self._broker, administration)
             operation = administration.operation
+            claims.require("" if operation.value.is_of_namespace else administration.event_hub, Claim.MANAGE)
+            body = perform_administration(self._broker, administration)
             if operation.value.operation not in ("READ", "QUERY"):
                 _log_change(operation.name, administration.event_hub, administration.name)
             return encode_administration_response(request.message_id, operation, body)

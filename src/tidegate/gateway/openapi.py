@@ -58,7 +58,12 @@ def _operation(operation: Operation) -> dict[str, object]:
     described: dict[str, object] = {
         "operationId": operation.operation_id,
         "summary": operation.summary,
-        "description": _CLAIMS[operation.needs],
+        "description": _CLAIMS[operation.needs]
+        + (
+            " A policy of the namespace: an event hub's own is not enough."
+            if operation.is_of_namespace
+            else ""
+        ),
         "responses": {str(operation.status): _answer(operation), "default": _error()},
     }
     names = re.findall(r"\{(\w+)\}", operation.path)

@@ -69,6 +69,8 @@ class Form:
     values: tuple[str, ...] = ()
     """Names that its body may have."""
     status_code: int = 200
+    is_of_namespace: bool = False
+    """True: takes a policy of the namespace, for it reaches beyond the hub that it is about."""
 
 
 class Administration(Enum):
@@ -98,6 +100,8 @@ class Administration(Enum):
         CAPTURE_ENTITY,
         HubPart.REQUIRED,
         values=tuple(setting.name for setting in fields(CaptureSettings)),
+        # The destination is written to as the service's own user, whatever path or account it names.
+        is_of_namespace=True,
     )
     DELETE_CAPTURE = Form("DELETE", CAPTURE_ENTITY, HubPart.REQUIRED)
 
