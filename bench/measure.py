@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,7 +87,12 @@ def process_cpu_s(pid: int) -> float:
 def _own_cpu_s(service_pid: int | None, with_descendants: bool) -> float:
     if not with_descendants:
         return time.process_time()
-    return sum(process_cpu_s(pid) for pid in _family(os.getpid()) if pid != service_pid)
+    total_s = 0.0
+    for pid in _family(os.getpid()) - {service_pid}:
+        # One that ended since was waited for by its parent, whose time then holds its own.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            total_s += process_cpu_s(pid)
+    return total_s
 
 
 def _family(root: int) -> set[int]:
