@@ -285,7 +285,7 @@ async def test_both_sides_share_the_partitions(surroundings: Surroundings) -> No
 
 
 async def test_each_side_goes_on_from_the_others_checkpoints(surroundings: Surroundings) -> None:
-    """The official processor, then ours, then the official one: each begins where the other was, nothing is lost."""
+    """The official processor, then ours, then the official one: each begins where the other was."""
     for number, side in enumerate(("official", "ours", "official", "ours")):
         who = f"{side}-{number}"
         before = surroundings.sent
