@@ -41,7 +41,7 @@ def set_units(
     """Set the throughput units of the namespace, at once and for later starts.
 
     A unit is 1 MB or 1,000 events per second in, and 2 MB or 4,096 events per second out. Producers beyond it
-    are told to come back later, which SDKs do by themselves; readers beyond it are slowed.
+    are told to come back later (some SDKs do so by themselves); readers beyond it are slowed.
 
     \b
     Examples:
