@@ -157,8 +157,7 @@ async def test_messages_of_all_sizes_cross_real_sockets(is_tls: bool, tmp_path: 
         await recorder.until(lambda: link.sendable)
         for payload in payloads:
             link.send(payload, settled=True)
-            driver.flush_soon()
-            driver.flush_soon()
+            driver.flush()
         await service.recorder.until(lambda: len(service.recorder.payloads) == len(payloads))
         assert service.recorder.payloads == payloads
         await driver.close()

@@ -28,7 +28,7 @@ from tidegate.amqp.types import Char, Decimal, Float, Symbol, Timestamp, UInt, U
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventContents, EventData
 from tidegate.wire.batch import iter_events, split_batch
-from tidegate.wire.event_codec import decode_bodies, decode_event, encode_event, event_body
+from tidegate.wire.event_codec import decode_event, encode_event, event_body
 
 TIME = datetime(2026, 9, 1, 12, 0, tzinfo=UTC)
 PROPERTIES: dict[str, Any] = {
@@ -80,7 +80,7 @@ def test_an_event_comes_back(
         body, properties, key, content_type, message_id, correlation_id
     )
     assert event_body(encoded) == body
-    assert decode_bodies([encoded, memoryview(encoded)]) == [body, body]
+    assert event_body(memoryview(encoded)) == body
     generic = decode_message(encoded)  # the general codec sees the same
     assert dict(generic.application_properties) == properties
     assert b"".join(generic.data) == body
@@ -158,7 +158,7 @@ def test_any_clients_event_is_read(
     )
     encoded = encode_message(message)
     contents = decode_event(encoded)
-    assert contents.body == event_body(encoded) == decode_bodies([encoded])[0] == b"".join(data)
+    assert contents.body == event_body(encoded) == b"".join(data)
     assert list(contents.properties) == list(properties)
     if value is not NO_VALUE:
         assert repr(contents.body_value) == repr(value)

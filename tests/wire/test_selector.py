@@ -13,7 +13,6 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.position import EventPosition
 from tidegate.wire.selector import (
     format_selector,
-    honoured_filters,
     parse_selector,
     position_from_filters,
     selector_filter,
@@ -99,13 +98,11 @@ def test_the_filters_descriptor_does_not_matter(descriptor: object) -> None:
     key = Symbol("apache.org:selector-filter:string")
     filters: dict[object, object] = {key: Described(descriptor, "amqp.annotation.x-opt-offset > '5'"), "x": 1}
     assert position_from_filters(filters) == EventPosition.from_offset("5")
-    assert honoured_filters(filters) == {key: filters[key]}
 
 
 def test_no_filter_is_the_start_and_a_strange_one_is_refused() -> None:
     """Protects receivers without a filter, and from one that is no text."""
     assert position_from_filters({}) == EventPosition.earliest()
-    assert honoured_filters({}) == {}
     with pytest.raises(InvalidArgumentError):
         position_from_filters({Symbol("apache.org:selector-filter:string"): Described("d", 5)})
     assert timedelta(0) == TIME.utcoffset()

@@ -76,11 +76,6 @@ def append_list(output: bytearray, encoded_items: bytes | bytearray, count: int)
     _append_compound(output, 0xC0, 0xD0, encoded_items, count)
 
 
-def append_map(output: bytearray, encoded_items: bytes | bytearray, count: int) -> None:
-    """Append a map with its header; ``count`` counts keys and values, which are encoded already."""
-    _append_compound(output, 0xC1, 0xD1, encoded_items, count)
-
-
 def append_binary(output: bytearray, value: bytes | bytearray | memoryview) -> None:
     """Append a binary value."""
     length = len(value)

@@ -111,11 +111,6 @@ class Database:
         return self._url.render_as_string(hide_password=True)
 
     @property
-    def dialect_name(self) -> str:
-        """``sqlite`` or ``postgresql``."""
-        return self._url.get_backend_name()
-
-    @property
     def is_sqlite(self) -> bool:
         """True where one file holds everything and writers queue for it."""
         return self._path is not None

@@ -64,7 +64,6 @@ class AmqpDriver:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._flush_handle: asyncio.Handle | None = None
         self._abort_handle: asyncio.TimerHandle | None = None
         self._is_pumping = False
         self._is_closing = False
@@ -94,11 +93,6 @@ class AmqpDriver:
         if self._is_pumping:
             return
         self._pump()
-
-    def flush_soon(self) -> None:
-        """``flush`` once, at the end of this turn of the event loop, however often it is called."""
-        if self._flush_handle is None and not self._is_pumping:
-            self._flush_handle = self._loop.call_soon(self._flush_now)
 
     async def wait_writable(self) -> None:
         """Wait until the stream takes more.
@@ -164,10 +158,10 @@ class AmqpDriver:
         self.connection.receive_eof(now=self.clock.monotonic(), error=error)
         self._pump()
         self._stop(BrokenError("The connection has ended."))
-        for handle in (self._timer, self._flush_handle, self._abort_handle):
+        for handle in (self._timer, self._abort_handle):
             if handle is not None:
                 handle.cancel()
-        self._timer = self._flush_handle = self._abort_handle = None
+        self._timer = self._abort_handle = None
         self._closed.set()
         if self._on_ended is not None:
             self._on_ended(self)
@@ -181,10 +175,6 @@ class AmqpDriver:
         self._pump()
 
     # --- helpers ---
-
-    def _flush_now(self) -> None:
-        self._flush_handle = None
-        self._pump()
 
     def _pump(self) -> None:
         """Events out, then one write, until neither makes more of the other."""

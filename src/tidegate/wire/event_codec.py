@@ -8,7 +8,7 @@ where it fits and as long beyond, as the official Python client sends it. Our me
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final, cast
@@ -188,19 +188,6 @@ def event_body(encoded: Buffer) -> memoryview:
     view = memoryview(encoded)
     bounds = _only_data_section(view, len(view))
     return view[bounds[0] : bounds[1]] if bounds is not None else memoryview(_joined_data(view))
-
-
-def decode_bodies(messages: Iterable[bytes | memoryview]) -> list[bytes | memoryview]:
-    """The bodies of encoded events, in order, each of its message's type; as ``event_body`` for each.
-
-    Raises DecodeError when one of them is no message.
-    """
-    bodies: list[bytes | memoryview] = []
-    append = bodies.append
-    for message in messages:
-        bounds = _only_data_section(message, len(message))
-        append(message[bounds[0] : bounds[1]] if bounds is not None else _joined_data(message))
-    return bodies
 
 
 def _only_data_section(data: Buffer, until: int) -> tuple[int, int] | None:

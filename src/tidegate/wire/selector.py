@@ -94,11 +94,6 @@ def position_from_filters(filters: Mapping[object, object]) -> EventPosition:
     return parse_selector(value)
 
 
-def honoured_filters(filters: Mapping[object, object]) -> dict[object, object]:
-    """The filters that were looked at, for the source of an answering attach."""
-    return {SELECTOR_FILTER: filters[SELECTOR_FILTER]} if SELECTOR_FILTER in filters else {}
-
-
 def _bad_selector(expression: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"The position filter {expression[:200]!r} is not understood.",
