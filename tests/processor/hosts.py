@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from tests.client.fake_service import until as until_within
 
@@ -12,15 +14,20 @@ from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.processor import (
     CloseReason,
     EventProcessor,
+    EventProcessorHost,
     EventProcessorOptions,
+    MemoryStore,
     PartitionContext,
     PartitionManagerOptions,
+    PartitionState,
+    ProcessorCheckpoint,
 )
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
 
 QUICK = PartitionManagerOptions(lease_duration_s=2.0, renew_interval_s=0.3, stall_timeout_s=60.0)
 """Partitions change hands within two seconds; nothing stalls."""
+STALLING = replace(QUICK, stall_timeout_s=0.3)
 PLAIN = EventProcessorOptions(receive_timeout_s=0.2, close_timeout_s=5.0)
 
 
@@ -127,3 +134,43 @@ def delete_hub(service: HubService, hub: str) -> None:
 async def never() -> None:
     """Hangs until it is cancelled."""
     await asyncio.Event().wait()
+
+
+class Subject:
+    """One host on one hub of one partition, with what its processor and its callback were told."""
+
+    def __init__(
+        self, service: HubService, hub: str, store: Any, on_events: OnEvents | None = None, **options: Any
+    ) -> None:
+        self.service = service
+        self.journal = Journal()
+        self.reported: list[Exception] = []
+        manager_options = options.pop("manager_options", QUICK)
+        transactional = options.pop("transactional", False)
+        self.host = EventProcessorHost(
+            connection_string=service.hub_connection_string(hub),
+            store=store,
+            manager_options=manager_options,
+            options=replace(PLAIN, on_exception=lambda error, _: self.reported.append(error), **options),
+            transactional=transactional,
+        )
+        self.on_events = on_events
+
+    def running(self) -> Any:
+        """The host with a recording processor."""
+        return self.host.running(factory=lambda context: Recorder(self.journal, self.on_events))
+
+    @property
+    def numbers(self) -> list[int]:
+        """What was handed over."""
+        return self.journal.numbers.get("0", [])
+
+    @property
+    def state(self) -> PartitionState | None:
+        """Of the partition; None while it is not owned."""
+        found = self.host.statistics().partitions.get("0")
+        return None if found is None else found.state
+
+    async def checkpoint(self, store: MemoryStore) -> ProcessorCheckpoint | None:
+        """What the store has."""
+        return (await store.list_checkpoints(self.host.group)).get("0")

@@ -25,14 +25,8 @@ from tidegate.processor import (
     TransactionalProcessor,
 )
 from tidegate.testing.hub import HubService
-from tidegate.transport.clock import SystemClock
 
 IMPATIENT = RetryPolicy(retries_max=3, delay_s=0.01, delay_s_max=0.05)
-
-
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore(SystemClock())
 
 
 def _host(service: HubService, hub: str, store: MemoryStore, **arguments: Any) -> EventProcessorHost:

@@ -1,0 +1,321 @@
+"""A pump against the real service and a SQL store: batches as transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Integer, MetaData, Table, insert, select
+from tests.processor.hosts import (
+    QUICK,
+    STALLING,
+    Subject,
+    delete_hub,
+    publish,
+    until,
+)
+
+from tidegate.client import PartitionReceiver
+from tidegate.model.errors import (
+    BrokenError,
+    DatabaseUnavailableError,
+    EventHubReplacedError,
+    PartitionStoppedError,
+)
+from tidegate.model.events import ReceivedEvent
+from tidegate.model.position import EventPosition
+from tidegate.processor import (
+    FailureAction,
+    FailurePolicy,
+    PartitionState,
+    PositionLostPolicy,
+    ProcessorCheckpoint,
+    TransactionalProcessor,
+    TransactionContext,
+)
+from tidegate.sql import Database, SqlStore
+from tidegate.testing.hub import HubService
+
+metadata = MetaData()
+seen_table = Table("seen", metadata, Column("number", Integer, primary_key=True))
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with Database.open(f"sqlite:///{tmp_path}/host.db") as database:
+        database.ensure_table(seen_table)
+        yield database
+
+
+def _rows(database: Database) -> list[int]:
+    with database.read() as connection:
+        return sorted(connection.execute(select(seen_table.c.number)).scalars())
+
+
+def _forget_rows(database: Database) -> None:
+    with database.writing() as connection, connection.begin():
+        connection.execute(seen_table.delete())
+
+
+def _write(context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
+    context.connection.execute(insert(seen_table), [{"number": event.sequence_number} for event in events])
+
+
+class _Duck:
+    def process_events(self, context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
+        _write(context, events)
+
+
+class _Face(TransactionalProcessor):
+    def process_events(self, context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
+        _write(context, events)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_given"),
+    [
+        ({"handler": _Face}, False),
+        ({"handler": _Duck}, True),
+        ({"handler": _write}, True),
+        ({"factory": lambda context: _Face()}, True),
+    ],
+)
+async def test_rows_and_checkpoint_are_committed_together(
+    hub_service: HubService, hub: str, database: Database, arguments: dict[str, Any], is_given: bool
+) -> None:
+    """Every kind of transactional handler; the next host goes on where the last transaction ended."""
+    store = SqlStore(database)
+    try:
+        for round_ in (1, 2):
+            await publish(hub_service, hub, 10)
+            subject = Subject(hub_service, hub, store, transactional=is_given, max_batch_size=3)
+            async with subject.host.running(**arguments):
+                await until(lambda: _rows(database) == list(range(10 * round_)))  # noqa: B023
+                await until(lambda: subject.host.statistics().events_processed == 10)  # noqa: B023
+            assert subject.reported == []
+    finally:
+        await store.close()
+
+
+@pytest.mark.parametrize("position", [EventPosition.latest(), EventPosition.from_offset("3")])
+async def test_a_transaction_starts_at_the_initial_position(
+    hub_service: HubService, hub: str, database: Database, position: EventPosition
+) -> None:
+    """It needs a number to start from, however the position is given."""
+    store = SqlStore(database)
+    await publish(hub_service, hub, 6)
+    subject = Subject(hub_service, hub, store, transactional=True, initial_position=position)
+    first = 4 if position.value else 6
+    async with subject.host.running(_write):
+        await until(lambda: subject.state is PartitionState.RUNNING)
+        await publish(hub_service, hub, 2)
+        await until(lambda: _rows(database) == list(range(first, 8)))
+    await store.close()
+
+
+async def test_the_threads_of_sessions_that_ended_are_gone(
+    hub_service: HubService, hub: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition that is opened anew again and again, and a host that ended, leave none to the collector."""
+    receive, failures = PartitionReceiver.receive, iter([BrokenError("Cut."), BrokenError("Cut again.")])
+
+    async def break_twice(
+        self: PartitionReceiver, max_events: int = 1000, max_wait_s: float | None = None
+    ) -> list[ReceivedEvent]:
+        for failure in failures:
+            raise failure
+        return await receive(self, max_events, max_wait_s)
+
+    others = set(threading.enumerate())  # of other tests, which the collector has not come to yet
+
+    def threads() -> list[str]:
+        mine = set(threading.enumerate()) - others
+        return [each.name for each in mine if each.name.startswith("tidegate partition")]
+
+    monkeypatch.setattr(PartitionReceiver, "receive", break_twice)
+    store = SqlStore(database)
+    await publish(hub_service, hub, 1)
+    subject = Subject(hub_service, hub, store, transactional=True)
+    gc.disable()
+    try:
+        async with subject.host.running(_write):
+            await until(lambda: _rows(database) == [0])
+            await until(lambda: len(threads()) == 1)
+        await until(lambda: not threads())
+    finally:
+        gc.enable()
+    await store.close()
+
+
+async def test_a_stop_by_policy_keeps_the_partition_stopped(
+    hub_service: HubService, hub: str, database: Database
+) -> None:
+    """Everything before the event is committed; the lease is kept, so no other host meets the same event."""
+
+    class Picky(_Face):
+        def process_events(self, context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
+            if any(event.sequence_number == 4 for event in events):
+                raise ValueError("not this one")
+            super().process_events(context, events)
+
+    store = SqlStore(database)
+    await publish(hub_service, hub, 10)
+    subject = Subject(hub_service, hub, store, failure_policy=FailurePolicy(FailureAction.STOP))
+    other = Subject(hub_service, hub, store)
+    async with subject.host.running(Picky):
+        await until(lambda: subject.state is PartitionState.STOPPED)
+        assert _rows(database) == [0, 1, 2, 3]
+        async with other.host.running(Picky):
+            await asyncio.sleep(QUICK.lease_duration_s * 1.5)
+            assert other.host.statistics().partitions == {}
+        found = subject.host.statistics().partitions["0"]
+        assert isinstance(found.error, PartitionStoppedError)
+        assert (found.state, found.epoch) == (PartitionState.STOPPED, 1)
+    assert [type(error) for error in subject.reported] == [PartitionStoppedError]
+    await store.close()
+
+
+async def test_a_database_that_is_away_costs_no_batch(
+    hub_service: HubService, hub: str, database: Database
+) -> None:
+    """It is reported, and the same batch runs again."""
+    failures = 2
+
+    class Away(SqlStore):
+        """Its first transactions meet a database that does not answer."""
+
+        def open_transactions(self, *arguments: Any, **named: Any) -> Any:
+            transactions = super().open_transactions(*arguments, **named)
+            process = transactions.process
+
+            async def process_or_fail(*given: Any, **values: Any) -> Any:
+                nonlocal failures
+                if failures:
+                    failures -= 1
+                    raise DatabaseUnavailableError("The database is away.")
+                return await process(*given, **values)
+
+            transactions.process = process_or_fail  # type: ignore[method-assign]
+            return transactions
+
+    store = Away(database)
+    await publish(hub_service, hub, 5)
+    subject = Subject(hub_service, hub, store, transactional=True)
+    async with subject.host.running(_write):
+        await until(lambda: _rows(database) == list(range(5)))
+    assert [type(error) for error in subject.reported] == [DatabaseUnavailableError] * 2
+    await store.close()
+
+
+async def test_a_checkpoint_that_a_person_moves_is_gone_on_from(
+    hub_service: HubService, hub: str, database: Database
+) -> None:
+    """The running transaction is fenced, and the host begins anew from where the checkpoint is now."""
+    store = SqlStore(database)
+    await publish(hub_service, hub, 4)
+    subject = Subject(hub_service, hub, store, transactional=True)
+    async with subject.host.running(_write):
+        await until(lambda: _rows(database) == [0, 1, 2, 3])
+        _forget_rows(database)
+        await store.update_checkpoint(
+            subject.host.group, ProcessorCheckpoint("0", 1), lease=None, is_rewind_allowed=True
+        )
+        await publish(hub_service, hub, 2)
+        await until(lambda: _rows(database) == [2, 3, 4, 5])
+    await store.close()
+
+
+@pytest.mark.parametrize("policy", list(PositionLostPolicy))
+async def test_a_hub_made_anew_is_told_apart_in_transactions(
+    hub_service: HubService, hub: str, database: Database, policy: PositionLostPolicy
+) -> None:
+    """The old hub's checkpoint is neither used nor silently overwritten."""
+    store = SqlStore(database)
+    await publish(hub_service, hub, 4)
+    first = Subject(hub_service, hub, store, transactional=True)
+    async with first.host.running(_write):
+        await until(lambda: _rows(database) == [0, 1, 2, 3])
+    delete_hub(hub_service, hub)
+    hub_service.create_hub(hub, partition_count=1)
+    await publish(hub_service, hub, 6)
+    _forget_rows(database)
+    second = Subject(hub_service, hub, store, transactional=True, on_position_lost=policy)
+    async with second.host.running(_write):
+        if policy is PositionLostPolicy.STOP:
+            await until(lambda: second.state is PartitionState.STOPPED)
+            expected = []
+        else:
+            await until(lambda: second.state is PartitionState.RUNNING)
+            await publish(hub_service, hub, 1)
+            expected = list(range(7)) if policy is PositionLostPolicy.EARLIEST else [6]
+            await until(lambda: _rows(database) == expected)
+    assert _rows(database) == expected
+    assert [type(error) for error in second.reported] == [EventHubReplacedError]
+    await store.close()
+
+
+async def test_a_transaction_that_hangs_is_fenced_by_the_next_epoch(
+    hub_service: HubService, hub: str, database: Database
+) -> None:
+    """The hanging thread cannot be ended; when it goes on, what it wrote is rolled back."""
+    release, hanging = threading.Event(), threading.Event()
+
+    def hang_once(context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
+        if not hanging.is_set():
+            hanging.set()
+            release.wait(30)
+        _write(context, events)
+
+    store = SqlStore(database)
+    await publish(hub_service, hub, 5)
+    subject = Subject(
+        hub_service, hub, store, transactional=True, manager_options=STALLING, close_timeout_s=0.1
+    )
+    try:
+        async with subject.host.running(hang_once):
+            await until(lambda: "PartitionStalledError" in [type(each).__name__ for each in subject.reported])
+            release.set()
+            await until(lambda: _rows(database) == list(range(5)))
+            await until(lambda: subject.state is PartitionState.RUNNING)
+    finally:
+        release.set()
+    await store.close()
+    assert _rows(database) == list(range(5))
+
+
+async def test_a_transaction_that_hangs_for_ever_holds_up_nobody(
+    hub_service: HubService, database: Database
+) -> None:
+    """It is undone from outside and reported: both partitions go on although the call never returns."""
+    hub = hub_service.create_hub(partition_count=2)
+    release, hanging = threading.Event(), threading.Event()
+
+    def hang_once(context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
+        first = 100 * int(context.partition_id)
+        numbers = [{"number": first + event.sequence_number} for event in events]
+        context.connection.execute(insert(seen_table), numbers)
+        if context.partition_id == "0" and not hanging.is_set():
+            hanging.set()
+            release.wait(60)
+
+    store = SqlStore(database)
+    subject = Subject(
+        hub_service, hub, store, transactional=True, manager_options=STALLING, close_timeout_s=0.1
+    )
+    try:
+        async with subject.host.running(hang_once):
+            await publish(hub_service, hub, 5)
+            await until(hanging.is_set)
+            await publish(hub_service, hub, 4, partition_id="1")
+            await until(lambda: len(_rows(database)) == 9)
+            assert not release.is_set()
+            assert "PartitionStalledError" in [type(each).__name__ for each in subject.reported]
+    finally:
+        release.set()
+    await store.close()
+    assert _rows(database) == [0, 1, 2, 3, 4, 100, 101, 102, 103]
