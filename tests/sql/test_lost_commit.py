@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from enum import Enum
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -34,8 +35,10 @@ from tidegate.sql import (
     UnitOfWork,
     move_checkpoint,
     process_partition_batch,
+    unit_of_work,
 )
 from tidegate.sql.lease_rows import LeaseTable
+from tidegate.sql.lost_commit import resolve_lost_commit
 from tidegate.testing.postgresql import PostgresqlServer
 
 
@@ -230,14 +233,14 @@ def test_an_owner_that_moved_on_meanwhile_is_not_taken_for_failure(
     cut_database: Database, proxy: CuttingProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another token further on: the range is done, once; the late owner is sent to the checkpoint."""
-    original = UnitOfWork._find_outcome
+    original = resolve_lost_commit
 
-    def move_on_first(self: UnitOfWork, error: object) -> object:
-        monkeypatch.setattr(UnitOfWork, "_find_outcome", original)
+    def move_on_first(*arguments: Any) -> None:
+        monkeypatch.setattr(unit_of_work, "resolve_lost_commit", original)
         process(cut_database)
-        return original(self, error)  # type: ignore[arg-type]
+        original(*arguments)
 
-    monkeypatch.setattr(UnitOfWork, "_find_outcome", move_on_first)
+    monkeypatch.setattr(unit_of_work, "resolve_lost_commit", move_on_first)
     proxy.armed = Cut.BEFORE_COMMIT
     with pytest.raises(FencedError, match="this batch is done, once"):
         process(cut_database)

@@ -14,7 +14,8 @@ from tidegate.model.errors import EventHubReplacedError, FencedError, InvalidArg
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.sql import schema
 from tidegate.sql.database import Database
-from tidegate.sql.unit_of_work import CommitOutcome, UnitOfWork
+from tidegate.sql.lost_commit import CommitOutcome
+from tidegate.sql.unit_of_work import UnitOfWork
 from tidegate.sql.values import Checkpoint, ConsumerKey, storable_text
 
 

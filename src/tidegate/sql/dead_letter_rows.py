@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import ColumnElement, Connection, and_, func, select
 
+from tidegate.sql.lost_commit import CommitOutcome
 from tidegate.sql.schema import dead_letter, dead_letter_audit
-from tidegate.sql.unit_of_work import CommitOutcome, UnitOfWork
+from tidegate.sql.unit_of_work import UnitOfWork
 from tidegate.sql.values import ConsumerKey, DeadLetter, DeadLetterFilter, DeadLetterStatus, storable_text
 
 IN_LIST_MAX = 1_000

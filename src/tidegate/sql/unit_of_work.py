@@ -4,8 +4,8 @@ Theory of operation. ``lock`` takes the checkpoint's row (PostgreSQL) or the who
 competitors for a partition queue. ``advance`` moves the checkpoint only from where this batch started, a
 compare-and-set: an owner that was overtaken cannot commit anything. Each transaction writes a random token
 where it moves something. A connection that breaks during COMMIT leaves two possible worlds; the token,
-re-read on a new connection behind the same row lock, tells which of them came true. COMMIT is never sent
-twice.
+re-read on a new connection behind the same row lock, tells which of them came true (``lost_commit``). COMMIT
+is never sent twice.
 
 Order of locks: the writers' file lock (SQLite), then checkpoint rows in ascending partition id, then dead
 letters in ascending sequence number.
@@ -17,24 +17,22 @@ import os
 import socket
 import sqlite3
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from types import TracebackType
-from typing import Final
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, or_, select, text, update
 from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tidegate.model.errors import DatabaseError, DatabaseUnavailableError, FencedError
+from tidegate.model.errors import DatabaseError, FencedError
 from tidegate.sql import schema
 from tidegate.sql.bulk import insert_values
 from tidegate.sql.database import Database
 from tidegate.sql.failures import ROW_ERRORS, is_bad_data, is_connection_lost, reason_of, translate
+from tidegate.sql.lost_commit import CommitOutcome, Witness, resolve_lost_commit
 from tidegate.sql.values import (
     REASON_CHARACTERS_MAX,
     TRACEBACK_CHARACTERS_MAX,
@@ -45,10 +43,6 @@ from tidegate.sql.values import (
     Row,
     storable_text,
 )
-
-RECONNECT_S_MAX: Final = 15.0
-"""How long a lost COMMIT's outcome is asked for, in seconds (our choice: a restart of the database fits
-in)."""
 
 Upsert = postgresql.Insert | sqlite.Insert
 
@@ -62,19 +56,6 @@ class RowsRefusedError(DatabaseError):
         """The driver's error, in the database's own words."""
         self.is_at_commit = is_at_commit
         """True: a constraint that is checked only at the end refused all of the transaction together."""
-
-
-class CommitOutcome(Enum):
-    """What became of a COMMIT whose answer was lost."""
-
-    COMMITTED = "committed"
-    ROLLED_BACK = "rolled back"
-    SUPERSEDED = "superseded"
-    """Somebody moved the checkpoint on since: the range is done, once, by this transaction or by another."""
-
-
-Witness = Callable[[Connection], CommitOutcome]
-"""Reads, behind the locks of the lost transaction, what became of it."""
 
 
 def default_owner() -> str:
@@ -381,7 +362,7 @@ class UnitOfWork:
         except sqlalchemy_errors.SQLAlchemyError as error:
             self.rollback()
             if is_connection_lost(error) or (self.database.is_sqlite and not is_bad_data(error)):
-                self._resolve_lost_commit(error)
+                resolve_lost_commit(self.database, self.consumer, self._witness, error)
             elif is_bad_data(error):
                 raise _refused(error, "the commit", is_at_commit=True) from error
             else:
@@ -531,43 +512,6 @@ class UnitOfWork:
             select(row.transaction_token).where(*[row[name] == value for name, value in key.items()])
         ).scalar_one()
         return CommitOutcome.COMMITTED if token == self.token else CommitOutcome.SUPERSEDED
-
-    def _resolve_lost_commit(self, error: sqlalchemy_errors.SQLAlchemyError) -> None:
-        outcome = self._find_outcome(error)
-        if outcome is CommitOutcome.COMMITTED:
-            return
-        if outcome is CommitOutcome.SUPERSEDED:
-            raise FencedError(
-                "The connection broke during COMMIT, and another owner has moved the work of "
-                f"{self.consumer} on since: this batch is done, once.",
-                next_step="Continue from the checkpoint.",
-            ) from error
-        raise DatabaseUnavailableError(
-            f"The connection to {self.database.url} gave no good answer to COMMIT, and the transaction was "
-            f"rolled back: {reason_of(error)}",
-            next_step="Nothing of the batch was written; run it again.",
-        ) from error
-
-    def _find_outcome(self, error: sqlalchemy_errors.SQLAlchemyError) -> CommitOutcome:
-        unknown = DatabaseUnavailableError(
-            f"The connection to {self.database.url} broke during COMMIT, and whether it took place is not "
-            "known yet.",
-            next_step="Read the checkpoint before anything else; the same batch may be run again, for it "
-            "starts from the checkpoint.",
-        )
-        if self._witness is None:
-            raise unknown from error
-        deadline = time.monotonic() + RECONNECT_S_MAX
-        while True:
-            try:
-                with self.database.writing() as connection, connection.begin() as asking:
-                    outcome = self._witness(connection)
-                    asking.rollback()
-                    return outcome
-            except (sqlalchemy_errors.SQLAlchemyError, DatabaseUnavailableError):
-                if time.monotonic() >= deadline:
-                    raise unknown from error
-                time.sleep(0.1)
 
 
 @dataclass(frozen=True, slots=True)
