@@ -6,6 +6,7 @@ import asyncio
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,14 +23,17 @@ from tidegate.processor import (
     MemoryStore,
     PartitionContext,
     PartitionState,
+    ProcessorStore,
     TransactionalProcessor,
 )
+from tidegate.sql import Database, SqlStore
+from tidegate.sql.handler_forms import form_of
 from tidegate.testing.hub import HubService
 
 IMPATIENT = RetryPolicy(retries_max=3, delay_s=0.01, delay_s_max=0.05)
 
 
-def _host(service: HubService, hub: str, store: MemoryStore, **arguments: Any) -> EventProcessorHost:
+def _host(service: HubService, hub: str, store: ProcessorStore, **arguments: Any) -> EventProcessorHost:
     given: dict[str, Any] = {"manager_options": QUICK, "options": PLAIN, **arguments}
     return EventProcessorHost(connection_string=service.hub_connection_string(hub), store=store, **given)
 
@@ -116,6 +120,11 @@ class _Plain(TransactionalProcessor):
         pass
 
 
+class _Misspelt(TransactionalProcessor):
+    def process_event(self, context: object, events: Sequence[ReceivedEvent]) -> None:
+        pass
+
+
 class _DuckPlain:
     def process_events(self, context: object, events: Sequence[ReceivedEvent]) -> None:
         pass
@@ -148,6 +157,7 @@ def _plain(context: object, events: object) -> None:
         ({"factory": _async}, False, "plain function of a context"),
         ({"handler": _plain}, True, "MemoryStore cannot commit"),
         ({"handler": _Plain}, False, "MemoryStore cannot commit"),
+        ({"handler": EventProcessor}, False, "EventProcessor does not define process_events"),
     ],
 )
 async def test_a_handler_of_the_wrong_kind_is_one_clear_error(
@@ -163,6 +173,20 @@ async def test_a_handler_of_the_wrong_kind_is_one_clear_error(
     with pytest.raises(InvalidArgumentError, match=words):
         await host.register(**arguments)
     assert not host.is_registered
+
+
+async def test_a_misspelt_process_events_puts_nothing_aside(
+    hub_service: HubService, event_hub: str, tmp_path: Path
+) -> None:
+    """It would fail for each event, and every one of them become a dead letter."""
+    with Database.open(f"sqlite:///{tmp_path}/host.db") as database:
+        transactional_store = SqlStore(database)
+        host = _host(hub_service, event_hub, transactional_store)
+        with pytest.raises(InvalidArgumentError, match="_Misspelt does not define process_events"):
+            await host.register(_Misspelt)
+        await transactional_store.close()
+    with pytest.raises(InvalidArgumentError, match="_Misspelt does not define"):
+        form_of(_Misspelt())
 
 
 async def test_registering_twice_is_an_error(

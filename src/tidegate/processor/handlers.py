@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.lease import GroupKey, Lease
 
@@ -139,6 +140,21 @@ class TransactionalProcessor:
 
     async def close(self, context: PartitionContext, reason: CloseReason) -> None:
         """No call follows."""
+
+
+def check_overridden(handler: object) -> None:
+    """Refuse a processor, or its class, that left out ``process_events``.
+
+    A misspelt one would fail for every event, and a transactional host would put them all aside.
+    Raises InvalidArgumentError.
+    """
+    inherited = (EventProcessor.process_events, TransactionalProcessor.process_events)
+    kind = handler if isinstance(handler, type) else type(handler)
+    if getattr(kind, "process_events", None) in inherited:
+        raise InvalidArgumentError(
+            f"{kind.__name__} does not define process_events.",
+            next_step="Check the spelling: def process_events(self, context, events).",
+        )
 
 
 EventHandler = Callable[[PartitionContext, Sequence[ReceivedEvent]], Awaitable[None]]

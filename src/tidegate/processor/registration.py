@@ -18,7 +18,12 @@ from typing import cast
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
-from tidegate.processor.handlers import CloseReason, PartitionContext, TransactionalProcessor
+from tidegate.processor.handlers import (
+    CloseReason,
+    PartitionContext,
+    TransactionalProcessor,
+    check_overridden,
+)
 from tidegate.processor.store import TransactionalStore
 
 
@@ -146,6 +151,7 @@ def _check_class(handler: type) -> None:
 
 def _check_kind(handler: object, *, is_transactional: bool) -> None:
     """An async ``process_events`` for the loop, a plain one for a transaction's thread."""
+    check_overridden(handler)
     process_events = getattr(handler, "process_events", None)
     if process_events is None:
         if is_transactional:

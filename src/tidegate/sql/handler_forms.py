@@ -11,7 +11,12 @@ from dataclasses import dataclass
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
-from tidegate.processor.handlers import EventProcessor, TransactionalHandler, TransactionalProcessor
+from tidegate.processor.handlers import (
+    EventProcessor,
+    TransactionalHandler,
+    TransactionalProcessor,
+    check_overridden,
+)
 from tidegate.processor.policies import FailurePolicy
 from tidegate.sql.event_runs import RunEvents
 from tidegate.sql.handling import handle_events
@@ -51,6 +56,7 @@ def form_of(handler: object) -> HandlerForm:
 def _calls_of(handler: object) -> RunEvents:
     function: TransactionalHandler
     if isinstance(handler, TransactionalProcessor):
+        check_overridden(handler)
         function = handler.process_events
     elif isinstance(handler, EventProcessor | type) or not callable(handler):
         name = handler.__name__ if isinstance(handler, type) else type(handler).__name__
