@@ -190,8 +190,7 @@ def test_stop_ends_the_connection_in_order(tmp_path: Path) -> None:
         # In a thread of its own: the service waits for the client's answer to its close.
         stopping = threading.Thread(target=service.stop)
         stopping.start()
-        closed = client.wait(AmqpClosed)
-        client.send()
+        closed = client.wait(AmqpClosed)  # and the engine's answer has gone out
         received, code = _receive_to_end(socket)
         stopping.join(WAIT_S)
     assert not stopping.is_alive()
