@@ -12,7 +12,7 @@ from tidegate.amqp.sasl import decode_sasl
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, split_message
 from tidegate.wire.delivery import RuntimeMetrics, event_deliveries
 from tidegate.wire.encoded_events import events_of_batch, events_of_deliveries
-from tidegate.wire.event_codec import decode_bodies, decode_event, event_body
+from tidegate.wire.event_codec import decode_event, event_body
 
 _METRICS = RuntimeMetrics(1, "1", 2, 3)
 
@@ -50,7 +50,7 @@ def _batches(data: bytes) -> None:
 
 def _events(data: bytes) -> None:
     contents = decode_event(data)
-    assert event_body(data) == contents.body == decode_bodies([data])[0]
+    assert event_body(data) == contents.body
 
 
 def _deliver(stored: bytes | memoryview, lengths: list[int]) -> None:
