@@ -19,6 +19,7 @@ from tidegate.cli.hub import hub_app
 from tidegate.cli.lag import lag
 from tidegate.cli.lease import lease_app
 from tidegate.cli.options import with_output
+from tidegate.cli.pipeline import pipeline_app
 from tidegate.cli.policy import policy_app
 from tidegate.cli.publisher import publisher_app
 from tidegate.cli.receive import receive
@@ -98,6 +99,7 @@ app.command()(lag)
 app.add_typer(lease_app, name="lease")
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(dlq_app, name="dlq")
+app.add_typer(pipeline_app, name="pipeline")
 app.add_typer(demo_app, name="demo")
 app.command()(check)
 app.command()(audit)

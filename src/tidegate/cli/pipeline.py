@@ -1,0 +1,15 @@
+"""``tidegate pipeline``: the group of commands over pipelines that run on Spark.
+
+Each command is a module of its own (``pipeline_…``), and is given its name here.
+"""
+
+from __future__ import annotations
+
+import typer
+
+pipeline_app = typer.Typer(help="Run pipelines on Spark, and see how they do.", no_args_is_help=True)
+
+
+@pipeline_app.callback()
+def pipeline() -> None:
+    """Run pipelines on Spark, and see how they do."""
