@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tidegate.spark.errors import explain
-    from tidegate.spark.pipeline import Transformation, Trigger, run_pipeline, sink_options
+    from tidegate.spark.pipeline import Transformation, run_pipeline, sink_options
     from tidegate.spark.session import spark_session
     from tidegate.spark.source import register
+    from tidegate.spark.trigger import Trigger
 
 __all__ = [
     "spark_session",
@@ -32,7 +33,7 @@ _MODULES = {
     "run_pipeline": "pipeline",
     "sink_options": "pipeline",
     "Transformation": "pipeline",
-    "Trigger": "pipeline",
+    "Trigger": "trigger",
     "explain": "errors",
 }
 

@@ -8,7 +8,6 @@ query.awaitTermination()
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from tidegate.spark.ownership import claim_checkpoints
 from tidegate.spark.plan import SinkPlan
 from tidegate.spark.sink import PLAN_OPTION, SqlSinkDataSource
 from tidegate.spark.source import EventHubsDataSource, register
+from tidegate.spark.trigger import AS_SOON_AS_POSSIBLE, Trigger
 from tidegate.sql import Database, Pipeline
 from tidegate.sql.database import absolute_url
 
@@ -41,22 +41,6 @@ where wanted, ``_error`` (a reason: the event becomes a dead letter) and ``_skip
 All rows of a partition have to come to one task: what shuffles ends with ``.repartition("partition")``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trigger:
-    """When Spark starts a micro-batch. At most one of the two; neither: as soon as the last one is done."""
-
-    is_available_now: bool = False
-    """True: process what is there now, then end."""
-    interval: str | None = None
-    """Such as ``"5 seconds"``."""
-
-    def __post_init__(self) -> None:
-        if self.is_available_now and self.interval is not None:
-            raise InvalidArgumentError(
-                "A trigger is either available-now or has an interval.", next_step="Give one of the two."
-            )
-
-
 def run_pipeline(
     spark: SparkSession,
     pipeline: Pipeline,
@@ -65,7 +49,7 @@ def run_pipeline(
     database_url: str,
     checkpoint_location: str | Path,
     transform: Transformation | None = None,
-    trigger: Trigger = Trigger(),
+    trigger: Trigger = AS_SOON_AS_POSSIBLE,
     max_events_per_trigger: int = MAX_EVENTS_PER_TRIGGER,
     starting_position: str = "earliest",
     fail_on_data_loss: bool = True,

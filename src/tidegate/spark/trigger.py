@@ -1,0 +1,27 @@
+"""When a streaming query starts its micro-batches. Needs no Spark, so that a declaration needs none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.model.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """When Spark starts a micro-batch. At most one of the two; neither: as soon as the last one is done."""
+
+    is_available_now: bool = False
+    """True: process what is there now, then end."""
+    interval: str | None = None
+    """Such as ``"5 seconds"``."""
+
+    def __post_init__(self) -> None:
+        if self.is_available_now and self.interval is not None:
+            raise InvalidArgumentError(
+                "A trigger is either available-now or has an interval.", next_step="Give one of the two."
+            )
+
+
+AS_SOON_AS_POSSIBLE = Trigger()
+"""A micro-batch starts when the one before it is done and there is something to read."""
