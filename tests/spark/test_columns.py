@@ -11,10 +11,11 @@ import pytest
 from tidegate.amqp.message import Message, Properties, encode_message
 from tidegate.amqp.types import Symbol, Timestamp
 from tidegate.model.events import EventData, PropertyValue
-from tidegate.spark.columns import DECODE_ERROR_PROPERTY, encoded_event_batch, event_batch, find_body, text_of
+from tidegate.spark.columns import encoded_event_batch, event_batch, find_body
 from tidegate.spark.schema import ENCODED_EVENT_ARROW_SCHEMA, EVENT_ARROW_SCHEMA
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_codec import encode_event
+from tidegate.wire.event_texts import DECODE_ERROR_PROPERTY, text_of
 
 
 def _events(*messages: bytes) -> EncodedEvents:

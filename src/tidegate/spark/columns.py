@@ -9,40 +9,22 @@ several data sections) is decoded by itself.
 
 from __future__ import annotations
 
-import base64
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from datetime import UTC, datetime
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 import pyarrow as pa
 
 from tidegate.amqp.errors import DecodeError
-from tidegate.amqp.message import (
-    APPLICATION_PROPERTIES,
-    NO_VALUE,
-    Message,
-    Properties,
-    decode_message,
-    iter_sections,
-)
-from tidegate.amqp.types import Timestamp
 from tidegate.spark.schema import ENCODED_EVENT_ARROW_SCHEMA, EVENT_ARROW_SCHEMA
 from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32
 from tidegate.wire.encoded_events import EncodedEvents
-from tidegate.wire.event_codec import decode_event
-from tidegate.wire.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
+from tidegate.wire.event_texts import EventTexts, decode_whole
 
 _BINARY_BYTES_MAX = 2**31 - 1
-_HAS_COLUMN = (ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER)
-
-DECODE_ERROR_PROPERTY = "tidegate-decode-error"
-"""In ``systemProperties`` of an event whose bytes are no AMQP message: what is wrong; its body is null."""
 
 if TYPE_CHECKING:
     Column = pa.Array[Any]
@@ -86,92 +68,13 @@ def binary_column(values: Sequence[bytes | memoryview]) -> Column:
     return _binary_from_buffer(lengths, b"".join(values))
 
 
-def text_of(value: object) -> str | None:
-    """An AMQP value as text: strings as they are, bytes in base64, times in ISO 8601 (in milliseconds beyond
-    the calendar), true and false in lower case, lists and maps as JSON. None stays null.
-    """
-    if value is None or isinstance(value, str):
-        return None if value is None else str(value)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, bytes | memoryview):
-        return base64.b64encode(value).decode()
-    if isinstance(value, Timestamp):
-        try:
-            return datetime.fromtimestamp(value / 1000, UTC).isoformat()
-        except (ValueError, OverflowError, OSError):
-            return str(int(value))
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, dict | list):
-        return orjson.dumps(_json_value(value), default=text_of).decode()
-    return str(value)
-
-
-def _json_value(value: object) -> object:
-    """Maps with keys that JSON can have: AMQP allows any value as a key."""
-    if isinstance(value, dict):
-        return {text_of(key) or "": _json_value(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_json_value(item) for item in value]
-    # A time as everywhere: as an integer, which it also is, nobody would know it for one.
-    return text_of(value) if isinstance(value, Timestamp) else value
-
-
-@dataclass(frozen=True, slots=True)
-class _Prefix:
-    """What is around a body, decoded."""
-
-    partition_key: str | None = None
-    publisher: str | None = None
-    properties: Mapping[str, str | None] = field(default_factory=dict)
-    system_properties: Mapping[str, str | None] = field(default_factory=dict)
-
-    @classmethod
-    def decode(cls, prefix: bytes) -> _Prefix:
-        """Application properties mostly differ from event to event, the other sections mostly do not."""
-        rest: list[bytes] = []
-        properties: Mapping[str, str | None] = {}
-        for code, start, _, end in iter_sections(prefix):
-            if code == APPLICATION_PROPERTIES:
-                values = decode_event(prefix[start:end]).properties
-                properties = {name: text_of(value) for name, value in values.items()}
-            else:
-                rest.append(prefix[start:end])
-        return replace(_decode_rest(b"".join(rest)), properties=properties)
-
-    @classmethod
-    def of(cls, message: Message) -> _Prefix:
-        annotations = message.message_annotations
-        system = {str(name): text_of(value) for name, value in annotations.items() if name not in _HAS_COLUMN}
-        if message.properties is not None:
-            system |= _standard_properties(message.properties)
-        return cls(
-            text_of(annotations.get(PARTITION_KEY)),
-            text_of(annotations.get(PUBLISHER)),
-            {str(name): text_of(value) for name, value in message.application_properties.items()},
-            system,
-        )
-
-
-@lru_cache(maxsize=4096)
-def _decode_rest(sections: bytes) -> _Prefix:
-    """Header, annotations and standard properties, decoded once for all events that share them."""
-    return _Prefix.of(decode_message(sections))
-
-
-def _standard_properties(properties: Properties) -> dict[str, str | None]:
-    values = {item.name.replace("_", "-"): getattr(properties, item.name) for item in fields(Properties)}
-    return {name: text_of(value) for name, value in values.items() if value is not None}
-
-
 @dataclass(slots=True)
 class _Contents:
     """Bodies, and for each the number of its prefix among the distinct ones."""
 
     bodies: list[bytes | memoryview | None] = field(default_factory=list)
     indices: list[int] = field(default_factory=list)
-    distinct: list[_Prefix] = field(default_factory=list)
+    distinct: list[EventTexts] = field(default_factory=list)
     _numbers: dict[bytes, int] = field(default_factory=dict)
 
     def add(self, message: bytes | memoryview) -> None:
@@ -185,7 +88,7 @@ class _Contents:
         number = self._numbers.get(prefix)
         if number is None:
             try:
-                decoded = _Prefix.decode(prefix)
+                decoded = EventTexts.decode(prefix)
             except (DecodeError, ValueError, OverflowError):  # garbage, or a time that no calendar has
                 self._add_decoded(message)
                 return
@@ -196,11 +99,7 @@ class _Contents:
 
     def _add_decoded(self, message: bytes | memoryview) -> None:
         self.indices.append(len(self.distinct))
-        try:
-            decoded = decode_message(message)
-            prefix, body = _Prefix.of(decoded), _body_of(decoded)
-        except DecodeError as error:
-            prefix, body = _Prefix(system_properties={DECODE_ERROR_PROPERTY: str(error)}), None
+        prefix, body = decode_whole(message)
         self.distinct.append(prefix)
         self.bodies.append(body)
 
@@ -241,17 +140,6 @@ def find_body(message: bytes | memoryview) -> _Place | None:
         # A list or a map with a size of one byte or, where bit 4 is set, of four.
         at += 8 + size if word & 0x10 else 5 + (size >> 24)
     return None
-
-
-def _body_of(message: Message) -> bytes:
-    """The body as bytes: data sections end to end; a value as itself (bytes) or as text."""
-    if message.value is not NO_VALUE:
-        if isinstance(message.value, bytes):
-            return message.value
-        return (text_of(message.value) or "").encode()
-    if message.sequences:
-        return (text_of(list(message.sequences)) or "").encode()
-    return b"".join(message.data)
 
 
 def _position_columns(partition_id: str, events: EncodedEvents) -> list[Column]:

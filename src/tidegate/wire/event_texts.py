@@ -1,0 +1,134 @@
+"""An event's surroundings as the columns of a table show them: typed AMQP values become text.
+
+The rules of the columns partitionKey, publisher, properties and systemProperties, for everything that lays
+events out in columns.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Final
+
+import orjson
+
+from tidegate.amqp.errors import DecodeError
+from tidegate.amqp.message import (
+    APPLICATION_PROPERTIES,
+    NO_VALUE,
+    Message,
+    Properties,
+    decode_message,
+    iter_sections,
+)
+from tidegate.amqp.types import Timestamp
+from tidegate.wire.event_codec import decode_event
+from tidegate.wire.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
+
+_HAS_COLUMN: Final = (ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER)
+
+DECODE_ERROR_PROPERTY: Final = "tidegate-decode-error"
+"""In ``systemProperties`` of an event whose bytes are no AMQP message: what is wrong; its body is null."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventTexts:
+    """What is around a body, as text."""
+
+    partition_key: str | None = None
+    publisher: str | None = None
+    properties: Mapping[str, str | None] = field(default_factory=dict)
+    system_properties: Mapping[str, str | None] = field(default_factory=dict)
+
+    @classmethod
+    def decode(cls, prefix: bytes) -> EventTexts:
+        """Application properties mostly differ from event to event, the other sections mostly do not."""
+        rest: list[bytes] = []
+        properties: Mapping[str, str | None] = {}
+        for code, start, _, end in iter_sections(prefix):
+            if code == APPLICATION_PROPERTIES:
+                values = decode_event(prefix[start:end]).properties
+                properties = {name: text_of(value) for name, value in values.items()}
+            else:
+                rest.append(prefix[start:end])
+        return replace(_decode_rest(b"".join(rest)), properties=properties)
+
+    @classmethod
+    def of(cls, message: Message) -> EventTexts:
+        """The same of a message that is decoded already."""
+        annotations = message.message_annotations
+        system = {str(name): text_of(value) for name, value in annotations.items() if name not in _HAS_COLUMN}
+        if message.properties is not None:
+            system |= _standard_properties(message.properties)
+        return cls(
+            text_of(annotations.get(PARTITION_KEY)),
+            text_of(annotations.get(PUBLISHER)),
+            {str(name): text_of(value) for name, value in message.application_properties.items()},
+            system,
+        )
+
+
+@lru_cache(maxsize=4096)
+def _decode_rest(sections: bytes) -> EventTexts:
+    """Header, annotations and standard properties, decoded once for all events that share them."""
+    return EventTexts.of(decode_message(sections))
+
+
+def decode_whole(encoded: bytes | memoryview) -> tuple[EventTexts, bytes | None]:
+    """An event of any shape; what is no AMQP message has no body and says why in its system properties."""
+    try:
+        message = decode_message(encoded)
+        return EventTexts.of(message), _body_of(message)
+    except DecodeError as error:
+        return EventTexts(system_properties={DECODE_ERROR_PROPERTY: str(error)}), None
+
+
+def _body_of(message: Message) -> bytes:
+    """The body as bytes: data sections end to end; a value as itself (bytes) or as text."""
+    if message.value is not NO_VALUE:
+        if isinstance(message.value, bytes):
+            return message.value
+        return (text_of(message.value) or "").encode()
+    if message.sequences:
+        return (text_of(list(message.sequences)) or "").encode()
+    return b"".join(message.data)
+
+
+def text_of(value: object) -> str | None:
+    """An AMQP value as text: strings as they are, bytes in base64, times in ISO 8601 (in milliseconds beyond
+    the calendar), true and false in lower case, lists and maps as JSON. None stays null.
+    """
+    if value is None or isinstance(value, str):
+        return None if value is None else str(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, bytes | memoryview):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Timestamp):
+        try:
+            return datetime.fromtimestamp(value / 1000, UTC).isoformat()
+        except (ValueError, OverflowError, OSError):
+            return str(int(value))
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, dict | list):
+        return orjson.dumps(_json_value(value), default=text_of).decode()
+    return str(value)
+
+
+def _json_value(value: object) -> object:
+    """Maps with keys that JSON can have: AMQP allows any value as a key."""
+    if isinstance(value, dict):
+        return {text_of(key) or "": _json_value(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_json_value(item) for item in value]
+    # A time as everywhere: as an integer, which it also is, nobody would know it for one.
+    return text_of(value) if isinstance(value, Timestamp) else value
+
+
+def _standard_properties(properties: Properties) -> dict[str, str | None]:
+    values = {item.name.replace("_", "-"): getattr(properties, item.name) for item in fields(Properties)}
+    return {name: text_of(value) for name, value in values.items() if value is not None}
