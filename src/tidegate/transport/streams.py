@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol, cast
 
 from tidegate.model.errors import BrokenError, OperationTimeoutError, TidegateError
+from tidegate.transport.tls import TlsServerConnection
 
 READ_BUFFER_BYTES: Final = 256 * 1024
 """What one read takes at most. The streams of one listener read into one buffer, so that an idle connection
@@ -243,13 +244,21 @@ async def serve_streams(
     Raises BrokenError when the address cannot be listened on.
     """
     loop = asyncio.get_running_loop()
-    read_buffer = new_read_buffer()
+    read_buffer, encrypted_buffer = new_read_buffer(), new_read_buffer()
+
+    def accept_plain() -> SocketStream:
+        return SocketStream(on_connected, read_buffer=read_buffer)
+
+    def accept() -> asyncio.BufferedProtocol:
+        if ssl is None:
+            return accept_plain()
+        return TlsServerConnection(ssl, accept_plain, read_buffer=encrypted_buffer)
+
     try:
         return await loop.create_server(
-            lambda: SocketStream(on_connected, read_buffer=read_buffer),
+            accept,
             host,
             port,
-            ssl=ssl,
             backlog=1024,
             start_serving=True,
         )

@@ -1,0 +1,215 @@
+"""TLS of accepted connections, against the standard library's own clients on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import ssl
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tidegate.model.errors import TidegateError
+from tidegate.server.certificates import ensure_server_certificate
+from tidegate.transport.clock import SystemClock
+from tidegate.transport.streams import SocketStream, addresses_of, serve_streams
+
+_DEADLINE_S = 20.0
+
+
+class Echo:
+    """Sends back what it gets, and may refuse to read for a while."""
+
+    def __init__(self, stream: SocketStream, *, is_pausing: bool) -> None:
+        self.stream = stream
+        self.received = 0
+        self.has_eof = False
+        self.ended = asyncio.Event()
+        self.error: TidegateError | None = None
+        self._is_pausing = is_pausing
+
+    def data_received(self, data: memoryview) -> None:
+        self.received += len(data)
+        self.stream.write([bytes(data)])
+        if self._is_pausing:
+            self.stream.pause_reading()
+            asyncio.get_running_loop().call_later(0.001, self.stream.resume_reading)
+
+    def eof_received(self) -> None:
+        self.has_eof = True
+
+    def stream_ended(self, error: TidegateError | None) -> None:
+        self.error = error
+        self.ended.set()
+
+    def writing_resumed(self) -> None:
+        pass
+
+
+class Served:
+    """A listening echo and what came to it."""
+
+    def __init__(self, client_context: ssl.SSLContext, *, is_pausing: bool) -> None:
+        self.client_context = client_context
+        self.port = 0
+        self.echoes: list[Echo] = []
+        self._is_pausing = is_pausing
+
+    def accept(self, stream: SocketStream) -> Echo:
+        self.echoes.append(Echo(stream, is_pausing=self._is_pausing))
+        return self.echoes[-1]
+
+    def connect(self) -> ssl.SSLSocket:
+        """A blocking client."""
+        plain = socket.create_connection(("127.0.0.1", self.port), timeout=_DEADLINE_S)
+        return self.client_context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+@asynccontextmanager
+async def serving(
+    directory: Path, *, is_pausing: bool = False, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
+) -> AsyncIterator[Served]:
+    made = ensure_server_certificate(directory, ["127.0.0.1"], clock=SystemClock())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made.certificate_file, made.key_file)
+    client_context = ssl.create_default_context(cafile=str(made.ca_file))
+    client_context.maximum_version = version
+    served = Served(client_context, is_pausing=is_pausing)
+    server = await serve_streams("127.0.0.1", 0, ssl=context, on_connected=served.accept)
+    served.port = addresses_of(server)[0][1]
+    try:
+        async with asyncio.timeout(_DEADLINE_S):
+            yield served
+    finally:
+        server.close()
+
+
+def _round_trip(client: ssl.SSLSocket, pieces: Sequence[bytes]) -> bytes:
+    """Write in one thread and read in this one, so that neither side waits for the other's buffers."""
+    total = sum(map(len, pieces))
+
+    def write() -> None:
+        for piece in pieces:
+            client.sendall(piece)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    received = bytearray()
+    while len(received) < total:
+        piece = client.recv(1 << 18)
+        assert piece, "the service ended the connection"
+        received += piece
+    writer.join(_DEADLINE_S)
+    return bytes(received)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("is_pausing", [False, True])
+async def test_bytes_of_all_sizes_come_through_in_order(
+    tmp_path: Path, version: ssl.TLSVersion, is_pausing: bool
+) -> None:
+    """Protects the pieces and the pausing: records larger, smaller and cut across the buffers."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    pieces = [rng.randbytes(rng.choice([1, 100, 16_384, 70_000, 400_000])) for _ in range(30)]
+    async with serving(tmp_path, is_pausing=is_pausing, version=version) as served:
+        with await asyncio.to_thread(served.connect) as client:
+            assert await asyncio.to_thread(_round_trip, client, pieces) == b"".join(pieces)
+
+
+async def test_a_client_that_says_goodbye_is_answered(tmp_path: Path) -> None:
+    """Protects the orderly end: the receiver hears of it, and the client gets the service's last word."""
+    async with serving(tmp_path) as served:
+        client = await asyncio.to_thread(served.connect)
+        await asyncio.to_thread(_round_trip, client, [b"hello"])
+        plain = await asyncio.to_thread(client.unwrap)  # raises where the service just hangs up
+        plain.close()
+        echo = served.echoes[0]
+        await echo.ended.wait()
+        assert echo.has_eof
+        assert echo.error is None
+
+
+async def test_what_is_written_before_closing_still_arrives(tmp_path: Path) -> None:
+    """Protects the last frames of a connection, such as an AMQP close with its error."""
+    async with serving(tmp_path) as served:
+        with await asyncio.to_thread(served.connect) as client:
+            await asyncio.to_thread(_round_trip, client, [b"hello"])
+            served.echoes[0].stream.write([b"x" * 3_000_000])
+            served.echoes[0].stream.close()
+            served.echoes[0].stream.write([b"too late"])
+
+            def read_all() -> bytes:
+                return b"".join(iter(lambda: client.recv(1 << 18), b""))
+
+            assert await asyncio.to_thread(read_all) == b"x" * 3_000_000
+
+
+async def test_a_client_that_reads_too_slowly_is_noticed(tmp_path: Path) -> None:
+    """Protects back-pressure: unsent bytes are counted as those of a plain stream are."""
+    async with serving(tmp_path) as served:
+        with await asyncio.to_thread(served.connect) as client:
+            await asyncio.to_thread(_round_trip, client, [b"hello"])
+            stream = served.echoes[0].stream
+            written = 0
+            while stream.is_writable:
+                stream.write([b"y" * 100_000])
+                written += 100_000
+                await asyncio.sleep(0)
+
+            def read(count: int) -> int:
+                got = 0
+                while got < count:
+                    got += len(client.recv(1 << 18))
+                return got
+
+            assert await asyncio.to_thread(read, written) == written
+            while not stream.is_writable:  # noqa: ASYNC110 - the stream tells its receiver, not us
+                await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"AMQP\x03\x01\x00\x00" * 4, b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00"]
+)
+async def test_what_is_no_handshake_is_hung_up_on(tmp_path: Path, sent: bytes) -> None:
+    """Protects the service from clients of other protocols; others are served meanwhile."""
+    async with serving(tmp_path) as served:
+        with socket.create_connection(("127.0.0.1", served.port), timeout=_DEADLINE_S) as client:
+            client.sendall(sent)
+            if not sent.startswith(b"\x16"):
+
+                def read_to_the_end() -> None:
+                    while client.recv(1000):
+                        pass
+
+                await asyncio.to_thread(read_to_the_end)
+            with await asyncio.to_thread(served.connect) as other:
+                assert await asyncio.to_thread(_round_trip, other, [b"hello"]) == b"hello"
+        assert len(served.echoes) == 1
+
+
+async def test_a_handshake_that_never_ends_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects the service's sockets from clients that connect and say nothing."""
+    monkeypatch.setattr("tidegate.transport.tls.HANDSHAKE_TIMEOUT_S", 0.05)
+    async with serving(tmp_path) as served:
+        with socket.create_connection(("127.0.0.1", served.port), timeout=_DEADLINE_S) as client:
+            assert await asyncio.to_thread(client.recv, 1000) == b""
+        assert not served.echoes
+
+
+async def test_an_aborted_connection_tells_its_receiver_why(tmp_path: Path) -> None:
+    """Protects cleaning up after a client that is gone without a word."""
+    async with serving(tmp_path) as served:
+        client = await asyncio.to_thread(served.connect)
+        await asyncio.to_thread(_round_trip, client, [b"hello"])
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # the end is a reset
+        client.close()
+        await served.echoes[0].ended.wait()
+        assert served.echoes[0].error is not None
