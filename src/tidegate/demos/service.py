@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tidegate.demos.flights.processes import ChildSession
+from tidegate.demos.processes import ChildSession
 from tidegate.model.errors import OperationTimeoutError
 from tidegate.server.ready import ReadyInformation
 
