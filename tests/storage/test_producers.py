@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.model.errors import OutOfOrderSequenceError, ProducerEpochStolenError
+from tidegate.model.errors import OutOfOrderSequenceError, ProducerEpochStolenError, RepeatDiffersError
 from tidegate.storage.producers import SEQUENCE_MODULUS, ProducerState, ProducerTable
 from tidegate.storage.record import AppendResult, ProducerBatch
 
@@ -53,6 +53,30 @@ def test_gaps_and_old_epochs(batch: ProducerBatch, count: int, error: type[Excep
     """A gap, a repeat cut differently, an unknown producer in mid-count, and an epoch that was taken over."""
     with pytest.raises(error):
         _table().check(batch, count)
+
+
+def test_a_repeatable_producer_repeats_the_same_or_is_refused() -> None:
+    """Other bytes, or another cut, under a stored number are refused, and never taken for a repeat."""
+    table = ProducerTable(10)
+    table.record(ProducerBatch(1, 3, 0), 4, 100, 5000, 0xABCD)
+    repeat = ProducerBatch(1, 3, 0, is_repeatable=True)
+    assert table.check(repeat, 4, lambda: 0xABCD) == AppendResult(100, 104, 5000, True)
+    for batch, count, crc in (
+        (repeat, 4, 0xABCE),
+        (repeat, 3, 0xABCD),
+        (ProducerBatch(1, 3, 1, is_repeatable=True), 3, 0xABCD),
+    ):
+        with pytest.raises(RepeatDiffersError, match="other events than those stored"):
+            table.check(batch, count, lambda crc=crc: crc)  # type: ignore[misc]
+
+
+def test_a_repeatable_producer_counts_from_0_in_each_epoch() -> None:
+    """A batch behind a refused first one is not taken for the next of the last epoch, though numbers fit."""
+    table = ProducerTable(10)
+    table.record(ProducerBatch(1, 3, 0), 100, 0, 5000)
+    with pytest.raises(OutOfOrderSequenceError):
+        table.check(ProducerBatch(1, 4, 100, is_repeatable=True), 100)
+    assert table.check(ProducerBatch(1, 4, 0, is_repeatable=True), 100) is None
 
 
 def test_the_count_wraps() -> None:

@@ -35,7 +35,15 @@ _NOTHING_SENT = -1
 class ProducerHandle:
     """One attached producer. ``close`` it when its link ends; closing twice is harmless."""
 
-    __slots__ = ("_on_stolen", "_registry", "epoch", "last_sequence_number", "producer_id", "stolen_error")
+    __slots__ = (
+        "_on_stolen",
+        "_registry",
+        "epoch",
+        "last_sequence_number",
+        "producer_id",
+        "stolen_error",
+        "stored_count",
+    )
 
     def __init__(
         self, registry: ProducerRegistry, producer_id: int, epoch: int, on_stolen: OnProducerStolen
@@ -46,6 +54,8 @@ class ProducerHandle:
         self.epoch = epoch
         self.last_sequence_number = _NOTHING_SENT
         """What it was told, or has said, when it attached: its first batch begins with the next number."""
+        self.stored_count = 0
+        """Events stored under its epoch when it attached: the number that its next batch begins with."""
         self.stolen_error: ProducerEpochStolenError | None = None
         """Why it may not send any more; None while it may."""
 
@@ -110,6 +120,8 @@ class ProducerRegistry:
         if epoch is None:
             others = [other.epoch for other in self._attached[producer_id]]
             handle.epoch = max(*others, 0 if state is None else state.epoch)
+        if state is not None and state.epoch == handle.epoch:
+            handle.stored_count = state.next_sequence
         if last_sequence_number is not None:
             handle.last_sequence_number = last_sequence_number
         elif state is not None:

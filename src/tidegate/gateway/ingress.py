@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tidegate.amqp.events import Delivery
@@ -94,9 +94,11 @@ class IngressLink:
     async def open_producer(
         self, *, producer_id: int | None, epoch: int | None, last_sequence_number: int | None
     ) -> ProducerHandle:
-        """Attach as an idempotent producer of Event Hubs, whose events are numbered each; on partitions only.
+        """Attach as an idempotent producer that says who it is; on partitions only.
 
-        What is None is filled in. A newer instance of the producer has this link detached.
+        Its batches are numbered in their envelopes where ``tidegate:idempotent-batch`` was agreed on, and
+        each of its events is where it is one of Event Hubs' own. What is None is filled in. A newer instance
+        of the producer has this link detached.
         Raises InvalidArgumentError, ProducerEpochStolenError, ClosedError. Cancellation: not attached.
         """
         assert self._partition is not None
@@ -190,12 +192,14 @@ class IngressLink:
         producer = self._producer
         if producer is None:
             return _numbered(sections) if self._is_idempotent else None
-        batch = _numbered(with_event_numbers(sections))
+        batch = _numbered(sections if self._is_idempotent else with_event_numbers(sections))
         if (batch.producer_id, batch.epoch) != (producer.producer_id, producer.epoch):
             raise InvalidArgumentError(
                 f"The events are of producer {batch.producer_id} with epoch {batch.epoch}; the link is of "
                 f"{producer.producer_id} with {producer.epoch}."
             )
+        if self._is_idempotent:
+            return replace(batch, is_repeatable=True)
         return producer.batch(batch.sequence)
 
     def _on_stolen(self, error: TidegateError) -> None:

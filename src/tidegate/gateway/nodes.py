@@ -125,6 +125,8 @@ class NodeOpener:
             return self._open_producer(link, attach, event_hub, partition)
         # Numbered batches need one partition: the numbers count per partition.
         is_idempotent = partition is not None and IDEMPOTENT_BATCH_CAPABILITY in attach.desired_capabilities
+        if partition is not None and is_idempotent and PRODUCER_ID in attach.properties:
+            return self._open_repeatable_producer(link, attach, event_hub, partition)
         node = IngressLink(self._owner, link, event_hub, partition, is_idempotent=is_idempotent)
         return OpenedNode(
             node, event_hub.event_bytes_max, (IDEMPOTENT_BATCH_CAPABILITY,) if is_idempotent else ()
@@ -145,6 +147,19 @@ class NodeOpener:
             PRODUCER_SEQUENCE_NUMBER: Int(producer.last_sequence_number),
         }
         return OpenedNode(node, event_hub.event_bytes_max, (IDEMPOTENT_PRODUCER_CAPABILITY,), properties)
+
+    async def _open_repeatable_producer(
+        self, link: ReceiverLink, attach: Attach, event_hub: EventHub, partition: Partition
+    ) -> OpenedNode:
+        """A sender of numbered batches that says who it is, to be told how much of it is stored already."""
+        node = IngressLink(self._owner, link, event_hub, partition, is_idempotent=True)
+        producer = await node.open_producer(
+            producer_id=_number(attach, PRODUCER_ID),
+            epoch=_number(attach, PRODUCER_EPOCH) or 0,
+            last_sequence_number=None,
+        )
+        properties: dict[str, object] = {PRODUCER_SEQUENCE_NUMBER: Int(producer.stored_count - 1)}
+        return OpenedNode(node, event_hub.event_bytes_max, (IDEMPOTENT_BATCH_CAPABILITY,), properties)
 
     def _open_for_receiving(self, link: SenderLink, attach: Attach) -> OpenedNode:
         if not isinstance(attach.source, Source) or not attach.source.address:

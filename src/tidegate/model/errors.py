@@ -122,6 +122,12 @@ class OutOfOrderSequenceError(TidegateError):
     fault = Fault.CALLER
 
 
+class RepeatDiffersError(TidegateError):
+    """An idempotent producer repeats a batch with other events than those that are stored under its number."""
+
+    fault = Fault.CALLER
+
+
 class ProducerEpochStolenError(TidegateError):
     """A newer instance of the same idempotent producer (a higher epoch) writes to this partition."""
 
@@ -173,6 +179,12 @@ class WouldBlockError(TidegateError):
 
 class CheckpointGapError(TidegateError):
     """A batch starts beyond the partition's checkpoint: the events between them were never processed."""
+
+    fault = Fault.STATE
+
+
+class LedgerMismatchError(TidegateError):
+    """A micro-batch does not follow what the ledger holds: writing could double rows, skipping lose some."""
 
     fault = Fault.STATE
 

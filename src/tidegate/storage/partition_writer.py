@@ -28,7 +28,14 @@ from tidegate.storage.files import Files, WritableFile, replace_whole, write_all
 from tidegate.storage.log_view import LogView
 from tidegate.storage.options import LogOptions
 from tidegate.storage.producers import ProducerState, ProducerTable
-from tidegate.storage.record import HEADER_BYTES, AppendResult, ProducerBatch, encode_batch
+from tidegate.storage.record import (
+    HEADER_BYTES,
+    AppendResult,
+    ProducerBatch,
+    body_crc,
+    body_crc_of,
+    encode_batch,
+)
 from tidegate.storage.segment import (
     SEGMENT_HEADER_BYTES,
     Segment,
@@ -62,6 +69,10 @@ class AppendRequest:
     result: AppendResult | None = None
     error: TidegateError | None = None
     """Both None: cancelled before it was written, and wholly absent."""
+
+    def body_crc(self) -> int:
+        """The checksum that the batch has in the log."""
+        return body_crc(self.payload, self.lengths)
 
 
 @dataclass(slots=True)
@@ -172,7 +183,7 @@ class PartitionWriter:
     def _stage(self, request: AppendRequest) -> None:
         """Take a request into the buffers. Raises a TidegateError that concerns this request."""
         if request.producer is not None:
-            stored = self._producers.check(request.producer, request.event_count)
+            stored = self._producers.check(request.producer, request.event_count, request.body_crc)
             if stored is not None:
                 self._duplicates.append((request, stored))
                 return
@@ -199,7 +210,9 @@ class PartitionWriter:
         )
         before: ProducerState | None = None
         if request.producer is not None:
-            before = self._producers.record(request.producer, request.event_count, start, time_ms)
+            before = self._producers.record(
+                request.producer, request.event_count, start, time_ms, body_crc_of(header)
+            )
         result = AppendResult(start, until, time_ms)
         self._buffers += (header, request.payload)
         self._buffered.append(_Written(request, result, self._position, length, before))

@@ -6,10 +6,11 @@ is in each snapshot, and the batch headers written since then bring it up to dat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.model.errors import OutOfOrderSequenceError, ProducerEpochStolenError
+from tidegate.model.errors import OutOfOrderSequenceError, ProducerEpochStolenError, RepeatDiffersError
 from tidegate.storage.record import AppendResult, ProducerBatch
 
 SEQUENCE_MODULUS: Final = 2**31
@@ -29,6 +30,8 @@ class StoredBatch:
     count: int
     start_sequence_number: int
     enqueued_time_ms: int
+    body_crc: int | None = None
+    """CRC32C of lengths and payload; None where a snapshot of an earlier version did not have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +60,14 @@ class ProducerTable:
         """What is known of one producer; None: nothing."""
         return self._states.get(producer_id)
 
-    def check(self, batch: ProducerBatch, count: int) -> AppendResult | None:
+    def check(
+        self, batch: ProducerBatch, count: int, body_crc: Callable[[], int] | None = None
+    ) -> AppendResult | None:
         """None where the batch of ``count`` events comes next; where it lies if it is stored already.
 
+        body_crc: asked for where a repeat is to be compared with what is stored.
         Raises ProducerEpochStolenError (an older epoch), OutOfOrderSequenceError (a gap, or a repeat too old
-        to be remembered).
+        to be remembered), RepeatDiffersError (only of producers that want it).
         """
         state = self._states.get(batch.producer_id)
         if state is None:
@@ -79,12 +85,19 @@ class ProducerTable:
                 next_step="Another instance took over: stop this one, or start again as a new producer.",
             )
         is_beginning = batch.epoch > state.epoch and (batch.sequence == 0 or batch.is_start)
-        if batch.sequence == state.next_sequence or is_beginning:
+        is_next = batch.sequence == state.next_sequence
+        if batch.is_repeatable and batch.epoch > state.epoch:
+            # What is behind a batch that was refused may happen to have the number that the last epoch
+            # ended with.
+            is_next = is_beginning = batch.sequence == 0
+        if is_next or is_beginning:
             return None
         if batch.epoch == state.epoch:
             for stored in reversed(state.recent):
                 skipped = (batch.sequence - stored.sequence) % SEQUENCE_MODULUS
                 if skipped + count <= stored.count:
+                    if batch.is_repeatable and body_crc is not None:
+                        _check_same(batch, count, stored, body_crc)
                     start = stored.start_sequence_number + skipped
                     return AppendResult(start, start + count, stored.enqueued_time_ms, is_duplicate=True)
         raise OutOfOrderSequenceError(
@@ -94,12 +107,17 @@ class ProducerTable:
         )
 
     def record(
-        self, batch: ProducerBatch, count: int, start_sequence_number: int, enqueued_time_ms: int
+        self,
+        batch: ProducerBatch,
+        count: int,
+        start_sequence_number: int,
+        enqueued_time_ms: int,
+        body_crc: int | None = None,
     ) -> ProducerState | None:
         """Take note of a written batch; returns the state before, for ``restore``. See also ``trim``."""
         before = self._states.pop(batch.producer_id, None)
         recent = before.recent if before is not None and before.epoch == batch.epoch else ()
-        stored = StoredBatch(batch.sequence, count, start_sequence_number, enqueued_time_ms)
+        stored = StoredBatch(batch.sequence, count, start_sequence_number, enqueued_time_ms, body_crc)
         self._states[batch.producer_id] = ProducerState(
             batch.epoch,
             (batch.sequence + count) % SEQUENCE_MODULUS,
@@ -117,3 +135,14 @@ class ProducerTable:
         self._states.pop(producer_id, None)
         if state is not None:
             self._states[producer_id] = state
+
+
+def _check_same(batch: ProducerBatch, count: int, stored: StoredBatch, body_crc: Callable[[], int]) -> None:
+    is_same = (batch.sequence, count) == (stored.sequence, stored.count)
+    if is_same and stored.body_crc in (None, body_crc()):
+        return
+    raise RepeatDiffersError(
+        f"The producer {batch.producer_id} repeats number {batch.sequence} (epoch {batch.epoch}) with other "
+        f"events than those stored: {count} events now, {stored.count} from number {stored.sequence} then.",
+        next_step="What is sent again must be the same events in the same order; nothing was stored.",
+    )

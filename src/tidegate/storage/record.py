@@ -63,6 +63,9 @@ class ProducerBatch:
     is_start: bool = False
     """The producer said, before it sent anything, that its count goes on with this number. That is believed
     where it is not known, or has a higher epoch than is known; otherwise its count must go on as usual."""
+    is_repeatable: bool = False
+    """The producer counts from 0 in each epoch and sends the same bytes when it repeats: anything else is
+    refused, since its caller could not notice it."""
 
     def validate(self) -> None:
         """Raise InvalidArgumentError unless each number has its place in a batch header."""
@@ -151,14 +154,13 @@ def encode_batch(
     producer: ProducerBatch | None,
 ) -> bytes:
     """The header and the lengths table of a batch; the payload follows them in the file as it is."""
-    body_crc = google_crc32c.extend(google_crc32c.value(lengths), payload)
     fields = _FIELDS.pack(
         MAGIC,
         FORMAT_VERSION,
         0,
         len(lengths) + len(payload),
         event_count,
-        body_crc,
+        body_crc(payload, lengths),
         base_sequence_number,
         enqueued_time_ms,
         durable_position,
@@ -168,6 +170,18 @@ def encode_batch(
         0,
     )
     return fields + _CRC.pack(google_crc32c.extend(salt, fields)) + lengths
+
+
+def body_crc_of(encoded_header: bytes) -> int:
+    """The CRC32C of the body, from what ``encode_batch`` returned."""
+    crc: int = _CRC.unpack_from(encoded_header, 16)[0]
+    return crc
+
+
+def body_crc(payload: bytes, lengths: bytes) -> int:
+    """The CRC32C that a batch's header has for this payload and lengths table."""
+    crc: int = google_crc32c.extend(google_crc32c.value(lengths), payload)
+    return crc
 
 
 def decode_header(data: bytes | memoryview, offset: int = 0, *, salt: int) -> BatchHeader | None:

@@ -322,7 +322,11 @@ class _Tail:
         if header.producer_id != NO_PRODUCER_ID:
             batch = ProducerBatch(header.producer_id, header.producer_epoch, header.producer_sequence)
             self.producers.record(
-                batch, header.event_count, header.base_sequence_number, header.enqueued_time_ms
+                batch,
+                header.event_count,
+                header.base_sequence_number,
+                header.enqueued_time_ms,
+                header.body_crc,
             )
             self.producers.trim()
 

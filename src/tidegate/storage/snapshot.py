@@ -57,7 +57,13 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
                 state.epoch,
                 state.next_sequence,
                 [
-                    [stored.sequence, stored.count, stored.start_sequence_number, stored.enqueued_time_ms]
+                    [
+                        stored.sequence,
+                        stored.count,
+                        stored.start_sequence_number,
+                        stored.enqueued_time_ms,
+                        stored.body_crc,
+                    ]
                     for stored in state.recent
                 ],
             ]
