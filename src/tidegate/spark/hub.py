@@ -16,6 +16,7 @@ from tidegate.client.blocking import BlockingConsumer, run_blocking
 from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError, PositionOutOfRangeError
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.position import EventPosition, PositionKind
+from tidegate.spark.certificates import certificates_file
 from tidegate.spark.offsets import PartitionBounds, PartitionRange, StreamOffset
 from tidegate.spark.options import SourceOptions, StartingPositions
 from tidegate.wire.encoded_events import EncodedEvents
@@ -126,7 +127,7 @@ class HubReader:
             async with EventHubConsumer.from_connection_string(
                 self._options.connection_string,
                 consumer_group=self._options.consumer_group,
-                ca_file=self._options.ca_file,
+                ca_file=_ca_file(self._options),
             ) as consumer:
                 receiver = await consumer.open_receiver(partition_id, position, prefetch_events=1)
                 return await receiver.receive_encoded(1, _FIRST_EVENT_WAIT_S)
@@ -146,18 +147,22 @@ class HubReader:
         )
 
 
+def _ca_file(options: SourceOptions) -> str | None:
+    return None if options.ca_certificates is None else certificates_file(options.ca_certificates)
+
+
 _consumers: dict[tuple[int, str, str, str | None], BlockingConsumer] = {}
 
 
 def _consumer(options: SourceOptions) -> BlockingConsumer:
     """This process's consumer for the options; the process id is in the key because workers are forked."""
-    key = (os.getpid(), options.connection_string.format(), options.consumer_group, options.ca_file)
+    key = (os.getpid(), options.connection_string.format(), options.consumer_group, _ca_file(options))
     consumer = _consumers.get(key)
     if consumer is None:
         if len(_consumers) >= _CONSUMERS_MAX:
             _consumers.pop(next(iter(_consumers))).close()
         consumer = BlockingConsumer(
-            options.connection_string, consumer_group=options.consumer_group, ca_file=options.ca_file
+            options.connection_string, consumer_group=options.consumer_group, ca_file=_ca_file(options)
         )
         _consumers[key] = consumer
     return consumer

@@ -10,13 +10,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import Final
 
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.model.position import EventPosition
+from tidegate.spark.certificates import read_certificates
 
 CHECKPOINT_PREFIX = "checkpoint:"
 """``startingPosition = checkpoint:<database URL>`` starts at the consumer group's SQL checkpoint."""
@@ -82,7 +82,8 @@ class SourceOptions:
     max_events_per_trigger: int | None
     """Events in one micro-batch at most; None: everything there is."""
     fail_on_data_loss: bool
-    ca_file: str | None
+    ca_certificates: str | None = field(repr=False)
+    """What the option ``caFile`` names, in PEM: executors on other machines have no such file."""
     tasks_max: int | None
     """Spark tasks per (micro-)batch at most; None: as many as this machine has cores."""
     encoded_events: bool
@@ -102,10 +103,6 @@ class SourceOptions:
             _position_map("eventhubs.endingPositions", given.get("eventhubs.endingPositions")),
         )
         ca_file = given.get("eventhubs.caFile")
-        if ca_file is not None and not Path(ca_file).is_file():
-            raise InvalidArgumentError(
-                f"The option eventhubs.caFile names {ca_file!r}, and there is no such file."
-            )
         return cls(
             connection_string=connection_string,
             event_hub=connection_string.entity_path,
@@ -115,7 +112,7 @@ class SourceOptions:
             has_ending="eventhubs.endingPosition" in given or "eventhubs.endingPositions" in given,
             max_events_per_trigger=_positive_integer(given, "eventhubs.maxEventsPerTrigger"),
             fail_on_data_loss=_boolean(given, "eventhubs.failOnDataLoss", default=True),
-            ca_file=ca_file,
+            ca_certificates=None if ca_file is None else read_certificates(ca_file),
             tasks_max=_positive_integer(given, "eventhubs.tasksMax"),
             encoded_events=_boolean(given, "eventhubs.encodedEvents", default=False),
         )
