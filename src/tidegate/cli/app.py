@@ -26,6 +26,7 @@ from tidegate.cli.receive import receive
 from tidegate.cli.render import Output
 from tidegate.cli.send import send
 from tidegate.cli.serve import serve
+from tidegate.cli.spark import spark_app
 from tidegate.cli.throughput import throughput_app
 from tidegate.cli.tier import tier_app
 from tidegate.model.errors import TidegateError
@@ -100,6 +101,7 @@ app.add_typer(lease_app, name="lease")
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(dlq_app, name="dlq")
 app.add_typer(pipeline_app, name="pipeline")
+app.add_typer(spark_app, name="spark")
 app.add_typer(demo_app, name="demo")
 app.command()(check)
 app.command()(audit)

@@ -21,6 +21,7 @@ from tidegate.spark.hub import HubReader
 from tidegate.spark.options import CHECKPOINT_PREFIX, SourceOptions
 from tidegate.spark.ownership import claim_checkpoints
 from tidegate.spark.plan import SinkPlan
+from tidegate.spark.session import refuse_sqlite_on_cluster
 from tidegate.spark.sink import PLAN_OPTION, SqlSinkDataSource
 from tidegate.spark.source import EventHubsDataSource, register
 from tidegate.spark.trigger import AS_SOON_AS_POSSIBLE, Trigger
@@ -116,6 +117,7 @@ def sink_options(
     """
     source = SourceOptions.parse(source_options)
     database_url = absolute_url(database_url)  # Spark's workers run in a directory of their own
+    refuse_sqlite_on_cluster(database_url)
     database = Database.shared(database_url)
     database.ensure_table(pipeline.table)
     hub = HubReader(source)

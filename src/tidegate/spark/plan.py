@@ -19,6 +19,7 @@ from pyspark import cloudpickle
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.options import SourceOptions
 from tidegate.spark.ownership import Claim
+from tidegate.spark.session import is_on_cluster
 from tidegate.sql import Pipeline
 
 
@@ -47,7 +48,8 @@ class SinkPlan:
         if is_by_value:
             cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
         try:
-            pickled = _dumps((list(sys.path), _dumps(self)))
+            # On a cluster the driver's folders are of its machine: what they hold comes with ``--py-files``.
+            pickled = _dumps(([] if is_on_cluster() else list(sys.path), _dumps(self)))
         except Exception as exc:
             raise InvalidArgumentError(
                 f"The pipeline {self.pipeline.name} cannot be sent to Spark's workers: {exc}",
@@ -89,7 +91,8 @@ def load_plan(text: str) -> SinkPlan:
     except ModuleNotFoundError as exc:
         raise InvalidArgumentError(
             f"Spark's worker has no module {exc.name!r}, which the pipeline's handler needs.",
-            next_step="Install it on every executor, or add it to spark.submit.pyFiles.",
+            next_step="Name its file to `tidegate spark package`, behind the program, and start it as that "
+            "command says; or install it on every executor.",
         ) from exc
     assert isinstance(plan, SinkPlan)
     return plan

@@ -1,26 +1,38 @@
-"""Starts a local Spark with the settings that make small micro-batches quick and failures retried.
+"""Starts a Spark with the settings that make small micro-batches quick and failures retried.
 
 Every setting here was measured or is needed for correctness; the reason stands beside it. A user's own
-settings (``configuration``) win over all of them. On a cluster, pass its ``master``, and the settings that
-only make sense on one machine stay out.
+settings (``configuration``, and those given to ``spark-submit``) win over all of them.
+
+    where            how it is known                        what is set
+    one machine      no master, or ``local…``               everything
+    cluster          any other master                       what holds on every machine
+    ``spark-submit`` it has started the JVM already         as its master says; nothing that it was given
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.java import find_java
 
 TASK_ATTEMPTS_MAX = 4
-"""Attempts per task. Plain ``local[N]`` gives each task one: a single transient error ends the query."""
+"""Attempts per task. Plain ``local[N]`` gives each task one: a single transient error ends the query. On a
+cluster it is Spark's own default (``spark.task.maxFailures``)."""
 
 REDACTION_PATTERN = "(?i)secret|password|token|access[.]?key|connectionstring|databaseurl|startingposition"
 """Option names whose values Spark hides in plans and in its UI: connection strings and database URLs."""
+
+PYTHON_NAME = f"python{sys.version_info.major}.{sys.version_info.minor}"
+"""What executors start unless ``PYSPARK_PYTHON`` says otherwise: a name, for the driver's path is the
+driver's."""
 
 
 def spark_session(
@@ -31,43 +43,49 @@ def spark_session(
     configuration: Mapping[str, str] | None = None,
     ui_port: int | None = None,
     log_level: str = "ERROR",
-    local_checkpoints: bool = True,
+    local_checkpoints: bool | None = None,
     java_options: str = "",
+    are_executors_checked: bool = True,
 ) -> SparkSession:
     """Start Spark (or return the session that already runs in this process).
 
-    master: None: ``local[N,4]`` on this machine, with N = ``cores``.
-    cores: None: as many as this process may use.
+    master: None: what ``spark-submit`` was given, else ``local[N,4]`` on this machine, with N = ``cores``.
+    cores: None: as many as this process may use; on a cluster its resource manager decides.
     configuration: Spark settings that override ours.
-    ui_port: port of Spark's web UI; None: no UI, which also saves a second of start.
+    ui_port: port of Spark's web UI; None: no UI on one machine, which also saves a second of start; on a
+    cluster what Spark's own settings say.
     log_level: Spark's (``ERROR``, ``WARN``, …, ``OFF``).
-    local_checkpoints: True where checkpoint directories lie on a disk of this machine.
-    java_options: more options for the driver's JVM, as ``-Xmx4g -XX:TieredStopAtLevel=1``.
-    Raises JavaNotFoundError. Sets ``PYSPARK_PYTHON`` and, where needed, ``JAVA_HOME`` for this process.
+    local_checkpoints: True where checkpoint directories lie on a disk of this machine; None: unless this is
+    a cluster.
+    java_options: more options for the JVM of a local driver, as ``-Xmx4g -XX:TieredStopAtLevel=1``.
+    are_executors_checked: on a cluster, wait for an executor and see whether it can run Tidegate.
+    Raises JavaNotFoundError; InvalidArgumentError where executors lack what they need. Sets
+    ``PYSPARK_PYTHON`` and, where needed, ``JAVA_HOME`` and ``PATH`` for this process.
     """
     core_count = usable_core_count() if cores is None else cores
-    is_local = master is None or master.startswith("local")
-    # Only the environment works: with spark.pyspark.python the daemon of a local session came up as another
-    # python ("Python worker failed to connect back").
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ.update(find_java().environment())
+    submitted = _submitted_settings()
+    chosen_master = master or submitted.get("spark.master") or f"local[{core_count},{TASK_ATTEMPTS_MAX}]"
+    is_local = is_local_master(chosen_master)
+    _set_environment(is_local=is_local)
     settings = _settings(
         core_count,
         is_local=is_local,
         ui_port=ui_port,
-        local_checkpoints=local_checkpoints,
+        local_checkpoints=is_local if local_checkpoints is None else local_checkpoints,
     )
     if is_local:
         settings["spark.driver.extraJavaOptions"] = f"{_java_options(log_level)} {java_options}".strip()
+    settings = {name: value for name, value in settings.items() if name not in submitted}
     settings.update(configuration or {})
-    builder = SparkSession.builder.appName(app_name).master(
-        master or f"local[{core_count},{TASK_ATTEMPTS_MAX}]"
-    )
+    builder = SparkSession.builder.appName(app_name).master(chosen_master)
     for name, value in settings.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel(log_level)
+    if not is_local and are_executors_checked:
+        from tidegate.spark.executors import check_executors
+
+        check_executors(session)
     return session
 
 
@@ -76,6 +94,70 @@ def usable_core_count() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def is_local_master(master: str) -> bool:
+    """Whether tasks run in threads of the driver (``local-cluster`` has executors of its own)."""
+    return master == "local" or master.startswith("local[")
+
+
+def is_on_cluster() -> bool:
+    """Whether the Spark that runs in this process has executors in other processes; False: there is none."""
+    context = SparkContext._active_spark_context
+    return context is not None and not is_local_master(context.master or "")
+
+
+def refuse_sqlite_on_cluster(database_url: str) -> None:
+    """Raise InvalidArgumentError for a SQLite database where executors are on machines of their own.
+
+    Each would make a file of its own there, all of them with checkpoints that begin at the start. A driver
+    that starts anew on another machine would not find its file either, so this holds for what only the
+    driver writes, too. ``local-cluster`` is refused as well: it stands for a cluster.
+    """
+    if is_on_cluster() and database_url.lower().startswith("sqlite"):
+        raise InvalidArgumentError(
+            "SQLite is a file of one machine, and this Spark runs on a cluster: its executors, and a driver "
+            "that starts anew elsewhere, would each write one of their own.",
+            next_step="Use PostgreSQL, or run on one machine (without a master, or with local[N]).",
+        )
+
+
+def share_python_path(context: SparkContext) -> None:
+    """Let Spark's Python processes on the driver find Tidegate where this process has it from a zip.
+
+    Executors get what ``--py-files`` names; the process that plans a stream, on the driver, does not (Spark
+    4.3: ``PYTHON_DATA_SOURCE_ERROR … initialize source``). Executors are told the path, too, where it names
+    nothing and is passed over. Call it before a data source is registered.
+    """
+    place = Path(__file__).parents[2]
+    if not place.is_file():
+        return  # installed: whoever starts this Python finds it
+    paths = context.environment.get("PYTHONPATH", "")
+    if str(place) not in paths.split(os.pathsep):
+        context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, (paths, str(place))))
+
+
+def _submitted_settings() -> dict[str, str]:
+    """What ``spark-submit`` was given, where it has started this process; else nothing."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return {}
+    return dict(SparkConf().getAll())  # starts nothing: it asks the JVM that is there
+
+
+def _set_environment(*, is_local: bool) -> None:
+    os.environ.update(find_java().environment())
+    # Only the environment works: with spark.pyspark.python the daemon of a local session came up as another
+    # python ("Python worker failed to connect back").
+    if is_local:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        return
+    os.environ.setdefault("PYSPARK_PYTHON", PYTHON_NAME)
+    # The JVM starts that name on the driver, too, to plan streams: it has to find this Python by it.
+    folder = str(Path(sys.executable).parent)
+    found = shutil.which(PYTHON_NAME)
+    if found is None or str(Path(found).parent) != folder:
+        os.environ["PATH"] = os.pathsep.join((folder, os.environ.get("PATH", os.defpath)))
 
 
 def _settings(
@@ -90,11 +172,12 @@ def _settings(
         "spark.redaction.regex": REDACTION_PATTERN,
         # Spark's own default is `url`, which other sources' options rely on.
         "spark.sql.redaction.options.regex": f"{REDACTION_PATTERN}|url",
-        "spark.ui.enabled": "false" if ui_port is None else "true",
         "spark.ui.showConsoleProgress": "false",
     }
     if ui_port is not None:
-        settings["spark.ui.port"] = str(ui_port)
+        settings |= {"spark.ui.enabled": "true", "spark.ui.port": str(ui_port)}
+    elif is_local:
+        settings["spark.ui.enabled"] = "false"
     if is_local:
         settings |= {
             "spark.driver.host": "127.0.0.1",

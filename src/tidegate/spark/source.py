@@ -59,7 +59,9 @@ class EventHubsDataSource(DataSource):
 
 def register(spark: SparkSession) -> None:
     """Make the formats ``eventhubs`` (source) and ``eventhubs-sql`` (sink) known to a session."""
+    from tidegate.spark.session import share_python_path
     from tidegate.spark.sink import SqlSinkDataSource
 
+    share_python_path(spark.sparkContext)
     spark.dataSource.register(EventHubsDataSource)
     spark.dataSource.register(SqlSinkDataSource)
