@@ -10,6 +10,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from tests.capture.conftest import small_limits
 from tests.capture.support import (
+    START,
     SetClock,
     append_bodies,
     append_events,
@@ -55,7 +56,9 @@ async def test_events_come_out_as_they_went_in(
         "ns/Telemetry/0/2026/11/20/12/00/00.avro",
         "ns/Telemetry/1/2026/11/20/12/00/10.avro",
     ]
-    standard = {"x-opt-partition-key": "key", "content-type": "text/plain"}
+    start_ms = int(START.timestamp() * 1000)
+    later = {"x-opt-enqueued-time": start_ms + 10_000}
+    standard = {"x-opt-enqueued-time": start_ms, "x-opt-partition-key": "key", "content-type": "text/plain"}
     assert read_capture_file(tmp_path / "files" / names[0]) == [
         {
             "SequenceNumber": number,
@@ -67,8 +70,8 @@ async def test_events_come_out_as_they_went_in(
         }
         for number, time, system, properties, body in (
             (0, "11/20/2026 12:00:00 PM", standard, {"n": 1}, b"one"),
-            (1, "11/20/2026 12:00:10 PM", {}, {}, b"two"),
-            (2, "11/20/2026 12:00:10 PM", {}, {}, b"three"),
+            (1, "11/20/2026 12:00:10 PM", later, {}, b"two"),
+            (2, "11/20/2026 12:00:10 PM", later, {}, b"three"),
         )
     ]
     await wait_until(lambda: service.statistics()["Telemetry"].backlog_events == 0)

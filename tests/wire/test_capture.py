@@ -16,6 +16,7 @@ from tidegate.wire.capture import (
     capture_file_name,
     capture_record,
     enqueued_time_text,
+    system_properties,
     undecodable_record,
 )
 from tidegate.wire.event_codec import decode_event, encode_event
@@ -62,16 +63,20 @@ def test_an_event_keeps_everything() -> None:
         message_id="m",
         correlation_id="c",
     )
-    record = capture_record(42, "1/2/2026 12:00:00 PM", decode_event(encode_event(event, "key")))
+    encoded = encode_event(event, "key")
+    system = system_properties(encoded, 1_700_000_000_123)
+    record = capture_record(42, "1/2/2026 12:00:00 PM", decode_event(encoded), system)
     assert _written(record) == {
         "SequenceNumber": 42,
         "Offset": "42",
         "EnqueuedTimeUtc": "1/2/2026 12:00:00 PM",
         "SystemProperties": {
+            "x-opt-enqueued-time": 1_700_000_000_123,
             "x-opt-partition-key": "key",
             "message-id": "m",
             "correlation-id": "c",
             "content-type": "application/json",
+            "tidegate:property-types": '{"yes":"boolean","none":"null"}',
         },
         "Properties": {
             "n": 7,
@@ -122,6 +127,7 @@ def test_a_body_of_another_kind_has_a_form(value: object, body: bytes) -> None:
 
 def test_bytes_that_are_no_message_are_kept() -> None:
     """Capture must not stop at an event that the service took in without decoding it."""
-    record = _written(undecodable_record(3, "t", b"\xde\xad"))
+    record = _written(undecodable_record(3, "t", b"\xde\xad", enqueued_time_ms=5))
     assert isinstance(record, dict)
+    assert record["SystemProperties"].keys() == {"x-opt-enqueued-time", "tidegate-decode-error"}
     assert (record["SequenceNumber"], record["Offset"], record["Body"]) == (3, "3", b"\xde\xad")

@@ -14,7 +14,13 @@ from fastavro.write import Writer
 
 from tidegate.amqp.errors import DecodeError, EncodeError
 from tidegate.wire.batch import unwrap
-from tidegate.wire.capture import AVRO_SCHEMA, capture_record, enqueued_time_text, undecodable_record
+from tidegate.wire.capture import (
+    AVRO_SCHEMA,
+    capture_record,
+    enqueued_time_text,
+    system_properties,
+    undecodable_record,
+)
 from tidegate.wire.event_codec import decode_event
 
 _BLOCK_BYTES = 64_000
@@ -46,10 +52,12 @@ class AvroEncoder:
             section = payload[at : at + length]
             at += length
             try:
-                record = capture_record(number, time, decode_event(unwrap(section)))
+                message = unwrap(section)
+                system = system_properties(message, enqueued_time_ms)
+                record = capture_record(number, time, decode_event(message), system)
             except (DecodeError, EncodeError):
                 self.undecodable_count += 1
-                record = undecodable_record(number, time, bytes(section))
+                record = undecodable_record(number, time, bytes(section), enqueued_time_ms=enqueued_time_ms)
             write(record)
         self.event_count += len(lengths)
 

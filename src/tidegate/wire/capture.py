@@ -3,20 +3,29 @@
 Source of the schema: Azure "Capture streaming events through Azure Event Hubs", explore the captured files
 (article of 2017-08-21; the same in captured files that people show up to 2023). Files there are not
 compressed (``avro.codec`` null), and a time reads ``6/12/2020 6:32:34 PM``. What that page leaves open is our
-choice and says so. Pure: nothing here writes anything.
+choice and says so. What the schema has no place for (milliseconds, true and false, nothing) stands in
+``SystemProperties`` as well, under names of its own, so that our files give back the event that was sent:
+see ``capture_events``. Pure: nothing here writes anything.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Final
 from uuid import UUID
 
 from tidegate.amqp.encode import encode_value
+from tidegate.amqp.errors import DecodeError
+from tidegate.amqp.message import MESSAGE_ANNOTATIONS, PROPERTIES, decode_message, iter_sections
+from tidegate.amqp.types import Timestamp
 from tidegate.model.capture import NAME_FIELDS
 from tidegate.model.events import EventContents, PropertyValue
-from tidegate.wire.names import PARTITION_KEY
+from tidegate.wire.batch import unwrap
+from tidegate.wire.event_texts import DECODE_ERROR_PROPERTY, decode_whole, standard_properties, text_of
+from tidegate.wire.names import ENQUEUED_TIME, OFFSET, SEQUENCE_NUMBER
 
 FILE_SUFFIX: Final = ".avro"
 
@@ -37,39 +46,91 @@ AVRO_SCHEMA: Final[Mapping[str, object]] = {
 }
 """The schema of every capture file."""
 
+PROPERTY_TYPES: Final = "tidegate:property-types"
+"""In ``SystemProperties``: a JSON object of the application properties whose type the schema lacks, each with
+one of the ``TYPE_…`` below."""
+TYPE_NULL: Final = "null"
+TYPE_BOOLEAN: Final = "boolean"
+TYPE_INTEGER: Final = "integer"
+TYPE_TIMESTAMP: Final = "timestamp"
+TYPE_UUID: Final = "uuid"
+TYPE_ENCODED: Final = "amqp"
+
 AvroValue = int | float | str | bytes
 CaptureRecord = dict[str, int | str | bytes | dict[str, AvroValue]]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONG_MIN, _LONG_END = -(2**63), 2**63
+_ENQUEUED_TIME = str(ENQUEUED_TIME)
+_FROM_LOG = frozenset({SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME})
+_TEXT_ONLY = (Timestamp, dict, list)
+_NOTHING_BEFORE = (b"\x00\x53\x74", b"\x00\x53\x75")
+"""How an event begins that has neither annotations nor standard properties."""
 
 
-def capture_record(sequence_number: int, enqueued_time: str, contents: EventContents) -> CaptureRecord:
+def capture_record(
+    sequence_number: int,
+    enqueued_time: str,
+    contents: EventContents,
+    system_properties: Mapping[str, AvroValue] | None = None,
+) -> CaptureRecord:
     """One event as a record of ``AVRO_SCHEMA``.
 
-    enqueued_time: as ``enqueued_time_text`` gives it. The offset is the one that receivers are given.
+    enqueued_time: as ``enqueued_time_text`` gives it. system_properties: as ``system_properties`` gives them.
+    The offset is the one that receivers are given.
     """
     properties = contents.properties
+    system = dict(system_properties or ())
+    if properties:
+        types = {name: kind for name, value in properties.items() if (kind := _missing_type(value))}
+        if types:
+            system[PROPERTY_TYPES] = json.dumps(types, separators=(",", ":"))
     return {
         "SequenceNumber": sequence_number,
         "Offset": str(sequence_number),
         "EnqueuedTimeUtc": enqueued_time,
-        "SystemProperties": _system_properties(contents),
+        "SystemProperties": system,
         "Properties": _avro_properties(properties) if properties else {},
         "Body": contents.body if contents.body_value is None else _value_body(contents.body_value),
     }
 
 
-def undecodable_record(sequence_number: int, enqueued_time: str, stored: bytes) -> CaptureRecord:
+def system_properties(encoded: bytes | memoryview, enqueued_time_ms: int) -> dict[str, AvroValue]:
+    """What an encoded event has beside its body and the application's properties, for its record.
+
+    Our choice: what the sender set, under the names that receivers see (``x-opt-partition-key``,
+    ``message-id``, …), and when it was enqueued to the millisecond, which ``EnqueuedTimeUtc`` lacks.
+    """
+    values: dict[str, AvroValue] = {_ENQUEUED_TIME: enqueued_time_ms}
+    if bytes(encoded[:3]) in _NOTHING_BEFORE:
+        return values
+    sections = [
+        bytes(encoded[start:end])
+        for code, start, _, end in iter_sections(encoded)
+        if code in (MESSAGE_ANNOTATIONS, PROPERTIES)
+    ]
+    if sections:
+        values |= _decoded_system_properties(b"".join(sections))
+    return values
+
+
+def undecodable_record(
+    sequence_number: int, enqueued_time: str, stored: bytes, *, enqueued_time_ms: int
+) -> CaptureRecord:
     """The record of an event that is no AMQP message: the bytes that the log has, as the body.
 
     Our choice: the service stores events without looking into them, and Capture loses none.
     """
+    try:
+        texts, _ = decode_whole(unwrap(stored))
+        error = texts.system_properties.get(DECODE_ERROR_PROPERTY) or "Its contents have no form in Avro."
+    except DecodeError as refused:
+        error = str(refused)
     return {
         "SequenceNumber": sequence_number,
         "Offset": str(sequence_number),
         "EnqueuedTimeUtc": enqueued_time,
-        "SystemProperties": {},
+        "SystemProperties": {_ENQUEUED_TIME: enqueued_time_ms, DECODE_ERROR_PROPERTY: error},
         "Properties": {},
         "Body": stored,
     }
@@ -111,19 +172,39 @@ def capture_file_name(
     return name_format.format_map(dict(zip(NAME_FIELDS, values, strict=True))) + FILE_SUFFIX
 
 
-def _system_properties(contents: EventContents) -> dict[str, AvroValue]:
-    # Our choice: what the sender set beside the application's properties, under the names that the official
-    # SDKs give it. An event without any of it has an empty map there, as in Azure's files.
-    values: dict[str, AvroValue] = {}
-    if contents.partition_key is not None:
-        values[str(PARTITION_KEY)] = contents.partition_key
-    if contents.message_id is not None:
-        values["message-id"] = contents.message_id
-    if contents.correlation_id is not None:
-        values["correlation-id"] = contents.correlation_id
-    if contents.content_type is not None:
-        values["content-type"] = contents.content_type
-    return values
+@lru_cache(maxsize=4096)
+def _decoded_system_properties(sections: bytes) -> Mapping[str, AvroValue]:
+    """Annotations and standard properties, decoded once for all events that share them."""
+    message = decode_message(sections)
+    values: dict[str, object] = {
+        str(name): value for name, value in message.message_annotations.items() if name not in _FROM_LOG
+    }
+    if message.properties is not None:
+        values |= standard_properties(message.properties)
+    # As text where the schema lacks the type: the same text that the columns of a table have.
+    return {
+        name: text_of(value) or "" if isinstance(value, _TEXT_ONLY) else _avro_value(value)
+        for name, value in values.items()
+    }
+
+
+def _missing_type(value: object) -> str | None:
+    """What the schema cannot tell of a property's value; None: it has its type."""
+    match value:
+        case None:
+            return TYPE_NULL
+        case bool():
+            return TYPE_BOOLEAN
+        case int():
+            return None if _LONG_MIN <= value < _LONG_END else TYPE_INTEGER
+        case str() | bytes() | float():
+            return None
+        case datetime():
+            return TYPE_TIMESTAMP
+        case UUID():
+            return TYPE_UUID
+        case _:
+            return TYPE_ENCODED
 
 
 def _avro_properties(properties: Mapping[str, PropertyValue]) -> dict[str, AvroValue]:
@@ -141,8 +222,12 @@ def _avro_value(value: object) -> AvroValue:
             return "true" if value else "false"
         case int():
             return int(value) if _LONG_MIN <= value < _LONG_END else str(value)
-        case float() | str() | bytes():
-            return value
+        case float():
+            return float(value)
+        case str():
+            return str(value)
+        case bytes():
+            return bytes(value)
         case None:
             return ""
         case datetime():

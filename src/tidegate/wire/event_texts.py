@@ -62,7 +62,8 @@ class EventTexts:
         annotations = message.message_annotations
         system = {str(name): text_of(value) for name, value in annotations.items() if name not in _HAS_COLUMN}
         if message.properties is not None:
-            system |= _standard_properties(message.properties)
+            values = standard_properties(message.properties)
+            system |= {name: text_of(value) for name, value in values.items()}
         return cls(
             text_of(annotations.get(PARTITION_KEY)),
             text_of(annotations.get(PUBLISHER)),
@@ -129,6 +130,7 @@ def _json_value(value: object) -> object:
     return text_of(value) if isinstance(value, Timestamp) else value
 
 
-def _standard_properties(properties: Properties) -> dict[str, str | None]:
+def standard_properties(properties: Properties) -> dict[str, object]:
+    """The standard properties that are set, under the specification's names (``message-id``, …)."""
     values = {item.name.replace("_", "-"): getattr(properties, item.name) for item in fields(Properties)}
-    return {name: text_of(value) for name, value in values.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}

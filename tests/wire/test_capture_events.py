@@ -1,0 +1,140 @@
+"""Records of capture files become the events that they were."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from io import BytesIO
+from typing import Any
+from uuid import UUID
+
+import fastavro
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.amqp.message import Message, Properties, encode_message
+from tidegate.amqp.types import Symbol, Timestamp, UInt, ULong
+from tidegate.model.events import EventData
+from tidegate.wire.batch import wrap_event
+from tidegate.wire.capture import (
+    AVRO_SCHEMA,
+    PROPERTY_TYPES,
+    capture_record,
+    system_properties,
+    undecodable_record,
+)
+from tidegate.wire.capture_events import encoded_event, typed_properties
+from tidegate.wire.event_codec import decode_event, encode_event
+from tidegate.wire.event_texts import EventTexts, decode_whole
+
+
+def _captured(encoded: bytes) -> dict[str, Any]:
+    """The record of an event after a trip through an Avro file."""
+    file = BytesIO()
+    record = capture_record(0, "t", decode_event(encoded), system_properties(encoded, 1_700_000_000_123))
+    fastavro.writer(file, dict(AVRO_SCHEMA), [record])
+    file.seek(0)
+    (again,) = fastavro.reader(file)
+    assert isinstance(again, dict)
+    return again
+
+
+def _again(record: dict[str, Any]) -> bytes:
+    return encoded_event(record["Body"], record["Properties"], record["SystemProperties"])
+
+
+_times = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30)).map(  # noqa: DTZ001
+    lambda time: time.replace(tzinfo=UTC, microsecond=time.microsecond // 1000 * 1000)
+)
+_values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    st.text(max_size=300),
+    st.binary(max_size=20),
+    _times,
+    st.uuids(),
+)
+_texts = st.none() | st.text(max_size=20)
+
+
+@given(
+    body=st.binary(max_size=400),
+    properties=st.dictionaries(st.text(max_size=10), _values, max_size=5),
+    key=_texts,
+    message_id=_texts,
+    content_type=st.none() | st.text("az/+.", max_size=20),
+)
+def test_an_event_of_ours_comes_back_whole(
+    body: bytes, properties: Any, key: str | None, message_id: str | None, content_type: str | None
+) -> None:
+    """Body, key, ids, and every property with the type that it was sent with."""
+    event = EventData(body, properties, content_type=content_type, message_id=message_id)
+    encoded = encode_event(event, key)
+    again = _again(_captured(encoded))
+    assert decode_event(again) == decode_event(encoded)
+    assert EventTexts.decode(again) == EventTexts.decode(encoded)
+
+
+_EVERYTHING = Message(
+    message_annotations={
+        Symbol("x-opt-publisher"): "device-7",
+        Symbol("x-opt-partition-key"): "k",
+        Symbol("flag"): True,
+        Symbol("since"): Timestamp(1_700_000_000_123),
+        Symbol("list"): [1, "two"],
+    },
+    properties=Properties(
+        message_id=ULong(7),
+        user_id=b"\x01",
+        to="to",
+        subject="subject",
+        reply_to="reply",
+        correlation_id=UUID(int=5),
+        content_type=Symbol("a/b"),
+        content_encoding=Symbol("gzip"),
+        absolute_expiry_time=Timestamp(1_800_000_000_000),
+        creation_time=Timestamp(1_700_000_000_001),
+        group_id="g",
+        group_sequence=UInt(3),
+        reply_to_group_id="rg",
+    ),
+    application_properties={"n": 1},
+    data=(b"body",),
+)
+
+
+def test_every_annotation_and_standard_property_reads_as_in_the_live_table() -> None:
+    """As text they are equal, whatever their type was."""
+    encoded = encode_message(_EVERYTHING)
+    texts, body = decode_whole(_again(_captured(encoded)))
+    assert body == b"body"
+    assert texts == EventTexts.decode(encoded)
+    assert texts.publisher == "device-7"
+    assert texts.system_properties["since"] == "2023-11-14T22:13:20.123000+00:00"
+
+
+def test_bytes_that_are_no_message_come_back_as_they_were() -> None:
+    """They are a dead letter again, with the same reason."""
+    stored = wrap_event(b"\xde\xad")
+    system = undecodable_record(0, "t", stored, enqueued_time_ms=1)["SystemProperties"]
+    assert isinstance(system, dict)
+    again = encoded_event(stored, {}, system)
+    assert again == b"\xde\xad"
+    reason = system["tidegate-decode-error"]
+    assert decode_whole(again)[0].system_properties == {"tidegate-decode-error": reason}
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[]", '{"n":"timestamp"}', '{"n":"strange"}', '{"m":"uuid"}'])
+def test_somebody_elses_remark_about_types_spoils_nothing(text: str) -> None:
+    """The name could be anybody's annotation."""
+    assert typed_properties({"n": "x"}, {PROPERTY_TYPES: text}) == {"n": "x"}
+
+
+def test_an_event_of_azure_needs_no_system_properties() -> None:
+    """An empty map and no body, as the schema allows."""
+    contents = decode_event(encoded_event(None, {"n": 2**40, "x": 0.5}, {}))
+    assert contents.body == b""
+    assert contents.properties == {"n": 2**40, "x": 0.5}
+    assert contents.partition_key is None
