@@ -123,16 +123,3 @@ def test_partitions_do_not_wait_for_each_other_on_postgresql(postgresql_url: str
             with UnitOfWork(database, CONSUMER) as second:
                 second.advance("1", second.lock("1"), 5)
         assert CheckpointReader(database).read(CONSUMER)["1"].next_sequence_number == 5
-
-
-def test_a_micro_batch_enters_the_ledger_once(database: Database) -> None:
-    """A shuffled micro-batch that is run again finds itself committed; one that failed does not."""
-    with UnitOfWork(database, CONSUMER) as unit:
-        assert unit.claim_batch("averages", 7)
-        unit.rollback()
-    for expected in (True, False):
-        with UnitOfWork(database, CONSUMER) as unit:
-            assert unit.claim_batch("averages", 7) is expected
-    with UnitOfWork(database, CONSUMER) as unit:
-        assert unit.claim_batch("averages", 8)
-        assert unit.claim_batch("averages", 7, task_id=1)

@@ -214,21 +214,6 @@ def test_a_redrive_whose_commit_is_lost_is_found_committed(
     assert (row_count(cut_database), dead_numbers(cut_database)) == (1, [])
 
 
-def test_a_ledger_entry_whose_commit_is_lost_is_found(cut_database: Database, proxy: CuttingProxy) -> None:
-    """The same for shuffled micro-batches, whose witness is the ledger."""
-    proxy.armed = Cut.BEFORE_COMMIT
-    with (
-        pytest.raises(DatabaseUnavailableError, match="rolled back"),
-        UnitOfWork(cut_database, CONSUMER) as unit,
-    ):
-        assert unit.claim_batch("q", 1)
-    proxy.armed = Cut.AFTER_COMMIT
-    with UnitOfWork(cut_database, CONSUMER) as unit:
-        assert unit.claim_batch("q", 1)
-    with UnitOfWork(cut_database, CONSUMER) as unit:
-        assert not unit.claim_batch("q", 1)
-
-
 def test_an_owner_that_moved_on_meanwhile_is_not_taken_for_failure(
     cut_database: Database, proxy: CuttingProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

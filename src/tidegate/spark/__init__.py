@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tidegate.spark.errors import explain
+    from tidegate.spark.ledger import LedgerResult, LedgerSink
     from tidegate.spark.pipeline import Transformation, run_pipeline, sink_options
     from tidegate.spark.session import spark_session
     from tidegate.spark.source import register
     from tidegate.spark.trigger import Trigger
+    from tidegate.sql.ledger_rows import LedgerTable, WriteMode
 
 __all__ = [
     "spark_session",
@@ -25,6 +27,10 @@ __all__ = [
     "Transformation",
     "Trigger",
     "explain",
+    "LedgerSink",
+    "LedgerTable",
+    "LedgerResult",
+    "WriteMode",
 ]
 
 _MODULES = {
@@ -35,6 +41,10 @@ _MODULES = {
     "Transformation": "pipeline",
     "Trigger": "trigger",
     "explain": "errors",
+    "LedgerSink": "ledger",
+    "LedgerResult": "ledger",
+    "LedgerTable": "ledger",
+    "WriteMode": "ledger",
 }
 
 

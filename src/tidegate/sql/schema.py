@@ -140,12 +140,42 @@ batch_ledger = Table(
     "tidegate_batch_ledger",
     metadata,
     Column("query_name", String(256), primary_key=True),
+    Column("query_id", String(64), primary_key=True),
     Column("batch_id", BigInteger, primary_key=True, autoincrement=False),
-    Column("task_id", Integer, primary_key=True, autoincrement=False),
-    Column("transaction_token", String(64), nullable=False, index=True),
+    Column("fingerprint", String(64)),
+    Column("row_count", BigInteger, nullable=False),
+    Column("dead_letter_count", BigInteger, nullable=False),
+    Column("transaction_token", String(64), nullable=False),
     Column("committed_at", UtcDateTime, nullable=False),
 )
-"""Micro-batches that were shuffled and so belong to no partition: which of them are committed."""
+"""Micro-batches that were shuffled and so belong to no partition: which of them are committed. The latest of
+each query are kept."""
+
+ledger_query = Table(
+    "tidegate_ledger_query",
+    metadata,
+    Column("query_name", String(256), primary_key=True),
+    Column("query_id", String(64), nullable=False),
+    Column("next_batch_id", BigInteger, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("run_id", String(64), nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("transaction_token", String(64), nullable=False),
+    Column("updated_at", UtcDateTime, nullable=False),
+)
+"""Queries that the ledger knows: the checkpoint directory and the run that each of them belongs to."""
+
+ledger_stage = Table(
+    "tidegate_ledger_stage",
+    metadata,
+    Column("stage_name", String(63), primary_key=True),
+    Column("query_name", String(256), nullable=False, index=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("batch_id", BigInteger, nullable=False),
+    Column("row_count", BigInteger, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+)
+"""Tables with rows that tasks have written and their driver has not merged yet, and whose they are."""
 
 lease = Table(
     "tidegate_lease",
@@ -175,10 +205,19 @@ def _index_open_keys(connection: Connection) -> None:
     open_keys.create(connection, checkfirst=True)
 
 
+def _renew_ledger(connection: Connection) -> None:
+    # The ledger before this version knew no query ids, and nothing wrote to it.
+    columns = {column["name"] for column in inspect(connection).get_columns(batch_ledger.name)}
+    if "query_id" not in columns:
+        batch_ledger.drop(connection)
+    metadata.create_all(connection, tables=[batch_ledger, ledger_query, ledger_stage], checkfirst=True)
+
+
 MIGRATIONS: Final[tuple[Callable[[Connection], None], ...]] = (
     _create_first_tables,
     _create_leases,
     _index_open_keys,
+    _renew_ledger,
 )
 """Entry ``i`` brings a database from version ``i`` to ``i + 1``."""
 

@@ -1,0 +1,236 @@
+"""Rows of a micro-batch into their tables: loaded in bulk, appended or upserted, in one transaction.
+
+An upsert loads into a temporary table first and merges that in one statement, so the rule for rows that
+share a key is the same on both databases: an error that names the key, unless columns to order by say which
+of them is the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from sqlalchemy import Column, ColumnElement, MetaData, Select, Subquery, Table, and_, func, or_, select, true
+from sqlalchemy import exc as sqlalchemy_errors
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.schema import CreateTable, DropTable
+
+from tidegate.model.errors import DatabaseError, InvalidArgumentError
+from tidegate.sql.failures import is_bad_data, reason_of, sqlstate_of
+from tidegate.sql.unit_of_work import RowsRefusedError, UnitOfWork
+from tidegate.sql.values import PartitionRows
+
+_KEYS_SHOWN = 3
+_RANK = "tidegate_rank"
+_SECOND_TIME = "21000"
+"""PostgreSQL: ON CONFLICT DO UPDATE met a row for the second time (appendix A: cardinality_violation)."""
+
+
+class WriteMode(StrEnum):
+    """What becomes of a row whose key is in the table already."""
+
+    APPEND = "append"
+    """Rows are inserted; the database refuses a key that is there."""
+    UPSERT = "upsert"
+    """The row takes the place of the one that has its key; columns that the rows lack keep their value."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerTable:
+    """A table that a ``LedgerSink`` writes, and how."""
+
+    table: Table
+    mode: WriteMode = WriteMode.UPSERT
+    key: tuple[str, ...] = ()
+    """Columns that tell rows apart in an upsert; empty: the primary key. The database must hold them
+    unique, and none of them may be NULL."""
+    order_by: tuple[str, ...] = ()
+    """Of rows of one key in one micro-batch the one with the highest values here is written, NULL being the
+    lowest. Empty: such rows are an error."""
+    is_older_ignored: bool = False
+    """True: a row does not replace one whose ``order_by`` values are higher."""
+    key_columns: tuple[str, ...] = field(init=False)
+    """The key as it is used."""
+
+    def __post_init__(self) -> None:
+        names = tuple(self.key) or tuple(column.key for column in self.table.primary_key)
+        object.__setattr__(self, "key_columns", names)
+        object.__setattr__(self, "order_by", tuple(self.order_by))
+        unknown = [name for name in (*names, *self.order_by) if name not in self.table.columns]
+        if unknown:
+            raise InvalidArgumentError(
+                f"The table {self.table.name} has no column {unknown[0]!r}.",
+                next_step=f"It has {', '.join(self.table.columns.keys())}.",
+            )
+        if self.mode is WriteMode.UPSERT and not names:
+            raise InvalidArgumentError(
+                f"The table {self.table.name} has no primary key to upsert by.",
+                next_step="Give it one, name the columns of a unique key, or use WriteMode.APPEND.",
+            )
+        if self.is_older_ignored and not self.order_by:
+            raise InvalidArgumentError("Older rows can only be ignored where order_by says which are older.")
+
+
+class TableWriter:
+    """Writes one table's rows in one transaction: ``load`` any number of times, then ``finish``."""
+
+    def __init__(self, unit: UnitOfWork, target: LedgerTable, columns: Sequence[str]) -> None:
+        self._unit = unit
+        self._target = target
+        self._columns = tuple(columns)
+        self._loaded: Table | None = None
+        self._rows = 0
+
+    def load(self, values: Sequence[tuple[object, ...]]) -> None:
+        """Take rows, in the order of the columns. Raises RowsRefusedError."""
+        if not values:
+            return
+        rows = PartitionRows(self._columns, values, [0] * len(values))
+        if self._target.mode is WriteMode.APPEND:
+            self._unit.insert_values(self._target.table, rows)
+        else:
+            if self._loaded is None:
+                self._loaded = self._make_temporary()
+            self._unit.insert_values(self._loaded, rows)
+        self._rows += len(values)
+
+    def finish(self) -> int:
+        """Merge what was loaded; how many rows were given. Raises what ``merge`` raises."""
+        if self._loaded is not None:
+            merge(self._unit, self._target, self._loaded, self._columns)
+            with self._unit.translating("dropping a temporary table"):
+                self._unit.connection.execute(DropTable(self._loaded))
+        return self._rows
+
+    def _make_temporary(self) -> Table:
+        name = f"tidegate_new_{self._target.table.name}"[:63]
+        table = loose_copy(self._target.table, name, self._columns, prefix="TEMPORARY")
+        with self._unit.translating("making a temporary table"):
+            self._unit.connection.execute(CreateTable(table))
+        return table
+
+
+def loose_copy(table: Table, name: str, columns: Sequence[str], *, prefix: str) -> Table:
+    """A table with these columns of ``table`` and their types, and with none of its rules."""
+    copies = [Column(key, table.columns[key].type, nullable=True) for key in columns]
+    return Table(name, MetaData(), *copies, prefixes=[prefix])
+
+
+def merge(unit: UnitOfWork, target: LedgerTable, source: Table, columns: Sequence[str]) -> None:
+    """Upsert the rows of ``source``.
+
+    Raises RowsRefusedError, and DatabaseError where rows share a key and nothing says which is the last.
+    """
+    # PostgreSQL refuses a second row of a key; in SQLite it would win without a word.
+    if unit.database.is_sqlite and _shared_keys(unit, target, source):
+        is_merged = False
+    else:
+        is_merged = _try_upsert(unit, target, columns, _rows_of(source, columns))
+    if is_merged:
+        return
+    keys = _shared_keys(unit, target, source, is_highest_only=bool(target.order_by))
+    if keys:
+        raise _duplicate_error(target, keys)
+    if not _try_upsert(unit, target, columns, _rows_of(_ranked(target, source, columns), columns)):
+        raise AssertionError("rows that share a key were left out, and yet there were some")
+
+
+def _try_upsert(
+    unit: UnitOfWork, target: LedgerTable, columns: Sequence[str], rows: Select[tuple[object, ...]]
+) -> bool:
+    """False: nothing was written, for two of the rows have one key (PostgreSQL)."""
+    savepoint = unit.connection.begin_nested()
+    try:
+        unit.connection.execute(_upsert(unit, target, columns, rows))
+    except sqlalchemy_errors.DBAPIError as error:
+        if sqlstate_of(error) == _SECOND_TIME:
+            savepoint.rollback()
+            return False
+        if is_bad_data(error):
+            words = " ".join(str(reason_of(error)).split())
+            raise RowsRefusedError(
+                f"The database refused rows for {target.table.name}: {words}", reason=reason_of(error)
+            ) from error
+        with unit.translating(f"writing to {target.table.name}"):
+            raise
+    savepoint.commit()
+    return True
+
+
+def _upsert(
+    unit: UnitOfWork, target: LedgerTable, columns: Sequence[str], rows: Select[tuple[object, ...]]
+) -> postgresql.Insert | sqlite.Insert:
+    table = target.table
+    insert = sqlite.insert(table) if unit.database.is_sqlite else postgresql.insert(table)
+    insert = insert.from_select([table.columns[key] for key in columns], rows)
+    key_elements = [table.columns[key] for key in target.key_columns]
+    changes = {
+        table.columns[key].name: insert.excluded[table.columns[key].name]
+        for key in columns
+        if key not in target.key_columns
+    }
+    if not changes:
+        return insert.on_conflict_do_nothing(index_elements=key_elements)
+    is_newer = None
+    if target.is_older_ignored:
+        stored = [table.columns[key] for key in target.order_by]
+        is_newer = _is_not_below([insert.excluded[column.name] for column in stored], stored)
+    return insert.on_conflict_do_update(index_elements=key_elements, set_=changes, where=is_newer)
+
+
+def _is_not_below(
+    new: Sequence[ColumnElement[object]], stored: Sequence[ColumnElement[object]]
+) -> ColumnElement[bool]:
+    """``new >= stored``, compared from the left, NULL being the lowest value."""
+    result: ColumnElement[bool] = true()
+    for mine, theirs in zip(reversed(new), reversed(stored), strict=True):
+        is_equal = or_(mine == theirs, and_(mine.is_(None), theirs.is_(None)))
+        is_higher = or_(mine > theirs, and_(mine.is_not(None), theirs.is_(None)))
+        result = or_(is_higher, and_(is_equal, result))
+    return result
+
+
+def _rows_of(source: Table | Subquery, columns: Sequence[str]) -> Select[tuple[object, ...]]:
+    # SQLite cannot parse ON CONFLICT after a SELECT without WHERE (its documentation, "UPSERT", 2.2).
+    rows = select(*(source.columns[key] for key in columns)).where(true())
+    return rows if isinstance(source, Table) else rows.where(source.columns[_RANK] == 1)
+
+
+def _ranked(target: LedgerTable, source: Table, columns: Sequence[str]) -> Subquery:
+    """The rows, numbered within their key from the highest by ``order_by`` on."""
+    order = [source.columns[key].desc().nulls_last() for key in target.order_by]
+    rank = func.rank().over(partition_by=[source.columns[key] for key in target.key_columns], order_by=order)
+    return select(*(source.columns[key] for key in columns), rank.label(_RANK)).subquery()
+
+
+def _shared_keys(
+    unit: UnitOfWork, target: LedgerTable, source: Table, *, is_highest_only: bool = False
+) -> Sequence[tuple[object, ...]]:
+    """Keys that several rows have; is_highest_only: that several rows have which are the highest of it."""
+    rows = _ranked(target, source, target.key_columns) if is_highest_only else source
+    keys = [rows.columns[key] for key in target.key_columns]
+    statement = select(*keys).group_by(*keys).having(func.count() > 1).limit(_KEYS_SHOWN)
+    if is_highest_only:
+        statement = statement.where(rows.columns[_RANK] == 1)
+    with unit.translating(f"looking for rows of {target.table.name} that share a key"):
+        return [tuple(found) for found in unit.connection.execute(statement)]
+
+
+def _duplicate_error(target: LedgerTable, keys: Sequence[tuple[object, ...]]) -> DatabaseError:
+    shown = "; ".join(
+        ", ".join(f"{name}={value!r}" for name, value in zip(target.key_columns, key, strict=True))
+        for key in keys
+    )
+    if target.order_by:
+        return DatabaseError(
+            f"Several rows for {target.table.name} have the same key and the same "
+            f"{', '.join(target.order_by)}, the highest of the key: {shown}.",
+            next_step="Nothing of the micro-batch was written. Add a column to order_by that tells them "
+            "apart.",
+        )
+    return DatabaseError(
+        f"Several rows for {target.table.name} have the same key: {shown}.",
+        next_step="Nothing of the micro-batch was written. Aggregate by the key, or say with order_by which "
+        "row is the last.",
+    )
