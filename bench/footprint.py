@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     arguments = parser.parse_args()
     _allow_open_files()
-    with HubProcess() as service:
+    with HubProcess(is_tls_used=True) as service:
         findings = _measure(service, arguments.gigabytes, arguments.readers, arguments.connections)
     _print(findings)
     if arguments.json is not None:
@@ -80,9 +80,9 @@ def _measure(service: HubProcess, gigabytes: float, readers: int, connections: i
         findings.append(Finding(f"start after {how}, {gigabytes:g} GB", _restart_s(service, end), "s", 5))
     findings.append(Finding(f"resident, started on {gigabytes:g} GB", _resident_mb(service), "MB", 300))
     _progress.print(f"holding {connections} connections …")
-    findings.append(
-        Finding(f"each of {connections} idle connections", asyncio.run(_hold(service, connections)), "KB", 50)
-    )
+    for face in ("plain", "TLS"):
+        each_kb = asyncio.run(_hold(service, connections, is_tls_used=face == "TLS"))
+        findings.append(Finding(f"each of {connections} idle {face} connections", each_kb, "KB", 50))
     return findings
 
 
@@ -124,13 +124,16 @@ async def _read(service: HubProcess, readers: int) -> float:
     return peak_mb
 
 
-async def _hold(service: HubProcess, connections: int) -> float:
+async def _hold(service: HubProcess, connections: int, *, is_tls_used: bool) -> float:
     """KB of the service's memory that each connection costs that has a token and does nothing."""
+    ready = service.ready
+    connection_string = ready.connection_string if is_tls_used else service.connection_string
+    service.restart()  # what earlier connections have left behind would hide what these take
     before_mb = _resident_mb(service)
     async with AsyncExitStack() as stack:
         for _ in range(connections):
             consumer = await stack.enter_async_context(
-                EventHubConsumer.from_connection_string(service.connection_string, _HUB)
+                EventHubConsumer.from_connection_string(connection_string, _HUB, ca_file=ready.ca_file)
             )
             await consumer.get_partition_properties("0")
         return (_resident_mb(service) - before_mb) * 1e3 / connections

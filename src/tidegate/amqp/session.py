@@ -112,7 +112,7 @@ class Session:
         self._links: dict[int, Link] = {}  # by our handle
         self._links_by_remote_handle: dict[int, Link] = {}
         self._links_by_name: dict[tuple[str, LinkRole], Link] = {}
-        self._blocked: deque[tuple[Link, list[Payload]]] = deque()
+        self._blocked: list[tuple[Link, list[Payload]]] = []
         self._unsettled: dict[int, SenderLink] = {}
         self._local_error: Error | None = None
 
@@ -339,7 +339,7 @@ class Session:
     def drop_blocked(self, link: Link) -> None:
         """Forget frames of this link that wait for the window: nothing may follow its detach."""
         if self._blocked:
-            self._blocked = deque(entry for entry in self._blocked if entry[0] is not link)
+            self._blocked = [entry for entry in self._blocked if entry[0] is not link]
             self._wake_senders()
 
     def forget_link(self, link: Link) -> None:
@@ -472,8 +472,9 @@ class Session:
     def _send_blocked(self) -> None:
         blocked, output = self._blocked, self.output
         count = min(len(blocked), max(0, self.remote_incoming_window))
-        for _ in range(count):
-            output.extend(blocked.popleft()[1])
+        for _, frame in blocked[:count]:
+            output.extend(frame)
+        del blocked[:count]
         self.remote_incoming_window -= count
         self.next_outgoing_id = (self.next_outgoing_id + count) & SERIAL_MASK
 

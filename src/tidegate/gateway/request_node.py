@@ -8,7 +8,6 @@ nobody could receive it.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -201,7 +200,7 @@ class ResponseLink:
         self.link = link
         self.kind = kind
         self._registry = registry
-        self._waiting: deque[bytes] = deque()
+        self._waiting: list[bytes] = []
 
     def is_named(self, reply_to: str | None) -> bool:
         """Whether a reply-to means this link: by its name, or by its target's address."""
@@ -218,7 +217,7 @@ class ResponseLink:
         while len(waiting) > 1 and (
             len(waiting) > _WAITING_MAX or sum(map(len, waiting)) > _WAITING_BYTES_MAX
         ):
-            waiting.popleft()
+            waiting.pop(0)
 
     def start(self) -> None:
         """The client grants credit when it is ready."""
@@ -232,7 +231,7 @@ class ResponseLink:
     def on_credit(self) -> None:
         """Send what waits, as far as credit goes."""
         while self._waiting and self.link.sendable > 0:
-            self.link.send(self._waiting.popleft(), settled=True)
+            self.link.send(self._waiting.pop(0), settled=True)
         if self.link.is_drain:
             self.link.drained()
 
