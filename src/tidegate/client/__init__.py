@@ -1,4 +1,4 @@
-"""Clients of Event Hubs, Tidegate's or Azure's: producer, consumer, administrator, and a blocking consumer.
+"""Clients of Event Hubs, Tidegate's or Azure's: producer, consumer, administrator, and blocking ones.
 
 The same connection-string code works against both; where the service is Tidegate, batches are delivered whole
 and stored once. Asyncio throughout, except ``blocking``, which hides a loop in a thread.
@@ -26,6 +26,7 @@ from tidegate.client.entities import (
 from tidegate.client.namespace import Namespace
 from tidegate.client.producer import EventHubProducer
 from tidegate.client.receiver import PartitionReceiver
+from tidegate.client.repeatable import HubLayout, ProducerIdentity, RepeatableProducer, RepeatableWork
 from tidegate.client.retry import RetryPolicy
 
 __all__ = [
@@ -35,6 +36,10 @@ __all__ = [
     "PartitionReceiver",
     "EventHubAdministrator",
     "BlockingConsumer",
+    "RepeatableProducer",
+    "RepeatableWork",
+    "ProducerIdentity",
+    "HubLayout",
     "run_blocking",
     "Namespace",
     "RetryPolicy",

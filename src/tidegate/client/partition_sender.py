@@ -41,7 +41,6 @@ from tidegate.wire.names import IDEMPOTENT_BATCH_CAPABILITY
 IDEMPOTENT_IN_FLIGHT_MAX: Final = 4
 """Batches on their way per partition where re-sends are told apart. Our choice: one being stored, one on the
 line, and as many again so that neither waits for the other."""
-_PRODUCER_EPOCH: Final = 0
 _SEQUENCE_NUMBERS: Final = 1 << 31
 """Events that one producer id can number (an AMQP int)."""
 
@@ -49,23 +48,19 @@ _SEQUENCE_NUMBERS: Final = 1 << 31
 class OutgoingBatch:
     """Events on their way to one partition."""
 
-    __slots__ = ("acknowledged", "is_unknown", "parts", "sequence", "size_bytes")
+    __slots__ = ("acknowledged", "event_count", "is_unknown", "parts", "sequence", "size_bytes")
 
-    def __init__(self, parts: list[bytes], size_bytes: int) -> None:
-        """parts, size_bytes: as a ``BatchAccumulator`` has them."""
+    def __init__(self, parts: list[bytes], size_bytes: int, event_count: int | None = None) -> None:
+        """parts, size_bytes: as a ``BatchAccumulator`` has them. event_count: None: an event is two parts."""
         self.parts = parts
         self.size_bytes = size_bytes
+        self.event_count = len(parts) // 2 if event_count is None else event_count
         self.acknowledged: asyncio.Future[None] | None = None
         """Whom to tell; None for buffered events, whose failure goes to ``on_failed``."""
         self.sequence: int | None = None
         """The number of its first event under the current producer id; None before it was sent under it."""
         self.is_unknown = False
         """True once a try ended without the service's word: it may be stored."""
-
-    @property
-    def event_count(self) -> int:
-        """How many events it holds."""
-        return len(self.parts) // 2
 
 
 class PartitionSender(LinkHandler):
@@ -102,6 +97,7 @@ class PartitionSender(LinkHandler):
         """The batch whose refusal ended the current try; None where something else did."""
         self._is_idempotent = False
         self._producer_id = _new_producer_id()
+        self._producer_epoch = 0
         self._next_sequence = 0
         self._changed = asyncio.Event()
         self._is_running = False
@@ -140,6 +136,15 @@ class PartitionSender(LinkHandler):
         self._take_back(is_unknown=True)
         while self._queue:
             self._finish(self._queue.popleft(), error)
+
+    def release(self) -> None:
+        """Detach the link of a sender that has nothing left to send; it attaches again when it has."""
+        self._detach()
+
+    @property
+    def is_idempotent(self) -> bool:
+        """Whether the service agreed to numbered batches when the link was last attached."""
+        return self._is_idempotent
 
     # --- the loop ---------------------------------------------------------------------------------------
 
@@ -198,6 +203,7 @@ class PartitionSender(LinkHandler):
         self._link = authorized.connection.attach_sender(
             self._address,
             self,
+            properties=self._link_properties(),
             desired_capabilities=(IDEMPOTENT_BATCH_CAPABILITY,) if self._is_idempotence_wanted else (),
         )
         try:
@@ -210,6 +216,10 @@ class PartitionSender(LinkHandler):
             self._detach()
             raise
 
+    def _link_properties(self) -> dict[str, object] | None:
+        """What the attach says beside the address."""
+        return None
+
     def _detach(self) -> None:
         if self._link is not None and self._connection is not None:
             self._connection.detach(self._link)
@@ -220,7 +230,7 @@ class PartitionSender(LinkHandler):
         link = self._link
         if link is None:
             return False
-        in_flight_max = IDEMPOTENT_IN_FLIGHT_MAX if self._is_idempotent else 1
+        in_flight_max = self._in_flight_max()
         has_sent = False
         while self._queue and len(self._in_flight) < in_flight_max and link.sendable > 0:
             batch = self._queue[0]
@@ -234,12 +244,15 @@ class PartitionSender(LinkHandler):
             has_sent = True
         return has_sent
 
+    def _in_flight_max(self) -> int:
+        return IDEMPOTENT_IN_FLIGHT_MAX if self._is_idempotent else 1
+
     def _envelope(self, batch: OutgoingBatch) -> bytes:
         if not self._is_idempotent:
             return batch_envelope()
         return batch_envelope(
             producer_id=self._producer_id,
-            producer_epoch=_PRODUCER_EPOCH,
+            producer_epoch=self._producer_epoch,
             producer_sequence_number=batch.sequence,
         )
 

@@ -1,0 +1,387 @@
+"""``RepeatableProducer``: numbered batches under an identity of the caller's choice; repeats are stored once.
+
+Theory of operation
+-------------------
+``EventHubProducer`` makes a new identity in each process, so what it protects from storing twice is a resend.
+Here the identity (a producer id and an epoch) comes from outside and names a piece of work that may be begun
+again by another process: a task of Spark in a micro-batch. Its events are numbered from 0 per partition. When
+a link is attached, the service says how many of them are stored:
+
+    batch                                what happens
+    wholly below that number             left out: it is stored
+    the last one below it                sent once more, to be compared: other bytes are a RepeatDiffersError
+    across it                            RepeatDiffersError, for the batches were cut otherwise
+    from that number on                  sent
+
+So two that do the same work at once (a speculative attempt) help each other along, and one of an earlier
+epoch is shut out. What the caller has to bring: for an identity, the same events in the same order, cut into
+the same batches. A service without ``tidegate:idempotent-batch`` (Azure) stores repeats again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from tidegate.amqp.performatives import Attach
+from tidegate.amqp.types import Short
+from tidegate.client.batching import largest_batch_bytes
+from tidegate.client.blocking import run_blocking
+from tidegate.client.connector import Connector
+from tidegate.client.entities import FailedEvents
+from tidegate.client.management import read_event_hub
+from tidegate.client.namespace import Namespace, event_hub_of
+from tidegate.client.partition_sender import OutgoingBatch, PartitionSender
+from tidegate.client.retry import RetryPolicy
+from tidegate.model.connection_string import ConnectionString
+from tidegate.model.errors import (
+    BrokenError,
+    ClosedError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfOrderSequenceError,
+    RepeatDiffersError,
+    TidegateError,
+)
+from tidegate.wire.addresses import NodeAddress, entity_audience
+from tidegate.wire.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
+
+_UNACKNOWLEDGED_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Our choice: as in ``EventHubProducer``, halved, for a machine runs one of these per core."""
+_EPOCHS: Final = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdentity:
+    """Whose work the batches are."""
+
+    producer_id: int
+    """0 to 2**63 - 1; the service remembers some thousand of them per partition."""
+    epoch: int = 0
+    """0 to 32767: which piece of its work. A higher one shuts out the lower ones."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.producer_id < 1 << 63 or not 0 <= self.epoch < _EPOCHS:
+            raise InvalidArgumentError(f"There is no producer identity {self!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class HubLayout:
+    """What a batch has to be cut for."""
+
+    partition_ids: tuple[str, ...]
+    batch_bytes_max: int
+    """Bytes of data sections in a batch at most."""
+    is_repeat_safe: bool
+    """Whether the service knows numbered batches; otherwise what is sent again is stored again."""
+
+
+class RepeatableProducer:
+    """The connection of one process to one event hub, for any number of ``begin``. ``close`` it."""
+
+    def __init__(
+        self,
+        connection_string: str | ConnectionString,
+        event_hub: str | None = None,
+        *,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen, therefore safe to share
+        timeout_s: float = 60.0,
+        ca_file: str | Path | None = None,
+        is_idempotent: bool = True,
+    ) -> None:
+        """Connects when first used, on this process's background loop.
+
+        is_idempotent: False sends without numbers, to any service. The other arguments are those of
+        ``EventHubProducer.from_connection_string``.
+        """
+        self.event_hub = event_hub_of(connection_string, event_hub)
+        self._namespace = Namespace.from_connection_string(
+            connection_string, retry=retry, timeout_s=timeout_s, ca_file=ca_file
+        )
+        self._audience = entity_audience(self._namespace.host, self.event_hub)
+        self._is_idempotent = is_idempotent
+        self._process_id = os.getpid()
+        self._connector: Connector | None = None
+        self._layout: HubLayout | None = None
+
+    @property
+    def layout(self) -> HubLayout:
+        """Partitions and sizes, asked for once. Raises as ``EventHubProducer.start``."""
+        if self._layout is None:
+            self._layout = run_blocking(self._learn_layout())
+        return self._layout
+
+    def begin(self, identity: ProducerIdentity) -> RepeatableWork:
+        """Start, or go on with, the work of an identity. Close what is returned."""
+        return RepeatableWork(self, self.layout, identity)
+
+    def close(self) -> None:
+        """Close the connection. Idempotent; in a forked child nothing happens."""
+        connector, self._connector = self._connector, None
+        if connector is not None and self._process_id == os.getpid():
+            run_blocking(connector.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- on the background loop ---------------------------------------------------------------------------
+
+    def sender(self, partition_id: str, identity: ProducerIdentity) -> RepeatableSender:
+        """A sender of its own to one partition; only on the background loop."""
+        return RepeatableSender(
+            self._own_connector(),
+            address=NodeAddress.for_sending(self.event_hub, partition_id=partition_id).format(),
+            audience=self._audience,
+            partition_id=partition_id,
+            identity=identity,
+            is_idempotent=self._is_idempotent,
+        )
+
+    def _own_connector(self) -> Connector:
+        if self._process_id != os.getpid():
+            raise ClosedError("A producer belongs to the process that made it.")
+        if self._connector is None:
+            self._connector = Connector(self._namespace)
+        return self._connector
+
+    async def _learn_layout(self) -> HubLayout:
+        found = await read_event_hub(self._own_connector(), self._audience, self.event_hub)
+        first = PartitionSender(
+            self._own_connector(),
+            address=NodeAddress.for_sending(self.event_hub, partition_id=found.partition_ids[0]).format(),
+            audience=self._audience,
+            partition_id=found.partition_ids[0],
+            is_idempotent=self._is_idempotent,
+            on_done=_ignore,
+            on_failed=_ignore_failed,
+        )
+        limit = await first.learn_message_bytes_max()
+        first.release()
+        return HubLayout(tuple(found.partition_ids), largest_batch_bytes(limit), first.is_idempotent)
+
+
+class RepeatableWork:
+    """The events of one identity, from the first on. Used by one thread; ``close`` it.
+
+    Every batch is numbered behind the one before it in its partition, whether it was stored earlier or not.
+    """
+
+    def __init__(self, producer: RepeatableProducer, layout: HubLayout, identity: ProducerIdentity) -> None:
+        """Use ``RepeatableProducer.begin``."""
+        self._producer = producer
+        self._layout = layout
+        self._identity = identity
+        self._senders: dict[str, RepeatableSender] = {}
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._unacknowledged_bytes = 0
+        self._failure: BaseException | None = None
+
+    def submit(self, partition_id: str, sections: bytes, event_count: int) -> None:
+        """Send the next batch of a partition; returns when there is room for another one.
+
+        sections: data sections end to end (``wire.batch``), ``event_count`` of them, in at most the layout's
+        ``batch_bytes_max`` bytes. Raises what an earlier batch failed with, and NotFoundError (partition).
+        """
+        if partition_id not in self._layout.partition_ids:
+            raise NotFoundError(
+                f"The event hub {self._producer.event_hub!r} has no partition {partition_id!r}.",
+                next_step=f"Its partitions are {', '.join(self._layout.partition_ids)}.",
+            )
+        run_blocking(self._submit(partition_id, sections, event_count))
+
+    def flush(self) -> int:
+        """Return once everything is stored; how many events an earlier run of this work had stored.
+
+        Raises RepeatDiffersError where an earlier run stored more, or others; ProducerEpochStolenError where
+        a later epoch has begun; after the retries BrokenError, OperationTimeoutError or ServerBusyError.
+        """
+        return run_blocking(self._flush())
+
+    def close(self) -> None:
+        """Detach; what is not acknowledged may or may not be stored. Idempotent."""
+        run_blocking(self._close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- on the background loop ---------------------------------------------------------------------------
+
+    async def _submit(self, partition_id: str, sections: bytes, event_count: int) -> None:
+        sender = self._senders.get(partition_id)
+        if sender is None:
+            sender = self._senders[partition_id] = self._producer.sender(partition_id, self._identity)
+        while self._unacknowledged_bytes >= _UNACKNOWLEDGED_BYTES_MAX and self._failure is None:
+            await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
+        if self._failure is not None:
+            raise self._failure
+        batch = OutgoingBatch([sections], len(sections), event_count)
+        acknowledged = batch.acknowledged = asyncio.get_running_loop().create_future()
+        self._unacknowledged_bytes += batch.size_bytes
+        self._waiting.add(acknowledged)
+
+        def finish(future: asyncio.Future[None]) -> None:
+            self._waiting.discard(future)
+            self._unacknowledged_bytes -= batch.size_bytes
+            if not future.cancelled() and future.exception() is not None:
+                self._failure = self._failure or future.exception()
+
+        acknowledged.add_done_callback(finish)
+        sender.submit(batch)
+
+    async def _flush(self) -> int:
+        while self._waiting and self._failure is None:
+            await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
+        if self._failure is not None:
+            raise self._failure
+        for sender in self._senders.values():
+            sender.check_complete()
+        return sum(sender.found_count for sender in self._senders.values())
+
+    async def _close(self) -> None:
+        for sender in self._senders.values():
+            sender.close(ClosedError("The producer was closed before the service answered."))
+            sender.release()
+        self._senders.clear()
+
+
+class RepeatableSender(PartitionSender):
+    """Sends the batches of one identity to one partition, as the table above says."""
+
+    def __init__(
+        self,
+        connector: Connector,
+        *,
+        address: str,
+        audience: str,
+        partition_id: str,
+        identity: ProducerIdentity,
+        is_idempotent: bool,
+    ) -> None:
+        super().__init__(
+            connector,
+            address=address,
+            audience=audience,
+            partition_id=partition_id,
+            is_idempotent=is_idempotent,
+            on_done=_ignore,
+            on_failed=_ignore_failed,
+        )
+        self._producer_id = identity.producer_id
+        self._producer_epoch = identity.epoch
+        self._stored_count = 0
+        """Events of this identity that the service had when the link was last attached."""
+        self._acknowledged_count = 0
+        self.found_count = 0
+        """Events that were stored before this began."""
+        self._is_first_attach = True
+        self._final_error: TidegateError | None = None
+        """Once a batch has failed, nothing behind it may be stored, or there would be a gap."""
+
+    def submit(self, batch: OutgoingBatch) -> None:
+        """Number a batch behind the ones before it, and queue it."""
+        batch.sequence = self._next_sequence
+        self._next_sequence += batch.event_count
+        assert self._next_sequence < 1 << 31
+        super().submit(batch)
+        if self._final_error is not None:
+            self._fail_all(self._final_error)
+
+    def check_complete(self) -> None:
+        """Raise RepeatDiffersError where the service has more events than were submitted."""
+        if self._stored_count > self._next_sequence:
+            raise self._differs(f"{self._next_sequence} in all")
+
+    def _link_properties(self) -> dict[str, object] | None:
+        if not self._is_idempotence_wanted:
+            return None
+        return {PRODUCER_ID: self._producer_id, PRODUCER_EPOCH: Short(self._producer_epoch)}
+
+    def on_attached(self, attach: Attach) -> None:
+        """Learn how much is stored."""
+        super().on_attached(attach)
+        last = attach.properties.get(PRODUCER_SEQUENCE_NUMBER)
+        if not self.is_idempotent or not isinstance(last, int):
+            return
+        self._stored_count = int(last) + 1
+        if self._is_first_attach:
+            self._is_first_attach = False
+            self.found_count = self._stored_count
+        if self._stored_count < self._acknowledged_count:
+            self._failure = BrokenError(
+                f"Partition {self.partition_id} has {self._stored_count} events of the producer "
+                f"{self._producer_id}, and had acknowledged {self._acknowledged_count}.",
+                next_step="Was the event hub made anew, or did over 1,000 other producers write to it?",
+            )
+
+    def _send_some(self) -> bool:
+        while self._queue and _until(self._queue[0]) < self._stored_count:
+            self._finish(self._queue.popleft(), None)
+            self._changed.set()
+        if self._queue and (self._queue[0].sequence or 0) < self._stored_count < _until(self._queue[0]):
+            self._failure = self._differs("cut into other batches")
+            self._changed.set()
+            return False
+        return super()._send_some()
+
+    def _in_flight_max(self) -> int:
+        # Alone until it is known to be the same: what is behind it may be next, and must not be stored else.
+        is_compared = self._acknowledged_count >= self._stored_count
+        return super()._in_flight_max() if is_compared else 1
+
+    def _finish(self, batch: OutgoingBatch, error: TidegateError | None) -> None:
+        if error is None:
+            self._acknowledged_count = _until(batch)
+        super()._finish(batch, error)
+
+    async def _recover(self, error: TidegateError, retries_done: int) -> int:
+        """Wait before the next try, or fail all that is left: nobody else may use its numbers."""
+        retry = self._connector.namespace.retry
+        if isinstance(error, OutOfOrderSequenceError) and retries_done < retry.retries_max:
+            # Somebody who does the same work is so far ahead that the service does not remember where this
+            # batch lies: it says how far when it is asked again.
+            self._detach()
+            await asyncio.sleep(0)
+            return retries_done + 1
+        if retry.decide_retry(error, retries_done=retries_done):
+            await self._connector.wait_before_retry(retries_done + 1, error)
+            return retries_done + 1
+        self._final_error = error
+        self._fail_all(error)
+        return 0
+
+    def _fail_all(self, error: TidegateError) -> None:
+        while self._queue:
+            self._finish(self._queue.popleft(), error)
+
+    def _differs(self, what: str) -> RepeatDiffersError:
+        return RepeatDiffersError(
+            f"Partition {self.partition_id} has {self._stored_count} events of an earlier run of this work "
+            f"(producer {self._producer_id}, epoch {self._producer_epoch}), and now they are {what}.",
+            next_step="What is sent again must be the same events in the same order.",
+        )
+
+
+def _until(batch: OutgoingBatch) -> int:
+    return (batch.sequence or 0) + batch.event_count
+
+
+def _ignore(batch: OutgoingBatch) -> None:
+    """Whoever submitted the batch waits for its future."""
+
+
+def _ignore_failed(failed: FailedEvents) -> None:
+    """As ``_ignore``."""

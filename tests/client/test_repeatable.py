@@ -1,0 +1,165 @@
+"""Work that is begun again, by itself or beside another, is stored once; against the real service."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tidegate.client import BlockingConsumer, ProducerIdentity, RepeatableProducer, RetryPolicy
+from tidegate.model.errors import (
+    EventTooLargeError,
+    NotFoundError,
+    ProducerEpochStolenError,
+    RepeatDiffersError,
+)
+from tidegate.model.events import EventData
+from tidegate.testing.hub import HubProcess, HubService
+from tidegate.wire.batch import wrap_event
+from tidegate.wire.event_codec import encode_event, event_body
+
+
+@pytest.fixture
+def producer(hub_service: HubService, event_hub: str) -> Iterator[RepeatableProducer]:
+    """A producer for a fresh hub with two partitions."""
+    with RepeatableProducer(hub_service.connection_string, event_hub) as opened:
+        yield opened
+
+
+def _batch(*bodies: str) -> tuple[bytes, int]:
+    return b"".join(wrap_event(encode_event(EventData(body.encode()))) for body in bodies), len(bodies)
+
+
+def _do(
+    producer: RepeatableProducer,
+    identity: ProducerIdentity,
+    batches: list[list[str]],
+    partition_id: str = "0",
+) -> int:
+    with producer.begin(identity) as work:
+        for bodies in batches:
+            work.submit(partition_id, *_batch(*bodies))
+        return work.flush()
+
+
+def _stored(service: HubService | HubProcess, event_hub: str, partition_id: str = "0") -> list[str]:
+    with BlockingConsumer(service.connection_string, event_hub) as consumer:
+        end = consumer.get_partition_properties(partition_id).next_sequence_number
+        chunks = consumer.read_encoded(partition_id, 0, end)
+        return [bytes(event_body(message)).decode() for chunk in chunks for message in chunk.messages]
+
+
+def _batches(count: int, first: int = 0) -> list[list[str]]:
+    return [
+        [f"{number}-{index}" for index in range(1 + number % 3)] for number in range(first, first + count)
+    ]
+
+
+def _flat(batches: list[list[str]]) -> list[str]:
+    return [body for batch in batches for body in batch]
+
+
+def test_work_that_is_begun_again_goes_on_where_it_stood(
+    hub_service: HubService, producer: RepeatableProducer
+) -> None:
+    """Far more batches than the service remembers one by one; then all of it again, which stores nothing."""
+    identity, batches = ProducerIdentity(7, 3), _batches(50)
+    assert producer.layout.is_repeat_safe
+    assert producer.layout.partition_ids == ("0", "1")
+    assert _do(producer, identity, batches[:40]) == 0
+    assert _do(producer, identity, batches) == len(_flat(batches[:40]))
+    assert _do(producer, identity, batches) == len(_flat(batches))
+    assert _stored(hub_service, producer.event_hub) == _flat(batches)
+
+
+def test_the_next_epoch_begins_at_0_and_shuts_out_the_last(
+    hub_service: HubService, producer: RepeatableProducer
+) -> None:
+    """Each micro-batch is an epoch: the next one's numbers are its own, and a straggler is refused."""
+    first, second = _batches(5), _batches(5, first=100)
+    late = producer.begin(ProducerIdentity(7, 0))
+    late.submit("0", *_batch(*first[0]))
+    late.flush()
+    _do(producer, ProducerIdentity(7, 0), first)
+    assert _do(producer, ProducerIdentity(7, 1), second) == 0
+    late.submit("0", *_batch("straggler"))
+    with late, pytest.raises(ProducerEpochStolenError):
+        late.flush()
+    with pytest.raises(ProducerEpochStolenError):
+        _do(producer, ProducerIdentity(7, 0), first)
+    assert _stored(hub_service, producer.event_hub) == _flat(first) + _flat(second)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        [["a"], ["X", "c"], ["d"]],
+        [["a"], ["b"], ["c"], ["d"]],
+        [["a", "b"], ["c"], ["d"]],
+        [["a"]],
+    ],
+    ids=["another event", "cut in more", "cut otherwise", "fewer"],
+)
+def test_other_events_under_the_same_identity_are_refused(
+    hub_service: HubService, producer: RepeatableProducer, again: list[list[str]]
+) -> None:
+    """An upstream that is not deterministic is told, and nothing more is stored."""
+    identity, batches = ProducerIdentity(7), [["a"], ["b", "c"]]
+    _do(producer, identity, batches)
+    with producer.begin(identity) as work:
+        with pytest.raises(RepeatDiffersError):
+            for bodies in again:
+                work.submit("0", *_batch(*bodies))
+            work.flush()
+        if again == [["a"]]:
+            return  # of which all is stored: only the caller knows that this is the end
+        with pytest.raises(RepeatDiffersError):
+            work.submit("0", *_batch("more"))
+            work.flush()
+    assert _stored(hub_service, producer.event_hub) == ["a", "b", "c"]
+
+
+def test_two_at_once_store_each_batch_once(hub_service: HubService, producer: RepeatableProducer) -> None:
+    """A speculative attempt beside the first: any interleaving gives the work once, in order."""
+    identity, batches = ProducerIdentity(9, 1), _batches(300)
+    with (
+        RepeatableProducer(hub_service.connection_string, producer.event_hub) as other,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        done = [threads.submit(_do, each, identity, batches) for each in (producer, other)]
+        for future in done:
+            future.result(60)
+    assert _stored(hub_service, producer.event_hub) == _flat(batches)
+
+
+def test_an_unknown_partition_and_a_batch_too_large_are_refused(producer: RepeatableProducer) -> None:
+    """Both by name; the second by the service, for who cuts the batches knows the limit."""
+    with producer.begin(ProducerIdentity(1)) as work, pytest.raises(NotFoundError, match="no partition '5'"):
+        work.submit("5", *_batch("a"))
+    with producer.begin(ProducerIdentity(1)) as work:
+        work.submit("0", *_batch("a" * (producer.layout.batch_bytes_max + 300)))
+        with pytest.raises(EventTooLargeError):
+            work.flush()
+
+
+def test_a_service_that_is_killed_costs_and_doubles_nothing() -> None:
+    """SIGKILL while batches are under way, a start on the same log, and the work goes on by itself."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    batches = [[f"{number}-{'x' * 2000}"] * 3 for number in range(600)]
+    kills = sorted(random.Random(seed).sample(range(len(batches)), 2))
+    with HubProcess() as service:
+        hub = service.create_hub(partition_count=1)
+        with (
+            RepeatableProducer(service.connection_string, hub, retry=RetryPolicy(retries_max=50)) as producer,
+            producer.begin(ProducerIdentity(5)) as work,
+        ):
+            for number, bodies in enumerate(batches):
+                if number in kills:
+                    service.kill()
+                    service.start()
+                work.submit("0", *_batch(*bodies))
+            work.flush()
+        assert _stored(service, hub) == _flat(batches)
