@@ -38,16 +38,15 @@ def _batch(*bodies: str) -> tuple[bytes, int]:
     return b"".join(wrap_event(encode_event(EventData(body.encode()))) for body in bodies), len(bodies)
 
 
-def _do(
-    producer: RepeatableProducer,
-    identity: ProducerIdentity,
-    batches: list[list[str]],
-    partition_id: str = "0",
-) -> int:
+def _do(producer: RepeatableProducer, identity: ProducerIdentity, batches: list[list[str]]) -> int:
     with producer.begin(identity) as work:
-        for bodies in batches:
-            work.submit(partition_id, *_batch(*bodies))
-        return work.flush()
+        return _send(work, batches)
+
+
+def _send(work: RepeatableWork, batches: list[list[str]]) -> int:
+    for bodies in batches:
+        work.submit("0", *_batch(*bodies))
+    return work.flush()
 
 
 def _stored(service: HubService | HubProcess, event_hub: str, partition_id: str = "0") -> list[str]:
