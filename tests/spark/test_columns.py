@@ -6,16 +6,19 @@ import random
 from datetime import UTC, datetime
 from uuid import UUID
 
+import numpy as np
 import pytest
 
 from tidegate.amqp.message import Message, Properties, encode_message
 from tidegate.amqp.types import Symbol, Timestamp
 from tidegate.model.events import EventData, PropertyValue
-from tidegate.spark.columns import encoded_event_batch, event_batch, find_body
+from tidegate.spark.body_places import locate_bodies
+from tidegate.spark.columns import ALL_COLUMNS, encoded_event_batch, event_batch
 from tidegate.spark.schema import ENCODED_EVENT_ARROW_SCHEMA, EVENT_ARROW_SCHEMA
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_codec import encode_event
-from tidegate.wire.event_texts import DECODE_ERROR_PROPERTY, text_of
+from tidegate.wire.event_texts import DECODE_ERROR_PROPERTY, decode_whole, text_of
+from tidegate.wire.packed_messages import packed
 
 
 def _events(*messages: bytes) -> EncodedEvents:
@@ -138,14 +141,66 @@ def test_values_that_no_calendar_and_no_json_has_end_no_query(message: Message, 
         assert texts["t"] == shown
 
 
-def test_find_body_never_reads_beyond_the_message() -> None:
-    """Truncated at any byte: either no place at all, or one that is within."""
+def test_a_cut_message_has_no_body() -> None:
+    """Truncated at any byte, with what the next event begins with behind it: no place is found for it."""
     message = encode_event(EventData(b"b" * 300, {"k": "v" * 300}), "key")
-    place = find_body(message)
-    assert place is not None
-    assert message[place[1] :] == b"b" * 300
-    for length in range(len(message)):
-        assert find_body(message[:length]) is None
+    for length in range(len(message) + 1):
+        cut, good = message[:length], encode_event(EventData(b"good"))
+        ends = np.cumsum([length, len(good)])
+        places = locate_bodies(cut + good + bytes(8), ends - [length, len(good)], ends)
+        assert places.is_found.tolist() == [length == len(message), True]
+        assert (cut + good)[places.body_starts[1] : ends[1]] == b"good"
+
+
+def _any_event(rng: random.Random) -> tuple[bytes, bool]:
+    """An event of any shape and whether it is whole; few distinct surroundings, as real ones have."""
+    if rng.random() < 0.1:
+        return rng.randbytes(rng.randrange(40)), False
+    body = rng.randbytes(rng.choice([0, 1, 2, 3, 8, 255, 256, 1000]))
+    message = Message(
+        message_annotations={Symbol("x-opt-partition-key"): f"k{rng.randrange(3)}"}
+        if rng.random() < 0.5
+        else {},
+        properties=Properties(message_id=f"m{rng.randrange(3)}") if rng.random() < 0.5 else None,
+        application_properties={"n": rng.randrange(3), "t": "x" * rng.choice([1, 300])}
+        if rng.random() < 0.5
+        else {},
+        data=(body,) if rng.random() < 0.9 else (body, body),
+    )
+    encoded = bytearray(encode_message(message))
+    is_broken = rng.random() < 0.2
+    if is_broken:
+        encoded[rng.randrange(min(len(encoded), 60))] ^= 1 << rng.randrange(8)
+    return bytes(encoded), not is_broken
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_columns_are_what_decoding_each_event_gives(is_packed: bool) -> None:
+    """The fast way against the slow one, whatever is in a chunk and whichever columns are asked for."""
+    for seed in range(150):
+        rng = random.Random(seed)
+        drawn = [_any_event(rng) for _ in range(rng.randrange(1, 40))]
+        events = _events(*(message for message, _ in drawn))
+        if is_packed:
+            columns = events.sequence_numbers, events.enqueued_times_ms, events.offsets
+            events = EncodedEvents(*columns, packed(events.messages))
+        names = rng.sample(ALL_COLUMNS, rng.randrange(1, len(ALL_COLUMNS) + 1))
+        batch = event_batch("3", events, names)
+        batch.validate(full=True)
+        assert batch.schema.names == names
+        for (message, is_whole), row in zip(drawn, batch.to_pylist(), strict=True):
+            if not is_whole:
+                continue  # what is left of it is anybody's guess; it must not harm the others
+            texts, body = decode_whole(message)
+            expected = {
+                "body": body,
+                "publisher": texts.publisher,
+                "partitionKey": texts.partition_key,
+                "properties": list(texts.properties.items()),
+                "systemProperties": list(texts.system_properties.items()),
+            }
+            for name in expected.keys() & set(names):
+                assert row[name] == expected[name], f"seed {seed}, {name} of {message.hex()}"
 
 
 def test_encoded_events_pass_unchanged() -> None:

@@ -13,6 +13,7 @@ from tests.spark.support import publish
 
 from tidegate.model.errors import CheckpointGapError, InvalidArgumentError, PositionOutOfRangeError
 from tidegate.server.app import TidegateServer
+from tidegate.spark.columns import ALL_COLUMNS
 from tidegate.spark.hub import HubReader
 from tidegate.spark.offsets import PartitionRange, StreamOffset
 from tidegate.spark.options import SourceOptions
@@ -58,9 +59,9 @@ def test_retention_between_planning_and_reading(
     """A task whose range is gone, whole or in front, says so by number, or reads the rest of it."""
     task = RangesInputPartition((PartitionRange("0", 0, until),))
     with pytest.raises(PositionOutOfRangeError, match=r"number 0 was wanted.*first available one is 10"):
-        _numbers(read_ranges(_options(hub_service, emptied_hub), task))
+        _numbers(read_ranges(_options(hub_service, emptied_hub), task, ALL_COLUMNS))
     lenient = _options(hub_service, emptied_hub, failOnDataLoss="false")
-    assert _numbers(read_ranges(lenient, task)) == list(range(10, max(until, 10)))
+    assert _numbers(read_ranges(lenient, task, ALL_COLUMNS)) == list(range(10, max(until, 10)))
 
 
 def test_retention_before_planning(hub_service: HubService, emptied_hub: str) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +42,9 @@ _IDLE_S: Final = 2.0
 receivers per partition, and each of Spark's workers may keep one."""
 _QUOTA_DELAY_S: Final = 0.25
 """Between tries while five others read the partition; idle ones of other workers end after ``_IDLE_S``."""
+_CHUNK_BYTES: Final = 512 * 1024
+_CHUNK_EVENTS: Final = 4096
+"""A chunk is not joined with the next from either size on (our choice: a large batch stays alone)."""
 _RANGE_GAP_MAX: Final = 256
 """Sequence numbers this near to each other are read in one go and the ones between dropped."""
 
@@ -282,18 +286,19 @@ class BlockingConsumer:
         next_number = wanted.start
         try:
             while next_number < wanted.until:
-                chunk = run_blocking(receiver.receive_encoded(wanted.until - next_number, timeout_s))
-                if not len(chunk):
+                parts = run_blocking(receiver.receive_parts(wanted.until - next_number, timeout_s))
+                if not parts:
                     raise OperationTimeoutError(
                         f"Sequence number {next_number} of partition {wanted.partition_id} of"
                         f" {wanted.event_hub!r} did not come within {timeout_s:g} s.",
                         next_step="Is it written yet? The partition's properties tell where its log ends.",
                     )
-                next_number = chunk.sequence_numbers[-1] + 1
-                if next_number > wanted.until:  # the log has a hole, and this is from behind the range
-                    chunk = chunk[: sum(1 for number in chunk.sequence_numbers if number < wanted.until)]
-                if len(chunk):
-                    yield chunk
+                for chunk in _regrouped(parts):
+                    next_number = chunk.sequence_numbers[-1] + 1
+                    if next_number > wanted.until:  # the log has a hole, and this is from behind the range
+                        chunk = chunk[: bisect_left(chunk.sequence_numbers, wanted.until)]
+                    if len(chunk):
+                        yield chunk
         finally:
             is_reusable = next_number == wanted.until
             run_blocking(self._check_in(wanted, receiver, is_reusable))
@@ -336,6 +341,21 @@ class BlockingConsumer:
         kept = self._own_state().idle.pop(key, None)
         if kept is not None:
             kept[0].close_nowait()
+
+
+def _regrouped(parts: Sequence[EncodedEvents]) -> Iterator[EncodedEvents]:
+    """The parts in order; small ones joined, for each costs something whatever it holds."""
+    group: list[EncodedEvents] = []
+    size_bytes = count = 0
+    for part in parts:
+        group.append(part)
+        size_bytes += part.size_bytes
+        count += len(part)
+        if size_bytes >= _CHUNK_BYTES or count >= _CHUNK_EVENTS:
+            yield EncodedEvents.joined(group)
+            group, size_bytes, count = [], 0, 0
+    if group:
+        yield EncodedEvents.joined(group)
 
 
 def group_neighbours(sequence_numbers: Iterable[int], *, gap_max: int) -> list[list[int]]:

@@ -38,6 +38,10 @@ class ReceiveBuffer:
 
     def take(self, events_max: int) -> EncodedEvents:
         """Remove and return up to ``events_max`` events from the front; of length 0 where there are none."""
+        return EncodedEvents.joined(self.take_parts(events_max))
+
+    def take_parts(self, events_max: int) -> list[EncodedEvents]:
+        """As ``take``, in the chunks that they came in, so that nothing is copied to join them."""
         taken: list[EncodedEvents] = []
         left = min(events_max, self.event_count)
         while left > 0:
@@ -55,7 +59,7 @@ class ReceiveBuffer:
             taken.append(part)
         if not self.event_count:
             self.size_bytes = 0  # the divisions above may have left some
-        return taken[0] if len(taken) == 1 else EncodedEvents.joined(taken)
+        return taken
 
     def clear(self) -> None:
         """Forget everything."""

@@ -1,161 +1,195 @@
 """Encoded events become Arrow columns: by whole columns, never through a Python object per event.
 
-Theory of operation. An encoded event is a prefix (annotations, properties) and a body, mostly one data
-section. The prefix is looked at as bytes: events of one producer share theirs, or differ in a partition key,
-so each distinct prefix is decoded once per batch and its columns are spread over the events with ``take``.
-Bodies are cut out and laid end to end in one buffer. Only an event of another shape (a value body, a footer,
-several data sections) is decoded by itself.
+Theory of operation. A chunk of events is one buffer and the places of its messages. ``body_places`` finds in
+all of them at once where the prefix (annotations, properties) ends; bodies and prefixes are then taken out of
+the buffer by Arrow. Events of one producer share their prefix, or differ in a partition key, so each distinct
+prefix is decoded once per chunk and its columns are spread over the events. Only an event of another shape (a
+value body, a footer, several data sections) is decoded by itself.
+
+Only what is asked for is done: without ``body`` no body is cut out, without the columns of the prefix none is
+decoded, and without either no message is looked at.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.amqp.errors import DecodeError
-from tidegate.spark.schema import ENCODED_EVENT_ARROW_SCHEMA, EVENT_ARROW_SCHEMA
-from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32
+from tidegate.spark.body_places import BodyPlaces, Int64s, locate_bodies
+from tidegate.spark.schema import ENCODED_EVENT_ARROW_SCHEMA, EVENT_ARROW_SCHEMA, arrow_schema
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_texts import EventTexts, decode_whole
+from tidegate.wire.packed_messages import packed
 
 _BINARY_BYTES_MAX = 2**31 - 1
 
 if TYPE_CHECKING:
     Column = pa.Array[Any]
 
+ALL_COLUMNS: Final = tuple(EVENT_ARROW_SCHEMA.names)
+ALL_ENCODED_COLUMNS: Final = tuple(ENCODED_EVENT_ARROW_SCHEMA.names)
 
-def event_batch(partition_id: str, events: EncodedEvents) -> pa.RecordBatch:
-    """The columns of ``EVENT_SCHEMA``."""
-    contents = _Contents()
-    for message in events.messages:
-        contents.add(message)
-    return pa.RecordBatch.from_arrays(
-        [
-            contents.body_column(),
-            *_position_columns(partition_id, events),
-            contents.spread([item.publisher for item in contents.distinct], pa.string()),
-            contents.spread([item.partition_key for item in contents.distinct], pa.string()),
-            contents.spread(
-                [list(item.properties.items()) for item in contents.distinct],
-                EVENT_ARROW_SCHEMA.field("properties").type,
-            ),
-            contents.spread(
-                [list(item.system_properties.items()) for item in contents.distinct],
-                EVENT_ARROW_SCHEMA.field("systemProperties").type,
-            ),
-        ],
-        schema=EVENT_ARROW_SCHEMA,
-    )
+
+def event_batch(
+    partition_id: str, events: EncodedEvents, names: Sequence[str] = ALL_COLUMNS
+) -> pa.RecordBatch:
+    """The columns of that names, any of ``EVENT_SCHEMA`` and ``ENCODED_EVENT_SCHEMA``, in their order."""
+    contents = _Contents(events)
+    columns = [
+        _POSITION_COLUMNS[name](partition_id, events)
+        if name in _POSITION_COLUMNS
+        else _CONTENT_COLUMNS[name](contents)
+        for name in names
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(names))
 
 
 def encoded_event_batch(partition_id: str, events: EncodedEvents) -> pa.RecordBatch:
     """The columns of ``ENCODED_EVENT_SCHEMA``."""
-    return pa.RecordBatch.from_arrays(
-        [*_position_columns(partition_id, events), binary_column(events.messages)],
-        schema=ENCODED_EVENT_ARROW_SCHEMA,
-    )
+    return event_batch(partition_id, events, ALL_ENCODED_COLUMNS)
 
 
 def binary_column(values: Sequence[bytes | memoryview]) -> Column:
     """Values laid end to end in one buffer, together less than 2 GiB."""
     lengths = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
-    return _binary_from_buffer(lengths, b"".join(values))
+    data = b"".join(values)
+    assert len(data) <= _BINARY_BYTES_MAX
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.Array.from_buffers(
+        pa.binary(), len(lengths), [None, pa.py_buffer(offsets.data), pa.py_buffer(data)]
+    )
 
 
-@dataclass(slots=True)
 class _Contents:
-    """Bodies, and for each the number of its prefix among the distinct ones."""
+    """What lies in the messages of a chunk; each part is worked out when it is first asked for."""
 
-    bodies: list[bytes | memoryview | None] = field(default_factory=list)
-    indices: list[int] = field(default_factory=list)
-    distinct: list[EventTexts] = field(default_factory=list)
-    _numbers: dict[bytes, int] = field(default_factory=dict)
+    def __init__(self, events: EncodedEvents) -> None:
+        self._events = events
+        self._messages: tuple[bytes, Int64s, Int64s] | None = None
+        self._places: BodyPlaces | None = None
+        self._distinct: tuple[list[EventTexts], npt.NDArray[np.int32]] | None = None
+        self._decoded: dict[int, tuple[EventTexts, bytes | None]] = {}
 
-    def add(self, message: bytes | memoryview) -> None:
-        """Take one encoded event apart."""
-        place = find_body(message)
-        if place is None:
-            self._add_decoded(message)
-            return
-        prefix_end, start = place
-        prefix = bytes(message[:prefix_end])
-        number = self._numbers.get(prefix)
-        if number is None:
+    def encoded(self) -> Column:
+        """The messages themselves."""
+        payload, starts, ends = self._buffer()
+        return _cut(payload, starts, ends)
+
+    def body(self) -> Column:
+        """The bodies; null for those that were not found, and could not be decoded either."""
+        payload, _, ends = self._buffer()
+        places = self._located()
+        if places.is_found.all():
+            return _cut(payload, places.body_starts, ends)
+        bodies = [
+            self._decode_whole(index)[1] if start < 0 else payload[start:end]
+            for index, (start, end) in enumerate(zip(places.body_starts, ends, strict=True))
+        ]
+        return pa.array(bodies, type=pa.binary())
+
+    def spread(self, value_of: Callable[[EventTexts], object], name: str) -> Column:
+        """A column from what is decoded of each event's prefix."""
+        texts, indices = self._texts()
+        values: Column = pa.array(
+            [value_of(item) for item in texts], type=EVENT_ARROW_SCHEMA.field(name).type
+        )
+        return values.take(pa.array(indices, type=pa.int32()))
+
+    def _buffer(self) -> tuple[bytes, Int64s, Int64s]:
+        """One buffer, and where each message starts and ends in it."""
+        if self._messages is None:
+            messages = packed(self._events.messages)
+            self._messages = messages.payload, _int64s(messages.starts), _int64s(messages.ends)
+        return self._messages
+
+    def _located(self) -> BodyPlaces:
+        if self._places is None:
+            self._places = locate_bodies(*self._buffer())
+        return self._places
+
+    def _texts(self) -> tuple[list[EventTexts], npt.NDArray[np.int32]]:
+        """The distinct prefixes, decoded, and for each event the number of its own."""
+        if self._distinct is None:
+            self._distinct = self._decode_prefixes()
+        return self._distinct
+
+    def _decode_prefixes(self) -> tuple[list[EventTexts], npt.NDArray[np.int32]]:
+        (payload, starts, _), places = self._buffer(), self._located()
+        is_found = places.is_found
+        found = np.flatnonzero(is_found)
+        prefixes = _cut(payload, starts[found], places.prefix_ends[found]).dictionary_encode()
+        assert isinstance(prefixes, pa.DictionaryArray)
+        numbers = prefixes.indices.to_numpy()
+        texts: list[EventTexts] = []
+        for number, prefix in enumerate(prefixes.dictionary.to_pylist()):
             try:
-                decoded = EventTexts.decode(prefix)
+                texts.append(_decode_prefix(bytes(prefix or b"")))
             except (DecodeError, ValueError, OverflowError):  # garbage, or a time that no calendar has
-                self._add_decoded(message)
-                return
-            number = self._numbers[prefix] = len(self.distinct)
-            self.distinct.append(decoded)
-        self.indices.append(number)
-        self.bodies.append(message[start:])
+                texts.append(EventTexts())
+                is_found[found[numbers == number]] = False
+        indices = np.empty(len(starts), dtype=np.int32)
+        indices[found] = numbers
+        for index in np.flatnonzero(~is_found):
+            indices[index] = len(texts)
+            texts.append(self._decode_whole(int(index))[0])
+        return texts, indices
 
-    def _add_decoded(self, message: bytes | memoryview) -> None:
-        self.indices.append(len(self.distinct))
-        prefix, body = decode_whole(message)
-        self.distinct.append(prefix)
-        self.bodies.append(body)
-
-    def body_column(self) -> Column:
-        """The bodies; null for those that could not be decoded."""
-        if None in self.bodies:
-            return pa.array([None if body is None else bytes(body) for body in self.bodies], type=pa.binary())
-        return binary_column([body for body in self.bodies if body is not None])
-
-    def spread(self, values: Sequence[object], data_type: pa.DataType) -> Column:
-        """A column from a value per distinct prefix."""
-        column = pa.array(values, type=data_type)
-        if len(values) == len(self.indices):
-            return column  # each event brought its own: the numbers are 0, 1, 2, …
-        return column.take(pa.array(self.indices, type=pa.int32()))
+    def _decode_whole(self, index: int) -> tuple[EventTexts, bytes | None]:
+        if index not in self._decoded:
+            self._decoded[index] = decode_whole(self._events.messages[index])
+        return self._decoded[index]
 
 
-_Place = tuple[int, int]
-_two_u32 = struct.Struct(">II").unpack_from
+@lru_cache(maxsize=4096)
+def _decode_prefix(prefix: bytes) -> EventTexts:
+    """Kept from chunk to chunk: what one device sends it sends again."""
+    return EventTexts.decode(prefix)
 
 
-def find_body(message: bytes | memoryview) -> _Place | None:
-    """(end of the prefix, start of the body) of an event whose body is one data section and its last section.
+def _cut(payload: bytes, starts: Int64s, ends: Int64s) -> Column:
+    """``payload[start:end]`` of each pair, ascending and apart, as binary values: copied out by Arrow.
 
-    None for every other shape, garbled ones included: those are for the full decoder.
-    Source: AMQP 1.0 part 1 section 1.6 (sizes of binary, list and map), part 3 section 3.2.
+    The values and the gaps between them are one column over the buffer as it is, of which each second value
+    is taken.
     """
-    at, until = 0, len(message)
-    last_word = until - 8
-    while at <= last_word:
-        word, size = _two_u32(message, at)
-        if word == DATA_SECTION_32:
-            return (at, at + 8) if at + 8 + size == until else None
-        if word == DATA_SECTION_8:
-            return (at, at + 5) if at + 5 + (size >> 24) == until else None
-        if not 0x005370 <= word >> 8 <= 0x005374 or word & 0xC0 != 0xC0:
-            return None
-        # A list or a map with a size of one byte or, where bit 4 is set, of four.
-        at += 8 + size if word & 0x10 else 5 + (size >> 24)
-    return None
+    if not len(starts):
+        return pa.array([], type=pa.binary())
+    assert len(payload) <= _BINARY_BYTES_MAX
+    offsets = np.empty(2 * len(starts), dtype=np.int32)
+    offsets[0::2], offsets[1::2] = starts, ends
+    whole = pa.Array.from_buffers(
+        pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets.data), pa.py_buffer(payload)]
+    )
+    return whole.take(pa.array(np.arange(0, len(offsets), 2), type=pa.int32()))
 
 
-def _position_columns(partition_id: str, events: EncodedEvents) -> list[Column]:
-    """partition, offset, sequenceNumber, enqueuedTime."""
-    count = len(events.messages)
-    sequence_numbers = np.fromiter(events.sequence_numbers, dtype=np.int64, count=count)
-    times_us = np.fromiter(events.enqueued_times_ms, dtype=np.int64, count=count) * 1000
-    return [
-        pa.repeat(pa.scalar(partition_id, pa.string()), count),
-        _offset_column(events),
-        pa.array(sequence_numbers),
-        pa.array(times_us).cast(EVENT_ARROW_SCHEMA.field("enqueuedTime").type),
-    ]
+def _int64s(numbers: Sequence[int]) -> Int64s:
+    if isinstance(numbers, range):
+        return np.arange(numbers.start, numbers.stop, numbers.step, dtype=np.int64)
+    return np.fromiter(numbers, dtype=np.int64, count=len(numbers))
 
 
-def _offset_column(events: EncodedEvents) -> Column:
+def _partition_column(partition_id: str, events: EncodedEvents) -> Column:
+    return pa.repeat(pa.scalar(partition_id, pa.string()), len(events))
+
+
+def _sequence_number_column(_: str, events: EncodedEvents) -> Column:
+    return pa.array(_int64s(events.sequence_numbers))
+
+
+def _time_column(_: str, events: EncodedEvents) -> Column:
+    times_us = _int64s(events.enqueued_times_ms) * 1000
+    return pa.array(times_us).cast(EVENT_ARROW_SCHEMA.field("enqueuedTime").type)
+
+
+def _offset_column(_: str, events: EncodedEvents) -> Column:
     numbers = events.sequence_numbers
     if (
         isinstance(numbers, range)
@@ -163,14 +197,27 @@ def _offset_column(events: EncodedEvents) -> Column:
         and (events.offsets[-1] == str(numbers[-1]))
     ):
         # Batched deliveries come from Tidegate only, whose offsets are its sequence numbers.
-        return pa.array(np.arange(numbers.start, numbers.stop)).cast(pa.string())
+        return pa.array(_int64s(numbers)).cast(pa.string())
     return pa.array(events.offsets, type=pa.string())
 
 
-def _binary_from_buffer(lengths: npt.NDArray[np.int64], data: bytes) -> Column:
-    assert len(data) <= _BINARY_BYTES_MAX
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    return pa.Array.from_buffers(
-        pa.binary(), len(lengths), [None, pa.py_buffer(offsets.data), pa.py_buffer(data)]
-    )
+_POSITION_COLUMNS: Final[Mapping[str, Callable[[str, EncodedEvents], Column]]] = {
+    "partition": _partition_column,
+    "offset": _offset_column,
+    "sequenceNumber": _sequence_number_column,
+    "enqueuedTime": _time_column,
+}
+"""Known without a look at any message."""
+
+_CONTENT_COLUMNS: Final[Mapping[str, Callable[[_Contents], Column]]] = {
+    "body": _Contents.body,
+    "encodedEvent": _Contents.encoded,
+    "publisher": lambda contents: contents.spread(lambda texts: texts.publisher, "publisher"),
+    "partitionKey": lambda contents: contents.spread(lambda texts: texts.partition_key, "partitionKey"),
+    "properties": lambda contents: contents.spread(
+        lambda texts: list(texts.properties.items()), "properties"
+    ),
+    "systemProperties": lambda contents: contents.spread(
+        lambda texts: list(texts.system_properties.items()), "systemProperties"
+    ),
+}

@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from tidegate.model.errors import CheckpointGapError, InvalidArgumentError, PositionOutOfRangeError
-from tidegate.spark.columns import encoded_event_batch, event_batch
+from tidegate.spark.columns import ALL_COLUMNS, event_batch
 from tidegate.spark.hub import HubDescription, HubReader
 from tidegate.spark.offsets import (
     JsonObject,
@@ -55,18 +55,19 @@ class RangesInputPartition(InputPartition):
         self.ranges = ranges
 
 
-def read_ranges(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The events of a task's ranges as Arrow batches, in order within each hub partition.
+def read_ranges(
+    options: SourceOptions, partition: InputPartition, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """The events of a task's ranges as Arrow batches of these columns, in order within each hub partition.
 
     Raises PositionOutOfRangeError where events of a range are gone (unless ``failOnDataLoss`` is off).
     """
     freeze_loaded_modules()
     if not isinstance(partition, RangesInputPartition):
         return  # Spark's stand-in for a batch query that has nothing to read
-    make_batch = encoded_event_batch if options.encoded_events else event_batch
     for item in partition.ranges:
         for events in _read_range(HubReader(options), item, options):
-            yield make_batch(item.partition_id, events)
+            yield event_batch(item.partition_id, events, columns)
 
 
 def _read_range(hub: HubReader, item: PartitionRange, options: SourceOptions) -> Iterator[EncodedEvents]:
@@ -103,13 +104,14 @@ def _report_loss(item: PartitionRange, expected: int, first: int, options: Sourc
 class EventHubsBatchReader(DataSourceReader):
     """Reads from the starting to the ending position, both fixed when the query is planned."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, columns: Sequence[str] = ALL_COLUMNS) -> None:
         if options.max_events_per_trigger is not None:
             raise InvalidArgumentError(
                 "The option maxEventsPerTrigger is for streams; a batch query has one reading.",
                 next_step="Limit it with eventhubs.endingPosition, or leave the option out.",
             )
         self._options = options
+        self._columns = tuple(columns)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the tasks; no event enqueued after this is read."""
@@ -128,7 +130,7 @@ class EventHubsBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events of one task."""
-        return read_ranges(self._options, partition)
+        return read_ranges(self._options, partition, self._columns)
 
 
 def starting_positions(options: SourceOptions, hub: HubReader, description: HubDescription) -> dict[str, int]:
@@ -161,13 +163,14 @@ def tasks_max(options: SourceOptions) -> int:
 class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches and reads their tasks' ranges."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, columns: Sequence[str] = ALL_COLUMNS) -> None:
         if options.has_ending:
             raise InvalidArgumentError(
                 "The option eventhubs.endingPosition is for batch queries; a stream has no end.",
                 next_step="Use trigger(availableNow=True) for a stream that stops at what is there now.",
             )
         self._options = options
+        self._columns = tuple(columns)
         self._initial: StreamOffset | None = None
         self._last_description: HubDescription | None = None
         self._available_now_until: dict[str, int] | None = None
@@ -241,7 +244,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events of one task."""
-        return read_ranges(self._options, partition)
+        return read_ranges(self._options, partition, self._columns)
 
     def _sql_start_of(self, description: HubDescription) -> dict[str, int]:
         """The SQL checkpoints when this query began; asked for once."""

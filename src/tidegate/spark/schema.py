@@ -7,6 +7,8 @@ the first batch only, and reads garbage from a later one that differs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import pyarrow as pa
@@ -19,6 +21,8 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
 )
+
+from tidegate.model.errors import InvalidArgumentError
 
 _TEXT_MAP = MapType(StringType(), StringType(), valueContainsNull=True)
 
@@ -73,3 +77,47 @@ _ENCODED_EVENT_COLUMNS: Final[list[tuple[str, pa.DataType]]] = [
     ("encodedEvent", pa.binary()),
 ]
 ENCODED_EVENT_ARROW_SCHEMA: Final = pa.schema(_ENCODED_EVENT_COLUMNS)
+
+_ARROW_TYPES: Final = dict([*_EVENT_COLUMNS, *_ENCODED_EVENT_COLUMNS])
+_NEVER_NULL: Final = ("partition", "offset", "sequenceNumber", "enqueuedTime", "encodedEvent")
+
+
+@lru_cache(maxsize=64)
+def _arrow_schema(names: tuple[str, ...]) -> pa.Schema:
+    return pa.schema([(name, _ARROW_TYPES[name]) for name in names])
+
+
+def arrow_schema(names: Sequence[str]) -> pa.Schema:
+    """The Arrow schema of some of the columns, in this order."""
+    return _arrow_schema(tuple(names))
+
+
+def check_chosen_columns(chosen: StructType, available: StructType) -> None:
+    """Refuse what ``.schema(…)`` names and the source does not have; any columns in any order are fine.
+
+    Raises InvalidArgumentError, which names the column, for an unknown one, one of another type, one given
+    twice, one declared NOT NULL that may be null, and where there is none at all.
+    """
+    types = {item.name: item.dataType for item in available.fields}
+    hint = (
+        f"The columns are {', '.join(f'{item.name} {item.dataType.simpleString()}' for item in available)}."
+    )
+    seen: set[str] = set()
+    for item in chosen.fields:
+        if item.name not in types:
+            raise InvalidArgumentError(f"The source has no column {item.name!r}.", next_step=hint)
+        if item.dataType != types[item.name]:
+            raise InvalidArgumentError(
+                f"The column {item.name} is of the type {types[item.name].simpleString()}, "
+                f"and not {item.dataType.simpleString()}.",
+                next_step=hint + " Cast it in the query.",
+            )
+        if not item.nullable and item.name not in _NEVER_NULL:
+            raise InvalidArgumentError(
+                f"The column {item.name} may be null.", next_step="Leave NOT NULL out."
+            )
+        if item.name in seen:
+            raise InvalidArgumentError(f"The column {item.name} is named twice.", next_step="Name it once.")
+        seen.add(item.name)
+    if not seen:
+        raise InvalidArgumentError("No column is named.", next_step=hint)

@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.options import SourceOptions
 
 if TYPE_CHECKING:
@@ -29,39 +28,44 @@ class EventHubsDataSource(DataSource):
         return "eventhubs"
 
     def schema(self) -> StructType:
-        """The columns; also the first place where Spark looks at the options, so they are checked here."""
-        from tidegate.spark.schema import ENCODED_EVENT_SCHEMA, EVENT_SCHEMA
-
-        return ENCODED_EVENT_SCHEMA if self._parsed_options().encoded_events else EVENT_SCHEMA
+        """All columns, where ``.schema(…)`` names none; options that are wrong are refused here already."""
+        return self._available_columns(self._parsed_options())
 
     def reader(self, schema: StructType) -> EventHubsBatchReader:
-        """The reader of a batch query."""
+        """The reader of a batch query, of the columns that ``.schema(…)`` names."""
         from tidegate.spark.reader import EventHubsBatchReader
 
-        return EventHubsBatchReader(self._checked_options(schema))
+        return EventHubsBatchReader(self._checked_options(schema), schema.fieldNames())
 
     def streamReader(self, schema: StructType) -> EventHubsStreamReader:  # noqa: N802 - Spark's name
-        """The reader of a stream."""
+        """The reader of a stream, of the columns that ``.schema(…)`` names."""
         from tidegate.spark.reader import EventHubsStreamReader
 
-        return EventHubsStreamReader(self._checked_options(schema))
+        return EventHubsStreamReader(self._checked_options(schema), schema.fieldNames())
 
     def _parsed_options(self) -> SourceOptions:
         return SourceOptions.parse(self.options)
 
+    def _available_columns(self, options: SourceOptions) -> StructType:
+        from tidegate.spark.schema import ENCODED_EVENT_SCHEMA, EVENT_SCHEMA
+
+        return ENCODED_EVENT_SCHEMA if options.encoded_events else EVENT_SCHEMA
+
     def _checked_options(self, schema: StructType) -> SourceOptions:
-        if schema != self.schema():
-            raise InvalidArgumentError(
-                "The format eventhubs has columns of its own.", next_step="Leave out .schema(…)."
-            )
-        return self._parsed_options()
+        from tidegate.spark.schema import check_chosen_columns
+
+        options = self._parsed_options()
+        check_chosen_columns(schema, self._available_columns(options))
+        return options
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats ``eventhubs`` (source) and ``eventhubs-sql`` (sink) known to a session."""
+    """Make the formats ``eventhubs`` and ``eventhubs-capture`` (sources) and ``eventhubs-sql`` (sink) known."""
+    from tidegate.spark.capture_source import CaptureDataSource
     from tidegate.spark.session import share_python_path
     from tidegate.spark.sink import SqlSinkDataSource
 
     share_python_path(spark.sparkContext)
     spark.dataSource.register(EventHubsDataSource)
+    spark.dataSource.register(CaptureDataSource)
     spark.dataSource.register(SqlSinkDataSource)

@@ -1,22 +1,21 @@
 """Events as a consumer holds them before anything is decoded: positions beside encoded messages.
 
 Built from either kind of delivery (``wire.delivery``). Batches stay cheap: sequence numbers are a range,
-enqueued times one number repeated, offsets made when asked for.
+enqueued times one number repeated, offsets made and messages cut out when asked for.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, repeat
+from dataclasses import dataclass
+from itertools import chain, pairwise, repeat
 from typing import Generic, TypeVar, overload
 
 from tidegate.amqp.decode import Buffer, decode_value
 from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.message import MESSAGE_ANNOTATIONS, iter_sections
 from tidegate.wire.annotations import ANNOTATIONS_32
-from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32
 from tidegate.wire.delivery import (
     ENQUEUED_TIME_KEY,
     HEADER_8,
@@ -24,6 +23,7 @@ from tidegate.wire.delivery import (
     SEQUENCE_NUMBER_KEY,
 )
 from tidegate.wire.names import ENQUEUED_TIME, EVENT_COUNT, OFFSET, SEQUENCE_NUMBER
+from tidegate.wire.packed_messages import PackedMessages, messages_of_sections
 
 _two_u32 = struct.Struct(">II").unpack_from
 _s64 = struct.Struct(">q").unpack_from
@@ -99,7 +99,7 @@ class EncodedEvents:
     """Milliseconds since 1970-01-01 UTC."""
     offsets: Sequence[str] = ()
     """Opaque."""
-    messages: list[bytes | memoryview] = field(default_factory=list)
+    messages: Sequence[bytes | memoryview] = ()
     """Each for ``event_codec.decode_event``."""
 
     def __len__(self) -> int:
@@ -107,7 +107,9 @@ class EncodedEvents:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all messages."""
+        """The bytes of all messages; of packed ones with what lies between them."""
+        if isinstance(self.messages, PackedMessages):
+            return self.messages.size_bytes
         return sum(map(len, self.messages))
 
     def __getitem__(self, part: slice) -> EncodedEvents:
@@ -121,12 +123,28 @@ class EncodedEvents:
         """All of them, in order; none where there are no parts."""
         if len(parts) == 1:
             return parts[0]
+        numbers = _joined_numbers([part.sequence_numbers for part in parts])
         return cls(
-            list(chain.from_iterable(part.sequence_numbers for part in parts)),
+            numbers,
             list(chain.from_iterable(part.enqueued_times_ms for part in parts)),
-            list(chain.from_iterable(part.offsets for part in parts)),
-            list(chain.from_iterable(part.messages for part in parts)),
+            _OffsetsOf(numbers)
+            if all(isinstance(part.offsets, _OffsetsOf) for part in parts)
+            else list(chain.from_iterable(part.offsets for part in parts)),
+            _joined_messages([part.messages for part in parts]),
         )
+
+
+def _joined_numbers(parts: Sequence[Sequence[int]]) -> Sequence[int]:
+    """One range where the parts are ranges that follow each other."""
+    ranges = [part for part in parts if isinstance(part, range) and part.step == 1]
+    if len(ranges) == len(parts) > 0 and all(a.stop == b.start for a, b in pairwise(ranges)):
+        return range(ranges[0].start, ranges[-1].stop)
+    return list(chain.from_iterable(parts))
+
+
+def _joined_messages(parts: Sequence[Sequence[bytes | memoryview]]) -> Sequence[bytes | memoryview]:
+    packed = [part for part in parts if isinstance(part, PackedMessages)]
+    return PackedMessages.joined(packed) if len(packed) == len(parts) else [*chain.from_iterable(parts)]
 
 
 def events_of_batch(payload: bytes) -> EncodedEvents:
@@ -143,47 +161,13 @@ def events_of_batch(payload: bytes) -> EncodedEvents:
         annotations, at = _annotations(payload, value_start), end
     first = _integer(annotations, SEQUENCE_NUMBER)
     time_ms = _integer(annotations, ENQUEUED_TIME)
-    messages = _messages_of_sections(payload, at)
+    messages = messages_of_sections(payload, at)
     if len(messages) != _integer(annotations, EVENT_COUNT):
         raise DecodeError(
             f"A batched delivery says {annotations[EVENT_COUNT]} events, and has {len(messages)}."
         )
     numbers = range(first, first + len(messages))
     return EncodedEvents(numbers, _Repeated(time_ms, len(messages)), _OffsetsOf(numbers), messages)
-
-
-def _messages_of_sections(payload: bytes, at: int) -> list[bytes | memoryview]:
-    """The encoded messages in the data sections from ``at`` to the end.
-
-    They are copies: small objects that outlive the delivery one by one, and faster to work on than views.
-    """
-    messages: list[bytes | memoryview] = []
-    append, unpack, until = messages.append, _two_u32, len(payload)
-    while at < until:
-        try:
-            word, size = unpack(payload, at)
-        except struct.error:
-            word, size = _last_header(payload, at)
-        if word == DATA_SECTION_32:
-            at += 8
-        elif word == DATA_SECTION_8:
-            at, size = at + 5, size >> 24
-        else:
-            raise DecodeError(f"Byte {at} of a batched delivery starts no data section.")
-        append(payload[at : at + size])
-        at += size
-    if at != until:
-        raise DecodeError(f"A batched delivery ends {at - until} bytes before its last event does.")
-    return messages
-
-
-def _last_header(payload: bytes, at: int) -> tuple[int, int]:
-    """A section's first eight bytes where the delivery ends within them, as after a very short event."""
-    try:
-        word, size = _two_u32(payload[at:] + b"\0\0\0")
-    except struct.error as exc:
-        raise DecodeError("A batched delivery ends inside the header of a section.") from exc
-    return word, size
 
 
 def events_of_deliveries(payloads: Iterable[bytes]) -> EncodedEvents:

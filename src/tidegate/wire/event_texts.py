@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final
@@ -45,16 +45,16 @@ class EventTexts:
 
     @classmethod
     def decode(cls, prefix: bytes) -> EventTexts:
-        """Application properties mostly differ from event to event, the other sections mostly do not."""
+        """What is before a body; application properties and the rest are each kept for events that share them."""
         rest: list[bytes] = []
         properties: Mapping[str, str | None] = {}
         for code, start, _, end in iter_sections(prefix):
             if code == APPLICATION_PROPERTIES:
-                values = decode_event(prefix[start:end]).properties
-                properties = {name: text_of(value) for name, value in values.items()}
+                properties = _decode_properties(bytes(prefix[start:end]))
             else:
                 rest.append(prefix[start:end])
-        return replace(_decode_rest(b"".join(rest)), properties=properties)
+        around = _decode_rest(b"".join(rest))
+        return cls(around.partition_key, around.publisher, properties, around.system_properties)
 
     @classmethod
     def of(cls, message: Message) -> EventTexts:
@@ -70,6 +70,11 @@ class EventTexts:
             {str(name): text_of(value) for name, value in message.application_properties.items()},
             system,
         )
+
+
+@lru_cache(maxsize=4096)
+def _decode_properties(section: bytes) -> Mapping[str, str | None]:
+    return {name: text_of(value) for name, value in decode_event(section).properties.items()}
 
 
 @lru_cache(maxsize=4096)

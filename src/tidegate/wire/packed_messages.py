@@ -1,0 +1,145 @@
+"""Encoded messages that lie one behind the other in one buffer, and are cut out only when asked for.
+
+A batched delivery is such a buffer. Whoever wants single messages pays for cutting them out; whoever works on
+whole columns (Spark's) never does.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import overload
+
+from tidegate.amqp.errors import DecodeError
+from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32
+
+_two_u32 = struct.Struct(">II").unpack_from
+_HEADER_32_BYTES = 8
+_HEADER_8_BYTES = 5
+
+
+class PackedMessages(Sequence[bytes | memoryview]):
+    """The messages ``payload[start:end]``, ascending and apart."""
+
+    __slots__ = ("ends", "payload", "starts")
+
+    def __init__(self, payload: bytes, starts: Sequence[int], ends: Sequence[int]) -> None:
+        self.payload = payload
+        self.starts = starts
+        self.ends = ends
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all messages, with the headers of the sections between them."""
+        return self.ends[-1] - self.starts[0] if len(self.ends) else 0
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[bytes]:
+        # Copies: small objects that outlive the delivery one by one, and faster to work on than views.
+        return map(self.payload.__getitem__, map(slice, self.starts, self.ends))
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> PackedMessages: ...
+    def __getitem__(self, index: int | slice) -> bytes | PackedMessages:
+        if isinstance(index, slice):
+            return PackedMessages(self.payload, self.starts[index], self.ends[index])
+        return self.payload[self.starts[index] : self.ends[index]]
+
+    def __repr__(self) -> str:
+        return f"<PackedMessages {len(self)} in {self.size_bytes} bytes>"
+
+    @classmethod
+    def joined(cls, parts: Sequence[PackedMessages]) -> PackedMessages:
+        """All of them, in order, in a buffer of their own."""
+        pieces: list[memoryview] = []
+        starts: list[int] = []
+        ends: list[int] = []
+        size = 0
+        for part in parts:
+            if not len(part):
+                continue
+            moved = size - part.starts[0]
+            pieces.append(memoryview(part.payload)[part.starts[0] : part.ends[-1]])
+            starts.extend(start + moved for start in part.starts)
+            ends.extend(end + moved for end in part.ends)
+            size += part.size_bytes
+        return cls(b"".join(pieces), starts, ends)
+
+
+def messages_of_sections(payload: bytes, at: int) -> PackedMessages:
+    """The encoded messages in the data sections from ``at`` to the end.
+
+    Raises DecodeError where the bytes are no whole data sections.
+    """
+    return _messages_of_equal_size(payload, at) or _messages_of_any_size(payload, at)
+
+
+def _messages_of_equal_size(payload: bytes, at: int) -> PackedMessages | None:
+    """Where all sections have the header of the first, which is then where each of them says; else None.
+
+    What one device sends is often of one size, and this looks at it with eight comparisons.
+    """
+    header = payload[at : at + _HEADER_32_BYTES]
+    if len(header) < _HEADER_32_BYTES or int.from_bytes(header[:4], "big") != DATA_SECTION_32:
+        return None
+    size = int.from_bytes(header[4:], "big")
+    stride = _HEADER_32_BYTES + size
+    count, rest = divmod(len(payload) - at, stride)
+    if rest or not size:
+        return None
+    for index in range(_HEADER_32_BYTES):
+        if payload[at + index :: stride] != header[index : index + 1] * count:
+            return None
+    first = at + _HEADER_32_BYTES
+    return PackedMessages(
+        payload, range(first, len(payload), stride), range(first + size, len(payload) + 1, stride)
+    )
+
+
+def _messages_of_any_size(payload: bytes, at: int) -> PackedMessages:
+    starts: list[int] = []
+    ends: list[int] = []
+    add_start, add_end, unpack, until = starts.append, ends.append, _two_u32, len(payload)
+    while at < until:
+        try:
+            word, size = unpack(payload, at)
+        except struct.error:
+            word, size = _last_header(payload, at)
+        if word == DATA_SECTION_32:
+            at += _HEADER_32_BYTES
+        elif word == DATA_SECTION_8:
+            at, size = at + _HEADER_8_BYTES, size >> 24
+        else:
+            raise DecodeError(f"Byte {at} of a batched delivery starts no data section.")
+        add_start(at)
+        at += size
+        add_end(at)
+    if at != until:
+        raise DecodeError(f"A batched delivery ends {at - until} bytes before its last event does.")
+    return PackedMessages(payload, starts, ends)
+
+
+def _last_header(payload: bytes, at: int) -> tuple[int, int]:
+    """A section's first eight bytes where the delivery ends within them, as after a very short event."""
+    try:
+        word, size = _two_u32(payload[at:] + b"\0\0\0")
+    except struct.error as exc:
+        raise DecodeError("A batched delivery ends inside the header of a section.") from exc
+    return word, size
+
+
+def packed(messages: Sequence[bytes | memoryview]) -> PackedMessages:
+    """The messages in one buffer: as they are where they lie in one, else laid end to end (copied)."""
+    if isinstance(messages, PackedMessages):
+        return messages
+    ends: list[int] = []
+    at = 0
+    for message in messages:
+        at += len(message)
+        ends.append(at)
+    return PackedMessages(b"".join(messages), list(chain((0,), ends[:-1])) if ends else [], ends)
