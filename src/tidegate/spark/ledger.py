@@ -12,46 +12,34 @@ Spark's checkpoint directory must be kept: state lives there, and the ledger kno
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 from sqlalchemy import Table
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.spark.commits import (
-    BOOKKEEPING_COLUMNS,
-    ERROR_COLUMN,
-)
+from tidegate.processor.policies import FailureAction
+from tidegate.spark.commits import ERROR_COLUMN
 from tidegate.spark.ledger_batch import current_batch
+from tidegate.spark.ledger_columns import check_columns
+from tidegate.spark.ledger_tasks import PART_SCHEMA, TaskPlan, TaskRows, add_parts
 from tidegate.spark.trigger import AS_SOON_AS_POSSIBLE, Trigger
 from tidegate.sql import ConsumerKey, Database
 from tidegate.sql.database import absolute_url
 from tidegate.sql.ledger import BatchLedger, MicroBatch
-from tidegate.sql.ledger_rows import LedgerTable, TableWriter, WriteMode
-from tidegate.sql.unit_of_work import UnitOfWork
+from tidegate.sql.ledger_commit import BatchCommit, BatchContents, LedgerResult
+from tidegate.sql.ledger_rows import LedgerTable, WriteMode
+from tidegate.sql.ledger_stages import StageOwner, drop_strays
 
-logger = logging.getLogger(__name__)
+DRIVER_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Rows of a micro-batch that go through the driver, in bytes of Arrow (our choice)."""
 
-TABLE_COLUMN = "_table"
-"""Names the destination of a row, where a sink has several tables and one DataFrame feeds them."""
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerResult:
-    """What a micro-batch did."""
-
-    batch_id: int
-    rows: int
-    """Rows given to the tables, of all tables together."""
-    dead_letters: int
-    is_repeated: bool
-    """True: it was committed before, and nothing was written now."""
+__all__ = ["LedgerSink", "LedgerTable", "LedgerResult", "WriteMode"]
 
 
 class LedgerSink:
@@ -68,20 +56,30 @@ class LedgerSink:
         order_by: Sequence[str] = (),
         tables: Mapping[str, LedgerTable] | None = None,
         consumer: ConsumerKey | None = None,
+        on_refused_row: FailureAction = FailureAction.STOP,
         adopt: str | None = None,
+        driver_bytes_max: int = DRIVER_BYTES_MAX,
     ) -> None:
         """name: of the query in the ledger, unique in the database; keep it.
 
         table, mode, key, order_by: the one table to write, see ``LedgerTable``. tables: several, by names
         of your own; each row's column ``_table`` then names the one it is for, or ``write`` is given a
         DataFrame for each. consumer: whose dead letters rows with a non-null ``_error`` become; such rows
-        need the columns ``partition``, ``sequenceNumber``, ``offset`` and ``enqueuedTime``. adopt: the
-        token of a LedgerMismatchError, which allows what it refused, once.
+        need the columns ``partition``, ``sequenceNumber``, ``offset`` and ``enqueuedTime`` as the source gave
+        them. on_refused_row: what becomes of a row that the database refuses: STOP is an error that names it;
+        DEAD_LETTER puts its event aside, for which all rows need those columns. adopt: the token of a
+        LedgerMismatchError, which allows what it refused, once. driver_bytes_max: rows of a micro-batch that
+        go through the driver's memory, in Arrow; of what is more, tasks write to tables (or files, with
+        SQLite) of their own first.
         Raises InvalidArgumentError, DatabaseError.
         """
         if (table is None) == (tables is None):
             raise InvalidArgumentError(
                 f"The sink {name!r} needs either table or tables.", next_step="Give one of the two."
+            )
+        if on_refused_row is FailureAction.PARK_KEY:
+            raise InvalidArgumentError(
+                "A ledger sink cannot park keys.", next_step="Use FailureAction.STOP or DEAD_LETTER."
             )
         if table is not None:
             tables = {table.name: LedgerTable(table, mode, tuple(key), tuple(order_by))}
@@ -91,6 +89,8 @@ class LedgerSink:
         self.consumer = consumer
         self._database_url = absolute_url(database_url)
         self._adopt = adopt
+        self._driver_bytes_max = driver_bytes_max
+        self._is_refused_put_aside = on_refused_row is FailureAction.DEAD_LETTER
         self._epochs: dict[str, int] = {}
         self._done: tuple[str, int] | None = None
 
@@ -114,7 +114,7 @@ class LedgerSink:
         checkpoint_location: Spark's own directory, new or of this query. output_mode: as in Spark.
         Raises InvalidArgumentError where ``rows`` does not fit the tables, DatabaseError.
         """
-        self._check(rows)
+        self._check(rows.schema)
         writer = (
             rows.writeStream.queryName(self.name)
             .outputMode(output_mode)
@@ -150,16 +150,27 @@ class LedgerSink:
                 next_step="Give all tables of a micro-batch in one call: write({name: rows, …}, batch_id).",
             )
         for name, frame in frames.items():
-            self._check(frame, name)
-        database = Database.shared(self._database_url)
-        ledger = BatchLedger(database, self.name, adoption=self._adopt)
-        epoch = self._epoch(ledger, batch)
-        if ledger.is_committed(batch):
-            result = LedgerResult(batch_id, 0, 0, True)
-        else:
-            result = self._commit(database, ledger, batch, epoch, self._collect(frames))
+            self._check(frame.schema, name)
+        result = self._write(frames, batch)
         self._done = (batch.run_id, batch_id)
         return result
+
+    def _write(self, frames: Mapping[str | None, DataFrame], batch: MicroBatch) -> LedgerResult:
+        database = Database.shared(self._database_url)
+        ledger = BatchLedger(database, self.name, adoption=self._adopt)
+        owner = StageOwner(self._database_url, self.name, self._epoch(ledger, batch), batch.batch_id)
+        drop_strays(database, owner)
+        if ledger.is_committed(batch):
+            return LedgerResult(batch.batch_id, 0, 0, is_repeated=True)
+        contents = BatchContents()
+        for destination, rows in frames.items():
+            plan = self._task_plan(owner, destination, rows)
+            parts = rows.mapInArrow(_task_function(plan), PART_SCHEMA).toArrow()
+            add_parts(contents, plan, parts)
+        commit = BatchCommit(
+            database, ledger, owner, batch, self.tables, contents, self.consumer, self._is_refused_put_aside
+        )
+        return commit.run()
 
     def _epoch(self, ledger: BatchLedger, batch: MicroBatch) -> int:
         epoch = self._epochs.get(batch.run_id)
@@ -170,81 +181,24 @@ class LedgerSink:
             self._epochs = {batch.run_id: epoch}
         return epoch
 
-    def _collect(self, frames: Mapping[str | None, DataFrame]) -> dict[str, list[pa.Table]]:
-        collected: dict[str, list[pa.Table]] = {name: [] for name in self.tables}
-        for name, frame in frames.items():
-            rows = frame.toArrow()
-            if name is not None:
-                collected[name].append(rows)
-            elif TABLE_COLUMN not in rows.column_names:
-                collected[next(iter(self.tables))].append(rows)
-            else:
-                destinations = rows.column(TABLE_COLUMN)
-                for destination in destinations.unique().to_pylist():
-                    if destination not in self.tables:
-                        raise InvalidArgumentError(
-                            f"A row's {TABLE_COLUMN} is {destination!r}, which is no table of the sink "
-                            f"{self.name!r}.",
-                            next_step=f"It has {', '.join(self.tables)}.",
-                        )
-                    collected[destination].append(rows.filter(pa.compute.equal(destinations, destination)))
-        return collected
+    def _task_plan(self, owner: StageOwner, destination: str | None, rows: DataFrame) -> TaskPlan:
+        task_count = int(rows.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+        return TaskPlan(
+            owner=owner,
+            tables=self.tables,
+            destination=destination,
+            columns=tuple(rows.columns),
+            is_event_kept=ERROR_COLUMN in rows.columns or self._is_refused_put_aside,
+            is_refused_put_aside=self._is_refused_put_aside,
+            inline_bytes_max=self._driver_bytes_max // task_count,
+        )
 
-    def _commit(
-        self,
-        database: Database,
-        ledger: BatchLedger,
-        batch: MicroBatch,
-        epoch: int,
-        collected: Mapping[str, Sequence[pa.Table]],
-    ) -> LedgerResult:
-        consumer = self.consumer or ConsumerKey("ledger", self.name)
-        with UnitOfWork(database, consumer, pipeline_name=self.name) as unit:
-            if not ledger.enter(unit, batch, epoch):
-                unit.rollback()
-                return LedgerResult(batch.batch_id, 0, 0, True)
-            row_count = 0
-            for name, parts in collected.items():
-                target = self.tables[name]
-                for rows in parts:
-                    columns = [column for column in rows.column_names if column in target.table.columns]
-                    writer = TableWriter(unit, target, columns)
-                    arrays: list[Any] = [rows.column(column).to_pylist() for column in columns]
-                    writer.load(list(zip(*arrays, strict=True)))
-                    row_count += writer.finish()
-            ledger.record(unit, batch, rows=row_count, dead_letters=0)
-        return LedgerResult(batch.batch_id, row_count, 0, False)
+    def _check(self, schema: StructType, destination: str | None = None) -> None:
+        check_columns(self.name, schema, self.tables, destination, self.consumer, self._is_refused_put_aside)
 
-    def _check(self, rows: DataFrame, destination: str | None = None) -> None:
-        """Raises InvalidArgumentError where the columns do not fit the tables."""
-        names = rows.columns
-        if destination is not None and destination not in self.tables:
-            raise InvalidArgumentError(
-                f"The sink {self.name!r} has no table {destination!r}.",
-                next_step=f"It has {', '.join(self.tables)}.",
-            )
-        if destination is None and len(self.tables) > 1 and TABLE_COLUMN not in names:
-            raise InvalidArgumentError(
-                f"The sink {self.name!r} has several tables, and the rows do not say which they are for.",
-                next_step=f"Add a column {TABLE_COLUMN} that holds one of {', '.join(self.tables)}, or call "
-                "write({name: rows, …}, batch_id).",
-            )
-        if ERROR_COLUMN in names and self.consumer is None:
-            raise InvalidArgumentError(
-                f"The rows have a column {ERROR_COLUMN}, and the sink {self.name!r} does not know whose dead "
-                "letters they become.",
-                next_step="Give the sink consumer=ConsumerKey(event_hub, consumer_group).",
-            )
-        targets = self.tables if destination is None else {destination: self.tables[destination]}
-        known = {column for target in targets.values() for column in target.table.columns.keys()}  # noqa: SIM118 - a column is no key
-        unknown = [
-            column
-            for column in names
-            if column not in known and column not in (*BOOKKEEPING_COLUMNS, TABLE_COLUMN)
-        ]
-        if unknown:
-            raise InvalidArgumentError(
-                f"The rows have a column {unknown[0]!r}, which "
-                f"{' and '.join(target.table.name for target in targets.values())} lack(s).",
-                next_step=f"The tables have {', '.join(sorted(known))}.",
-            )
+
+def _task_function(plan: TaskPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def write_ledger_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return TaskRows(plan).run(batches)
+
+    return write_ledger_rows
