@@ -91,6 +91,11 @@ class ReceivedEvent:
         return _EPOCH + timedelta(milliseconds=self.enqueued_time_ms)
 
     @property
+    def encoded(self) -> bytes | memoryview | None:
+        """The event as it travelled; None once its contents were decoded, or where only those came."""
+        return self._encoded
+
+    @property
     def contents(self) -> EventContents:
         """All contents, decoded on first use."""
         if self._contents is None:

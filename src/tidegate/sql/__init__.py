@@ -9,6 +9,13 @@ from __future__ import annotations
 from tidegate.sql.audit import Audit, Finding, FindingKind, PartitionAudit, StrayRows, audit_partition
 from tidegate.sql.audit_table import AuditedLog, audit_table
 from tidegate.sql.batch import commit_partition_batch, process_partition_batch
+from tidegate.sql.batch_handlers import (
+    ArrowHandler,
+    BatchHandler,
+    BatchResultError,
+    PandasHandler,
+    TransformationError,
+)
 from tidegate.sql.checkpoint_moves import CheckpointMove, move_checkpoint
 from tidegate.sql.checkpoints import CheckpointReader
 from tidegate.sql.database import Database
@@ -53,6 +60,11 @@ __all__ = [
     "SqlTransactions",
     "TransactionMisusedError",
     "Handler",
+    "ArrowHandler",
+    "PandasHandler",
+    "BatchHandler",
+    "BatchResultError",
+    "TransformationError",
     "Row",
     "load_pipeline",
     "process_partition_batch",

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Table
 
@@ -27,10 +28,12 @@ from tidegate.sql.values import (
     ConsumerKey,
     EventPlace,
     NewDeadLetter,
-    PartitionRows,
     PlaceOf,
     place_of,
 )
+
+if TYPE_CHECKING:
+    from tidegate.sql.row_groups import RowGroup
 
 
 def process_partition_batch(
@@ -94,7 +97,7 @@ def commit_partition_batch(
     table: Table,
     consumer: ConsumerKey,
     partition_id: str,
-    rows: PartitionRows | Sequence[PartitionRows],
+    rows: RowGroup | Sequence[RowGroup],
     *,
     positions: PlaceOf,
     start_sequence_number: int,
@@ -113,7 +116,7 @@ def commit_partition_batch(
     row and for events whose rows the database refuses. An event without row and dead letter was skipped on
     purpose. The rest, and what is raised, as in ``process_partition_batch``.
     """
-    groups = [rows] if isinstance(rows, PartitionRows) else list(rows)
+    groups = list(rows) if isinstance(rows, Sequence) else [rows]
     for group in groups:
         unknown = [name for name in group.columns if name not in table.columns]
         if unknown:
@@ -121,10 +124,10 @@ def commit_partition_batch(
                 f"The table {table.name} has no column {', '.join(map(repr, unknown))}.",
                 next_step=f"It has {', '.join(table.columns.keys())}.",
             )
-        if group.sequence_numbers:
+        if len(group):
             _check_range(
-                group.sequence_numbers[0],
-                group.sequence_numbers[-1],
+                int(group.sequence_numbers[0]),
+                int(group.sequence_numbers[-1]),
                 start_sequence_number,
                 until_sequence_number,
             )
@@ -141,7 +144,7 @@ def commit_partition_batch(
             until=until_sequence_number,
             event_hub_created_at_ms=event_hub_created_at_ms,
             is_gap_allowed=is_gap_allowed,
-            groups=[group for group in groups if group.values],
+            groups=[group for group in groups if len(group)],
             dead_letters=sorted(dead_letters, key=lambda letter: letter.sequence_number),
             place_of=positions,
             last=_last_place(groups, dead_letters, positions),
@@ -164,7 +167,7 @@ class _Work:
     until: int
     event_hub_created_at_ms: int | None
     is_gap_allowed: bool
-    groups: list[PartitionRows]
+    groups: list[RowGroup]
     dead_letters: list[NewDeadLetter]
     place_of: PlaceOf
     last: EventPlace | None
@@ -204,7 +207,7 @@ def _attempt(work: _Work, *, refused: RowsRefusedError | None = None) -> BatchRe
         if next_number is not None and next_number >= work.until:
             unit.rollback()
             return BatchResult(0, 0, work.until - work.start, work.until, next_number)
-        groups = [rows_between(group, first, work.until) for group in work.groups]
+        groups = [group.between(first, work.until) for group in work.groups]
         dead_letters = [letter for letter in work.dead_letters if letter.sequence_number >= first]
         if refused is not None:
             row_count, offenders = insert_carefully(
@@ -229,7 +232,7 @@ def _attempt(work: _Work, *, refused: RowsRefusedError | None = None) -> BatchRe
 def insert_carefully(
     unit: UnitOfWork,
     table: Table,
-    groups: Sequence[PartitionRows],
+    groups: Sequence[RowGroup],
     positions: PlaceOf,
     *,
     is_commit_refused: bool = False,
@@ -241,7 +244,7 @@ def insert_carefully(
     """
     # A constraint that waits for the commit could not be put down to an event.
     unit.make_constraints_immediate(is_commit_refused=is_commit_refused)
-    numbers = sorted({number for group in groups for number in group.sequence_numbers})
+    numbers = sorted({number for group in groups for number in group.numbers()})
     refused: list[NewDeadLetter] = []
     row_count = 0
     pending = [(0, len(numbers))]
@@ -249,7 +252,7 @@ def insert_carefully(
         low, high = pending.pop()
         if low == high:
             continue
-        parts = [rows_between(group, numbers[low], numbers[high - 1] + 1) for group in groups]
+        parts = [group.between(numbers[low], numbers[high - 1] + 1) for group in groups]
         try:
             with unit.savepoint():
                 inserted = sum(unit.insert_values(table, part) for part in parts)
@@ -304,15 +307,6 @@ def check_event_hub(
         )
 
 
-def rows_between(rows: PartitionRows, start: int, until: int) -> PartitionRows:
-    """The rows of the events in ``[start, until)``."""
-    numbers = rows.sequence_numbers
-    if not numbers or (numbers[0] >= start and numbers[-1] < until):
-        return rows
-    low, high = bisect_left(numbers, start), bisect_left(numbers, until)
-    return PartitionRows(rows.columns, rows.values[low:high], numbers[low:high])
-
-
 def check_events(events: Sequence[ReceivedEvent], start: int, until: int) -> None:
     """Raises InvalidArgumentError unless ``events`` ascend and lie in ``[start, until)``."""
     if not events:
@@ -335,10 +329,10 @@ def _check_range(first: int, last: int, start: int, until: int) -> None:
 
 
 def _last_place(
-    groups: Sequence[PartitionRows], dead_letters: Sequence[NewDeadLetter], positions: PlaceOf
+    groups: Sequence[RowGroup], dead_letters: Sequence[NewDeadLetter], positions: PlaceOf
 ) -> EventPlace | None:
     """The place of the last event that is known to this batch; None: it had neither rows nor dead letters."""
-    last_row = max((group.sequence_numbers[-1] for group in groups if group.sequence_numbers), default=-1)
+    last_row = max((int(group.sequence_numbers[-1]) for group in groups if len(group)), default=-1)
     last_letter = max(dead_letters, key=lambda letter: letter.sequence_number, default=None)
     if last_letter is not None and last_letter.sequence_number > last_row:
         return EventPlace(last_letter.offset, last_letter.enqueued_time_ms)

@@ -2,14 +2,16 @@
 
 Both bypass SQLAlchemy's per-row work but keep its column types: a value goes through the bind processor of
 its column's type. A table whose missing columns have defaults computed in Python takes SQLAlchemy's own
-insert.
+insert. Rows that lie in Arrow columns go by ``arrow_rows``, with the same plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from sqlalchemy import Connection, Dialect, Table, exc
 
@@ -28,7 +30,7 @@ def insert_values(
     """
     if not values:
         return
-    plan = _plan(table, columns, connection.dialect)
+    plan = plan_of(table, columns, connection.dialect)
     if plan.is_core_needed:
         connection.execute(table.insert(), [dict(zip(columns, row, strict=True)) for row in values])
         return
@@ -41,20 +43,25 @@ def insert_values(
     if plan.is_copy:
         _copy(connection, plan.statement, values)
     else:
-        connection.exec_driver_sql(plan.statement, values if isinstance(values, list) else list(values))
+        execute_many(connection, plan.statement, values)
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class InsertPlan:
+    """How rows of certain columns get into a table."""
+
     statement: str
+    """``COPY … FROM STDIN``, or an insert with a placeholder for each column."""
     is_copy: bool
     is_core_needed: bool
+    """True: a missing column has a default that SQLAlchemy computes, so its own insert is needed."""
     processors: tuple[tuple[int, Processor], ...]
     """Indexes of the columns whose values need processing, with what does it."""
 
 
 @lru_cache(maxsize=256)
-def _plan(table: Table, columns: tuple[str, ...], dialect: Dialect) -> _Plan:
+def plan_of(table: Table, columns: tuple[str, ...], dialect: Dialect) -> InsertPlan:
+    """How rows with these columns (keys of the table's) get into ``table``."""
     quote = dialect.identifier_preparer
     target = quote.format_table(table)
     names = ", ".join(quote.format_column(table.columns[key]) for key in columns)
@@ -65,7 +72,7 @@ def _plan(table: Table, columns: tuple[str, ...], dialect: Dialect) -> _Plan:
         statement = f"INSERT INTO {target} ({names}) VALUES ({', '.join('?' * len(columns))})"
     processors = [table.columns[key].type.dialect_impl(dialect).bind_processor(dialect) for key in columns]
     given = set(columns)
-    return _Plan(
+    return InsertPlan(
         statement=statement,
         is_copy=is_copy,
         is_core_needed=any(
@@ -76,14 +83,45 @@ def _plan(table: Table, columns: tuple[str, ...], dialect: Dialect) -> _Plan:
     )
 
 
+def execute_many(connection: Connection, statement: str, values: Iterable[Sequence[object]]) -> None:
+    """Run the driver's ``executemany``. Raises DBAPIError for its errors."""
+    with _wrapping(connection, statement), closing(_driver_connection(connection).cursor()) as cursor:
+        cursor.executemany(statement, values)
+
+
+def copy_text(connection: Connection, statement: str, lines: Iterable[memoryview]) -> None:
+    """Run a COPY whose data is text already, in COPY's text format. Raises DBAPIError (PostgreSQL only)."""
+    with (
+        _wrapping(connection, statement),
+        _driver_connection(connection).cursor() as cursor,
+        cursor.copy(statement) as copy,
+    ):
+        for part in lines:
+            copy.write(part)
+
+
 def _copy(connection: Connection, statement: str, values: Sequence[tuple[object, ...]]) -> None:
-    driver_connection = connection.connection.driver_connection
+    with (
+        _wrapping(connection, statement),
+        _driver_connection(connection).cursor() as cursor,
+        cursor.copy(statement) as copy,
+    ):
+        write_row = copy.write_row
+        for row in values:
+            write_row(row)
+
+
+def _driver_connection(connection: Connection) -> Any:
+    driver_connection: Any = connection.connection.driver_connection
     assert driver_connection is not None
+    return driver_connection
+
+
+@contextmanager
+def _wrapping(connection: Connection, statement: str) -> Iterator[None]:
+    """The driver's errors become SQLAlchemy's, as if the statement had gone through it."""
     try:
-        with driver_connection.cursor() as cursor, cursor.copy(statement) as copy:
-            write_row = copy.write_row
-            for row in values:
-                write_row(row)
+        yield
     except _driver_error(connection) as error:
         is_lost = is_connection_lost(error)
         if is_lost:

@@ -9,14 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Table
 
 from tidegate.model.events import ReceivedEvent
+from tidegate.sql.batch_handlers import BatchHandler
 from tidegate.sql.pipeline import Handler
 from tidegate.sql.values import NewDeadLetter, PartitionRows
 
-OnFailure = Callable[[ReceivedEvent, Exception], None]
+if TYPE_CHECKING:
+    from tidegate.sql.row_groups import RowGroup
+
+OnFailure = Callable[[ReceivedEvent, BaseException], None]
 """Told of each event whose handler raised, instead of a dead letter."""
 
 
@@ -33,13 +38,13 @@ class UnknownColumnError(ValueError):
 class HandledEvents:
     """What a handler made of events: rows by column set, and the events that failed."""
 
-    groups: list[PartitionRows] = field(default_factory=list)
+    groups: list[RowGroup] = field(default_factory=list)
     """Rows with the same columns lie together; the order within a group is that of the events."""
     dead_letters: list[NewDeadLetter] = field(default_factory=list)
 
 
 def handle_events(
-    handler: Handler,
+    handler: Handler | BatchHandler,
     table: Table,
     events: Iterable[ReceivedEvent],
     *,
@@ -49,8 +54,11 @@ def handle_events(
     """Run ``handler`` over ``events``; what it raises, or a row that no table could hold, is a dead letter.
 
     An event with several rows is put aside whole when one of them is no good. on_failure: takes the failures
-    in place of dead letters.
+    in place of dead letters. A handler of batches is given all events at once. Raises BatchResultError, see
+    ``ArrowHandler``.
     """
+    if isinstance(handler, BatchHandler):
+        return _handle_batch(handler, table, list(events), is_payload_copied, on_failure)
     shapes = _Shapes(table)
     dead_letters: list[NewDeadLetter] = []
     for event in events:
@@ -70,7 +78,30 @@ def handle_events(
             dead_letters.append(
                 NewDeadLetter.from_exception(event, error, is_payload_copied=is_payload_copied)
             )
-    return HandledEvents(shapes.groups(), dead_letters)
+    return HandledEvents([*shapes.groups()], dead_letters)
+
+
+def _handle_batch(
+    handler: BatchHandler,
+    table: Table,
+    events: list[ReceivedEvent],
+    is_payload_copied: bool,
+    on_failure: OnFailure | None,
+) -> HandledEvents:
+    # Here, because only who has such a handler needs pyarrow.
+    from tidegate.sql.arrow_handling import event_batch_of, run_batch_handler
+
+    outcome = run_batch_handler(handler, table, event_batch_of(events, handler.columns))
+    by_number = {event.sequence_number: event for event in events}
+    dead_letters: list[NewDeadLetter] = []
+    for number, error in outcome.failures:
+        if on_failure is not None:
+            on_failure(by_number[number], error)
+            continue
+        dead_letters.append(
+            NewDeadLetter.from_exception(by_number[number], error, is_payload_copied=is_payload_copied)
+        )
+    return HandledEvents([*outcome.groups], dead_letters)
 
 
 class _Shapes:

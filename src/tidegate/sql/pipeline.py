@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from tidegate.model.events import ReceivedEvent
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.processor.handlers import TransactionalHandler, TransactionalProcessor
 from tidegate.processor.policies import FailurePolicy
+from tidegate.sql.batch_handlers import BatchHandler
 from tidegate.sql.values import ConsumerKey, Row
 
 Handler = Callable[[ReceivedEvent], Row | Iterable[Row] | None]
@@ -39,7 +41,8 @@ class Pipeline:
     event_hub: str
     table: Table
     """Where the handler's rows go; its columns are what a row may hold."""
-    handler: Handler
+    handler: Handler | BatchHandler
+    """A function per event, or an ``ArrowHandler`` or ``PandasHandler`` around a function per batch."""
     consumer_group: str = DEFAULT_CONSUMER_GROUP
     is_payload_copied: bool = False
     """True: a dead letter keeps a copy of its event, so that it outlives the log's retention."""
@@ -47,10 +50,11 @@ class Pipeline:
     def __post_init__(self) -> None:
         if not self.name:
             raise InvalidArgumentError("A pipeline needs a name.")
-        if not callable(self.handler):
+        if not callable(self.handler) and not isinstance(self.handler, BatchHandler):
             raise InvalidArgumentError(
                 f"The handler of the pipeline {self.name} is not callable.",
-                next_step="Give a function that takes a ReceivedEvent and returns a row, rows or None.",
+                next_step="Give a function that takes a ReceivedEvent and returns a row, rows or None, or an "
+                "ArrowHandler or PandasHandler.",
             )
         ConsumerKey(self.event_hub, self.consumer_group)
 
@@ -58,6 +62,11 @@ class Pipeline:
     def consumer(self) -> ConsumerKey:
         """Whose checkpoints it moves."""
         return ConsumerKey(self.event_hub, self.consumer_group)
+
+    @property
+    def function(self) -> Callable[..., object]:
+        """The user's function itself, whatever it is wrapped in."""
+        return self.handler.function if isinstance(self.handler, BatchHandler) else self.handler
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +109,36 @@ class TransactionalPipeline:
 AnyPipeline = Pipeline | TransactionalPipeline
 
 
+class Redrivable(ABC):
+    """What is no pipeline of this package, and knows one that runs its dead letters again."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def redrivable(self) -> Pipeline:
+        """That pipeline. Raises InvalidArgumentError where there is none."""
+
+
 def load_pipeline(address: str) -> AnyPipeline:
     """The pipeline at ``package.module:attribute`` or ``path/to/file.py:attribute``.
 
-    The attribute is a ``Pipeline`` or ``TransactionalPipeline``, or a callable without arguments that gives
-    one.
+    The attribute is a ``Pipeline`` or ``TransactionalPipeline``, a declared pipeline of Spark's that has a
+    handler, or a callable without arguments that gives one.
     Raises InvalidArgumentError when there is none; what the module itself raises on import comes through as
     its cause.
+    """
+    found = load_declared(address, (Pipeline, TransactionalPipeline, Redrivable))
+    if isinstance(found, Redrivable):
+        return found.redrivable()
+    assert isinstance(found, AnyPipeline)
+    return found
+
+
+def load_declared(address: str, kinds: tuple[type, ...]) -> object:
+    """What is declared at an address, as ``load_pipeline`` has it: one of ``kinds``, or what a callable
+    without arguments gives.
+
+    Raises InvalidArgumentError when it is something else.
     """
     place, separator, attribute = address.rpartition(":")
     if not separator or not place or not attribute.isidentifier():
@@ -118,21 +150,21 @@ def load_pipeline(address: str) -> AnyPipeline:
     try:
         found: object = getattr(module, attribute)
     except AttributeError:
-        names = [name for name, value in vars(module).items() if isinstance(value, AnyPipeline)]
+        names = [name for name, value in vars(module).items() if isinstance(value, kinds)]
         raise InvalidArgumentError(
             f"{place} has no attribute {attribute!r}.",
             next_step=f"Its pipelines are: {', '.join(names)}." if names else "It defines no pipeline.",
         ) from None
-    if not isinstance(found, AnyPipeline) and callable(found):
+    if not isinstance(found, kinds) and callable(found):
         try:
             found = found()
         except Exception as error:
             raise InvalidArgumentError(f"{address} raised {type(error).__name__}: {error}") from error
-    if not isinstance(found, AnyPipeline):
+    if not isinstance(found, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds if kind is not Redrivable)
         raise InvalidArgumentError(
-            f"{address} is a {type(found).__name__}, not a tidegate.sql.Pipeline.",
-            next_step="Name a Pipeline or TransactionalPipeline, or a function without arguments that "
-            "returns one.",
+            f"{address} is a {type(found).__name__}, not a {wanted}.",
+            next_step="Name one, or a function without arguments that returns one.",
         )
     return found
 

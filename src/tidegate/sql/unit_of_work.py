@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, or_, select, text, update
 from sqlalchemy import exc as sqlalchemy_errors
@@ -29,10 +30,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tidegate.model.errors import DatabaseError, FencedError
 from tidegate.sql import schema
-from tidegate.sql.bulk import insert_values
 from tidegate.sql.database import Database
 from tidegate.sql.failures import ROW_ERRORS, is_bad_data, is_connection_lost, reason_of, translate
 from tidegate.sql.lost_commit import CommitOutcome, Witness, resolve_lost_commit
+from tidegate.sql.row_groups import insert_group
 from tidegate.sql.values import (
     REASON_CHARACTERS_MAX,
     TRACEBACK_CHARACTERS_MAX,
@@ -43,6 +44,9 @@ from tidegate.sql.values import (
     Row,
     storable_text,
 )
+
+if TYPE_CHECKING:
+    from tidegate.sql.row_groups import RowGroup
 
 Upsert = postgresql.Insert | sqlite.Insert
 
@@ -194,13 +198,13 @@ class UnitOfWork:
         for row in rows:
             groups.setdefault(tuple(row), []).append(tuple(row.values()))
         for columns, values in groups.items():
-            self._insert(table, columns, values)
+            self._insert(table, PartitionRows(columns, values, range(len(values))))
         return len(rows)
 
-    def insert_values(self, table: Table, rows: PartitionRows) -> int:
-        """Insert rows that lie in tuples already. Returns how many. Raises as ``insert_rows`` does."""
-        self._insert(table, rows.columns, rows.values)
-        return len(rows.values)
+    def insert_values(self, table: Table, rows: RowGroup) -> int:
+        """Insert rows that lie in tuples or columns already. Returns how many. Raises as ``insert_rows``."""
+        self._insert(table, rows)
+        return len(rows)
 
     def make_constraints_immediate(self, *, is_commit_refused: bool = False) -> None:
         """From here on a constraint refuses a row at once, not the commit, so that it can be put down to it.
@@ -327,19 +331,6 @@ class UnitOfWork:
             lambda connection: self._checkpoint_outcome(connection, partition_id, until_sequence_number)
         )
 
-    def claim_batch(self, query_name: str, batch_id: int, task_id: int = 0) -> bool:
-        """Enter a shuffled micro-batch into the ledger, to be committed with its rows.
-
-        Returns False when it is committed already: write nothing then. Waits for a competitor that has
-        entered the same batch and not yet committed.
-        """
-        key = {"query_name": query_name, "batch_id": batch_id, "task_id": task_id}
-        with self.translating(f"entering batch {batch_id} of {query_name} into the ledger"):
-            is_new = self._enter_ledger(self.connection, key)
-        if is_new:
-            self.set_witness(lambda connection: self._ledger_outcome(connection, key))
-        return is_new
-
     def set_witness(self, witness: Witness) -> None:
         """Say how a lost COMMIT is to be found out; the last one said counts, for one tells for all."""
         self._witness = witness
@@ -424,15 +415,15 @@ class UnitOfWork:
     def _upsert(self, table: Table) -> Upsert:
         return sqlite.insert(table) if self.database.is_sqlite else postgresql.insert(table)
 
-    def _insert(self, table: Table, columns: tuple[str, ...], values: Sequence[tuple[object, ...]]) -> None:
-        unknown = [name for name in columns if name not in table.columns]
+    def _insert(self, table: Table, rows: RowGroup) -> None:
+        unknown = [name for name in rows.columns if name not in table.columns]
         if unknown:
             raise DatabaseError(
                 f"The table {table.name} has no column {', '.join(map(repr, unknown))}.",
                 next_step=f"It has {', '.join(table.columns.keys())}.",
             )
         try:
-            insert_values(self.connection, table, columns, values)
+            insert_group(self.connection, table, rows)
         except ROW_ERRORS as error:
             if is_bad_data(error):
                 raise _refused(error, f"rows for {table.name}") from error
@@ -492,26 +483,6 @@ class UnitOfWork:
             return CommitOutcome.COMMITTED
         number = found.next_sequence_number
         return CommitOutcome.ROLLED_BACK if number is None or number < until else CommitOutcome.SUPERSEDED
-
-    def _enter_ledger(self, connection: Connection, key: Mapping[str, object]) -> bool:
-        # The row count of an insert is not always kept by the driver; the returned key tells as well.
-        entered = connection.execute(
-            self._upsert(schema.batch_ledger)
-            .values(**key, transaction_token=self.token, committed_at=self.database.clock.now_utc())
-            .on_conflict_do_nothing()
-            .returning(schema.batch_ledger.c.task_id)
-        )
-        return entered.first() is not None
-
-    def _ledger_outcome(self, connection: Connection, key: Mapping[str, object]) -> CommitOutcome:
-        # The attempt to enter it again waits for the lost transaction; it is rolled back afterwards.
-        if self._enter_ledger(connection, key):
-            return CommitOutcome.ROLLED_BACK
-        row = schema.batch_ledger.c
-        token = connection.execute(
-            select(row.transaction_token).where(*[row[name] == value for name, value in key.items()])
-        ).scalar_one()
-        return CommitOutcome.COMMITTED if token == self.token else CommitOutcome.SUPERSEDED
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Nothing here touches a database; every module of the package may import this one
 from __future__ import annotations
 
 import traceback as traceback_module
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -136,7 +137,8 @@ class NewDeadLetter:
             enqueued_time_ms=place.enqueued_time_ms,
             error_type=type(error).__name__,
             reason=str(error) or type(error).__name__,
-            traceback="".join(traceback_module.format_exception(error)),
+            # What was never raised (a reason that a function returned) was nowhere.
+            traceback="".join(traceback_module.format_exception(error)) if error.__traceback__ else "",
             partition_key=place.partition_key,
             payload=place.payload,
         )
@@ -342,6 +344,21 @@ class PartitionRows:
                 f"There are {len(self.values)} rows and {len(self.sequence_numbers)} sequence numbers; each "
                 "row needs the sequence number of its event."
             )
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def numbers(self) -> Sequence[int]:
+        """The sequence numbers of the rows' events."""
+        return self.sequence_numbers
+
+    def between(self, start: int, until: int) -> PartitionRows:
+        """The rows of the events in ``[start, until)``."""
+        numbers = self.sequence_numbers
+        if not numbers or (numbers[0] >= start and numbers[-1] < until):
+            return self
+        low, high = bisect_left(numbers, start), bisect_left(numbers, until)
+        return PartitionRows(self.columns, self.values[low:high], numbers[low:high])
 
     @classmethod
     def from_columns(
