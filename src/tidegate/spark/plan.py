@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
-from pyspark import cloudpickle
+from pyspark import TaskContext, cloudpickle
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.options import SourceOptions
@@ -33,7 +33,8 @@ class SinkPlan:
     """Of the stream that feeds the sink: events are read again by pointer for dead letters."""
     claim: Claim
     is_transformed: bool
-    """True: rows come from a DataFrame transformation; False: encoded events for the pipeline's handler."""
+    """True: rows come from a DataFrame transformation; False: encoded events, or the columns that a function over
+    batches asks for, for the pipeline's handler."""
     transaction_rows_max: int
     """Rows after which a task commits what it has of a partition, and goes on."""
     transaction_bytes_max: int
@@ -43,13 +44,12 @@ class SinkPlan:
 
         Raises InvalidArgumentError where the handler or the table cannot be pickled.
         """
-        module = sys.modules.get(getattr(self.pipeline.handler, "__module__", None) or "")
+        module = sys.modules.get(getattr(self.pipeline.function, "__module__", None) or "")
         is_by_value = module is not None and not _is_importable(module)
         if is_by_value:
             cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
         try:
-            # On a cluster the driver's folders are of its machine: what they hold comes with ``--py-files``.
-            pickled = _dumps(([] if is_on_cluster() else list(sys.path), _dumps(self)))
+            pickled = _dumps((list(sys.path), is_on_cluster(), _dumps(self)))
         except Exception as exc:
             raise InvalidArgumentError(
                 f"The pipeline {self.pipeline.name} cannot be sent to Spark's workers: {exc}",
@@ -83,9 +83,11 @@ def load_plan(text: str) -> SinkPlan:
 
     Raises InvalidArgumentError where a module of the handler is not there.
     """
-    paths, pickled = cloudpickle.loads(base64.b64decode(text))
-    # The driver's script and its neighbours are importable there; on this machine they shall be here, too.
-    sys.path.extend(path for path in paths if path not in sys.path and Path(path or ".").exists())
+    paths, is_cluster, pickled = cloudpickle.loads(base64.b64decode(text))
+    if not is_cluster or TaskContext.get() is None:
+        # The driver's script and its neighbours are importable there; on its machine they shall be here, too.
+        # To a cluster's executors its folders mean nothing: what they hold comes with ``--py-files``.
+        sys.path.extend(path for path in paths if path not in sys.path and Path(path or ".").exists())
     try:
         plan = cloudpickle.loads(pickled)
     except ModuleNotFoundError as exc:

@@ -141,7 +141,8 @@ def _submitted_settings() -> dict[str, str]:
     """What ``spark-submit`` was given, where it has started this process; else nothing."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return {}
-    return dict(SparkConf().getAll())  # starts nothing: it asks the JVM that is there
+    SparkContext._ensure_initialized()  # starts nothing: it connects to the JVM that is there
+    return dict(SparkConf().getAll())
 
 
 def _set_environment(*, is_local: bool) -> None:
