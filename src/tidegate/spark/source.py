@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 from tidegate.spark.options import SourceOptions
 
 if TYPE_CHECKING:
+    from tidegate.spark.hub_writer import HubBatchWriter, HubStreamWriter
     from tidegate.spark.reader import EventHubsBatchReader, EventHubsStreamReader
 
 
@@ -43,6 +44,18 @@ class EventHubsDataSource(DataSource):
 
         return EventHubsStreamReader(self._checked_options(schema), schema.fieldNames())
 
+    def writer(self, schema: StructType, overwrite: bool) -> HubBatchWriter:
+        """The writer of ``df.write.format("eventhubs").mode("append")``."""
+        from tidegate.spark.hub_writer import hub_batch_writer
+
+        return hub_batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> HubStreamWriter:  # noqa: N802 - Spark's name
+        """The writer of ``df.writeStream.format("eventhubs")``."""
+        from tidegate.spark.hub_writer import hub_stream_writer
+
+        return hub_stream_writer(self.options, schema, overwrite)
+
     def _parsed_options(self) -> SourceOptions:
         return SourceOptions.parse(self.options)
 
@@ -60,7 +73,7 @@ class EventHubsDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats ``eventhubs`` and ``eventhubs-capture`` (sources) and ``eventhubs-sql`` (sink) known."""
+    """Make the formats ``eventhubs``, ``eventhubs-capture`` and ``eventhubs-sql`` known to a session."""
     from tidegate.spark.capture_source import CaptureDataSource
     from tidegate.spark.session import share_python_path
     from tidegate.spark.sink import SqlSinkDataSource

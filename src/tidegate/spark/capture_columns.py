@@ -1,0 +1,202 @@
+"""Records of capture files become Arrow columns: those of the format ``eventhubs``, with equal values.
+
+What a capture file does not carry is told in docs/reference/spark-capture.md. The enqueued time is cut to
+seconds there; Tidegate's own files have it in full in ``SystemProperties``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.spark.capture_container import CaptureFileError, Record
+from tidegate.spark.columns import binary_column
+from tidegate.spark.schema import ENCODED_EVENT_ARROW_SCHEMA, EVENT_ARROW_SCHEMA
+from tidegate.wire.capture import PROPERTY_TYPES, AvroValue
+from tidegate.wire.capture_events import encoded_event, typed_properties
+from tidegate.wire.event_texts import DECODE_ERROR_PROPERTY, text_of
+from tidegate.wire.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
+
+if TYPE_CHECKING:
+    Column = pa.Array[Any]
+
+_NOT_A_COLUMN: Final = frozenset(
+    (*map(str, (ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER)), PROPERTY_TYPES)
+)
+"""What ``systemProperties`` leaves out: it has a column of its own, or is a remark of the file's writer."""
+_FIELDS_OF: Final[Mapping[str, tuple[str, ...]]] = {
+    "body": ("Body", "SystemProperties"),
+    "partition": (),
+    "offset": ("Offset",),
+    "sequenceNumber": (),
+    "enqueuedTime": (),
+    "publisher": ("SystemProperties",),
+    "partitionKey": ("SystemProperties",),
+    "properties": ("Properties", "SystemProperties"),
+    "systemProperties": ("SystemProperties",),
+    "encodedEvent": ("Body", "Properties", "SystemProperties"),
+}
+_ALWAYS: Final = ("SequenceNumber", "EnqueuedTimeUtc", "SystemProperties")
+"""What every event is judged by: its number, its time (which is in two places)."""
+_ARROW_TYPES: Final = {field.name: field.type for field in [*EVENT_ARROW_SCHEMA, *ENCODED_EVENT_ARROW_SCHEMA]}
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureRows:
+    """Records of one partition, with what is asked about each of them."""
+
+    records: Sequence[Record]
+    sequence_numbers: Int64s
+    times_ms: Int64s
+    """When they were enqueued: milliseconds since 1970-01-01 UTC."""
+
+    def chosen(self, mask: npt.NDArray[np.bool_]) -> CaptureRows:
+        """Those for which ``mask`` is true."""
+        if mask.all():
+            return self
+        records = self.records
+        return CaptureRows(
+            [records[index] for index in np.flatnonzero(mask).tolist()],
+            self.sequence_numbers[mask],
+            self.times_ms[mask],
+        )
+
+
+def fields_for(columns: Sequence[str]) -> tuple[str, ...]:
+    """The fields of a capture file that those columns are made from."""
+    wanted = {name for column in columns for name in _FIELDS_OF[column]} | set(_ALWAYS)
+    return tuple(sorted(wanted))
+
+
+def capture_rows(records: Sequence[Record], file_name: str) -> CaptureRows:
+    """Records with their numbers and times. Raises CaptureFileError for a time that is none."""
+    count = len(records)
+    try:
+        numbers = np.fromiter((record["SequenceNumber"] for record in records), np.int64, count)
+        times = np.fromiter(
+            (_time_ms(record["EnqueuedTimeUtc"], record["SystemProperties"]) for record in records),
+            np.int64,
+            count,
+        )
+    except (ValueError, TypeError, OverflowError) as error:
+        raise CaptureFileError(f"{file_name} holds no events of Capture: {error}.") from error
+    return CaptureRows(records, numbers, times)
+
+
+def capture_batch(partition_id: str, rows: CaptureRows, columns: Sequence[str]) -> pa.RecordBatch:
+    """Those columns, in that order."""
+    arrays = [_MAKERS[name](partition_id, rows) for name in columns]
+    schema = pa.schema([pa.field(name, _ARROW_TYPES[name]) for name in columns])
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _time_ms(text: str, system_properties: Mapping[str, object]) -> int:
+    time_ms = _parsed_time_ms(text)
+    exact = system_properties.get("x-opt-enqueued-time")
+    # Only where it says the same and more: nobody but Tidegate has promised what this is.
+    return exact if type(exact) is int and exact // 1000 == time_ms // 1000 else time_ms
+
+
+@lru_cache(maxsize=4096)
+def _parsed_time_ms(text: str) -> int:
+    """``6/12/2020 6:32:34 PM`` as Capture writes it; ISO 8601 as IoT Hub's routing writes it. Both in UTC."""
+    if text[:4].isdigit():
+        head, _, fraction = text.removesuffix("Z").partition(".")
+        time = datetime.fromisoformat(head).replace(tzinfo=UTC)
+        return int(time.timestamp()) * 1000 + int(fraction[:3].ljust(3, "0") or 0)
+    time = datetime.strptime(text, "%m/%d/%Y %I:%M:%S %p").replace(tzinfo=UTC)
+    return int(time.timestamp()) * 1000
+
+
+def _text_column(values: Sequence[str | None]) -> Column:
+    return pa.array(values, pa.string())
+
+
+def _bodies(partition_id: str, rows: CaptureRows) -> Column:
+    # An event that was no AMQP message has no body in the live table, either; it says why.
+    bodies = [
+        None if DECODE_ERROR_PROPERTY in system else record["Body"]
+        for record, system in zip(rows.records, _systems(rows), strict=True)
+    ]
+    if None in bodies:
+        return pa.array(bodies, pa.binary())
+    return binary_column(cast(list[bytes], bodies))
+
+
+def _map_column(maps: Sequence[Mapping[str, object]]) -> Column:
+    """Maps of typed values as maps of text, laid end to end."""
+    lengths = np.fromiter(map(len, maps), np.int32, len(maps))
+    offsets = np.zeros(len(maps) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    names = [name for each in maps for name in each]
+    texts = [
+        value if type(value) is str else text_of(value) for each in maps if each for value in each.values()
+    ]
+    column: Column = pa.MapArray.from_arrays(  # type: ignore[call-overload]  # 32-bit offsets, as it has them
+        pa.array(offsets), _text_column(names), _text_column(texts)
+    )
+    return column
+
+
+def _properties(partition_id: str, rows: CaptureRows) -> Column:
+    maps = [record["Properties"] for record in rows.records]
+    systems = _systems(rows)
+    if any(PROPERTY_TYPES in system for system in systems):
+        maps = [typed_properties(each, system) for each, system in zip(maps, systems, strict=True)]
+    return _map_column(maps)
+
+
+def _system_properties(partition_id: str, rows: CaptureRows) -> Column:
+    return _map_column(
+        [
+            {name: value for name, value in system.items() if name not in _NOT_A_COLUMN} if system else system
+            for system in _systems(rows)
+        ]
+    )
+
+
+def _systems(rows: CaptureRows) -> list[Mapping[str, AvroValue]]:
+    return [record["SystemProperties"] for record in rows.records]
+
+
+def _system_text(name: str) -> Callable[[str, CaptureRows], Column]:
+    def make(partition_id: str, rows: CaptureRows) -> Column:
+        return _text_column([text_of(system.get(name)) for system in _systems(rows)])
+
+    return make
+
+
+def _encoded_events(partition_id: str, rows: CaptureRows) -> Column:
+    return binary_column(
+        [
+            encoded_event(record["Body"], record["Properties"], record["SystemProperties"])
+            for record in rows.records
+        ]
+    )
+
+
+_MAKERS: Final[Mapping[str, Callable[[str, CaptureRows], Column]]] = {
+    "body": _bodies,
+    "partition": lambda partition_id, rows: pa.repeat(
+        pa.scalar(partition_id, pa.string()), len(rows.records)
+    ),
+    "offset": lambda partition_id, rows: _text_column([record["Offset"] for record in rows.records]),
+    "sequenceNumber": lambda partition_id, rows: pa.array(rows.sequence_numbers),
+    "enqueuedTime": lambda partition_id, rows: pa.array(rows.times_ms * 1000).cast(
+        _ARROW_TYPES["enqueuedTime"]
+    ),
+    "publisher": _system_text(str(PUBLISHER)),
+    "partitionKey": _system_text(str(PARTITION_KEY)),
+    "properties": _properties,
+    "systemProperties": _system_properties,
+    "encodedEvent": _encoded_events,
+}

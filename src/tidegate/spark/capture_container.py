@@ -1,0 +1,200 @@
+"""Avro object containers, block by block: what a capture file consists of.
+
+Every block is checked (sizes, sync marker, number of records), so that a file that ends early or is damaged
+is an error with the file's name and never a short table. Only a file that was cut exactly between two blocks
+looks whole: the format has no end mark. Records are decoded by fastavro, a block at a time.
+Source: Apache Avro 1.12 specification, "Object Container Files" and "Binary Encoding".
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from io import BytesIO
+from typing import Any, BinaryIO, Final
+
+import fastavro
+from fastavro.types import Schema
+
+from tidegate.model.errors import TidegateError
+from tidegate.wire.capture import AVRO_SCHEMA
+
+_MAGIC: Final = b"Obj\x01"
+_SYNC_BYTES: Final = 16
+_HEADER_BYTES_MAX: Final = 1 << 20
+_VARINT_BYTES_MAX: Final = 10
+_BLOCK_BYTES_MAX: Final = 1 << 30
+"""Our choice: a block that says it is larger is damaged (services write far less than a megabyte)."""
+_RECORD_BYTES_MIN: Final = 6
+
+Record = dict[str, Any]
+"""A record of a capture file, as fastavro gives it: names of ``AVRO_SCHEMA`` → values."""
+
+FIELD_NAMES: Final = tuple(field["name"] for field in AVRO_SCHEMA["fields"])  # type: ignore[attr-defined]
+
+
+class CaptureFileError(TidegateError):
+    """A capture file could not be read: it is cut off, damaged, no capture file, or its storage fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerHeader:
+    """What stands before a file's blocks."""
+
+    schema_text: str
+    codec: str
+    sync_marker: bytes
+
+
+def read_header(file: BinaryIO, name: str) -> ContainerHeader:
+    """The header of the file, which stands behind it afterwards. Raises CaptureFileError."""
+    if file.read(len(_MAGIC)) != _MAGIC:
+        raise CaptureFileError(f"{name} is no Avro file.", next_step=_SKIP)
+    metadata: dict[str, bytes] = {}
+    count = _read_long(file, name)
+    while count:
+        if count < 0:  # then the size of these entries follows
+            _read_long(file, name)
+        for _ in range(abs(count)):
+            key = _read_exactly(file, _length(file, name), name).decode("utf-8", "replace")
+            metadata[key] = _read_exactly(file, _length(file, name), name)
+        count = _read_long(file, name)
+    sync_marker = _read_exactly(file, _SYNC_BYTES, name)
+    codec = metadata.get("avro.codec", b"null").decode("utf-8", "replace")
+    if codec not in ("null", "deflate"):
+        raise CaptureFileError(
+            f"{name} is compressed with {codec!r}; null and deflate are read.", next_step=_SKIP
+        )
+    schema_text = metadata.get("avro.schema", b"").decode("utf-8", "replace")
+    _check_schema(schema_text, name)
+    return ContainerHeader(schema_text, codec, sync_marker)
+
+
+def iter_blocks(file: BinaryIO, header: ContainerHeader, name: str) -> Iterator[tuple[int, bytes]]:
+    """(number of records, their bytes) of each block from where the file stands. Raises CaptureFileError."""
+    while True:
+        first = file.read(1)
+        if not first:
+            return
+        count, size = _read_long(file, name, first), _read_long(file, name)
+        if count < 0 or not 0 <= size <= _BLOCK_BYTES_MAX:
+            raise _damaged(name, "a block has an impossible size")
+        data = _read_exactly(file, size, name)
+        if _read_exactly(file, _SYNC_BYTES, name) != header.sync_marker:
+            raise _damaged(name, "a block does not end where it says")
+        yield count, _decompressed(data, header, name)
+
+
+def decode_records(
+    header: ContainerHeader, count: int, data: bytes, name: str, fields: tuple[str, ...] = FIELD_NAMES
+) -> list[Record]:
+    """The records of a block, with those fields. Raises CaptureFileError."""
+    if count * _RECORD_BYTES_MIN > len(data):
+        raise _damaged(name, "a block holds fewer records than it says")
+    written, wanted = _schemas(header.schema_text, fields)
+    # A block's records followed by the end mark of an array are an array: one call decodes all of them.
+    array = BytesIO(b"".join((_long(count), data, b"\0") if count else (b"\0", data)))
+    try:
+        records = fastavro.schemaless_reader(array, written, wanted)
+    except Exception as error:  # fastavro raises what it stumbles over: IndexError, UnicodeDecodeError, …
+        raise _damaged(name, f"a record does not parse ({type(error).__name__}: {error})") from error
+    if array.read(1):
+        raise _damaged(name, "a block holds more than its records")
+    return records  # type: ignore[return-value]
+
+
+_SKIP: Final = "Move it away, or set the option skipBadFiles to true to leave such files out."
+
+
+def _damaged(name: str, what: str) -> CaptureFileError:
+    return CaptureFileError(f"{name} is damaged: {what}.", next_step=_SKIP)
+
+
+def _cut_off(name: str) -> CaptureFileError:
+    return CaptureFileError(f"{name} is cut off.", next_step=_SKIP)
+
+
+def _read_exactly(file: BinaryIO, size: int, name: str) -> bytes:
+    data = file.read(size)
+    if len(data) != size:
+        raise _cut_off(name)
+    return data
+
+
+def _length(file: BinaryIO, name: str) -> int:
+    length = _read_long(file, name)
+    if not 0 <= length <= _HEADER_BYTES_MAX:
+        raise _damaged(name, "its header has an impossible size")
+    return length
+
+
+def _read_long(file: BinaryIO, name: str, first: bytes = b"") -> int:
+    """A zigzag integer of seven bits a byte."""
+    value = shift = 0
+    for position in range(_VARINT_BYTES_MAX):
+        byte = first if first and not position else file.read(1)
+        if not byte:
+            raise _cut_off(name)
+        value |= (byte[0] & 0x7F) << shift
+        shift += 7
+        if not byte[0] & 0x80:
+            return (value >> 1) ^ -(value & 1)
+    raise _damaged(name, "a number has no end")
+
+
+def _long(value: int) -> bytes:
+    """A count as a zigzag integer."""
+    rest, output = value << 1, bytearray()
+    while rest >= 0x80:
+        output.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    output.append(rest)
+    return bytes(output)
+
+
+def _decompressed(data: bytes, header: ContainerHeader, name: str) -> bytes:
+    if header.codec == "null":
+        return data
+    inflate = zlib.decompressobj(-15)  # a raw stream, says the specification
+    try:
+        inflated = inflate.decompress(data, _BLOCK_BYTES_MAX)
+    except zlib.error as error:
+        raise _damaged(name, f"a block does not decompress ({error})") from error
+    # fastavro leaves three bytes of a checksum behind the stream, so what follows it is let be.
+    if not inflate.eof:
+        raise _damaged(name, "a block does not decompress to its end")
+    return inflated
+
+
+@lru_cache(maxsize=64)
+def _parsed_fields(schema_text: str) -> dict[str, dict[str, object]] | None:
+    """The fields of a record schema by their names; None where the text is none."""
+    try:
+        schema = json.loads(schema_text)
+        fastavro.parse_schema(schema)
+        return {field["name"]: field for field in schema["fields"]} if schema["type"] == "record" else None
+    except (ValueError, KeyError, TypeError, fastavro.schema.SchemaParseException):
+        return None
+
+
+def _check_schema(schema_text: str, name: str) -> None:
+    fields = _parsed_fields(schema_text)
+    missing = FIELD_NAMES if fields is None else tuple(field for field in FIELD_NAMES if field not in fields)
+    if missing:
+        raise CaptureFileError(
+            f"{name} is an Avro file, and none of Capture: its records lack {missing[0]}.", next_step=_SKIP
+        )
+
+
+@lru_cache(maxsize=64)
+def _schemas(schema_text: str, fields: tuple[str, ...]) -> tuple[Schema, Schema | None]:
+    """The schema of an array of the file's records, and of the fields to be read (None: of all)."""
+    record = json.loads(schema_text)
+    written = fastavro.parse_schema({"type": "array", "items": record})
+    if {field["name"] for field in record["fields"]} == set(fields):
+        return written, None
+    projected = {**record, "fields": [field for field in record["fields"] if field["name"] in fields]}
+    return written, fastavro.parse_schema({"type": "array", "items": projected})

@@ -1,0 +1,196 @@
+"""The names of capture files: which file belongs to which partition, and what its time says about its events.
+
+Pure. A name carries the time when its file's window was opened, not the time of any event, so it bounds the
+events' enqueued times, and not tightly:
+
+    events of the file:   time - retention  ≤  enqueued time  <  time + 1 s + longest window + clocks
+                               (lower bound)                     (upper bound)
+
+The upper bound holds because a window is at most 15 minutes long, whoever writes ("between 1 and 15 minutes",
+Azure "Capture streaming events through Azure Event Hubs"). The lower one is wide: Capture that was held up (a
+storage account that was away) goes on later and may name the file for that later time, so an event in it can
+be as old as the hub's retention lets an event become.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from tidegate.model.capture import NAME_FIELDS
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.limits import CAPTURE_TIME_WINDOW_S_MAX
+from tidegate.wire.capture import FILE_SUFFIX
+
+_CLOCKS_S: Final = 300
+"""Our choice: how far the clock that stamps events may be ahead of the one that names files."""
+LATEST_EVENT_S: Final = 1 + CAPTURE_TIME_WINDOW_S_MAX + _CLOCKS_S
+"""Seconds after a file's time when no event of it can have been enqueued any more."""
+
+_FIELD: Final = re.compile(r"\{([^{}]*)\}")
+_PATTERNS: Final[Mapping[str, str]] = {
+    "Namespace": r"[^/]+",
+    "EventHub": r"[^/]+",
+    "PartitionId": r"[0-9]+",
+    "Year": r"[0-9]{4}",
+    "Month": r"[0-9]{2}",
+    "Day": r"[0-9]{2}",
+    "Hour": r"[0-9]{2}",
+    "Minute": r"[0-9]{2}",
+    "Second": r"[0-9]{2}",
+}
+_TIME_FIELDS: Final = ("Year", "Month", "Day", "Hour", "Minute", "Second")
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureFile:
+    """A file as its name describes it."""
+
+    name: str
+    """Below the path that Capture writes to."""
+    namespace: str
+    event_hub: str
+    partition_id: str
+    time_s: int
+    """When its window was opened: seconds since 1970-01-01 UTC."""
+    size_bytes: int
+
+    @property
+    def latest_event_ms(self) -> int:
+        """No event of the file was enqueued at this time or later: milliseconds since 1970-01-01 UTC."""
+        return (self.time_s + LATEST_EVENT_S) * 1000
+
+    def earliest_event_ms(self, retention_hours: int) -> int:
+        """No event of the file was enqueued before this: milliseconds since 1970-01-01 UTC."""
+        return (self.time_s - retention_hours * 3600) * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBounds:
+    """Half-open bounds of enqueued times in milliseconds since 1970-01-01 UTC; None: unbounded."""
+
+    start_ms: int | None = None
+    until_ms: int | None = None
+
+    def narrowed(self, other: TimeBounds) -> TimeBounds:
+        """What lies within both."""
+        starts = [bound for bound in (self.start_ms, other.start_ms) if bound is not None]
+        untils = [bound for bound in (self.until_ms, other.until_ms) if bound is not None]
+        return TimeBounds(max(starts, default=None), min(untils, default=None))
+
+
+class NameFormat:
+    """Capture's naming format, read backwards: from names to their fields."""
+
+    def __init__(self, text: str, *, namespace: str | None = None, event_hub: str | None = None) -> None:
+        """text: as Capture is given it, without ``.avro``. namespace, event_hub: those to take; None: any.
+
+        Raises InvalidArgumentError unless it holds each of ``NAME_FIELDS`` and no other.
+        """
+        named = _FIELD.findall(text)
+        problem = next((f"lacks {{{name}}}" for name in NAME_FIELDS if name not in named), "") or next(
+            (f"has the unknown field {{{name}}}" for name in named if name not in NAME_FIELDS), ""
+        )
+        if problem:
+            raise InvalidArgumentError(
+                f"The capture name format {text!r} {problem}.",
+                next_step=f"Give it as Capture has it: each of {', '.join(NAME_FIELDS)}, in braces.",
+            )
+        self.text = text
+        self._wanted = {"Namespace": namespace, "EventHub": event_hub}
+        self._any = re.compile(self._expression(is_wanted_only=False))
+        self._wanted_only = re.compile(self._expression(is_wanted_only=True))
+
+    def _expression(self, *, is_wanted_only: bool) -> str:
+        parts: list[str] = []
+        seen: set[str] = set()
+        at = 0
+        for match in _FIELD.finditer(self.text):
+            parts.append(re.escape(self.text[at : match.start()]))
+            at, name = match.end(), match[1]
+            if name in seen:
+                parts.append(f"(?P={name})")
+                continue
+            seen.add(name)
+            wanted = self._wanted.get(name) if is_wanted_only else None
+            parts.append(f"(?P<{name}>{_PATTERNS[name] if wanted is None else re.escape(wanted)})")
+        parts.append(re.escape(self.text[at:] + FILE_SUFFIX))
+        return "".join(parts)
+
+    @property
+    def folder(self) -> str:
+        """Where all wanted files lie, as far as that is known: the leading parts of names without fields, or
+        with fields that have one value. Empty, or ends with ``/``.
+        """
+        known: list[str] = []
+        for part in self.text.split("/")[:-1]:
+            filled = _FIELD.sub(lambda match: self._wanted.get(match[1]) or match[0], part)
+            if "{" in filled:
+                break
+            known.append(filled + "/")
+        return "".join(known)
+
+    def parse(self, name: str, size_bytes: int) -> CaptureFile | None:
+        """The file of that name; None where it is of a namespace or event hub that is not wanted.
+
+        Raises InvalidArgumentError for a name that is not of this format.
+        """
+        match = self._wanted_only.fullmatch(name)
+        if match is None:
+            if self._any.fullmatch(name) is None:
+                raise self._foreign(name)
+            return None
+        try:
+            time = datetime(*(int(match[field]) for field in _TIME_FIELDS), tzinfo=UTC)  # type: ignore[arg-type,misc]
+        except ValueError:
+            raise self._foreign(name) from None
+        return CaptureFile(
+            name=name,
+            namespace=match["Namespace"],
+            event_hub=match["EventHub"],
+            partition_id=match["PartitionId"],
+            time_s=int(time.timestamp()),
+            size_bytes=size_bytes,
+        )
+
+    def _foreign(self, name: str) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f"The file {name} is not named as Capture names files with the format {self.text}.",
+            next_step="Give the format that Capture was set to as the option nameFormat, and what its names "
+            "are below as the option path; or move the file away.",
+        )
+
+
+def prune(
+    files: Iterable[CaptureFile],
+    *,
+    partition_ids: frozenset[str] | None,
+    times: TimeBounds,
+    retention_hours: int,
+) -> list[CaptureFile]:
+    """The files that can hold a wanted event, judged by their names alone.
+
+    partition_ids: None: all. retention_hours: see ``CaptureFile.earliest_event_ms``.
+    """
+    return [
+        file
+        for file in files
+        if (partition_ids is None or file.partition_id in partition_ids)
+        and (times.start_ms is None or file.latest_event_ms > times.start_ms)
+        and (times.until_ms is None or file.earliest_event_ms(retention_hours) < times.until_ms)
+    ]
+
+
+def check_one_hub(files: Iterable[CaptureFile]) -> None:
+    """Raise InvalidArgumentError where files are of more than one event hub: their numbers would mix."""
+    hubs = {(file.namespace, file.event_hub) for file in files}
+    if len(hubs) > 1:
+        (first, second, *_) = sorted(hubs)
+        raise InvalidArgumentError(
+            f"The path holds the captured events of several event hubs, {'/'.join(first)} and "
+            f"{'/'.join(second)} among them.",
+            next_step="Choose one with the options eventHubName and namespace.",
+        )

@@ -1,0 +1,140 @@
+"""Avro files block by block: both codecs, damaged and cut ones, those of others, and what they cover."""
+
+from __future__ import annotations
+
+import random
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+from tests.spark.capture_support import azure_record, write_file
+
+from tidegate.spark.capture_container import CaptureFileError, decode_records, iter_blocks, read_header
+from tidegate.spark.capture_files import CaptureFiles, open_capture_files
+from tidegate.spark.capture_names import CaptureFile
+from tidegate.spark.capture_options import CaptureOptions
+from tidegate.spark.capture_reader import probe_file
+from tidegate.wire.capture import AVRO_SCHEMA
+
+
+def _read(data: bytes, *fields: str) -> list[dict[str, Any]]:
+    file = BytesIO(data)
+    header = read_header(file, "f.avro")
+    chosen = (fields,) if fields else ()
+    return [
+        record
+        for count, block in iter_blocks(file, header, "f.avro")
+        for record in decode_records(header, count, block, "f.avro", *chosen)
+    ]
+
+
+_RECORDS = [
+    azure_record(
+        number,
+        Properties={"n": number, "x": 0.5, "s": "é", "b": b"\xff"} if number % 3 else {},
+        SystemProperties={"x-opt-partition-key": "k"} if number % 2 else {},
+        Body=None if number == 4 else b"b" * number,
+    )
+    for number in range(40)
+]
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate"])
+def test_both_codecs_and_all_unions(tmp_path: Path, codec: str) -> None:
+    """Files in Azure's schema, in several blocks, as fastavro itself reads them."""
+    data = write_file(tmp_path, _RECORDS, codec=codec, block_bytes=200).read_bytes()
+    assert _read(data) == _RECORDS == list(fastavro.reader(BytesIO(data)))
+    assert _read(data, "SequenceNumber") == [{"SequenceNumber": number} for number in range(40)]
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate"])
+def test_a_file_that_is_cut_is_never_a_short_one(tmp_path: Path, codec: str) -> None:
+    """Cut at any byte, it is an error with its name; but between blocks, where the format has no mark."""
+    data = write_file(tmp_path, _RECORDS, codec=codec, block_bytes=300).read_bytes()
+    marker = data[-16:]
+    ends = {place + 16 for place in range(len(data)) if data.startswith(marker, place)}
+    assert len(ends) > 3
+    for length in range(len(data)):
+        if length in ends:
+            assert len(_read(data[:length])) < 40
+        else:
+            with pytest.raises(CaptureFileError, match=r"^f\.avro is (cut off|damaged|no Avro)"):
+                _read(data[:length])
+
+
+def test_random_damage_is_an_error_or_another_value(tmp_path: Path) -> None:
+    """No byte makes the reader hang, die of memory or raise anything but its own error."""
+    data = write_file(tmp_path, _RECORDS, block_bytes=300).read_bytes()
+    seed = random.SystemRandom().randrange(2**32)
+    rng = random.Random(seed)
+    for _ in range(600):
+        damaged = bytearray(data)
+        for _ in range(rng.choice((1, 1, 4))):
+            damaged[rng.randrange(len(data))] = rng.randrange(256)
+        try:
+            _read(bytes(damaged))
+        except CaptureFileError as error:
+            assert "f.avro" in error.message, seed  # noqa: PT017
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
+
+
+def _avro(schema: Any, records: list[Any], codec: str = "null") -> bytes:
+    file = BytesIO()
+    fastavro.writer(file, schema, records, codec=codec)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "no Avro file"),
+        (b"PAR1....", "no Avro file"),
+        (
+            _avro({"type": "record", "name": "E", "fields": [{"name": "x", "type": "int"}]}, []),
+            "none of Capture",
+        ),
+        (_avro("string", ["x"]), "none of Capture"),
+        (_avro(dict(AVRO_SCHEMA), [azure_record(0)], "bzip2"), "compressed with 'bzip2'"),
+    ],
+)
+def test_files_of_others_are_named(data: bytes, words: str) -> None:
+    """Parquet, another schema, a codec that neither service writes."""
+    with pytest.raises(CaptureFileError, match=words):
+        _read(data)
+
+
+def test_a_schema_that_has_grown_is_read(tmp_path: Path) -> None:
+    """A field more, and another type in the unions: the file's own schema says how it is to be read."""
+    schema = {**AVRO_SCHEMA, "fields": [*AVRO_SCHEMA["fields"], {"name": "More", "type": "int"}]}  # type: ignore[misc]
+    record = azure_record(3) | {"More": 5}
+    assert _read(_avro(schema, [record])) == [azure_record(3)]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> CaptureFiles:
+    """The files below the test's directory."""
+    return open_capture_files(CaptureOptions.parse({"path": str(tmp_path)}))
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate"])
+@pytest.mark.parametrize(("count", "body_bytes"), [(1, 10), (500, 30), (40, 50_000), (3, 400_000)])
+def test_a_probe_finds_what_a_file_covers(
+    tmp_path: Path, files: CaptureFiles, codec: str, count: int, body_bytes: int
+) -> None:
+    """By its first and last block, however large blocks are."""
+    body = random.Random(1).randbytes(body_bytes)
+    records = [azure_record(100 + number, Body=body) for number in range(count)]
+    path = write_file(tmp_path, records, codec=codec)
+    file = CaptureFile(str(path.relative_to(tmp_path)), "ns", "hub", "0", 0, path.stat().st_size)
+    found = probe_file(files, file)
+    assert found is not None
+    assert (found.start_sequence_number, found.until_sequence_number) == (100, 100 + count)
+
+
+def test_a_probe_of_a_file_without_events(tmp_path: Path, files: CaptureFiles) -> None:
+    """Capture writes them when nothing came."""
+    path = write_file(tmp_path, [])
+    assert probe_file(files, CaptureFile(str(path.relative_to(tmp_path)), "ns", "hub", "0", 0, 1)) is None
