@@ -7,9 +7,17 @@ from __future__ import annotations
 
 import typer
 
+from tidegate.cli.pipeline_run import run
+from tidegate.cli.pipeline_status import status, stop
+
 pipeline_app = typer.Typer(help="Run pipelines on Spark, and see how they do.", no_args_is_help=True)
 
 
 @pipeline_app.callback()
 def pipeline() -> None:
     """Run pipelines on Spark, and see how they do."""
+
+
+pipeline_app.command("run")(run)
+pipeline_app.command("status")(status)
+pipeline_app.command("stop")(stop)

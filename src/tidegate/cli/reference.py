@@ -27,6 +27,8 @@ from tidegate.gateway.json_shapes import Shape
 from tidegate.gateway.metrics import METRICS
 from tidegate.gateway.metrics import PREFIX as METRIC_PREFIX
 from tidegate.model import errors, limits
+from tidegate.spark.progress_metrics import PIPELINE_METRICS
+from tidegate.spark.progress_metrics import PREFIX as PIPELINE_METRIC_PREFIX
 from tidegate.wire.conditions import row_for
 
 _MADE = "Made by `make docs`; do not edit."
@@ -258,7 +260,21 @@ def _metric_page() -> str:
         "  type: SharedAccessSignature",
         "  credentials: sr=…&sig=…&se=…&skn=…",
         "```",
+        "",
+        "## Of a pipeline on Spark",
+        "",
+        "`tidegate pipeline run --metrics-port N` serves these at `/metrics` of that port, without a token.",
+        "All have the label `pipeline`; the numbers are those of the pipeline's",
+        "[status](pipelines.md#the-status). Counters are since its process started.",
+        "",
+        "| metric | kind | further labels | |",
+        "|---|---|---|---|",
     ]
+    for metric in PIPELINE_METRICS:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        kind = "counter" if metric.is_counter else "gauge"
+        name = PIPELINE_METRIC_PREFIX + metric.name
+        lines.append(f"| `{name}` | {kind} | {labels} | {metric.description} |")
     return "\n".join(lines) + "\n"
 
 

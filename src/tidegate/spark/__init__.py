@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from tidegate.spark.pipeline import Transformation, run_pipeline, sink_options
     from tidegate.spark.session import spark_session
     from tidegate.spark.source import register
+    from tidegate.spark.stream_pipeline import (
+        FileSink,
+        HubSink,
+        HubSource,
+        OnFailure,
+        SqlBatchSink,
+        SqlSink,
+        StreamPipeline,
+    )
+    from tidegate.spark.stream_pipeline_start import start_stream_pipeline
     from tidegate.spark.trigger import Trigger
     from tidegate.sql.ledger_rows import LedgerTable, WriteMode
 
@@ -31,6 +41,14 @@ __all__ = [
     "LedgerTable",
     "LedgerResult",
     "WriteMode",
+    "StreamPipeline",
+    "HubSource",
+    "SqlSink",
+    "SqlBatchSink",
+    "HubSink",
+    "FileSink",
+    "OnFailure",
+    "start_stream_pipeline",
 ]
 
 _MODULES = {
@@ -41,6 +59,14 @@ _MODULES = {
     "Transformation": "pipeline",
     "Trigger": "trigger",
     "explain": "errors",
+    "StreamPipeline": "stream_pipeline",
+    "HubSource": "stream_pipeline",
+    "SqlSink": "stream_pipeline",
+    "SqlBatchSink": "stream_pipeline",
+    "HubSink": "stream_pipeline",
+    "FileSink": "stream_pipeline",
+    "OnFailure": "stream_pipeline",
+    "start_stream_pipeline": "stream_pipeline_start",
     "LedgerSink": "ledger",
     "LedgerResult": "ledger",
     "LedgerTable": "ledger",

@@ -1,0 +1,162 @@
+"""How a pipeline on Spark is doing: what its process writes to a file, and others read.
+
+The JSON form is a contract between releases and programs (the commands, the console, a user's own watch): a
+field may be added; a change of meaning takes a new version number. ``docs/reference/pipelines.md`` has it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from tidegate.model.errors import InvalidArgumentError
+
+STATUS_VERSION = 1
+
+
+class PipelineState(StrEnum):
+    """What a pipeline's process does."""
+
+    STARTING = "starting"
+    """Spark comes up; nothing was read yet."""
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """It was asked to stop and lets its micro-batch come to an end."""
+    STOPPED = "stopped"
+    """It stopped because it was asked to."""
+    ENDED = "ended"
+    """It has processed what was there when it began, as it was to."""
+    FAILED = "failed"
+    """An error ended it: ``error`` says which."""
+    KILLED = "killed"
+    """Its process is gone and left no word. Never written: a reader finds it out."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing runs any more."""
+        return self in _OVER
+
+
+_OVER = frozenset({PipelineState.STOPPED, PipelineState.ENDED, PipelineState.FAILED, PipelineState.KILLED})
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """One process of one machine; its number alone would be given to another one some day."""
+
+    host: str
+    pid: int
+    started: str
+    """When it started, in the words of the operating system: compared, never read. Empty: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStatus:
+    """A pipeline at one moment. Counts are since its process started, if nothing else is said."""
+
+    name: str
+    state: PipelineState
+    process: ProcessIdentity
+    event_hub: str
+    consumer_group: str
+    namespace: str
+    """Host of the service."""
+    sink: str
+    """What it writes to: ``sql``, ``sql-batch``, ``hub`` or ``files``."""
+    target: str
+    """The table, event hub or directory."""
+    checkpoint: str
+    """Spark's checkpoint directory."""
+    started_at: datetime
+    updated_at: datetime
+    ended_at: datetime | None = None
+    batch_id: int | None = None
+    """Number of the last micro-batch that is done; None: none is, of this process."""
+    batches: int = 0
+    is_idle: bool = False
+    """True: it has read all there is, and waits."""
+    events: int = 0
+    """Events of the last micro-batch."""
+    events_total: int = 0
+    input_events_per_s: float | None = None
+    """Events of the last micro-batch by the time since the one before began; None: not known yet."""
+    processed_events_per_s: float | None = None
+    """Events of the last micro-batch by the time that it took."""
+    batch_ms: int | None = None
+    """What the last micro-batch took, in milliseconds."""
+    lag_events: int | None = None
+    """Events that were not yet read when the last micro-batch was planned; None: not known."""
+    lag_by_partition: Mapping[str, int] = field(default_factory=dict)
+    rows: int | None = None
+    """Rows that the last micro-batch gave to the sink; None: the sink does not tell."""
+    rows_total: int | None = None
+    dead_letters_open: int | None = None
+    """Dead letters of its hub and consumer group that are open in the database; None: there is no database,
+    or it did not answer."""
+    watermark: datetime | None = None
+    """Of a query with event time: rows older than this count as late."""
+    state_rows: int | None = None
+    """Rows in the state of a query that has one."""
+    state_bytes: int | None = None
+    metrics_address: str | None = None
+    """``host:port`` where Prometheus finds its numbers."""
+    error: str | None = None
+    """Why it failed, in a sentence or two."""
+
+    def seen_by_reader(self, *, is_process_there: bool | None) -> PipelineStatus:
+        """This status as true now: ``killed`` where it says that it runs, and its process is gone.
+
+        is_process_there: None: it cannot be told, for it runs on another machine.
+        """
+        if is_process_there is False and not self.state.is_over:
+            return replace(
+                self, state=PipelineState.KILLED, ended_at=self.updated_at, input_events_per_s=None,
+                processed_events_per_s=None,
+            )  # fmt: skip
+        return self
+
+    def to_json(self) -> str:
+        """One JSON object on one line."""
+        return json.dumps(self.to_values())
+
+    def to_values(self) -> dict[str, object]:
+        """What ``to_json`` writes, as plain values."""
+        return {"version": STATUS_VERSION, **_plain(asdict(self))}
+
+    @classmethod
+    def from_json(cls, text: str) -> PipelineStatus:
+        """The inverse of ``to_json``; fields that it does not know are left out.
+
+        Raises InvalidArgumentError where ``text`` is something else, or of a later version.
+        """
+        try:
+            values: dict[str, Any] = json.loads(text)
+            version = values.pop("version")
+            if version != STATUS_VERSION:
+                raise InvalidArgumentError(
+                    f"That is the status of a pipeline in version {version!r}; this Tidegate reads version "
+                    f"{STATUS_VERSION}.",
+                    next_step="Use the release that wrote it, or a newer one.",
+                )
+            values["state"] = PipelineState(values["state"])
+            values["process"] = ProcessIdentity(**values["process"])
+            for name in _TIMES:
+                if values.get(name) is not None:
+                    values[name] = datetime.fromisoformat(values[name])
+            known = {item.name for item in fields(cls)}
+            return cls(**{name: value for name, value in values.items() if name in known})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InvalidArgumentError("This is not the status of a pipeline.") from error
+
+
+_TIMES = ("started_at", "updated_at", "ended_at", "watermark")
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()
+    }

@@ -1,0 +1,130 @@
+"""What Prometheus is told of a running pipeline: one table of metrics, read from its status when asked.
+
+Nothing is counted here: the numbers are those of the status file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final
+
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.pipeline_status import PipelineState, PipelineStatus
+
+PREFIX: Final = "tidegate_pipeline_"
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+"""Values with those of their labels, ``pipeline`` left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineMetric:
+    """One line of the table."""
+
+    name: str
+    """As it is written, without ``PREFIX``; a counter's ends in ``_total``."""
+    description: str
+    read: Callable[[PipelineStatus], Samples]
+    labels: tuple[str, ...] = ()
+    """Besides ``pipeline``."""
+
+    @property
+    def is_counter(self) -> bool:
+        """Whether it only grows, from 0 with each start."""
+        return self.name.endswith("_total")
+
+    def family(self, status: PipelineStatus) -> Metric:
+        """The metric with its numbers now."""
+        kind = CounterMetricFamily if self.is_counter else GaugeMetricFamily
+        family = kind(PREFIX + self.name, self.description, labels=("pipeline", *self.labels))
+        for labels, value in self.read(status):
+            family.add_metric((status.name, *labels), value)
+        return family
+
+
+def _of(name: str, description: str, field: str, *, scale: float = 1.0) -> PipelineMetric:
+    """A number of ``PipelineStatus``; not there where it is not known."""
+    read = attrgetter(field)
+
+    def samples(status: PipelineStatus) -> Samples:
+        value = read(status)
+        return [] if value is None else [((), float(value) * scale)]
+
+    return PipelineMetric(name, description, samples)
+
+
+PIPELINE_METRICS: Final = (
+    PipelineMetric(
+        "state", "1 for the state that the pipeline is in.",
+        lambda status: [((status.state.value,), 1.0)], ("state",),
+    ),
+    _of("batches_total", "Micro-batches that read something.", "batches"),
+    _of("events_total", "Events read.", "events_total"),
+    _of("rows_total", "Rows given to the sink; not there where it does not tell.", "rows_total"),
+    _of("input_events_per_second", "Events of the last micro-batch by the time since the one before.",
+        "input_events_per_s"),
+    _of("processed_events_per_second", "Events of the last micro-batch by the time that it took.",
+        "processed_events_per_s"),
+    _of("batch_seconds", "What the last micro-batch took.", "batch_ms", scale=0.001),
+    PipelineMetric(
+        "lag_events", "Events that were not yet read when the last micro-batch was planned.",
+        lambda status: [((key,), float(lag)) for key, lag in status.lag_by_partition.items()],
+        ("partition",),
+    ),
+    _of("dead_letters_open", "Open dead letters of the pipeline's hub and consumer group.",
+        "dead_letters_open"),
+    _of("state_rows", "Rows in the query's state; not there where it has none.", "state_rows"),
+    _of("state_bytes", "Memory of the query's state.", "state_bytes"),
+    PipelineMetric(
+        "watermark_seconds", "The watermark, in seconds since 1970-01-01 UTC.",
+        lambda status: [] if status.watermark is None else [((), status.watermark.timestamp())],
+    ),
+    PipelineMetric(
+        "up", "1 while the query runs.",
+        lambda status: [((), float(status.state is PipelineState.RUNNING))],
+    ),
+)  # fmt: skip
+"""All, besides prometheus-client's of the process (``process_…``)."""
+
+
+class _Table(Collector):
+    """The table as prometheus-client takes it."""
+
+    def __init__(self, status: Callable[[], PipelineStatus]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._status()
+        for row in PIPELINE_METRICS:
+            yield row.family(status)
+
+
+@contextmanager
+def metrics_server(host: str, port: int, status: Callable[[], PipelineStatus]) -> Iterator[str]:
+    """Serve ``/metrics`` until it is left; yields ``host:port``, with the real port where 0 was asked for.
+
+    Raises InvalidArgumentError where the port is not free.
+    """
+    registry = CollectorRegistry()
+    registry.register(_Table(status))
+    ProcessCollector(registry=registry)
+    try:
+        server, thread = start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"Metrics cannot be served at {host}:{port}: {error.strerror or error}.",
+            next_step="Give another --metrics-port; 0 takes a free one.",
+        ) from error
+    try:
+        yield f"{host}:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,174 @@
+"""A declared pipeline refuses what contradicts itself, by name, and knows whose a checkpoint directory is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Column, Integer, MetaData, String, Table
+from tests.spark.support import readings, score
+
+from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError
+from tidegate.spark.stream_pipeline import (
+    FileSink,
+    HubSink,
+    HubSource,
+    OnFailure,
+    SqlBatchSink,
+    SqlSink,
+    StreamPipeline,
+)
+from tidegate.spark.stream_pipeline_identity import FILE_NAME, PipelineIdentity, check_directory, local_path
+from tidegate.sql import Pipeline
+
+counts = Table("counts", MetaData(), Column("parity", String(8), primary_key=True), Column("number", Integer))
+
+
+def unchanged(rows: object) -> object:
+    """A step."""
+    return rows
+
+
+def declare(**changes: object) -> StreamPipeline:
+    """A pipeline that is in order, but for ``changes``."""
+    values: dict[str, object] = {
+        "name": "readings",
+        "source": HubSource("readings"),
+        "sink": SqlSink(readings, score),
+    }
+    return StreamPipeline(**(values | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("declaration", "words"),
+    [
+        (lambda: declare(name="a/b"), "cannot be the name of a pipeline"),
+        (lambda: declare(name=""), "cannot be the name of a pipeline"),
+        (lambda: declare(source="readings"), "its source is a str.*HubSource"),
+        (lambda: declare(sink=readings), "its sink is a Table.*SqlSink, SqlBatchSink, HubSink or FileSink"),
+        (lambda: declare(trigger="5 seconds"), "its trigger is a str.*Trigger"),
+        (lambda: declare(steps=unchanged), "its steps are one function"),
+        (lambda: declare(steps=[unchanged, "filter"]), "its step 2 is a str"),
+        (lambda: declare(sink=SqlSink(readings)), "nothing says what a row is"),
+        (lambda: declare(on_failure="stop"), "on_failure is 'stop'.*OnFailure.STOP"),
+        (lambda: declare(on_failure=OnFailure.STOP), "on_failure is stop.*no step makes one"),
+        (
+            lambda: declare(sink=FileSink("out"), on_failure=OnFailure.DEAD_LETTER),
+            "a FileSink has no database to put dead letters into",
+        ),
+        (lambda: declare(sink=HubSink("Readings")), "which it reads: every event would come round again"),
+        (
+            lambda: declare(source=HubSource("readings", options={"tasksMax": "3"})),
+            r"HubSource.options \(tasksMax\) do not reach a SqlSink",
+        ),
+        (lambda: HubSource("readings", max_events_per_trigger=0), "max_events_per_trigger is 0"),
+        (
+            lambda: HubSource("readings", options={"EventHubs.ConsumerGroup": "g"}),
+            "it is HubSource.consumer_group",
+        ),
+        (lambda: HubSource(""), "event hub"),
+        (lambda: SqlBatchSink(readings), "no primary key"),
+        (lambda: SqlBatchSink({}), "has no table"),
+        (lambda: FileSink("out", partition_by="day"), "is the text 'day'"),
+        (lambda: declare(sink=SqlBatchSink(counts)).redrivable(), "it has no handler"),
+    ],
+)
+def test_contradictions_are_refused(declaration: Callable[[], object], words: str) -> None:
+    """Each when it is declared, with a sentence that names it."""
+    with pytest.raises(InvalidArgumentError, match=f"(?s){words}"):
+        declaration()
+
+
+def test_failures_are_dead_letters_where_there_is_a_database() -> None:
+    """What is not said follows from the sink."""
+    assert declare().failure_policy is OnFailure.DEAD_LETTER
+    assert declare(sink=HubSink("alarms")).failure_policy is OnFailure.STOP
+    assert declare(sink=FileSink("out"), steps=[unchanged], on_failure=OnFailure.SKIP).failure_policy is (
+        OnFailure.SKIP
+    )
+
+
+def test_dead_letters_of_a_declared_pipeline_can_be_redriven() -> None:
+    """It knows the plain pipeline that its SqlSink stands for."""
+    found = declare(source=HubSource("readings", "night")).redrivable()
+    assert found == Pipeline("readings", "readings", readings, score, consumer_group="night")
+
+
+def test_secrets_are_not_shown() -> None:
+    """A connection string in a declaration does not come out in its repr."""
+    assert "secret" not in repr(declare(sink=HubSink("alarms", "Endpoint=sb://h;SharedAccessKey=secret")))
+
+
+def test_declaring_needs_no_spark() -> None:
+    """A file of declarations is imported by commands that do not start Spark."""
+    program = "import sys; import tidegate.spark.stream_pipeline; print('pyspark' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60)
+    assert found.stdout == b"False\n"
+
+
+# --- whose a checkpoint directory is ----------------------------------------------------------------------
+
+IDENTITY = PipelineIdentity(
+    pipeline="delays",
+    event_hub="flights",
+    event_hub_created_at_ms=1_700_000_000_000,
+    consumer_group="$Default",
+    sink="sql-batch",
+    target="delays",
+    namespace="localhost",
+)
+
+
+class Directory:
+    """A checkpoint directory in memory."""
+
+    def __init__(self, **files: str) -> None:
+        self.files = files
+
+    def claim(self, identity: PipelineIdentity) -> None:
+        """Start the pipeline on it."""
+        check_directory(self.files.get, self.files.__setitem__, "the-directory", identity)
+
+
+def test_a_directory_belongs_to_who_came_first() -> None:
+    """The same pipeline goes on; the service's address and the spelling of the hub may change."""
+    directory = Directory()
+    directory.claim(IDENTITY)
+    written = directory.files[FILE_NAME]
+    directory.claim(replace(IDENTITY, namespace="elsewhere", event_hub="Flights"))
+    assert directory.files[FILE_NAME] == written
+
+
+@pytest.mark.parametrize("field", ["pipeline", "event_hub", "consumer_group", "sink", "target"])
+def test_the_directory_of_another_is_refused(field: str) -> None:
+    """The error says whose it is, who asks, and what to do."""
+    directory = Directory()
+    directory.claim(IDENTITY)
+    with pytest.raises(InvalidArgumentError, match=r"belongs to .*, and this is 'other'.*--checkpoint-dir"):
+        directory.claim(replace(IDENTITY, **{field: "other"}))  # type: ignore[arg-type]
+
+
+def test_a_hub_made_anew_is_refused() -> None:
+    """Offsets of the hub that was deleted mean nothing in the one of the same name."""
+    directory = Directory()
+    directory.claim(IDENTITY)
+    with pytest.raises(EventHubReplacedError, match=r"2023-11-14.*which was deleted"):
+        directory.claim(replace(IDENTITY, event_hub_created_at_ms=1_800_000_000_000))
+
+
+@pytest.mark.parametrize("files", [{"metadata": "{}"}, {FILE_NAME: "{"}, {FILE_NAME: '{"version": 9}'}])
+def test_a_directory_that_does_not_say_whose_it_is_is_refused(files: dict[str, str]) -> None:
+    """A query of a user's own, a damaged file, and one of another version."""
+    with pytest.raises(InvalidArgumentError, match="does not say which pipeline it belongs to"):
+        Directory(**files).claim(IDENTITY)
+
+
+def test_locations_of_this_machine() -> None:
+    """Paths and file addresses are read here, all others through Spark."""
+    assert local_path("/data/checkpoint") == Path("/data/checkpoint")
+    assert local_path("file:/data/a%20b") == Path("/data/a b")
+    assert local_path("abfss://c@a.dfs.core.windows.net/x") is None
