@@ -128,8 +128,8 @@ def _ones(count: int) -> Lengths:
     return np.ones(count, dtype=np.int64)
 
 
-def _joined(*pieces: _Column) -> _Column:
-    joined: _Column = _compute.binary_join_element_wise(*pieces, _NOTHING)
+def _joined(*pieces: _Column) -> pa.Array[Any]:
+    joined: pa.Array[Any] = _compute.binary_join_element_wise(*pieces, _NOTHING)
     return joined
 
 

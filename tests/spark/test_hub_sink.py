@@ -1,0 +1,171 @@
+"""The sink ``eventhubs`` against the real service: what arrives, what is refused, and what a repeat does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from tests.spark.support import publish
+
+from tidegate.client import BlockingConsumer
+from tidegate.model.partition_key import partition_for_key
+from tidegate.spark import explain
+from tidegate.testing.hub import HubService
+from tidegate.wire.event_codec import decode_event
+
+pytestmark = pytest.mark.slow
+
+
+def events_of(service: HubService, hub: str) -> dict[str, list[tuple[bytes, str | None, dict[str, object]]]]:
+    """By partition: body, key and properties of every event, in order."""
+    found: dict[str, list[tuple[bytes, str | None, dict[str, object]]]] = {}
+    with BlockingConsumer(service.connection_string, hub) as consumer:
+        for partition in consumer.get_all_partition_properties():
+            chunks = consumer.read_encoded(partition.partition_id, 0, partition.next_sequence_number)
+            events = [decode_event(message) for chunk in chunks for message in chunk.messages]
+            found[partition.partition_id] = [
+                (event.body, event.partition_key, dict(event.properties)) for event in events
+            ]
+    return found
+
+
+def _bodies(service: HubService, hub: str) -> list[bytes]:
+    return sorted(body for events in events_of(service, hub).values() for body, _, _ in events)
+
+
+def _write(frame: DataFrame, service: HubService, hub: str, **options: str) -> None:
+    writer = frame.write.format("eventhubs").mode("append")
+    writer = writer.option("eventhubs.connectionString", service.hub_connection_string(hub))
+    writer.options(**{f"eventhubs.{name}": value for name, value in options.items()}).save()
+
+
+def _stream(
+    spark: SparkSession, service: HubService, source: str, target: str, checkpoint: Path, **options: str
+) -> None:
+    """Copy what there is from one hub to another, keyed by the value's last digit."""
+    value = sf.get_json_object(sf.col("body").cast("string"), "$.value")
+    query = (
+        spark.readStream.format("eventhubs")
+        .option("eventhubs.connectionString", service.hub_connection_string(source))
+        .option("eventhubs.maxEventsPerTrigger", "400")
+        .load()
+        .select("body", sf.substring(value, -1, 1).alias("partitionKey"), "properties")
+        .writeStream.format("eventhubs")
+        .option("eventhubs.connectionString", service.hub_connection_string(target))
+        .options(**{f"eventhubs.{name}": value for name, value in options.items()})
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(120)
+    query.stop()
+
+
+def test_a_batch_query_writes_every_column(spark: SparkSession, hub_service: HubService) -> None:
+    """Rows with a partition, with a key and with neither, with properties and without, in their order."""
+    hub = hub_service.create_hub(partition_count=4)
+    frame = spark.range(0, 300, 1, 3).select(
+        sf.concat(sf.lit("body-"), sf.col("id").cast("string")).alias("body"),
+        sf.when(sf.col("id") % 3 == 0, sf.lit("2")).alias("partition"),
+        sf.when(sf.col("id") % 3 == 1, sf.concat(sf.lit("key-"), (sf.col("id") % 7).cast("string"))).alias(
+            "partitionKey"
+        ),
+        sf.when(sf.col("id") % 2 == 0, sf.create_map(sf.lit("even"), sf.lit("yes"))).alias("properties"),
+    )
+    _write(frame, hub_service, hub)
+    found = events_of(hub_service, hub)
+    seen = set()
+    for partition, events in found.items():
+        numbers_by_key: dict[str | None, list[int]] = {}
+        for body, key, properties in events:
+            number = int(body.removeprefix(b"body-"))
+            seen.add(number)
+            assert properties == ({"even": "yes"} if number % 2 == 0 else {})
+            assert key == (f"key-{number % 7}" if number % 3 == 1 else None)
+            assert number % 3 != 0 or partition == "2"
+            assert key is None or partition == str(partition_for_key(key, 4))
+            numbers_by_key.setdefault(key, []).append(number // 100)
+        # Order holds within a task, of which there are three with 100 rows each.
+        assert sum(map(len, numbers_by_key.values())) == len(events)
+    assert seen == set(range(300))
+    assert sum(map(len, found.values())) == 300
+
+
+def test_a_write_with_an_id_is_stored_once(spark: SparkSession, hub_service: HubService) -> None:
+    """Run twice with a writeId: once in the log. Run without: another write. Other rows under it: refused."""
+    hub = hub_service.create_hub(partition_count=2)
+    frame = spark.range(0, 50, 1, 2).select(sf.col("id").cast("string").alias("body"))
+    _write(frame, hub_service, hub, writeId="daily-2026-11-22")
+    _write(frame, hub_service, hub, writeId="daily-2026-11-22")
+    assert len(_bodies(hub_service, hub)) == 50
+    with pytest.raises(Exception, match="was begun with other rows") as caught:
+        _write(
+            frame.select(sf.concat("body", sf.lit("!")).alias("body")),
+            hub_service,
+            hub,
+            writeId="daily-2026-11-22",
+        )
+    assert "eventhubs.idempotent=false" in explain(caught.value)
+    _write(frame, hub_service, hub)
+    assert len(_bodies(hub_service, hub)) == 100
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "words"),
+    [
+        (["id"], {}, "has no column 'id'"),
+        (["partition"], {}, "needs the column body"),
+        (["id AS body"], {}, "The column body is bigint, and the sink eventhubs takes binary or string"),
+        (["'a' AS body", "map('a', 1) AS properties"], {}, "takes map<string,string>"),
+        (["'a' AS body"], {"consumerGroup": "x"}, "has no option 'eventhubs.consumergroup'"),
+        (["'a' AS body"], {"idempotent": "maybe"}, "eventhubs.idempotent takes true or false"),
+        (["'a' AS body"], {"caFile": "/nowhere"}, "no such file"),
+        (["cast(null AS string) AS body"], {}, "Row 0 of the task has no body"),
+        (["repeat('a', 1200000) AS body"], {}, "is an event of 12000"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_by_name(
+    spark: SparkSession,
+    hub_service: HubService,
+    columns: list[str],
+    options: dict[str, str],
+    words: str,
+) -> None:
+    """Columns, options and rows; nothing is stored and the sentence says what to do."""
+    hub = hub_service.create_hub(partition_count=1)
+    frame = spark.range(0, 3, 1, 1).withColumn("partition", sf.lit("0"))
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - which class Spark makes of it does not matter
+        _write(frame.selectExpr(*columns), hub_service, hub, **options)
+    assert words in explain(caught.value)
+    assert _bodies(hub_service, hub) == []
+
+
+def test_a_micro_batch_that_is_run_again_stores_nothing_twice(
+    spark: SparkSession, hub_service: HubService, tmp_path: Path
+) -> None:
+    """Spark's record of the last commit is deleted, as if the driver had died before it: nothing changes.
+
+    Where the repeat has other rows, it is refused, and passes with numbers turned off.
+    """
+    source, target = hub_service.create_hub(partition_count=4), hub_service.create_hub(partition_count=3)
+    publish(hub_service.connection_string, source, 1000)
+    checkpoint = tmp_path / "checkpoint"
+    _stream(spark, hub_service, source, target, checkpoint)
+    stored = events_of(hub_service, target)
+    assert {json.loads(body)["value"] for body in _bodies(hub_service, target)} == set(range(1000))
+    for _ in range(2):
+        _forget_last_commit(checkpoint)
+        _stream(spark, hub_service, source, target, checkpoint)
+        assert events_of(hub_service, target) == stored
+    publish(hub_service.connection_string, source, 300, first_value=1000)
+    _stream(spark, hub_service, source, target, checkpoint)
+    assert len(_bodies(hub_service, target)) == 1300
+
+
+def _forget_last_commit(checkpoint: Path) -> None:
+    last = max(int(file.name) for file in (checkpoint / "commits").iterdir() if file.name.isdigit())
+    for name in (str(last), f".{last}.crc"):
+        (checkpoint / "commits" / name).unlink(missing_ok=True)
