@@ -13,7 +13,7 @@ those per process. Receivers take no owner level, so they neither push out nor a
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -182,7 +182,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Where a query without checkpoint starts; asked twice, answered once (``latest`` moves)."""
         if self._initial is None:
             hub = HubReader(self._options)
-            description = hub.describe()
+            description = self._describe({})
             positions = starting_positions(self._options, hub, description)
             self._initial = StreamOffset(positions, description.created_at_ms)
         return self._initial.to_json()
@@ -194,7 +194,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the end of a query that stops at what is there now."""
-        bounds = HubReader(self._options).describe().bounds
+        bounds = self._describe({}).bounds
         self._available_now_until = {key: item.until_sequence_number for key, item in bounds.items()}
 
     def latestOffset(self, start: JsonObject, limit: ReadLimit) -> JsonObject:  # noqa: N802
@@ -204,7 +204,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         lost what was read from it already.
         """
         offset = StreamOffset.from_json(start)
-        description = HubReader(self._options).describe()
+        description = self._describe(offset.partitions)
         description.check_same_hub(offset.event_hub_created_at_ms)
         self._last_description = description
         self._check_not_ahead(offset, description)
@@ -228,7 +228,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         start_offset, end_offset = StreamOffset.from_json(start), StreamOffset.from_json(end)
         if self._last_description is None:
             # A restarted query repeats its last micro-batch without asking for the latest offset first.
-            self._last_description = HubReader(self._options).describe()
+            self._last_description = self._describe(start_offset.partitions)
             self._last_description.check_same_hub(end_offset.event_hub_created_at_ms)
         # What was committed to SQL before this query began need not be read again.
         done = self._sql_start_of(self._last_description)
@@ -245,6 +245,12 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events of one task."""
         return read_ranges(self._options, partition, self._columns)
+
+    def _describe(self, wanted: Mapping[str, int]) -> HubDescription:
+        """The hub as it is now. wanted: the first event that is needed of each partition, for readers that
+        find events elsewhere which the log no longer holds.
+        """
+        return HubReader(self._options).describe()
 
     def _sql_start_of(self, description: HubDescription) -> dict[str, int]:
         """The SQL checkpoints when this query began; asked for once."""
