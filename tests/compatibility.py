@@ -212,9 +212,12 @@ KEEPING: Final = (
         "storage/test_partition_log.py::test_retention_removes_whole_old_segments",
     ),
     done(
-        "A reader that has fallen behind goes on with the first event that is held",
-        "broker/test_settings.py::test_a_reader_behind_retention_is_shown_where_the_log_begins",
-        note="Its sequence numbers show what is missing.",
+        "A reader that has fallen behind goes on with the first event that is held, or is told which that is",
+        "interop/test_retention.py::test_an_overtaken_reader_goes_on_with_the_first_event_held",
+        "interop/test_retention.py::test_an_overtaken_reader_can_be_told",
+        "interop/test_retention.py::test_a_reader_that_is_overtaken_while_it_reads_is_told",
+        note="The setting `is_lost_position_refused` makes it an error for every SDK; Tidegate's own readers "
+        "are always told.",
     ),
     done(
         "The partition count is fixed at creation, within the tier's range",

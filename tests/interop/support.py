@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -152,6 +153,12 @@ class Reader:
         with self._changed:
             assert self._changed.wait_for(lambda: self.errors, WAIT_S), "no error was reported"
         return self.errors[0]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The SDK's callback does not return meanwhile."""
+        with self._changed:
+            yield
 
     def close(self) -> None:
         """Stop the client and its thread."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,8 +33,10 @@ def _resident_bytes(process_id: int) -> int:
 class _Client:
     """A blocking client with as little to it as there can be: this process holds hundreds."""
 
-    def __init__(self, port: int, hub: str, token: str, partition: int) -> None:
+    def __init__(self, port: int, hub: str, token: str, partition: int, tls: ssl.SSLContext | None) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=_WAIT_S)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
         self._connection = Connection(
             ConnectionConfiguration("idle", hostname="localhost", sasl_mechanism="ANONYMOUS"),
             role=Role.CLIENT,
@@ -80,9 +83,10 @@ class _Client:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's account of memory")
-def test_idle_connections() -> None:
+@pytest.mark.parametrize("is_tls_used", [False, True], ids=["plain", "TLS"])
+def test_idle_connections(is_tls_used: bool) -> None:
     """Hundreds of authorised connections with a waiting receiver each grow the service by little."""
-    with HubProcess() as service, ExitStack() as stack:
+    with HubProcess(is_tls_used=is_tls_used) as service, ExitStack() as stack:
         warm_up = 20
         partitions = -(-(_CONNECTIONS + warm_up) // _RECEIVERS_PER_PARTITION)
         hub = service.create_hub(partition_count=partitions)
@@ -95,11 +99,13 @@ def test_idle_connections() -> None:
             key=key.shared_access_key,
             expiry=4_000_000_000,
         )
-        assert service.ready.amqp is not None
-        port = int(service.ready.amqp.rpartition(":")[2])
+        address = service.ready.amqps if is_tls_used else service.ready.amqp
+        assert address is not None
+        port = int(address.rpartition(":")[2])
+        tls = ssl.create_default_context(cafile=service.ready.ca_file) if is_tls_used else None
 
         def connect(number: int) -> None:
-            client = _Client(port, hub, token, number // _RECEIVERS_PER_PARTITION)
+            client = _Client(port, hub, token, number // _RECEIVERS_PER_PARTITION, tls)
             stack.callback(client.socket.close)
 
         for number in range(warm_up):

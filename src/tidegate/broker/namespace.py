@@ -54,6 +54,9 @@ class Broker:
 
     def __init__(self, catalog: Catalog, logs: LogManager, clock: Clock) -> None:
         """Use ``open``."""
+        self.is_lost_position_refused = False
+        """True: a reader whose next event retention has removed is told so. False: as in Event Hubs it goes
+        on with the first event held."""
         self._catalog = catalog
         self._logs = logs
         self._clock = clock

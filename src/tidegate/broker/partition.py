@@ -179,12 +179,13 @@ class Partition:
             is_empty=begin >= until,
         )
 
-    def resolve(self, position: EventPosition) -> int:
+    def resolve(self, position: EventPosition, *, is_lost_refused: bool = False) -> int:
         """The sequence number of the first event that a reader at ``position`` gets.
 
-        That is ``next_sequence_number`` at the end of the log. A position older than what retention kept
-        resolves to the first event held. Raises PositionOutOfRangeError for a sequence number or an offset
-        beyond the end, InvalidArgumentError for an offset that this service never gave.
+        That is ``next_sequence_number`` at the end of the log. A sequence number or an offset older than what
+        retention kept resolves to the first event held, or (is_lost_refused) is an error that names it.
+        Raises PositionOutOfRangeError for that and for what is beyond the end, InvalidArgumentError for an
+        offset that this service never gave.
         """
         begin, until = self._log.begin_sequence_number, self._log.next_sequence_number
         value = position.value
@@ -213,7 +214,20 @@ class Partition:
                 f"The supplied {noun} '{sequence_number}' is invalid. "
                 f"The last {noun} in the system is '{until - 1}'"
             )
+        if is_lost_refused:
+            self.check_held(start)
         return max(start, begin)
+
+    def check_held(self, sequence_number: int) -> None:
+        """Raise PositionOutOfRangeError where retention has removed the event, naming the first one held."""
+        begin = self._log.begin_sequence_number
+        if sequence_number < begin:
+            raise PositionOutOfRangeError(
+                f"Partition {self.partition_id} no longer holds sequence number {sequence_number}: the first "
+                f"available is {begin}.",
+                next_step="Retention removed it before it was read: start from the first available, and keep "
+                "events longer or read faster.",
+            )
 
     async def apply_retention(self, *, before_ms: int, bytes_max: int | None) -> int:
         """Remove whole segments, oldest first; returns how many. See ``PartitionLog.apply_retention``.

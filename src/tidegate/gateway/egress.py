@@ -84,12 +84,14 @@ class EgressLink:
         clock: Clock,
         throughput: Throughput,
         start_sequence_number: int,
+        is_lost_refused: bool,
         is_batched: bool,
         are_metrics_wanted: bool,
     ) -> None:
         """path: the address, for claims and log lines. throughput: what all receivers together may be sent.
 
-        is_batched: ``tidegate:batch-delivery`` was agreed on.
+        is_lost_refused: see ``Broker.is_lost_position_refused``. is_batched: ``tidegate:batch-delivery`` was
+        agreed on.
         """
         self._owner = owner
         self._link = link
@@ -101,6 +103,7 @@ class EgressLink:
         self._resume_at = 0.0  # on the loop's clock: before that no event may be sent
         self._resume: asyncio.TimerHandle | None = None
         self._next_sequence_number = start_sequence_number
+        self._is_lost_refused = is_lost_refused
         self._is_batched = is_batched
         self._are_metrics_wanted = are_metrics_wanted
         self._receiver: ReceiverHandle | None = None
@@ -197,6 +200,8 @@ class EgressLink:
             if self._partition.is_closed:
                 return None
             start = self._next_sequence_number
+            if self._is_lost_refused:
+                self._partition.check_held(start)
             batches.extend(self._partition.read_nowait(start, bytes_max=_READ_BYTES))
             if not batches:
                 return None

@@ -181,6 +181,7 @@ class NodeOpener:
         are_metrics_wanted = RUNTIME_METRIC_CAPABILITY in attach.desired_capabilities
         # Slices of batches carry no metrics: who wants both gets events one by one.
         is_batched = BATCH_DELIVERY_CAPABILITY in attach.desired_capabilities and not are_metrics_wanted
+        is_lost_refused = self._broker.is_lost_position_refused
         node = EgressLink(
             self._owner,
             link,
@@ -188,7 +189,8 @@ class NodeOpener:
             path=address.format(),
             clock=self._clock,
             throughput=self._broker.throughput,
-            start_sequence_number=partition.resolve(position),
+            start_sequence_number=partition.resolve(position, is_lost_refused=is_lost_refused),
+            is_lost_refused=is_lost_refused,
             is_batched=is_batched,
             are_metrics_wanted=are_metrics_wanted,
         )

@@ -109,6 +109,7 @@ class TidegateServer:
             tls = certificate.ssl_context()
         self._broker = await Broker.open(settings.data_dir, clock=self._clock)
         stack.push_async_callback(self._broker.close)
+        self._broker.is_lost_position_refused = settings.is_lost_position_refused
         self._prepare(self._broker)
         if settings.ready_file is not None:
             # Left by a service that was killed: whoever waits for the file must not read it.

@@ -51,6 +51,9 @@ class ServerSettings:
     """Written once the service serves: one JSON object, see ``ready.ReadyInformation``."""
     is_profile_written: bool = False
     """True: leave the connection string for this user's other commands (``ready.write_profile``)."""
+    is_lost_position_refused: bool = False
+    """True: a reader whose next event retention has removed is detached, with an error that names the first
+    one held. False: as in Event Hubs it goes on there without a word."""
     retention_interval_s: float = 60.0
     """Seconds between two looks for segments that are past their hub's retention."""
     drain_timeout_s: float = 5.0
@@ -167,6 +170,7 @@ def _convert(name: str, value: object) -> object:
         "capture_namespace": (str,),
         "root_key": (str,),
         "is_profile_written": (bool,),
+        "is_lost_position_refused": (bool,),
         "connection_unacknowledged_bytes_max": (int,),
     }
     wanted = expected.get(name, (int, float))
