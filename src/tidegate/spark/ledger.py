@@ -28,6 +28,7 @@ from tidegate.spark.commits import ERROR_COLUMN
 from tidegate.spark.ledger_batch import current_batch
 from tidegate.spark.ledger_columns import check_columns
 from tidegate.spark.ledger_tasks import PART_SCHEMA, TaskPlan, TaskRows, add_parts
+from tidegate.spark.session import refuse_sqlite_on_cluster
 from tidegate.spark.trigger import AS_SOON_AS_POSSIBLE, Trigger
 from tidegate.sql import ConsumerKey, Database
 from tidegate.sql.database import absolute_url
@@ -194,6 +195,7 @@ class LedgerSink:
         )
 
     def _check(self, schema: StructType, destination: str | None = None) -> None:
+        refuse_sqlite_on_cluster(self._database_url)
         check_columns(self.name, schema, self.tables, destination, self.consumer, self._is_refused_put_aside)
 
 

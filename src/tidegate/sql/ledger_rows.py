@@ -10,21 +10,45 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sqlalchemy import Column, ColumnElement, MetaData, Select, Subquery, Table, and_, func, or_, select, true
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Executable,
+    MetaData,
+    Select,
+    Subquery,
+    Table,
+    and_,
+    func,
+    or_,
+    select,
+    true,
+    union_all,
+)
 from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateTable, DropTable
 
-from tidegate.model.errors import DatabaseError, InvalidArgumentError
-from tidegate.sql.failures import is_bad_data, reason_of, sqlstate_of
+from tidegate.model.errors import DatabaseError, DatabaseUnavailableError, InvalidArgumentError
+from tidegate.sql.failures import is_bad_data, reason_of, sqlstate_of, translate
 from tidegate.sql.unit_of_work import RowsRefusedError, UnitOfWork
-from tidegate.sql.values import PartitionRows
+
+if TYPE_CHECKING:
+    from tidegate.sql.row_groups import RowGroup
 
 _KEYS_SHOWN = 3
 _RANK = "tidegate_rank"
 _SECOND_TIME = "21000"
 """PostgreSQL: ON CONFLICT DO UPDATE met a row for the second time (appendix A: cardinality_violation)."""
+
+
+Rows: TypeAlias = Select[Any]
+
+
+class StagedRowsLostError(DatabaseUnavailableError):
+    """Rows that tasks had staged are gone with a crash of the database; the batch has to be run again."""
 
 
 class WriteMode(StrEnum):
@@ -73,93 +97,139 @@ class LedgerTable:
 
 
 class TableWriter:
-    """Writes one table's rows in one transaction: ``load`` any number of times, then ``finish``."""
+    """Writes one table's rows in one transaction: any number of ``load`` and ``take``, then ``finish``."""
 
-    def __init__(self, unit: UnitOfWork, target: LedgerTable, columns: Sequence[str]) -> None:
+    def __init__(self, unit: UnitOfWork, target: LedgerTable) -> None:
         self._unit = unit
         self._target = target
-        self._columns = tuple(columns)
-        self._loaded: Table | None = None
-        self._rows = 0
+        self._sources: list[Table] = []
+        self._loaded: dict[tuple[str, ...], Table] = {}
+        self.rows = 0
+        """How many were given to the table."""
 
-    def load(self, values: Sequence[tuple[object, ...]]) -> None:
-        """Take rows, in the order of the columns. Raises RowsRefusedError."""
-        if not values:
+    def load(self, rows: RowGroup) -> None:
+        """Take rows; an append inserts them here. Raises RowsRefusedError."""
+        if not len(rows):
             return
-        rows = PartitionRows(self._columns, values, [0] * len(values))
+        table = self._target.table
+        if self._target.mode is WriteMode.UPSERT:
+            if rows.columns not in self._loaded:
+                self._make_temporary(rows.columns)
+            table = self._loaded[rows.columns]
+        self._unit.insert_values(table, rows)
+        self.rows += len(rows)
+
+    def take(self, staged: Table, columns: Sequence[str], rows: int) -> None:
+        """Take rows that lie in a table of the same database (PostgreSQL), which has these columns.
+
+        rows: how many it is known to hold. Raises RowsRefusedError; DatabaseUnavailableError where it holds
+        another number: it was not logged, and the server has crashed since.
+        """
+        with self._unit.translating(f"reading staged rows for {self._target.table.name}"):
+            found = self._unit.connection.execute(select(func.count()).select_from(staged)).scalar_one()
+        if found != rows:
+            raise StagedRowsLostError(
+                f"The staged rows for {self._target.table.name} are {found} instead of {rows}: the database "
+                "has restarted since they were written.",
+                next_step="Nothing of the micro-batch was written; run it again.",
+            )
         if self._target.mode is WriteMode.APPEND:
-            self._unit.insert_values(self._target.table, rows)
+            targets = [self._target.table.columns[key] for key in columns]
+            statement = self._target.table.insert().from_select(targets, _rows_of(staged, columns))
+            execute_rows(self._unit, statement, self._target.table)
         else:
-            if self._loaded is None:
-                self._loaded = self._make_temporary()
-            self._unit.insert_values(self._loaded, rows)
-        self._rows += len(values)
+            self._sources.append(loose_copy(self._target.table, staged.name, columns))
+        self.rows += rows
 
     def finish(self) -> int:
-        """Merge what was loaded; how many rows were given. Raises what ``merge`` raises."""
-        if self._loaded is not None:
-            merge(self._unit, self._target, self._loaded, self._columns)
-            with self._unit.translating("dropping a temporary table"):
-                self._unit.connection.execute(DropTable(self._loaded))
-        return self._rows
+        """Merge what was taken; how many rows were given. Raises what ``merge`` raises."""
+        groups: dict[tuple[str, ...], list[Table]] = {}
+        for source in [*self._loaded.values(), *self._sources]:
+            groups.setdefault(tuple(source.columns.keys()), []).append(source)
+        if len(groups) > 1:
+            raise InvalidArgumentError(
+                f"The rows for {self._target.table.name} do not all have the same columns.",
+                next_step="Let each part of a micro-batch have the same columns for a table.",
+            )
+        for columns, sources in groups.items():
+            merge(self._unit, self._target, sources, columns)
+        with self._unit.translating("dropping a temporary table"):
+            for table in self._loaded.values():
+                self._unit.connection.execute(DropTable(table))
+        self._loaded.clear()
+        return self.rows
 
-    def _make_temporary(self) -> Table:
-        name = f"tidegate_new_{self._target.table.name}"[:63]
-        table = loose_copy(self._target.table, name, self._columns, prefix="TEMPORARY")
+    def _make_temporary(self, columns: tuple[str, ...]) -> None:
+        name = f"tidegate_new_{len(self._loaded)}_{self._target.table.name}"[:63]
+        table = loose_copy(self._target.table, name, columns, prefixes=("TEMPORARY",))
         with self._unit.translating("making a temporary table"):
             self._unit.connection.execute(CreateTable(table))
-        return table
+        self._loaded[columns] = table
 
 
-def loose_copy(table: Table, name: str, columns: Sequence[str], *, prefix: str) -> Table:
+def loose_copy(
+    table: Table,
+    name: str,
+    columns: Sequence[str],
+    *,
+    more: Sequence[Column[Any]] = (),
+    prefixes: Sequence[str] = (),
+) -> Table:
     """A table with these columns of ``table`` and their types, and with none of its rules."""
-    copies = [Column(key, table.columns[key].type, nullable=True) for key in columns]
-    return Table(name, MetaData(), *copies, prefixes=[prefix])
+    copies = [
+        Column(table.columns[key].name, table.columns[key].type, key=key, nullable=True) for key in columns
+    ]
+    return Table(name, MetaData(), *copies, *more, prefixes=list(prefixes))
 
 
-def merge(unit: UnitOfWork, target: LedgerTable, source: Table, columns: Sequence[str]) -> None:
-    """Upsert the rows of ``source``.
+def merge(unit: UnitOfWork, target: LedgerTable, sources: Sequence[Table], columns: Sequence[str]) -> None:
+    """Upsert the rows of tables with these columns.
 
     Raises RowsRefusedError, and DatabaseError where rows share a key and nothing says which is the last.
     """
+    parts = [select(*(source.columns[key].label(key) for key in columns)) for source in sources]
+    source = parts[0].subquery() if len(parts) == 1 else union_all(*parts).subquery()
     # PostgreSQL refuses a second row of a key; in SQLite it would win without a word.
-    if unit.database.is_sqlite and _shared_keys(unit, target, source):
-        is_merged = False
-    else:
-        is_merged = _try_upsert(unit, target, columns, _rows_of(source, columns))
-    if is_merged:
+    is_shared = unit.database.is_sqlite and bool(_shared_keys(unit, target, source))
+    if not is_shared and _try_upsert(unit, target, columns, _rows_of(source, columns)):
         return
     keys = _shared_keys(unit, target, source, is_highest_only=bool(target.order_by))
     if keys:
         raise _duplicate_error(target, keys)
-    if not _try_upsert(unit, target, columns, _rows_of(_ranked(target, source, columns), columns)):
-        raise AssertionError("rows that share a key were left out, and yet there were some")
+    highest = _rows_of(_ranked(target, source, columns), columns)
+    is_merged = _try_upsert(unit, target, columns, highest)
+    assert is_merged, "one row of each key is left"
 
 
-def _try_upsert(
-    unit: UnitOfWork, target: LedgerTable, columns: Sequence[str], rows: Select[tuple[object, ...]]
-) -> bool:
+def _try_upsert(unit: UnitOfWork, target: LedgerTable, columns: Sequence[str], rows: Rows) -> bool:
     """False: nothing was written, for two of the rows have one key (PostgreSQL)."""
     savepoint = unit.connection.begin_nested()
     try:
-        unit.connection.execute(_upsert(unit, target, columns, rows))
-    except sqlalchemy_errors.DBAPIError as error:
-        if sqlstate_of(error) == _SECOND_TIME:
-            savepoint.rollback()
-            return False
-        if is_bad_data(error):
-            words = " ".join(str(reason_of(error)).split())
-            raise RowsRefusedError(
-                f"The database refused rows for {target.table.name}: {words}", reason=reason_of(error)
-            ) from error
-        with unit.translating(f"writing to {target.table.name}"):
+        execute_rows(unit, _upsert(unit, target, columns, rows), target.table)
+    except RowsRefusedError as error:
+        if sqlstate_of(error.reason) != _SECOND_TIME:
             raise
+        savepoint.rollback()
+        return False
     savepoint.commit()
     return True
 
 
+def execute_rows(unit: UnitOfWork, statement: Executable, table: Table) -> None:
+    """Run a statement that writes rows of other tables to ``table``. Raises RowsRefusedError."""
+    try:
+        unit.connection.execute(statement)
+    except sqlalchemy_errors.DBAPIError as error:
+        if is_bad_data(error):
+            words = " ".join(str(reason_of(error)).split())
+            raise RowsRefusedError(
+                f"The database refused rows for {table.name}: {words}", reason=reason_of(error)
+            ) from error
+        raise translate(error, doing=f"writing to {table.name}", where=unit.database.url) from error
+
+
 def _upsert(
-    unit: UnitOfWork, target: LedgerTable, columns: Sequence[str], rows: Select[tuple[object, ...]]
+    unit: UnitOfWork, target: LedgerTable, columns: Sequence[str], rows: Rows
 ) -> postgresql.Insert | sqlite.Insert:
     table = target.table
     insert = sqlite.insert(table) if unit.database.is_sqlite else postgresql.insert(table)
@@ -191,21 +261,21 @@ def _is_not_below(
     return result
 
 
-def _rows_of(source: Table | Subquery, columns: Sequence[str]) -> Select[tuple[object, ...]]:
+def _rows_of(source: Table | Subquery, columns: Sequence[str]) -> Rows:
     # SQLite cannot parse ON CONFLICT after a SELECT without WHERE (its documentation, "UPSERT", 2.2).
     rows = select(*(source.columns[key] for key in columns)).where(true())
-    return rows if isinstance(source, Table) else rows.where(source.columns[_RANK] == 1)
+    return rows.where(source.columns[_RANK] == 1) if _RANK in source.columns else rows
 
 
-def _ranked(target: LedgerTable, source: Table, columns: Sequence[str]) -> Subquery:
+def _ranked(target: LedgerTable, source: Subquery, columns: Sequence[str]) -> Subquery:
     """The rows, numbered within their key from the highest by ``order_by`` on."""
     order = [source.columns[key].desc().nulls_last() for key in target.order_by]
     rank = func.rank().over(partition_by=[source.columns[key] for key in target.key_columns], order_by=order)
-    return select(*(source.columns[key] for key in columns), rank.label(_RANK)).subquery()
+    return select(*(source.columns[key].label(key) for key in columns), rank.label(_RANK)).subquery()
 
 
 def _shared_keys(
-    unit: UnitOfWork, target: LedgerTable, source: Table, *, is_highest_only: bool = False
+    unit: UnitOfWork, target: LedgerTable, source: Subquery, *, is_highest_only: bool = False
 ) -> Sequence[tuple[object, ...]]:
     """Keys that several rows have; is_highest_only: that several rows have which are the highest of it."""
     rows = _ranked(target, source, target.key_columns) if is_highest_only else source
