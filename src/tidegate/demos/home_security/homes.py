@@ -1,0 +1,62 @@
+"""What a home of the demo has, and the rules: sensors, limits, the hub that all of it goes to."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+EVENT_HUB: Final = "home-security"
+PARTITION_COUNT: Final = 16
+
+MINUTE_MS: Final = 60_000
+HOUR_MS: Final = 60 * MINUTE_MS
+DAY_MS: Final = 24 * HOUR_MS
+
+DOOR_OPEN_LIMIT_MS: Final = 5 * MINUTE_MS
+"""A door or window that is open for longer raises an alarm."""
+CO_LIMIT_PPM: Final = 70.0
+"""Carbon monoxide above it raises an alarm, in parts per million (the lowest level at which UL 2034 has a
+household detector sound; without its waiting time, our choice)."""
+LATENESS_MS: Final = 2 * MINUTE_MS
+"""How long a reading may travel: what its home sends later than that after it was taken is put aside."""
+CLOCK_ERROR_MS: Final = MINUTE_MS
+"""How far ahead of its home's clock a sensor's may be."""
+NUMBERS_REMEMBERED: Final = 64
+"""Of how many numbers behind a sensor's highest it is known whether they have come."""
+
+
+class Kind(IntEnum):
+    """What a reading is about. The numbers travel between the steps of the pipeline, not in events."""
+
+    MOTION = 0
+    DOOR = 1
+    WINDOW = 2
+    GLASS = 3
+    CO = 4
+    STATUS = 5
+    """A sensor that says that it is alive. It is filtered out."""
+
+
+KIND_NAMES: Final = {kind.name.lower(): kind for kind in Kind}
+"""As the events say it → the kind."""
+
+ROOMS: Final = ("hall", "kitchen", "living-room", "bedroom")
+
+SENSORS: Final = (
+    ("motion-hall", Kind.MOTION),
+    ("motion-kitchen", Kind.MOTION),
+    ("motion-living-room", Kind.MOTION),
+    ("motion-bedroom", Kind.MOTION),
+    ("door-front", Kind.DOOR),
+    ("door-back", Kind.DOOR),
+    ("window-kitchen", Kind.WINDOW),
+    ("window-bedroom", Kind.WINDOW),
+    ("glass-living-room", Kind.GLASS),
+    ("co-kitchen", Kind.CO),
+)
+"""Every home's sensors. The pipeline does not know this list: the last one is added while it runs."""
+
+
+def home_name(index: int) -> str:
+    """The id of a home, which is its events' partition key, as ``h000042``."""
+    return f"h{index:06}"

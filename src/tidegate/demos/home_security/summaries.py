@@ -1,0 +1,68 @@
+"""Each home's summary as a blob, for the resident's page: a file in a directory, or a blob in Azure.
+
+    <url>/042/h000042.json
+
+Only homes whose page changes are written, and the same micro-batch gives the same bytes, so writing one twice
+does no harm.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from tidegate.demos.home_security.blocks import decode_parts
+
+
+class SummaryStore:
+    """Where the summaries lie. Spark's tasks get a copy each, which connects when it first writes."""
+
+    def __init__(self, url: str, **storage_options: str) -> None:
+        """url: as fsspec names it. storage_options: the file system's, such as its connection string; secret,
+        and the environment serves as well."""
+        self.url = url
+        self._storage_options = storage_options
+
+    def __repr__(self) -> str:
+        return f"<SummaryStore {self.url}>"
+
+    def path_of(self, home: str) -> str:
+        """Where a home's summary lies, under ``url``. A name that is no plain word stays in one directory."""
+        name = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in home)
+        return f"{name[-3:]}/{name}.json"
+
+    def write_rows(self, rows: Iterable[Any]) -> None:
+        """Write the summaries in rows of the pipeline's changes: what a task of Spark does."""
+        self.write({home: text for row in rows for home, text in decode_parts(row.summaries)})
+
+    def write(self, summaries: dict[str, str]) -> None:
+        """Write summaries: home → JSON. A reader sees the old one or the new one."""
+        if not summaries:
+            return
+        files, root = fsspec.core.url_to_fs(self.url, **self._storage_options)
+        contents = {f"{root}/{self.path_of(home)}": text.encode() for home, text in summaries.items()}
+        if isinstance(files, LocalFileSystem):
+            _write_files(contents)
+        else:
+            files.pipe(contents)  # many at a time; a blob is put whole
+
+    def read(self, home: str) -> bytes:
+        """A home's summary. Raises FileNotFoundError where it has none yet."""
+        files, root = fsspec.core.url_to_fs(self.url, **self._storage_options)
+        content: bytes = files.cat_file(f"{root}/{self.path_of(home)}")
+        return content
+
+
+def _write_files(contents: dict[str, bytes]) -> None:
+    """Each file is renamed into its place: fsspec would write it there, and a reader could see a half."""
+    for directory in {os.path.dirname(path) for path in contents}:
+        os.makedirs(directory, exist_ok=True)
+    for path, content in contents.items():
+        temporary = f"{path}.{os.getpid()}"
+        with open(temporary, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
