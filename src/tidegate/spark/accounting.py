@@ -16,9 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.model.errors import InvalidArgumentError
-
-PARTITION_COLUMN = "partition"
-SEQUENCE_NUMBER_COLUMN = "sequenceNumber"
+from tidegate.sql.batch_handlers import PARTITION_COLUMN as PARTITION_COLUMN
+from tidegate.sql.batch_handlers import SEQUENCE_NUMBER_COLUMN as SEQUENCE_NUMBER_COLUMN
 
 SequenceNumbers = npt.NDArray[np.int64]
 

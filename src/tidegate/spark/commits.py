@@ -1,5 +1,5 @@
-"""The two ways from Arrow rows of one hub partition to a committed batch: through a handler, or as they
-are.
+"""The ways from Arrow rows of one hub partition to a committed batch: through a handler for each event,
+through a function over batches, or as a transformation made them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidegate.model.events import ReceivedEvent
 from tidegate.spark.accounting import PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN, sequence_numbers_of
@@ -20,37 +19,36 @@ from tidegate.sql import (
     Database,
     EventPlace,
     NewDeadLetter,
-    PartitionRows,
+    Pipeline,
     commit_partition_batch,
     process_partition_batch,
 )
+from tidegate.sql.arrow_handling import account, run_batch_handler
+from tidegate.sql.arrow_rows import ArrowRows
+from tidegate.sql.batch_handlers import BOOKKEEPING_COLUMNS as BOOKKEEPING_COLUMNS
+from tidegate.sql.batch_handlers import (
+    ENQUEUED_TIME_COLUMN,
+    OFFSET_COLUMN,
+    PARTITION_KEY_COLUMN,
+    BatchHandler,
+)
+from tidegate.sql.batch_handlers import ERROR_COLUMN as ERROR_COLUMN
+from tidegate.sql.batch_handlers import SKIP_COLUMN as SKIP_COLUMN
 from tidegate.sql.values import place_of
 from tidegate.wire.event_codec import decode_event, event_body
 
-OFFSET_COLUMN = "offset"
-ENQUEUED_TIME_COLUMN = "enqueuedTime"
-PARTITION_KEY_COLUMN = "partitionKey"
 ENCODED_EVENT_COLUMN = "encodedEvent"
-ERROR_COLUMN = "_error"
-SKIP_COLUMN = "_skip"
-
-BOOKKEEPING_COLUMNS = (
-    PARTITION_COLUMN,
-    SEQUENCE_NUMBER_COLUMN,
-    OFFSET_COLUMN,
-    ENQUEUED_TIME_COLUMN,
-    PARTITION_KEY_COLUMN,
-    ERROR_COLUMN,
-    SKIP_COLUMN,
-)
-"""Columns of a transformed DataFrame that say which event a row came from and what is to become of it. They
-are written to the table where it has columns of these names."""
-
-TRANSFORMATION_ERROR_TYPE = "TransformationError"
-"""``error_type`` of a dead letter that a transformation made by setting ``_error``."""
+_POSITION_COLUMNS = (PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN, OFFSET_COLUMN, ENQUEUED_TIME_COLUMN)
 
 CommitRange = Callable[[Database, SinkPlan, str, pa.Table, bool], BatchResult]
 """(database, plan, partition id, rows in order of their sequence numbers, is_gap_allowed) → what was done."""
+
+
+def commit_range_of(plan: SinkPlan) -> CommitRange:
+    """The way that a pipeline's rows take."""
+    if plan.is_transformed:
+        return commit_transformed
+    return commit_batches if isinstance(plan.pipeline.handler, BatchHandler) else commit_handled
 
 
 def commit_handled(
@@ -106,6 +104,24 @@ def _times_ms(rows: pa.Table) -> list[int]:
     return milliseconds
 
 
+def commit_batches(
+    database: Database, plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool
+) -> BatchResult:
+    """Run the pipeline's function over batches, and commit what comes of it."""
+    handler = plan.pipeline.handler
+    assert isinstance(handler, BatchHandler)
+    batches = rows.combine_chunks().to_batches()  # one, as it fits into one transaction
+    outcomes = [run_batch_handler(handler, plan.pipeline.table, batch) for batch in batches]
+    return _commit_rows(
+        database,
+        plan,
+        _Places(plan, partition_id, rows),
+        [group for outcome in outcomes for group in outcome.groups],
+        [failure for outcome in outcomes for failure in outcome.failures],
+        is_gap_allowed,
+    )
+
+
 def commit_transformed(
     database: Database, plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool
 ) -> BatchResult:
@@ -114,38 +130,30 @@ def commit_transformed(
     An event with ``_error`` in any of its rows becomes a dead letter and writes no row; rows with ``_skip``
     are not written.
     """
-    numbers = sequence_numbers_of(rows)
-    places = _Places(plan, partition_id, rows)
-    is_written = np.ones(len(numbers), dtype=bool)
-    dead_letters: list[NewDeadLetter] = []
-    if ERROR_COLUMN in rows.column_names:
-        has_error = pc.is_valid(rows.column(ERROR_COLUMN)).to_numpy()
-        for position in np.flatnonzero(has_error):
-            number = int(numbers[position])
-            if not dead_letters or dead_letters[-1].sequence_number != number:
-                dead_letters.append(
-                    places.dead_letter(number, rows.column(ERROR_COLUMN)[int(position)].as_py())
-                )
-        is_written &= ~np.isin(numbers, [letter.sequence_number for letter in dead_letters])
-    if SKIP_COLUMN in rows.column_names:
-        is_written &= ~np.array(rows.column(SKIP_COLUMN).to_pylist(), dtype=bool)
-    written = rows if is_written.all() else rows.filter(pa.array(is_written))
-    table = plan.pipeline.table
-    columns = [name for name in rows.column_names if name in table.columns]
+    written, failures = account(rows, sequence_numbers_of(rows), plan.pipeline.table)
+    return _commit_rows(
+        database, plan, _Places(plan, partition_id, rows), [written], failures, is_gap_allowed
+    )
+
+
+def _commit_rows(
+    database: Database,
+    plan: SinkPlan,
+    places: _Places,
+    groups: Sequence[ArrowRows],
+    failures: Sequence[tuple[int, BaseException]],
+    is_gap_allowed: bool,
+) -> BatchResult:
     return commit_partition_batch(
         database,
-        table,
+        plan.pipeline.table,
         plan.pipeline.consumer,
-        partition_id,
-        PartitionRows.from_columns(
-            columns,
-            [written.column(name).to_pylist() for name in columns],
-            numbers[is_written].tolist(),
-        ),
+        places.partition_id,
+        groups,
         positions=places.place_of,
-        start_sequence_number=int(numbers[0]),
-        until_sequence_number=int(numbers[-1]) + 1,
-        dead_letters=dead_letters,
+        start_sequence_number=places.first_number,
+        until_sequence_number=places.last_number + 1,
+        dead_letters=places.dead_letters(failures),
         event_hub_created_at_ms=plan.claim.event_hub_created_at_ms,
         is_gap_allowed=is_gap_allowed,
         owner=plan.claim.owner,
@@ -158,18 +166,40 @@ class _Places:
     """Where events lie: from the bookkeeping columns where they were kept, else from the hub itself."""
 
     def __init__(self, plan: SinkPlan, partition_id: str, rows: pa.Table) -> None:
+        self.partition_id = partition_id
         self._plan = plan
-        self._partition_id = partition_id
         self._rows = rows
         self._numbers = sequence_numbers_of(rows)
-        kept = {OFFSET_COLUMN, ENQUEUED_TIME_COLUMN} <= set(rows.column_names)
-        self._is_in_rows = kept and not plan.pipeline.is_payload_copied
+        self.first_number = int(self._numbers[0])
+        self.last_number = int(self._numbers[-1])
+        columns = {OFFSET_COLUMN, ENQUEUED_TIME_COLUMN}
+        if not plan.is_transformed:
+            # A transformation decides what it keeps; a function does not see what it did not ask for.
+            columns.add(PARTITION_KEY_COLUMN)
+        self._is_in_rows = columns <= set(rows.column_names) and not plan.pipeline.is_payload_copied
+
+    def dead_letters(self, failures: Sequence[tuple[int, BaseException]]) -> list[NewDeadLetter]:
+        """The dead letters of events with the reasons that their code gave; what the hub has to tell is asked
+        for all of them together.
+
+        Raises PositionOutOfRangeError where only the hub knew a place, and forgot.
+        """
+        places: dict[int, EventPlace] = {}
+        if failures and not self._is_in_rows:
+            events = HubReader(self._plan.source).read_events(
+                self.partition_id, [number for number, _ in failures]
+            )
+            copied = self._plan.pipeline.is_payload_copied
+            places = {event.sequence_number: place_of(event, is_payload_copied=copied) for event in events}
+        return [
+            NewDeadLetter.at_place(number, places.get(number) or self.place_of(number), error)
+            for number, error in failures
+        ]
 
     def place_of(self, sequence_number: int) -> EventPlace:
         """The place of one event. Raises PositionOutOfRangeError where only the hub knew it, and forgot."""
         if not self._is_in_rows:
-            hub = HubReader(self._plan.source)
-            event = hub.read_event(self._partition_id, sequence_number)
+            (event,) = HubReader(self._plan.source).read_events(self.partition_id, [sequence_number])
             return place_of(event, is_payload_copied=self._plan.pipeline.is_payload_copied)
         position = int(np.searchsorted(self._numbers, sequence_number))
         row = self._rows.slice(position, 1)
@@ -178,23 +208,11 @@ class _Places:
             key = row.column(PARTITION_KEY_COLUMN)[0].as_py()
         return EventPlace(row.column(OFFSET_COLUMN)[0].as_py(), _times_ms(row)[0], key)
 
-    def dead_letter(self, sequence_number: int, reason: str) -> NewDeadLetter:
-        """The dead letter of an event for which the transformation gave ``reason``."""
-        place = self.place_of(sequence_number)
-        return NewDeadLetter(
-            sequence_number=sequence_number,
-            offset=place.offset,
-            enqueued_time_ms=place.enqueued_time_ms,
-            error_type=TRANSFORMATION_ERROR_TYPE,
-            reason=reason,
-            partition_key=place.partition_key,
-            payload=place.payload,
-        )
 
-
-def missing_columns(names: Sequence[str], is_transformed: bool) -> list[str]:
-    """Columns that the sink cannot do without and that are not among ``names``."""
-    needed = [PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN]
-    if not is_transformed:
-        needed += [OFFSET_COLUMN, ENQUEUED_TIME_COLUMN, ENCODED_EVENT_COLUMN]
-    return [name for name in needed if name not in names]
+def needed_columns(pipeline: Pipeline, is_transformed: bool) -> list[str]:
+    """Columns that the sink cannot do without; a function over batches, and nothing else, has its own."""
+    if is_transformed:
+        return [PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN]
+    handler = pipeline.handler
+    asked = handler.columns if isinstance(handler, BatchHandler) else (ENCODED_EVENT_COLUMN,)
+    return list(dict.fromkeys((*_POSITION_COLUMNS, *asked)))

@@ -7,7 +7,7 @@ micro-batches, and a connection costs more than a small one of them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -135,10 +135,9 @@ class HubReader:
         events = run_blocking(receive_first())
         return events.sequence_numbers[0] if len(events) else bounds.until_sequence_number
 
-    def read_event(self, partition_id: str, sequence_number: int) -> ReceivedEvent:
-        """One event. Raises PositionOutOfRangeError where retention has deleted it."""
-        (event,) = self._consumer.read_events(self._options.event_hub, partition_id, [sequence_number])
-        return event
+    def read_events(self, partition_id: str, sequence_numbers: Sequence[int]) -> Iterator[ReceivedEvent]:
+        """Single events, ascending. Raises PositionOutOfRangeError where retention has deleted one."""
+        return self._consumer.read_events(self._options.event_hub, partition_id, sequence_numbers)
 
     def read(self, item: PartitionRange) -> Iterator[EncodedEvents]:
         """The events of a range, still encoded, in order."""

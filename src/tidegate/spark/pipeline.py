@@ -13,19 +13,21 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.spark.commits import BOOKKEEPING_COLUMNS, missing_columns
+from tidegate.spark.commits import BOOKKEEPING_COLUMNS, needed_columns
 from tidegate.spark.hub import HubReader
 from tidegate.spark.options import CHECKPOINT_PREFIX, SourceOptions
 from tidegate.spark.ownership import claim_checkpoints
 from tidegate.spark.plan import SinkPlan
+from tidegate.spark.schema import EVENT_SCHEMA
 from tidegate.spark.session import refuse_sqlite_on_cluster
 from tidegate.spark.sink import PLAN_OPTION, SqlSinkDataSource
 from tidegate.spark.source import EventHubsDataSource, register
 from tidegate.spark.trigger import AS_SOON_AS_POSSIBLE, Trigger
-from tidegate.sql import Database, Pipeline
+from tidegate.sql import BatchHandler, Database, Pipeline
 from tidegate.sql.database import absolute_url
 
 TRANSACTION_ROWS_MAX = 50_000
@@ -59,7 +61,7 @@ def run_pipeline(
 ) -> StreamingQuery:
     """Start the pipeline and return its query; ``awaitTermination`` raises what it ends with.
 
-    transform: None runs the pipeline's handler, a plain Python function per event; else the DataFrame that it
+    transform: None runs the pipeline's handler, a function per event or per batch; else the DataFrame that it
     returns is written, and the handler is only for redrives. checkpoint_location: Spark's own directory, new
     or of this pipeline; it may be lost, because the SQL checkpoint is what counts. starting_position: where
     partitions without a SQL checkpoint start, as in the source's option ``startingPosition``.
@@ -68,6 +70,8 @@ def run_pipeline(
     Raises InvalidArgumentError, DatabaseError, EventHubReplacedError, and what the service says.
     """
     database_url = absolute_url(database_url)
+    is_batched = transform is None and isinstance(pipeline.handler, BatchHandler)
+    is_per_event = transform is None and not is_batched
     options = {
         "eventhubs.connectionString": _hub_string(connection_string, pipeline.event_hub),
         "eventhubs.consumerGroup": pipeline.consumer_group,
@@ -75,7 +79,7 @@ def run_pipeline(
         "eventhubs.failOnDataLoss": str(fail_on_data_loss).lower(),
         "eventhubs.maxEventsPerTrigger": str(max_events_per_trigger),
         "eventhubs.tasksMax": str(spark.sparkContext.defaultParallelism),
-        "eventhubs.encodedEvents": str(transform is None).lower(),
+        "eventhubs.encodedEvents": str(is_per_event).lower(),
     }
     if ca_file is not None:
         options["eventhubs.caFile"] = str(ca_file)
@@ -85,7 +89,12 @@ def run_pipeline(
     register(spark)
     # From here on the SQL checkpoints say where to start, for they exist now.
     options["eventhubs.startingPosition"] = CHECKPOINT_PREFIX + database_url
-    rows = spark.readStream.format(EventHubsDataSource.name()).options(**options).load()
+    reader = spark.readStream.format(EventHubsDataSource.name()).options(**options)
+    if is_batched:
+        # What the function does not ask for is not decoded.
+        names = needed_columns(pipeline, is_transformed=False)
+        reader = reader.schema(StructType([EVENT_SCHEMA[name] for name in names]))
+    rows = reader.load()
     if transform is not None:
         rows = _checked(transform(rows), pipeline)
     writer = (
@@ -153,7 +162,7 @@ def _hub_string(connection_string: str, event_hub: str) -> str:
 
 def _checked(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
     """What a transformation returned, if the sink can write it."""
-    missing = missing_columns(rows.columns, is_transformed=True)
+    missing = [name for name in needed_columns(pipeline, is_transformed=True) if name not in rows.columns]
     unknown = [
         name
         for name in rows.columns

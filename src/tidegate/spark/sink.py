@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.accounting import Gap
-from tidegate.spark.commits import missing_columns
+from tidegate.spark.commits import needed_columns
 from tidegate.spark.journal import journalled_offset
 from tidegate.spark.ownership import checkpoint_positions
 from tidegate.spark.plan import load_plan
@@ -60,7 +60,9 @@ class SqlSinkDataSource(DataSource):
             raise InvalidArgumentError(
                 "The format eventhubs-sql appends.", next_step='Use .outputMode("append").'
             )
-        missing = missing_columns(schema.fieldNames(), load_plan(plan_text).is_transformed)
+        plan = load_plan(plan_text)
+        needed = needed_columns(plan.pipeline, plan.is_transformed)
+        missing = [name for name in needed if name not in schema.fieldNames()]
         if missing:
             raise InvalidArgumentError(
                 f"The sink eventhubs-sql needs the column {missing[0]!r}, and the query does not have it.",

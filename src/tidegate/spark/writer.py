@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tidegate.model.errors import CheckpointGapError, FencedError, InvalidArgumentError, TidegateError
 from tidegate.spark.accounting import Gap, PendingRows, find_gap, sequence_numbers_of, split_by_partition
-from tidegate.spark.commits import CommitRange, commit_handled, commit_transformed
+from tidegate.spark.commits import CommitRange, commit_range_of
 from tidegate.spark.hub import HubReader
 from tidegate.spark.ownership import checkpoint_positions
 from tidegate.spark.plan import SinkPlan
@@ -54,7 +54,7 @@ class TaskWriter:
     def __init__(self, plan: SinkPlan) -> None:
         self._plan = plan
         self._database = Database.shared(plan.database_url)
-        self._commit_range: CommitRange = commit_transformed if plan.is_transformed else commit_handled
+        self._commit_range: CommitRange = commit_range_of(plan)
         self._pending: dict[str, PendingRows] = {}
         self._summaries: dict[str, PartitionSummary] = {}
         self._passed: dict[str, int] = {}
