@@ -70,7 +70,9 @@ def _file(partition_id: str, number: int, size: int = 1_000_000) -> CaptureFile:
 def test_pieces_do_not_overlap_and_nothing_is_lost(bounds: list[range]) -> None:
     """Every file is in one piece, and numbers of two pieces are apart."""
     ranges = [
-        FileRange(_file("0", index), item.start, item.stop) for index, item in enumerate(bounds) if len(item)
+        FileRange(_file("0", index), item.start, item.stop, 0)
+        for index, item in enumerate(bounds)
+        if len(item)
     ]
     by_file = {
         item.file: set(range(item.start_sequence_number, item.until_sequence_number)) for item in ranges
@@ -87,7 +89,7 @@ def test_a_partition_is_split_only_where_cores_would_idle() -> None:
 
     def probe(files: Sequence[CaptureFile]) -> list[FileRange]:
         looked.extend({file.partition_id for file in files})
-        return [FileRange(file, file.time_s * 10, file.time_s * 10 + 10) for file in files]
+        return [FileRange(file, file.time_s * 10, file.time_s * 10 + 10, 0) for file in files]
 
     even = [_file(str(partition), number) for partition in range(16) for number in range(3)]
     assert [len(task) for task in plan_tasks(even, 4, probe)] == [4, 4, 4, 4]

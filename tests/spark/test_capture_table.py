@@ -51,7 +51,7 @@ def _publish_all_kinds(service: HubService, hub: str) -> None:
     with client:
         batch = client.create_batch(partition_key="schlüssel")
         event = SdkEventData("text body")
-        event.properties = {**properties, "big": 5, b"bytes": b"value"}
+        event.properties = {b"bytes": b"value", "n": 5, "x": 0.25, "yes": False, "none": None}
         event.message_id, event.content_type = "m-2", "application/json"
         batch.add(event)
         client.send_batch(batch)
@@ -63,7 +63,7 @@ def captured_hub(hub_service: HubService, tmp_path_factory: pytest.TempPathFacto
     hub = hub_service.create_hub(partition_count=4)
     _publish_all_kinds(hub_service, hub)
     path = tmp_path_factory.mktemp("capture")
-    capture_to_end(hub_service, hub, str(path), size_bytes=5000)
+    capture_to_end(hub_service, hub, str(path), size_bytes=1000)
     return hub, path
 
 
@@ -180,7 +180,8 @@ def test_a_hub_made_anew_is_not_mixed_in(spark: SparkSession, tmp_path: Path) ->
 def test_a_bad_file_is_named_or_left_out(spark: SparkSession, tmp_path: Path) -> None:
     """One error with the file's name; with skipBadFiles the rest is read, and what is before the damage."""
     write_file(tmp_path, [azure_record(n) for n in range(10)])
-    cut = write_file(tmp_path, [azure_record(n) for n in range(10, 500)], time_s=START_S + 60)
+    events = [azure_record(n) for n in range(10, 500)]
+    cut = write_file(tmp_path, events, time_s=START_S + 60, block_bytes=2000)
     cut.write_bytes(cut.read_bytes()[:-100])
     foreign = write_file(tmp_path, [], time_s=START_S + 120)
     foreign.write_bytes(b"PAR1")
@@ -195,7 +196,7 @@ def test_a_bad_file_is_named_or_left_out(spark: SparkSession, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"startTime": "x"}, "The format eventhubs-capture has no option 'startTime'"),
+        ({"startTime": "x"}, "The format eventhubs-capture has no option 'starttime'"),
         ({"startingTime": "2026-11-20"}, "The option startingTime has no time zone"),
         ({"partitions": "a"}, "The option partitions takes partition ids"),
         ({"nameFormat": "{Year}"}, "The capture name format"),

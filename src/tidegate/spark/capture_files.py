@@ -52,8 +52,12 @@ def open_capture_files(options: CaptureOptions) -> CaptureFiles:
     return _fsspec_files(options)
 
 
-def list_capture_files(files: CaptureFiles, options: CaptureOptions) -> list[CaptureFile]:
+def list_capture_files(
+    files: CaptureFiles, options: CaptureOptions, *, event_hub: str | None = None
+) -> list[CaptureFile]:
     """The capture files of the one event hub that the options choose, by partition and time.
+
+    event_hub: to be taken where they choose none, in any case of its letters; None: the only one there is.
 
     Raises InvalidArgumentError where an Avro file is not named as they say, or where several hubs remain.
     """
@@ -66,7 +70,9 @@ def list_capture_files(files: CaptureFiles, options: CaptureOptions) -> list[Cap
             if options.is_bad_file_skipped:
                 continue
             raise
-        if file is not None:
+        if file is not None and (
+            event_hub is None or options.event_hub or file.event_hub.lower() == event_hub.lower()
+        ):
             found.append(file)
     check_one_hub(found)
     return sorted(found, key=lambda file: (int(file.partition_id), file.time_s, file.name))

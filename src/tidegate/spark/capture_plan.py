@@ -110,6 +110,8 @@ class FileRange:
     file: CaptureFile
     start_sequence_number: int
     until_sequence_number: int
+    first_event_ms: int
+    """When its first event was enqueued: milliseconds since 1970-01-01 UTC."""
 
 
 @dataclass(frozen=True, slots=True)

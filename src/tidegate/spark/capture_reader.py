@@ -44,6 +44,9 @@ events."""
 _PROBES_AT_A_TIME: Final = 16
 """Our choice: small reads of a storage account take tens of milliseconds, nearly all of it waiting."""
 
+UNKNOWN_UNTIL: Final = 2**63 - 1
+"""Where a file ends of which that cannot be told."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -194,7 +197,7 @@ def probe_files(
 ) -> list[FileRange]:
     """What each file covers, by two small reads; files without events are left out.
 
-    Raises CaptureFileError, unless bad files are skipped: then those are left out, too.
+    Raises CaptureFileError, unless bad files are skipped: then such a file may cover anything.
     """
 
     def probe(file: CaptureFile) -> FileRange | None:
@@ -205,8 +208,8 @@ def probe_files(
         except CaptureFileError as error:
             if not is_bad_file_skipped:
                 raise
-            _logger.warning("Left out: %s", error.message)
-            return None
+            _logger.warning("Will be left out, or the rest of it: %s", error.message)
+            return FileRange(file, 0, UNKNOWN_UNTIL, 0)
 
     if len(wanted) < 2:
         return [found for file in wanted if (found := probe(file)) is not None]
@@ -226,10 +229,9 @@ def probe_file(files: CaptureFiles, file: CaptureFile) -> FileRange | None:
         after_first = stream.tell()
         size = stream.seek(0, SEEK_END)
         last = first if size == after_first else _last_block(stream, header, data_start, size, name)
-        numbers = ("SequenceNumber",)
-        start = decode_records(header, *first, name, numbers)[0]["SequenceNumber"]
-        until = decode_records(header, *last, name, numbers)[-1]["SequenceNumber"] + 1
-        return FileRange(file, start, until)
+        begin = capture_rows(decode_records(header, *first, name, fields_for(()))[:1], name)
+        until = decode_records(header, *last, name, ("SequenceNumber",))[-1]["SequenceNumber"] + 1
+        return FileRange(file, int(begin.sequence_numbers[0]), until, int(begin.times_ms[0]))
 
 
 def _last_block(

@@ -7,7 +7,7 @@ query.awaitTermination()
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tidegate.spark.hub import HubReader
 from tidegate.spark.options import CHECKPOINT_PREFIX, SourceOptions
 from tidegate.spark.ownership import claim_checkpoints
 from tidegate.spark.plan import SinkPlan
+from tidegate.spark.replay_source import ReplayDataSource, check_replayable, plan_replay
 from tidegate.spark.schema import EVENT_SCHEMA
 from tidegate.spark.session import refuse_sqlite_on_cluster
 from tidegate.spark.sink import PLAN_OPTION, SqlSinkDataSource
@@ -58,6 +59,7 @@ def run_pipeline(
     fail_on_data_loss: bool = True,
     ca_file: str | Path | None = None,
     transaction_rows_max: int = TRANSACTION_ROWS_MAX,
+    capture: Mapping[str, str] | None = None,
 ) -> StreamingQuery:
     """Start the pipeline and return its query; ``awaitTermination`` raises what it ends with.
 
@@ -65,6 +67,9 @@ def run_pipeline(
     returns is written, and the handler is only for redrives. checkpoint_location: Spark's own directory, new
     or of this pipeline; it may be lost, because the SQL checkpoint is what counts. starting_position: where
     partitions without a SQL checkpoint start, as in the source's option ``startingPosition``.
+
+    capture: options of the format ``eventhubs-capture``: what retention has dropped is read from there, as
+    ``replay_pipeline`` says.
 
     The driver started last owns the consumer group: one that runs already fails with a FencedError.
     Raises InvalidArgumentError, DatabaseError, EventHubReplacedError, and what the service says.
@@ -83,6 +88,9 @@ def run_pipeline(
     }
     if ca_file is not None:
         options["eventhubs.caFile"] = str(ca_file)
+    replay = None if capture is None else plan_replay(options, capture)
+    if replay is not None:
+        options["eventhubs.startingPositions"] = replay.starting_positions
     sink = sink_options(
         pipeline, options, database_url, is_transformed=transform is not None, rows_max=transaction_rows_max
     )
@@ -90,6 +98,8 @@ def run_pipeline(
     # From here on the SQL checkpoints say where to start, for they exist now.
     options["eventhubs.startingPosition"] = CHECKPOINT_PREFIX + database_url
     reader = spark.readStream.format(EventHubsDataSource.name()).options(**options)
+    if replay is not None:
+        reader = reader.format(ReplayDataSource.name()).options(**replay.options)
     if is_batched:
         # What the function does not ask for is not decoded.
         names = needed_columns(pipeline, is_transformed=False)
@@ -97,6 +107,8 @@ def run_pipeline(
     rows = reader.load()
     if transform is not None:
         rows = _checked(transform(rows), pipeline)
+        if replay is not None:
+            check_replayable(rows.columns, pipeline)
     writer = (
         rows.writeStream.format(SqlSinkDataSource.name())
         .queryName(pipeline.name)

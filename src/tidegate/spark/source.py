@@ -75,10 +75,14 @@ class EventHubsDataSource(DataSource):
 def register(spark: SparkSession) -> None:
     """Make the formats ``eventhubs``, ``eventhubs-capture`` and ``eventhubs-sql`` known to a session."""
     from tidegate.spark.capture_source import CaptureDataSource
+    from tidegate.spark.file_sink import FileSinkDataSource
+    from tidegate.spark.replay_source import ReplayDataSource
     from tidegate.spark.session import share_python_path
     from tidegate.spark.sink import SqlSinkDataSource
 
     share_python_path(spark.sparkContext)
     spark.dataSource.register(EventHubsDataSource)
     spark.dataSource.register(CaptureDataSource)
+    spark.dataSource.register(ReplayDataSource)
     spark.dataSource.register(SqlSinkDataSource)
+    spark.dataSource.register(FileSinkDataSource)

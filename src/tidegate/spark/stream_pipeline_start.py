@@ -7,7 +7,7 @@ its query is written.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,6 +51,7 @@ def start_stream_pipeline(
     ca_file: str | Path | None = None,
     adopt: str | None = None,
     on_written: OnWritten | None = None,
+    capture: Mapping[str, str] | None = None,
 ) -> StreamingQuery:
     """Start a declared pipeline and return its query; ``awaitTermination`` raises what it ends with.
 
@@ -58,6 +59,8 @@ def start_stream_pipeline(
     checkpoint_location: a directory new or of this pipeline. trigger: None: the declared one.
     adopt: the token of a LedgerMismatchError, which allows what it refused, once; for a ``SqlBatchSink``.
     on_written: told of each micro-batch that a ``SqlBatchSink`` has committed, in Spark's thread.
+    capture: options of the format ``eventhubs-capture``, from which a ``SqlSink`` is given what retention has
+    dropped (see ``replay_pipeline``).
     Raises InvalidArgumentError (also where the directory is another pipeline's), EventHubReplacedError,
     DatabaseError, and what the service says.
     """
@@ -72,6 +75,7 @@ def start_stream_pipeline(
         ca_file=None if ca_file is None else str(ca_file),
         adopt=adopt,
         on_written=on_written,
+        capture=capture,
     )
     identity = identity_of(declared, connection_string=start.connection_string, ca_file=start.ca_file)
     claim_checkpoint(start.checkpoint_location, identity, spark)
@@ -93,12 +97,20 @@ class _Start:
     ca_file: str | None
     adopt: str | None
     on_written: OnWritten | None
+    capture: Mapping[str, str] | None = field(repr=False)
 
     def query(self) -> StreamingQuery:
         """Start it."""
         sink = self.pipeline.sink
         if isinstance(sink, SqlSink):
             return self._start_sql(sink)
+        if self.capture is not None:
+            raise InvalidArgumentError(
+                f"The pipeline {self.pipeline.name} does not write to SQL per hub partition, so it cannot be "
+                "replayed.",
+                next_step="Only a SqlSink knows which events are done. Read captured events as a table: "
+                '.format("eventhubs-capture").',
+            )
         if isinstance(sink, SqlBatchSink):
             return self._start_sql_batch(sink)
         writer = self._hub_writer(sink) if isinstance(sink, HubSink) else self._file_writer(sink)
@@ -125,6 +137,7 @@ class _Start:
             starting_position=source.starting_position,
             fail_on_data_loss=source.fail_on_data_loss,
             ca_file=self.ca_file,
+            capture=self.capture,
         )
 
     def _start_sql_batch(self, sink: SqlBatchSink) -> StreamingQuery:
