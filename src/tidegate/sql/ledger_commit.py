@@ -7,7 +7,8 @@ dead letters and the first transaction is run again without them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -154,7 +155,7 @@ class BatchCommit:
 
     def _parts(
         self, unit: UnitOfWork, name: str, letters: pa.Table, *, is_staged_read: bool
-    ) -> Iterator[pa.Table]:
+    ) -> Generator[pa.Table]:
         """The rows for one table, without those of events that are put aside."""
         for rows in self.contents.rows.get(name, ()):
             yield _without_events(rows, letters)
@@ -176,11 +177,12 @@ class BatchCommit:
             unit.make_constraints_immediate(is_commit_refused=refused.is_at_commit)
             for name, target in self.tables.items():
                 write = _careful_write(unit, target)
-                for part in self._parts(unit, name, letters, is_staged_read=True):
-                    rows = write_halving(write, part, refused_max=refused_max)
-                    found += [(target, row) for row in rows]
-                    if found and refused_max is not None:
-                        break
+                with closing(self._parts(unit, name, letters, is_staged_read=True)) as parts:
+                    for part in parts:
+                        rows = write_halving(write, part, refused_max=refused_max)
+                        found += [(target, row) for row in rows]
+                        if found and refused_max is not None:
+                            break
             unit.rollback()
         return found
 

@@ -207,9 +207,9 @@ def _try_upsert(unit: UnitOfWork, target: LedgerTable, columns: Sequence[str], r
     try:
         execute_rows(unit, _upsert(unit, target, columns, rows), target.table)
     except RowsRefusedError as error:
+        savepoint.rollback()
         if sqlstate_of(error.reason) != _SECOND_TIME:
             raise
-        savepoint.rollback()
         return False
     savepoint.commit()
     return True

@@ -202,8 +202,8 @@ def read_stage_table(unit: UnitOfWork, stage: Stage, target: Table, rows_max: in
     The transaction may be used for other statements meanwhile.
     """
     statement = select(stage.table(target)).execution_options(yield_per=rows_max)
-    with unit.translating("reading staged rows"):
-        for part in unit.connection.execute(statement).mappings().partitions():
+    with unit.translating("reading staged rows"), unit.connection.execute(statement) as result:
+        for part in result.mappings().partitions():
             yield plain_names(pa.Table.from_pylist([dict(row) for row in part]))
 
 
