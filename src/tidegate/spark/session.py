@@ -27,8 +27,12 @@ TASK_ATTEMPTS_MAX = 4
 """Attempts per task. Plain ``local[N]`` gives each task one: a single transient error ends the query. On a
 cluster it is Spark's own default (``spark.task.maxFailures``)."""
 
-REDACTION_PATTERN = "(?i)secret|password|token|access[.]?key|connectionstring|databaseurl|startingposition"
-"""Option names whose values Spark hides in plans and in its UI: connection strings and database URLs."""
+REDACTION_PATTERN = (
+    "(?i)secret|password|token|access[.]?key|connection_?string|database_?url|tidegate_database"
+    "|startingposition|^plan$"
+)
+"""Names of options and variables whose values Spark hides in plans and in its UI: connection strings,
+database URLs, and the sink's plan, which holds both."""
 
 PYTHON_NAME = f"python{sys.version_info.major}.{sys.version_info.minor}"
 """What executors start unless ``PYSPARK_PYTHON`` says otherwise: a name, for the driver's path is the
