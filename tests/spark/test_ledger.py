@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, select, text
+from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, MetaData, Table, select, text
 
-from tidegate.spark import LedgerSink, Trigger, explain
-from tidegate.sql import ConsumerKey, Database
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.spark import LedgerSink, LedgerTable, Trigger, WriteMode, explain
+from tidegate.sql import ConsumerKey, Database, DeadLetters
 
 _TIMEOUT_S = 60
 ONCE = Trigger(is_available_now=True)
@@ -114,3 +116,158 @@ def test_complete_rows_are_upserted(
         ).all()
         assert [tuple(row) for row in sorted(written)] == [(0, 2), (1, 2), (2, 1)]
         assert connection.execute(text("SELECT count(*) FROM tidegate_ledger_stage")).scalar_one() == 0
+
+
+def test_one_stream_feeds_two_tables_and_the_dead_letters(
+    readings: Readings, database_url: str, tmp_path: Path, driver_bytes_max: int
+) -> None:
+    """The column _table sends a row to its table; a row with _error puts its event aside, all in one."""
+    sink = LedgerSink(
+        name="homes",
+        database_url=database_url,
+        tables={"counts": LedgerTable(counts), "alarms": LedgerTable(alarms, WriteMode.APPEND)},
+        consumer=CONSUMER,
+        driver_bytes_max=driver_bytes_max,
+    )
+    origin = {"partition": "3", "offset": "77", "enqueuedTime": "2026-01-01T00:00:00.123Z"}
+    readings.add(
+        {"_table": "counts", "home": 1, "readings": 5, "sequenceNumber": 7, **origin},
+        {"_table": "alarms", "home": 1, "reading": 99, "sequenceNumber": 7, **origin},
+        {"_table": "alarms", "home": 2, "reading": 98, "sequenceNumber": 8, **origin},
+        {"home": 2, "_error": "not a number", "sequenceNumber": 8, **origin},
+    )
+    schema = (
+        "_table STRING, home LONG, readings INT, reading INT, _error STRING, "
+        "partition STRING, sequenceNumber LONG, offset STRING, enqueuedTime TIMESTAMP"
+    )
+    finish(sink.start(readings.stream(schema), checkpoint_location=tmp_path / "checkpoint", trigger=ONCE))
+    assert rows_of(database_url, counts) == [(1, 5)]
+    assert rows_of(database_url, alarms) == [(1, 99)]
+    with Database.open(database_url) as database:
+        (letter,) = DeadLetters(database).list()
+    assert (letter.partition_id, letter.sequence_number, letter.reason) == ("3", 8, "not a number")
+    assert (letter.offset, letter.enqueued_time_ms) == ("77", 1_767_225_600_123)
+    assert (letter.event_hub, letter.pipeline) == ("homes", "homes")
+
+
+def commits(checkpoint: Path) -> list[int]:
+    """Batches that Spark has noted as done."""
+    return sorted(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
+
+
+def test_a_repeated_micro_batch_writes_nothing(readings: Readings, sqlite_url: str, tmp_path: Path) -> None:
+    """Spark was stopped between the database's commit and its own: it runs the batch again, we do not."""
+    checkpoint = tmp_path / "checkpoint"
+    sink = LedgerSink(name="alarms", database_url=sqlite_url, table=alarms, mode=WriteMode.APPEND)
+    stream = readings.stream("home LONG, reading INT")
+    for home in range(3):
+        readings.add({"home": home, "reading": home})
+    finish(sink.start(stream, checkpoint_location=checkpoint, output_mode="append", trigger=ONCE))
+    (checkpoint / "commits" / str(commits(checkpoint)[-1])).unlink()
+    readings.add({"home": 3, "reading": 3})
+    finish(sink.start(stream, checkpoint_location=checkpoint, output_mode="append", trigger=ONCE))
+    assert rows_of(sqlite_url, alarms) == [(home, home) for home in range(4)]
+
+
+def test_a_checkpoint_directory_that_does_not_fit_is_refused(
+    readings: Readings, sqlite_url: str, tmp_path: Path
+) -> None:
+    """A new one, and one that was restored from a backup; the token that the refusal names lets it pass."""
+    checkpoint, backup = tmp_path / "checkpoint", tmp_path / "backup"
+    stream = readings.stream("home LONG, reading INT")
+
+    def start(directory: Path, adopt: str | None = None) -> StreamingQuery:
+        sink = LedgerSink(
+            name="alarms", database_url=sqlite_url, table=alarms, mode=WriteMode.APPEND, adopt=adopt
+        )
+        return sink.start(stream, checkpoint_location=directory, output_mode="append", trigger=ONCE)
+
+    for home in range(3):
+        readings.add({"home": home, "reading": home})
+        finish(start(checkpoint))
+        if home == 0:
+            shutil.copytree(checkpoint, backup)
+    before = rows_of(sqlite_url, alarms)
+    assert "comes again with other events" in refusal(lambda: start(backup))
+    words = refusal(lambda: start(tmp_path / "new"))
+    assert "by another checkpoint directory" in words
+    assert rows_of(sqlite_url, alarms) == before
+    token = words.partition("adopt='")[2].partition("'")[0]
+    finish(start(tmp_path / "new", token))
+    assert rows_of(sqlite_url, alarms) == sorted(before * 2)
+
+
+def test_what_does_not_fit_the_table_is_refused_at_the_start(
+    spark: SparkSession, readings: Readings, sqlite_url: str, tmp_path: Path
+) -> None:
+    """By name, before Spark plans a batch."""
+
+    def words(schema: str, sink: LedgerSink) -> str:
+        with pytest.raises(InvalidArgumentError) as caught:
+            sink.start(readings.stream(schema), checkpoint_location=tmp_path / "checkpoint")
+        return str(caught.value)
+
+    sink = LedgerSink(name="counts", database_url=sqlite_url, table=counts)
+    assert "a column 'hoem', and counts have none" in words("hoem LONG, readings INT", sink)
+    assert "no column 'readings', which the table counts needs" in words("home LONG", sink)
+    assert "'readings' is array<int>" in words("home LONG, readings ARRAY<INT>", sink)
+    assert "whose dead letters" in words("home LONG, readings INT, _error STRING", sink)
+    sink = LedgerSink(name="counts", database_url=sqlite_url, table=counts, consumer=CONSUMER)
+    assert "no column 'partition'" in words("home LONG, readings INT, _error STRING", sink)
+    both = {"counts": LedgerTable(counts), "alarms": LedgerTable(alarms, WriteMode.APPEND)}
+    sink = LedgerSink(name="counts", database_url=sqlite_url, tables=both)
+    assert "do not say which they are for" in words("home LONG, readings INT", sink)
+    with pytest.raises(InvalidArgumentError, match="no primary key to upsert by"):
+        LedgerSink(name="alarms", database_url=sqlite_url, table=alarms)
+    with pytest.raises(InvalidArgumentError, match="this call is not one"):
+        LedgerSink(name="counts", database_url=sqlite_url, table=counts).write(spark.range(1), 0)
+
+
+def test_a_function_of_ones_own_gives_a_frame_for_each_table_once(
+    readings: Readings, sqlite_url: str, tmp_path: Path
+) -> None:
+    """Both tables in one transaction; a second call for the same batch would lose its rows, so it fails."""
+    sink = LedgerSink(
+        name="homes",
+        database_url=sqlite_url,
+        tables={"counts": LedgerTable(counts), "alarms": LedgerTable(alarms, WriteMode.APPEND)},
+    )
+    readings.add({"home": 1, "reading": 5}, {"home": 1, "reading": 95})
+
+    def write(rows: DataFrame, batch_id: int) -> None:
+        loud = rows.where("reading > 90")
+        assert sink.write({"counts": count_by_home(rows), "alarms": loud}, batch_id).rows == 2
+        with pytest.raises(InvalidArgumentError, match="twice in one run"):
+            sink.write({"alarms": loud}, batch_id)
+
+    stream = readings.stream("home LONG, reading INT")
+    finish(
+        stream.writeStream.foreachBatch(write)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert rows_of(sqlite_url, counts) == [(1, 2)]
+    assert rows_of(sqlite_url, alarms) == [(1, 95)]
+
+
+def test_a_row_that_a_staging_task_cannot_write_is_named(
+    readings: Readings, database_url: str, tmp_path: Path, driver_bytes_max: int
+) -> None:
+    """The error comes through Spark with the row and its column in it, and nothing is written."""
+    narrow = Table("narrow", MetaData(), Column("home", Integer, CheckConstraint("home < 100")))
+    readings.add({"home": 5}, {"home": 5_000_000_000}, {"home": 6})
+    sink = LedgerSink(
+        name="narrow",
+        database_url=database_url,
+        table=narrow,
+        mode=WriteMode.APPEND,
+        driver_bytes_max=driver_bytes_max,
+    )
+    stream = readings.stream("home LONG")
+    words = refusal(
+        lambda: sink.start(stream, checkpoint_location=tmp_path / "c", output_mode="append", trigger=ONCE)
+    )
+    assert "The database refused a row for narrow" in words
+    assert "The row: home=5000000000." in words
+    assert rows_of(database_url, narrow) == []

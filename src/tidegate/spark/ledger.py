@@ -12,6 +12,7 @@ Spark's checkpoint directory must be kept: state lives there, and the ledger kno
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -22,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 from sqlalchemy import Table
 
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.errors import DatabaseUnavailableError, InvalidArgumentError
 from tidegate.processor.policies import FailureAction
 from tidegate.spark.commits import ERROR_COLUMN
 from tidegate.spark.ledger_batch import current_batch
@@ -34,11 +35,16 @@ from tidegate.sql import ConsumerKey, Database
 from tidegate.sql.database import absolute_url
 from tidegate.sql.ledger import BatchLedger, MicroBatch
 from tidegate.sql.ledger_commit import BatchCommit, BatchContents, LedgerResult
-from tidegate.sql.ledger_rows import LedgerTable, WriteMode
+from tidegate.sql.ledger_rows import LedgerTable, StagedRowsLostError, WriteMode, check_key
 from tidegate.sql.ledger_stages import StageOwner, drop_strays
 
 DRIVER_BYTES_MAX: Final = 32 * 1024 * 1024
 """Rows of a micro-batch that go through the driver, in bytes of Arrow (our choice)."""
+
+RETRY_S: Final = 30.0
+"""How long a micro-batch that is computed waits for a database that is away, in seconds (our choice: longer
+than a restart of one)."""
+_RETRY_PAUSE_S: Final = 0.5
 
 __all__ = ["LedgerSink", "LedgerTable", "LedgerResult", "WriteMode"]
 
@@ -171,13 +177,14 @@ class LedgerSink:
         commit = BatchCommit(
             database, ledger, owner, batch, self.tables, contents, self.consumer, self._is_refused_put_aside
         )
-        return commit.run()
+        return _run_patiently(commit)
 
     def _epoch(self, ledger: BatchLedger, batch: MicroBatch) -> int:
         epoch = self._epochs.get(batch.run_id)
         if epoch is None:
             for target in self.tables.values():
                 ledger.database.ensure_table(target.table)
+                check_key(ledger.database, target)
             epoch = ledger.claim(batch)
             self._epochs = {batch.run_id: epoch}
         return epoch
@@ -197,6 +204,22 @@ class LedgerSink:
     def _check(self, schema: StructType, destination: str | None = None) -> None:
         refuse_sqlite_on_cluster(self._database_url)
         check_columns(self.name, schema, self.tables, destination, self.consumer, self._is_refused_put_aside)
+
+
+def _run_patiently(commit: BatchCommit) -> LedgerResult:
+    """Commit; where the database is away for a while, again: the rows are still there, and the ledger tells
+    whether the last attempt came through.
+    """
+    deadline = time.monotonic() + RETRY_S
+    while True:
+        try:
+            return commit.run()
+        except StagedRowsLostError:
+            raise
+        except DatabaseUnavailableError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_RETRY_PAUSE_S)
 
 
 def _task_function(plan: TaskPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

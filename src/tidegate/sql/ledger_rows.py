@@ -22,6 +22,7 @@ from sqlalchemy import (
     Table,
     and_,
     func,
+    inspect,
     or_,
     select,
     true,
@@ -32,6 +33,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateTable, DropTable
 
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError, InvalidArgumentError
+from tidegate.sql.database import Database
 from tidegate.sql.failures import is_bad_data, reason_of, sqlstate_of, translate
 from tidegate.sql.unit_of_work import RowsRefusedError, UnitOfWork
 
@@ -91,6 +93,17 @@ class LedgerTable:
             raise InvalidArgumentError(
                 f"The table {self.table.name} has no primary key to upsert by.",
                 next_step="Give it one, name the columns of a unique key, or use WriteMode.APPEND.",
+            )
+        open_keys = [
+            name
+            for name in names
+            if self.table.columns[name].nullable and name not in self.table.primary_key.columns
+        ]
+        if self.mode is WriteMode.UPSERT and open_keys:
+            raise InvalidArgumentError(
+                f"The key column {open_keys[0]!r} of the table {self.table.name} may be NULL, and rows with "
+                "NULL there would be added again with each micro-batch.",
+                next_step="Declare it nullable=False.",
             )
         if self.is_older_ignored and not self.order_by:
             raise InvalidArgumentError("Older rows can only be ignored where order_by says which are older.")
@@ -165,6 +178,28 @@ class TableWriter:
         with self._unit.translating("making a temporary table"):
             self._unit.connection.execute(CreateTable(table))
         self._loaded[columns] = table
+
+
+def check_key(database: Database, target: LedgerTable) -> None:
+    """Raises InvalidArgumentError where the database does not hold an upsert's key unique."""
+    if target.mode is WriteMode.APPEND:
+        return
+    table = target.table
+    wanted = {table.columns[key].name for key in target.key_columns}
+    with database.read() as connection:
+        found = inspect(connection)
+        keys = [found.get_pk_constraint(table.name, table.schema)["constrained_columns"]]
+        keys += [each["column_names"] for each in found.get_unique_constraints(table.name, table.schema)]
+        for index in found.get_indexes(table.name, table.schema):
+            is_partial = any(name.endswith("_where") for name in index.get("dialect_options", {}))
+            if index["unique"] and not is_partial:
+                keys.append([name for name in index["column_names"] if name is not None])
+    if not any(set(key) == wanted for key in keys):
+        raise InvalidArgumentError(
+            f"The table {table.name} in {database.url} has no unique key of the columns "
+            f"{', '.join(sorted(wanted))} to upsert by.",
+            next_step="Make a primary key or a unique index of just these columns.",
+        )
 
 
 def loose_copy(
