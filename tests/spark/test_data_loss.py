@@ -8,10 +8,15 @@ from typing import cast
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from tests.spark.support import publish
 
-from tidegate.model.errors import CheckpointGapError, InvalidArgumentError, PositionOutOfRangeError
+from tidegate.model.errors import (
+    CheckpointGapError,
+    EventHubReplacedError,
+    InvalidArgumentError,
+    PositionOutOfRangeError,
+)
 from tidegate.server.app import TidegateServer
 from tidegate.spark.columns import ALL_COLUMNS
 from tidegate.spark.hub import HubReader
@@ -64,16 +69,63 @@ def test_retention_between_planning_and_reading(
     assert _numbers(read_ranges(lenient, task, ALL_COLUMNS)) == list(range(10, max(until, 10)))
 
 
-def test_retention_before_planning(hub_service: HubService, emptied_hub: str) -> None:
+def test_retention_before_planning(
+    hub_service: HubService, emptied_hub: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """A stream that was down for too long ends with an error, or goes on with what is there."""
-    start = StreamOffset({"0": 3}, HubReader(_options(hub_service, emptied_hub)).describe().created_at_ms)
+    created_at_ms = HubReader(_options(hub_service, emptied_hub)).describe().created_at_ms
+    start = StreamOffset({"0": 3}, created_at_ms, {"0": 100}).to_json()
     strict = EventHubsStreamReader(_options(hub_service, emptied_hub))
-    end = strict.latestOffset(start.to_json(), ReadAllAvailable())
-    with pytest.raises(PositionOutOfRangeError, match="number 3 was wanted"):
-        strict.partitions(start.to_json(), end)
+    with pytest.raises(PositionOutOfRangeError, match=r"number 3 was wanted.*7 events are gone"):
+        strict.latestOffset(start, ReadAllAvailable())
     lenient = EventHubsStreamReader(_options(hub_service, emptied_hub, failOnDataLoss="false"))
-    (task,) = lenient.partitions(start.to_json(), end)
+    end = lenient.latestOffset(start, ReadAllAvailable())
+    assert StreamOffset.from_json(end) == StreamOffset({"0": 15}, created_at_ms, {"0": 107})
+    with caplog.at_level("WARNING"):
+        (task,) = lenient.partitions(start, end)
+    assert f"The event hub {emptied_hub!r}: Partition 0: sequence number 3 was wanted" in caplog.text
     assert _numbers(lenient.read(task)) == [10, 11, 12, 13, 14]
+    # An offset that was journalled before the loss was seen is refused where it is read, too.
+    with pytest.raises(PositionOutOfRangeError, match="number 3 was wanted"):
+        EventHubsStreamReader(_options(hub_service, emptied_hub)).partitions(start, end)
+
+
+def test_a_hub_made_anew_is_gone_on_with_where_asked(
+    hub_service: HubService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With failOnDataLoss=false: from the new hub's beginning, and what is known to be lost is counted."""
+    hub = hub_service.create_hub(partition_count=1)
+    publish(hub_service.connection_string, hub, 12)
+    lenient = EventHubsStreamReader(_options(hub_service, hub, failOnDataLoss="false"))
+    first = lenient.initialOffset()
+    middle = lenient.latestOffset(first, ReadMaxRows(4))
+    replace_hub(hub_service, hub)
+    publish(hub_service.connection_string, hub, 3)
+    with caplog.at_level("WARNING"):
+        end = lenient.latestOffset(middle, ReadAllAvailable())
+    assert "was deleted and created again" in caplog.text
+    offset = StreamOffset.from_json(end)
+    assert (offset.partitions, offset.lost_events) == ({"0": 3}, {"0": 8})
+    (task,) = lenient.partitions(middle, end)
+    assert _numbers(lenient.read(task)) == [0, 1, 2]
+    # The micro-batch that was planned in the old hub and repeated after a restart has nothing left.
+    restarted = EventHubsStreamReader(_options(hub_service, hub, failOnDataLoss="false"))
+    assert restarted.partitions(first, middle) == []
+    strict = EventHubsStreamReader(_options(hub_service, hub))
+    with pytest.raises(EventHubReplacedError, match="deleted and created again"):
+        strict.partitions(first, middle)
+    with pytest.raises(EventHubReplacedError, match="deleted and created again"):
+        strict.latestOffset(middle, ReadAllAvailable())
+
+
+def replace_hub(service: HubService, hub: str) -> None:
+    """Delete a hub and make one of the same name."""
+
+    async def replace(server: TidegateServer) -> None:
+        await server.broker.delete_event_hub(hub)
+        server.broker.create_event_hub(hub, partition_count=1)
+
+    service.call(replace)
 
 
 def test_a_restart_after_a_loss_that_was_passed_over(

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
 from tidegate.spark.offsets import (
+    PIECE_EVENTS_MIN,
+    PIECES_MAX,
+    Loss,
     PartitionBounds,
     PartitionRange,
     StreamOffset,
+    added_losses,
     clip_lost_events,
     end_of_micro_batch,
     pack_ranges,
     ranges_between,
+    split_ranges,
     spread_limit,
 )
 
@@ -26,6 +34,9 @@ def test_the_json_form_is_fixed() -> None:
     offset = StreamOffset({"0": 5, "1": 0}, 1767225600000)
     assert json.dumps(offset.to_json()) == text
     assert StreamOffset.from_json(json.loads(text)) == offset
+    lossy = '{"version": 1, "eventHubCreatedAtMs": 5, "partitions": {"0": 5}, "lostEvents": {"0": 3}}'
+    assert json.dumps(StreamOffset({"0": 5}, 5, {"0": 3}).to_json()) == lossy
+    assert StreamOffset.from_json(json.loads(lossy)) == StreamOffset({"0": 5}, 5, {"0": 3})
 
 
 @pytest.mark.parametrize(
@@ -36,6 +47,7 @@ def test_the_json_form_is_fixed() -> None:
         {"version": 1, "partitions": {"0": 1}},
         {"version": 1, "eventHubCreatedAtMs": 1, "partitions": {"0": "1"}},
         {"version": "1", "eventHubCreatedAtMs": 1, "partitions": {}},
+        {"version": 1, "eventHubCreatedAtMs": 1, "partitions": {}, "lostEvents": [1]},
         {"topic": {"0": 3}},
     ],
 )
@@ -144,7 +156,8 @@ def test_lost_events_are_an_error_that_names_them() -> None:
         clip_lost_events(ranges, bounds, fail_on_data_loss=True)
     readable, losses = clip_lost_events(ranges, bounds, fail_on_data_loss=False)
     assert readable == [PartitionRange("0", 5, 50), PartitionRange("1", 20, 50)]
-    assert len(losses) == 1
+    assert losses == [Loss("1", 5, 20, 15)]
+    assert added_losses({"0": 1, "1": 2}, losses) == {"0": 1, "1": 17}
 
 
 def test_a_range_that_is_lost_whole_is_left_out() -> None:
@@ -152,4 +165,36 @@ def test_a_range_that_is_lost_whole_is_left_out() -> None:
     readable, losses = clip_lost_events(
         [PartitionRange("0", 5, 10)], {"0": PartitionBounds(20, 50)}, fail_on_data_loss=False
     )
-    assert (readable, len(losses)) == ([], 1)
+    assert (readable, losses) == ([], [Loss("0", 5, 20, 5)])
+
+
+_RANGES = st.lists(st.tuples(st.integers(0, 10**9), st.integers(1, 10**6)), min_size=0, max_size=12).map(
+    lambda items: [PartitionRange(str(key), start, start + count) for key, (start, count) in enumerate(items)]
+)
+
+
+@given(_RANGES, st.integers(1, 40))
+def test_pieces_cover_each_range_once_and_in_order(ranges: list[PartitionRange], tasks_max: int) -> None:
+    """No event is left out or read twice; never more readers of a partition than it allows."""
+    pieces = split_ranges(ranges, tasks_max)
+    for item in ranges:
+        mine = [piece for piece in pieces if piece.partition_id == item.partition_id]
+        assert mine[0].start_sequence_number == item.start_sequence_number
+        assert mine[-1].until_sequence_number == item.until_sequence_number
+        for before, after in pairwise(mine):
+            assert before.until_sequence_number == after.start_sequence_number
+        assert [piece.is_last_piece for piece in mine] == [False] * (len(mine) - 1) + [True]
+        assert len(mine) <= PIECES_MAX
+        assert len(mine) == 1 or all(piece.event_count >= PIECE_EVENTS_MIN for piece in mine)
+    tasks = pack_ranges(pieces, tasks_max)
+    assert len(tasks) <= tasks_max
+    assert sorted(map(repr, pieces)) == sorted(repr(piece) for task in tasks for piece in task)
+
+
+def test_a_skewed_partition_is_shared_out() -> None:
+    """One partition with nearly all events would keep one core busy and the others waiting."""
+    ranges = [PartitionRange("0", 100, 400_100), PartitionRange("1", 0, 20_000)]
+    tasks = pack_ranges(split_ranges(ranges, 4), 4)
+    assert [sum(piece.event_count for piece in task) for task in tasks] == [120_000] + [100_000] * 3
+    whole = pack_ranges(ranges, 4)
+    assert sorted(sum(piece.event_count for piece in task) for task in whole) == [20_000, 400_000]

@@ -9,7 +9,7 @@ import pytest
 
 from tidegate.model.errors import ConnectionStringError, InvalidArgumentError
 from tidegate.model.position import EventPosition
-from tidegate.spark.options import SourceOptions
+from tidegate.spark.options import REFUSED, WITHOUT_EFFECT, SourceOptions
 
 _KEY = "c2VjcmV0"
 _NAMESPACE = (
@@ -43,13 +43,29 @@ def test_names_are_matched_without_case_and_prefix() -> None:
         ({"maxEventsPerTrigger": "many"}, "maxEventsPerTrigger takes a whole number"),
         ({"maxEventsPerTrigger": "5", "eventhubs.maxEventsPerTrigger": "6"}, "given twice"),
         ({"failOnDataLoss": "no"}, "failOnDataLoss takes true or false"),
-        ({"eventhubs.useExclusiveReceiver": "true"}, "useExclusiveReceiver has no meaning here"),
+        ({"eventhubs.maxRatePerPartition": "10"}, "maxRatePerPartition has no meaning here: use maxEvents"),
+        ({"maxEventsPerTrigger": "-5"}, "maxEventsPerTrigger takes a whole number"),
+        ({"eventhubs.tasksMax": "1.5"}, "tasksMax takes a whole number"),
         ({"eventhubs.eventHubName": "other"}, "EntityPath says 'flights'"),
         ({"eventhubs.startingPosition": "sometime"}, "startingPosition says 'sometime'"),
         ({"eventhubs.startingPosition": '{"offset": "5", "seqNo": 5}'}, "startingPosition"),
         ({"eventhubs.startingPosition": "checkpoint:"}, "without a database"),
         ({"eventhubs.startingPosition": '{"enqueuedTime": "2026-01-01T00:00:00"}'}, "without a time zone"),
         ({"eventhubs.startingPositions": '{"x": "earliest"}'}, "names no partition"),
+        ({"eventhubs.startingPositions": '{"-1": "earliest"}'}, "names no partition"),
+        ({"eventhubs.startingPositions": "[]"}, "not a JSON object"),
+        ({"eventhubs.startingPositions": '{"0": "latest", " 0": "earliest"}'}, "names the partition 0 twice"),
+        (
+            {"eventhubs.startingPositions": '{"{\\"ehName\\":\\"other\\",\\"partitionId\\":2}": "latest"}'},
+            "for the event hub 'other', and 'flights' is read",
+        ),
+        ({"eventhubs.startingPosition": '{"seqNo": -7}'}, "has the seqNo -7"),
+        ({"eventhubs.startingPosition": '{"seqNo": true}'}, "startingPosition says"),
+        ({"eventhubs.startingPosition": '{"seqNo": 7, "isInclusive": "yes"}'}, "startingPosition says"),
+        ({"eventhubs.endingPosition": "checkpoint:sqlite:///x.db"}, "endingPosition takes no checkpoint"),
+        ({"eventhubs.credential": "azure.identity.aio:DefaultAzureCredential"}, "holds a key or a signature"),
+        ({"eventhubs.credential": "azure.identity"}, "credential says 'azure.identity'"),
+        ({"eventhubs.splitPartitions": "2"}, "splitPartitions takes true or false"),
         ({"eventhubs.caFile": "/nowhere/ca.pem"}, "no such file"),
     ],
 )
@@ -128,3 +144,25 @@ def test_a_misspelt_checkpoint_shows_no_password(option: str) -> None:
         SourceOptions.parse({**_BASE, option: value})
     assert "s3cret" not in str(caught.value)
     assert "s3cret" not in repr(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
+def test_tuning_of_the_jvm_connector_is_taken(name: str) -> None:
+    """A job that sets it moves without a change, and reads what it read."""
+    assert SourceOptions.parse({**_BASE, f"eventhubs.{name}": "PT60S"}) == SourceOptions.parse(_BASE)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_cannot_be_done_here_is_refused_with_what_to_do(name: str) -> None:
+    """Passing it over would change what is read, or be missed."""
+    with pytest.raises(InvalidArgumentError, match=REFUSED[name].split(",")[0].split("(")[0]):
+        SourceOptions.parse({**_BASE, f"eventhubs.{name}": "x"})
+
+
+def test_a_credential_needs_no_key() -> None:
+    """An endpoint and a hub are all that a connection string has to say then."""
+    given = {
+        "eventhubs.connectionString": "Endpoint=sb://ns.servicebus.windows.net;EntityPath=flights",
+        "eventhubs.credential": "azure.identity.aio:DefaultAzureCredential",
+    }
+    assert SourceOptions.parse(given).credential == "azure.identity.aio:DefaultAzureCredential"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import uuid
 from bisect import bisect_left
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from tidegate.client.consumer import EventHubConsumer
+from tidegate.client.credentials import Credential, TokenCredential
 from tidegate.client.entities import EventHubProperties, PartitionProperties
 from tidegate.client.namespace import Namespace, event_hub_of
 from tidegate.client.receiver import PREFETCH_BYTES, PartitionReceiver
@@ -42,6 +44,14 @@ _IDLE_S: Final = 2.0
 receivers per partition, and each of Spark's workers may keep one."""
 _QUOTA_DELAY_S: Final = 0.25
 """Between tries while five others read the partition; idle ones of other workers end after ``_IDLE_S``."""
+_QUOTA_WAIT_S: Final = 600.0
+"""How long a range waits for its turn at least: those before it may be long ones."""
+_CROWDED_S: Final = 60.0
+"""How long a process that found no room keeps no receivers waiting."""
+_PIECE_BYTES: Final = 4 * 1024 * 1024
+"""Fetched ahead of a range that nobody continues: what is behind its end was fetched for nothing."""
+_RECEIVER_NAME_MAX: Final = 64
+"""Source: ``ReceiverOptions.setIdentifier`` of azure-eventhubs (Java) 3.3."""
 _CHUNK_BYTES: Final = 512 * 1024
 _CHUNK_EVENTS: Final = 4096
 """A chunk is not joined with the next from either size on (our choice: a large batch stays alone)."""
@@ -118,6 +128,8 @@ class _State:
         default_factory=dict
     )
     """By hub and partition: the receiver, the sequence number it continues with, and its end of waiting."""
+    keeps_none_until: float = 0.0
+    """Time of the loop until which no receiver is kept waiting, because there was no room for another."""
 
 
 class BlockingConsumer:
@@ -134,18 +146,25 @@ class BlockingConsumer:
         timeout_s: float = 60.0,
         ca_file: str | Path | None = None,
         prefetch_bytes: int = PREFETCH_BYTES,
+        credential: TokenCredential | Credential | None = None,
+        receiver_name: str | None = None,
+        is_batch_delivery_wanted: bool = True,
     ) -> None:
         """Connects when first used. The arguments are those of ``EventHubConsumer`` and ``open_receiver``.
 
         event_hub: None takes the connection string's EntityPath, where something is asked that needs it.
+        credential: used instead of what the connection string holds. receiver_name: each receiver gets this
+        name with something of its own behind it, so that the service's messages tell them apart.
         """
         self._connection_string = connection_string
         self._event_hub = event_hub
         self._consumer_group = consumer_group
         self._owner_level = owner_level
         self._prefetch_bytes = prefetch_bytes
+        self._receiver_name = receiver_name
+        self._is_batch_delivery_wanted = is_batch_delivery_wanted
         self._namespace = Namespace.from_connection_string(
-            connection_string, retry=retry, timeout_s=timeout_s, ca_file=ca_file
+            connection_string, retry=retry, timeout_s=timeout_s, ca_file=ca_file, credential=credential
         )
         self._state = _State(os.getpid())
         self._is_closed = False
@@ -185,18 +204,22 @@ class BlockingConsumer:
         until_sequence_number: int,
         *,
         timeout_s: float = 60.0,
+        is_continued: bool = True,
     ) -> Iterator[EncodedEvents]:
         """The events ``start <= sequence number < until``, in order, in chunks as they come.
 
         The receiver is kept for a little while: a range that starts where this one ended continues at once,
-        with what was fetched ahead. timeout_s: the longest wait for the next chunk.
+        with what was fetched ahead. is_continued: False where no such range will come to this process; less
+        is fetched ahead then, and nothing kept. timeout_s: the longest wait for the next chunk.
+        Where five receivers read the partition already it waits for one of them to end.
         Raises PositionOutOfRangeError, which names partition, wanted and first available number, where
         retention removed the start (or the start lies beyond the end of the log); OperationTimeoutError
         where events of the range do not come in time; and as ``open_receiver``. What was yielded before an
         error is in order and without a gap.
         """
         wanted = _Range(self._hub(), partition_id, start_sequence_number, until_sequence_number)
-        return self._read(wanted, timeout_s, self._prefetch_bytes)
+        prefetch_bytes = self._prefetch_bytes if is_continued else min(self._prefetch_bytes, _PIECE_BYTES)
+        return self._read(wanted, timeout_s, prefetch_bytes, is_continued=is_continued)
 
     def read_events(
         self,
@@ -271,11 +294,16 @@ class BlockingConsumer:
         consumers = self._own_state().consumers
         if event_hub not in consumers:
             consumers[event_hub] = EventHubConsumer(
-                self._namespace, event_hub, consumer_group=self._consumer_group
+                self._namespace,
+                event_hub,
+                consumer_group=self._consumer_group,
+                is_batch_delivery_wanted=self._is_batch_delivery_wanted,
             )
         return consumers[event_hub]
 
-    def _read(self, wanted: _Range, timeout_s: float, prefetch_bytes: int) -> Iterator[EncodedEvents]:
+    def _read(
+        self, wanted: _Range, timeout_s: float, prefetch_bytes: int, *, is_continued: bool = True
+    ) -> Iterator[EncodedEvents]:
         if not 0 <= wanted.start <= wanted.until:
             raise InvalidArgumentError(
                 f"No range of sequence numbers goes from {wanted.start} to {wanted.until}."
@@ -300,7 +328,7 @@ class BlockingConsumer:
                     if len(chunk):
                         yield chunk
         finally:
-            is_reusable = next_number == wanted.until
+            is_reusable = is_continued and next_number == wanted.until
             run_blocking(self._check_in(wanted, receiver, is_reusable))
 
     async def _check_out(self, wanted: _Range, timeout_s: float, prefetch_bytes: int) -> PartitionReceiver:
@@ -313,28 +341,38 @@ class BlockingConsumer:
             if continues_at == wanted.start and not receiver.is_over:
                 return receiver
             await receiver.close()
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        loop, state = asyncio.get_running_loop(), self._own_state()
+        deadline = loop.time() + max(timeout_s, _QUOTA_WAIT_S)
         while True:
             try:
                 return await consumer.open_receiver(
                     wanted.partition_id,
                     EventPosition.from_sequence_number(wanted.start),
                     owner_level=self._owner_level,
+                    receiver_name=self._name_of_receiver(),
                     prefetch_bytes=prefetch_bytes,
                     must_start_at_position=True,
                 )
             except QuotaExceededError:
-                if asyncio.get_running_loop().time() >= deadline:
+                # There are more workers than receivers: ones that wait for a next range take others' place.
+                state.keeps_none_until = loop.time() + _CROWDED_S
+                if loop.time() >= deadline:
                     raise
                 await asyncio.sleep(_QUOTA_DELAY_S)
 
+    def _name_of_receiver(self) -> str | None:
+        if self._receiver_name is None:
+            return None
+        return f"{self._receiver_name[: _RECEIVER_NAME_MAX - 9]}-{uuid.uuid4().hex[:8]}"
+
     async def _check_in(self, read: _Range, receiver: PartitionReceiver, is_reusable: bool) -> None:
         """Keep a receiver for the range that starts where ``read`` ended, or close it."""
-        idle, key = self._own_state().idle, (read.event_hub, read.partition_id)
-        if not is_reusable or self._is_closed or key in idle:
+        state, loop = self._own_state(), asyncio.get_running_loop()
+        idle, key = state.idle, (read.event_hub, read.partition_id)
+        if not is_reusable or self._is_closed or key in idle or loop.time() < state.keeps_none_until:
             await receiver.close()
             return
-        timer = asyncio.get_running_loop().call_later(_IDLE_S, self._expire, key)
+        timer = loop.call_later(_IDLE_S, self._expire, key)
         idle[key] = (receiver, read.until, timer)
 
     def _expire(self, key: tuple[str, str]) -> None:

@@ -50,9 +50,11 @@ class Namespace:
         timeout_s: float = 60.0,
         ssl_context: ssl.SSLContext | None = None,
         ca_file: str | Path | None = None,
+        credential: TokenCredential | Credential | None = None,
     ) -> Namespace:
         """What a connection string says; TLS unless it has ``UseDevelopmentEmulator=true``.
 
+        credential: instead of the string's own, which may then hold none (see ``from_credential``).
         ssl_context: used as it is. ca_file: certificates to trust beside the system's own (Tidegate makes
         its own authority; see ``ca_file`` in its ready file). At most one of the two.
         Raises ConnectionStringError; InvalidArgumentError where ``ca_file`` cannot be read.
@@ -61,7 +63,9 @@ class Namespace:
         return cls(
             host=parsed.host,
             port=parsed.effective_port,
-            credential=credential_from_connection_string(parsed),
+            credential=credential_from_connection_string(parsed)
+            if credential is None
+            else _adapt(credential),
             ssl_context=None if parsed.use_development_emulator else _make_ssl_context(ssl_context, ca_file),
             retry=retry,
             timeout_s=timeout_s,

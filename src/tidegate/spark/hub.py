@@ -6,19 +6,23 @@ micro-batches, and a connection costs more than a small one of them.
 
 from __future__ import annotations
 
+import importlib
 import os
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from tidegate.client import EventHubConsumer
+from tidegate.client import EventHubConsumer, Namespace
 from tidegate.client.blocking import BlockingConsumer, run_blocking
+from tidegate.client.credentials import TokenCredential
 from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError, PositionOutOfRangeError
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.spark.certificates import certificates_file
 from tidegate.spark.offsets import PartitionBounds, PartitionRange, StreamOffset
-from tidegate.spark.options import SourceOptions, StartingPositions
+from tidegate.spark.options import SourceOptions
+from tidegate.spark.positions import StartingPositions
 from tidegate.wire.encoded_events import EncodedEvents
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -123,13 +127,18 @@ class HubReader:
             if last_time is None or last_time < position.value:
                 return bounds.until_sequence_number
 
+        options = self._options
+        namespace = Namespace.from_connection_string(
+            options.connection_string, ca_file=_ca_file(options), credential=_credential(options)
+        )
+
         async def receive_first() -> EncodedEvents:
-            async with EventHubConsumer.from_connection_string(
-                self._options.connection_string,
-                consumer_group=self._options.consumer_group,
-                ca_file=_ca_file(self._options),
+            async with EventHubConsumer(
+                namespace, options.event_hub, consumer_group=options.consumer_group
             ) as consumer:
-                receiver = await consumer.open_receiver(partition_id, position, prefetch_events=1)
+                receiver = await consumer.open_receiver(
+                    partition_id, position, receiver_name=_receiver_name(), prefetch_events=1
+                )
                 return await receiver.receive_encoded(1, _FIRST_EVENT_WAIT_S)
 
         events = run_blocking(receive_first())
@@ -142,26 +151,66 @@ class HubReader:
     def read(self, item: PartitionRange) -> Iterator[EncodedEvents]:
         """The events of a range, still encoded, in order."""
         return self._consumer.read_encoded(
-            item.partition_id, item.start_sequence_number, item.until_sequence_number
+            item.partition_id,
+            item.start_sequence_number,
+            item.until_sequence_number,
+            is_continued=item.is_last_piece,
         )
+
+    def first_sequence_number_at(self, partition_id: str, time: datetime, bounds: PartitionBounds) -> int:
+        """The first event enqueued at ``time`` (with its zone) or later; the end where there is none yet."""
+        if bounds.begin_sequence_number == bounds.until_sequence_number:
+            return bounds.until_sequence_number
+        return self._first_sequence_number(partition_id, EventPosition.from_enqueued_time(time), bounds)
 
 
 def _ca_file(options: SourceOptions) -> str | None:
     return None if options.ca_certificates is None else certificates_file(options.ca_certificates)
 
 
-_consumers: dict[tuple[int, str, str, str | None], BlockingConsumer] = {}
+_consumers: dict[tuple[int, str, str, str | None, str | None], BlockingConsumer] = {}
+
+
+def _credential(options: SourceOptions) -> TokenCredential | None:
+    """What the option ``credential`` names, made in this process: credentials cannot be sent to another."""
+    if options.credential is None:
+        return None
+    module_name, _, name = options.credential.partition(":")
+    try:
+        credential: TokenCredential = getattr(importlib.import_module(module_name), name)()
+    except (ImportError, AttributeError) as exc:
+        raise InvalidArgumentError(
+            f"The option eventhubs.credential names {options.credential!r}, and {exc}.",
+            next_step="Install it on the driver and on every executor (for Azure's own: azure-identity and "
+            "aiohttp).",
+        ) from exc
+    return credential
+
+
+def _receiver_name() -> str:
+    """Shown where the service lists who reads a partition."""
+    return f"spark-{platform.node()[:24]}-{os.getpid()}"
 
 
 def _consumer(options: SourceOptions) -> BlockingConsumer:
     """This process's consumer for the options; the process id is in the key because workers are forked."""
-    key = (os.getpid(), options.connection_string.format(), options.consumer_group, _ca_file(options))
+    key = (
+        os.getpid(),
+        options.connection_string.format(),
+        options.consumer_group,
+        _ca_file(options),
+        options.credential,
+    )
     consumer = _consumers.get(key)
     if consumer is None:
         if len(_consumers) >= _CONSUMERS_MAX:
             _consumers.pop(next(iter(_consumers))).close()
         consumer = BlockingConsumer(
-            options.connection_string, consumer_group=options.consumer_group, ca_file=_ca_file(options)
+            options.connection_string,
+            consumer_group=options.consumer_group,
+            ca_file=_ca_file(options),
+            credential=_credential(options),
+            receiver_name=_receiver_name(),
         )
         _consumers[key] = consumer
     return consumer

@@ -5,17 +5,27 @@ checkpoint directory that exists: a change of meaning takes a new version number
 
     {"version": 1, "eventHubCreatedAtMs": 1767225600000, "partitions": {"0": 4711, "1": 0}}
 
-A number is the sequence number of the first event that was **not** read.
+A number is the sequence number of the first event that was **not** read. Where events were lost, there is a
+fourth entry, ``"lostEvents": {"0": 12}``: how many since the query began.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from operator import attrgetter
+from typing import Final
 
 from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
 
 OFFSET_VERSION = 1
+
+PIECES_MAX: Final = 4
+"""Tasks that read one partition at the same time: a consumer group may have five receivers of it, and one is
+left for a receiver that waits for the next micro-batch."""
+PIECE_EVENTS_MIN: Final = 10_000
+"""Our choice: reading fewer takes no longer than a task costs by itself."""
 
 JsonObject = dict[str, object]
 """A decoded JSON object, as Spark hands it over."""
@@ -29,14 +39,19 @@ class StreamOffset:
     """Partition id → sequence number of the first event that was not read."""
     event_hub_created_at_ms: int
     """Which incarnation of the hub it counts in: milliseconds since 1970-01-01 UTC."""
+    lost_events: Mapping[str, int] = field(default_factory=dict)
+    """Partition id → events passed over because they were gone, since the query began; 0 where absent."""
 
     def to_json(self) -> JsonObject:
         """The form that Spark journals."""
-        return {
+        value: JsonObject = {
             "version": OFFSET_VERSION,
             "eventHubCreatedAtMs": self.event_hub_created_at_ms,
             "partitions": dict(self.partitions),
         }
+        if self.lost_events:
+            value["lostEvents"] = dict(self.lost_events)
+        return value
 
     @classmethod
     def from_json(cls, value: Mapping[str, object]) -> StreamOffset:
@@ -52,17 +67,18 @@ class StreamOffset:
                 next_step="Run the version of Tidegate that wrote it, or a newer one.",
             )
         created_at_ms = value.get("eventHubCreatedAtMs")
-        partitions = value.get("partitions")
+        partitions, lost_events = value.get("partitions"), value.get("lostEvents", {})
         if (
             version != OFFSET_VERSION
             or not isinstance(created_at_ms, int)
             or not isinstance(partitions, dict)
+            or not isinstance(lost_events, dict)
         ):
             raise _not_ours(value)
-        for partition_id, sequence_number in partitions.items():
-            if not isinstance(partition_id, str) or not isinstance(sequence_number, int):
+        for partition_id, number in [*partitions.items(), *lost_events.items()]:
+            if not isinstance(partition_id, str) or not isinstance(number, int):
                 raise _not_ours(value)
-        return cls(partitions, created_at_ms)
+        return cls(partitions, created_at_ms, lost_events)
 
 
 def _not_ours(value: Mapping[str, object]) -> InvalidArgumentError:
@@ -89,6 +105,8 @@ class PartitionRange:
     partition_id: str
     start_sequence_number: int
     until_sequence_number: int
+    is_last_piece: bool = True
+    """False: the events behind it are read by another task at the same time."""
 
     @property
     def event_count(self) -> int:
@@ -158,8 +176,9 @@ def end_of_micro_batch(
 def pack_ranges(ranges: Iterable[PartitionRange], tasks_max: int) -> list[tuple[PartitionRange, ...]]:
     """Deal ranges into at most ``tasks_max`` tasks of about equal numbers of events.
 
-    A range stays whole: the exactly-once sink needs all of a partition in one task. A task costs some
-    milliseconds whatever it reads, so there are about as many as cores, not as many as partitions.
+    A range stays whole, which the exactly-once sink needs; ``split_ranges`` before this is for who does not.
+    A task costs some milliseconds whatever it reads, so there are about as many as cores, not as many as
+    partitions.
     """
     tasks: list[list[PartitionRange]] = [[] for _ in range(max(1, tasks_max))]
     loads = [0] * len(tasks)
@@ -167,7 +186,28 @@ def pack_ranges(ranges: Iterable[PartitionRange], tasks_max: int) -> list[tuple[
         lightest = loads.index(min(loads))
         tasks[lightest].append(partition_range)
         loads[lightest] += partition_range.event_count
-    return [tuple(sorted(task, key=lambda item: item.partition_id)) for task in tasks if task]
+    order = attrgetter("partition_id", "start_sequence_number")
+    return [tuple(sorted(task, key=order)) for task in tasks if task]
+
+
+def split_ranges(ranges: Iterable[PartitionRange], tasks_max: int) -> list[PartitionRange]:
+    """Cut the ranges that hold more than a task's share of the events, so that tasks come out even.
+
+    The pieces of a range cover it once, in order. There are ``PIECES_MAX`` of one partition at most, and none
+    is smaller than ``PIECE_EVENTS_MIN``.
+    """
+    whole = list(ranges)
+    share = max(PIECE_EVENTS_MIN, -(-sum(item.event_count for item in whole) // max(1, tasks_max)))
+    pieces: list[PartitionRange] = []
+    for item in whole:
+        count = min(PIECES_MAX, -(-item.event_count // share), item.event_count // PIECE_EVENTS_MIN)
+        count = max(1, count)
+        cuts = [item.start_sequence_number + item.event_count * index // count for index in range(count + 1)]
+        pieces += [
+            PartitionRange(item.partition_id, start, until, until == item.until_sequence_number)
+            for start, until in pairwise(cuts)
+        ]
+    return pieces
 
 
 def ranges_between(start: Mapping[str, int], until: Mapping[str, int]) -> list[PartitionRange]:
@@ -179,31 +219,56 @@ def ranges_between(start: Mapping[str, int], until: Mapping[str, int]) -> list[P
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Events that were to be read and are gone."""
+
+    partition_id: str
+    wanted_sequence_number: int
+    available_sequence_number: int
+    event_count: int
+
+    def __str__(self) -> str:
+        plural = "event is" if self.event_count == 1 else "events are"
+        return (
+            f"Partition {self.partition_id}: sequence number {self.wanted_sequence_number} was wanted, and "
+            f"the first available one is {self.available_sequence_number}: {self.event_count} {plural} gone "
+            "(retention has deleted them, or the log has a hole)."
+        )
+
+
 def clip_lost_events(
     ranges: Sequence[PartitionRange], bounds: Mapping[str, PartitionBounds], *, fail_on_data_loss: bool
-) -> tuple[list[PartitionRange], list[str]]:
+) -> tuple[list[PartitionRange], list[Loss]]:
     """Cut off what retention has already deleted from the front of ranges.
 
-    Returns the ranges that can be read and a sentence for each cut. Raises PositionOutOfRangeError instead of
-    cutting where ``fail_on_data_loss``.
+    Returns the ranges that can be read and what was cut. Raises PositionOutOfRangeError instead of cutting
+    where ``fail_on_data_loss``.
     """
     readable: list[PartitionRange] = []
-    losses: list[str] = []
+    losses: list[Loss] = []
     for item in ranges:
         begin = bounds[item.partition_id].begin_sequence_number
         if item.start_sequence_number >= begin:
             readable.append(item)
             continue
-        sentence = (
-            f"Partition {item.partition_id}: sequence number {item.start_sequence_number} was wanted, and "
-            f"the first available one is {begin}: retention has deleted the events between."
+        lost_until = min(begin, item.until_sequence_number)
+        loss = Loss(
+            item.partition_id, item.start_sequence_number, begin, lost_until - item.start_sequence_number
         )
         if fail_on_data_loss:
             raise PositionOutOfRangeError(
-                sentence,
-                next_step="Set failOnDataLoss to false to go on from the first available event.",
+                str(loss), next_step="Set failOnDataLoss to false to go on from the first available event."
             )
-        losses.append(sentence)
+        losses.append(loss)
         if item.until_sequence_number > begin:
-            readable.append(PartitionRange(item.partition_id, begin, item.until_sequence_number))
+            readable.append(replace(item, start_sequence_number=begin))
     return readable, losses
+
+
+def added_losses(lost_events: Mapping[str, int], losses: Iterable[Loss]) -> dict[str, int]:
+    """The count of lost events by partition, with more losses added."""
+    counts = dict(lost_events)
+    for loss in losses:
+        counts[loss.partition_id] = counts.get(loss.partition_id, 0) + loss.event_count
+    return counts

@@ -6,22 +6,20 @@ because a misspelt ``maxEventsPerTriger`` that is silently ignored costs somebod
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Final
+from typing import Final, overload
 
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
-from tidegate.model.position import EventPosition
 from tidegate.spark.certificates import read_certificates
-
-CHECKPOINT_PREFIX = "checkpoint:"
-"""``startingPosition = checkpoint:<database URL>`` starts at the consumer group's SQL checkpoint."""
+from tidegate.spark.positions import CHECKPOINT_PREFIX as CHECKPOINT_PREFIX
+from tidegate.spark.positions import StartingPositions, ending_positions_of, starting_positions_of
 
 _PREFIX = "eventhubs."
+_logger = logging.getLogger(__name__)
 
 _KNOWN: Final = (
     "eventhubs.connectionString",
@@ -36,11 +34,13 @@ _KNOWN: Final = (
     "eventhubs.caFile",
     "eventhubs.tasksMax",
     "eventhubs.encodedEvents",
+    "eventhubs.credential",
+    "eventhubs.splitPartitions",
 )
 _NAMES: Final = {name.lower(): name for name in _KNOWN}
 
-# Options of the JVM connector that have no meaning here, with what to do about them.
-_NOT_NEEDED: Final = {
+# What the JVM connector's options (azure-eventhubs-spark 2.3.22) become that have no counterpart here.
+WITHOUT_EFFECT: Final = {
     "useexclusivereceiver": "this source takes no owner level, so its receivers never push others out",
     "prefetchcount": "a task reads its whole range with one receiver, at its own pace",
     "receivertimeout": "a task knows how many events it has to read and waits for those",
@@ -48,23 +48,25 @@ _NOT_NEEDED: Final = {
     "threadpoolsize": "there is no thread pool",
     "maxsilenttime": "a silent connection is noticed by its AMQP idle time-out",
     "slowpartitionadjustment": "partitions are dealt to tasks by their backlog",
-    "maxeventspertriggerperpartition": "use maxEventsPerTrigger: it is shared by backlog",
+    "maxacceptablebatchreceivetime": "partitions are dealt to tasks by their backlog",
+    "maxbatchreceivetime": "a task reads its whole range, however long that takes",
+    "partitionpreferredlocationstrategy": "Spark places the tasks, and connections are made where they are",
+    "dynamicpartitiondiscovery": "partitions are always looked for when a micro-batch is planned",
 }
+"""Tuning, which changes no result: taken and told in the log, so that a job moves without a change."""
 
-
-@dataclass(frozen=True, slots=True)
-class StartingPositions:
-    """Where a query that has no Spark checkpoint yet starts."""
-
-    default: EventPosition
-    by_partition: Mapping[str, EventPosition]
-    """Partitions that start elsewhere than ``default``."""
-    checkpoint_database_url: str | None = field(default=None, repr=False)
-    """Set: a partition that has a SQL checkpoint starts there, whatever the other two say."""
-
-    def for_partition(self, partition_id: str) -> EventPosition:
-        """The position of one partition, SQL checkpoints left aside."""
-        return self.by_partition.get(partition_id, self.default)
+REFUSED: Final = {
+    "maxrateperpartition": "use maxEventsPerTrigger, which is shared by backlog",
+    "maxratesperpartition": "use maxEventsPerTrigger, which is shared by backlog",
+    "maxeventspertriggerperpartition": "use maxEventsPerTrigger, which is shared by backlog",
+    "useaadauth": "use eventhubs.credential, which names what makes the Entra ID credential",
+    "aadauthcallback": "use eventhubs.credential, which names what makes the Entra ID credential",
+    "aadauthcallbackparams": "use eventhubs.credential, which names what makes the Entra ID credential",
+    "metricplugin": "a JVM class cannot be called; query.lastProgress has the figures",
+    "throttlingstatusplugin": "a JVM class cannot be called; query.lastProgress has the figures",
+    "usesimulatedclient": "tidegate serve is a whole service to test against",
+}
+"""What would change a result or be missed, if it were passed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,11 @@ class SourceOptions:
     tasks_max: int | None
     """Spark tasks per (micro-)batch at most; None: as many as this machine has cores."""
     encoded_events: bool
+    credential: str | None = None
+    """``module:name`` of what makes a credential, in every process that connects; None: the key or signature
+    of the connection string."""
+    split_partitions: bool | None = None
+    """Whether one partition may be read by several tasks; None: batch queries may, streams may not."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -97,24 +104,22 @@ class SourceOptions:
         given = _known_options(options)
         connection_string = _connection_string(given)
         assert connection_string.entity_path is not None
-        starting = _starting(given)
-        ending = StartingPositions(
-            _position("eventhubs.endingPosition", given.get("eventhubs.endingPosition", "latest")),
-            _position_map("eventhubs.endingPositions", given.get("eventhubs.endingPositions")),
-        )
+        event_hub = connection_string.entity_path
         ca_file = given.get("eventhubs.caFile")
         return cls(
             connection_string=connection_string,
-            event_hub=connection_string.entity_path,
+            event_hub=event_hub,
             consumer_group=given.get("eventhubs.consumerGroup", DEFAULT_CONSUMER_GROUP),
-            starting=starting,
-            ending=ending,
+            starting=starting_positions_of(given, event_hub),
+            ending=ending_positions_of(given, event_hub),
             has_ending="eventhubs.endingPosition" in given or "eventhubs.endingPositions" in given,
             max_events_per_trigger=_positive_integer(given, "eventhubs.maxEventsPerTrigger"),
             fail_on_data_loss=_boolean(given, "eventhubs.failOnDataLoss", default=True),
             ca_certificates=None if ca_file is None else read_certificates(ca_file),
             tasks_max=_positive_integer(given, "eventhubs.tasksMax"),
             encoded_events=_boolean(given, "eventhubs.encodedEvents", default=False),
+            credential=_credential(given, connection_string),
+            split_partitions=_boolean(given, "eventhubs.splitPartitions", default=None),
         )
 
 
@@ -124,10 +129,12 @@ def _known_options(options: Mapping[str, str]) -> dict[str, str]:
         short = raw_name.lower().removeprefix(_PREFIX)
         name = _NAMES.get(_PREFIX + short)
         if name is None:
-            if short in _NOT_NEEDED:
+            if short in WITHOUT_EFFECT:
+                _logger.info("The option %s has no effect: %s.", raw_name, WITHOUT_EFFECT[short])
+                continue
+            if short in REFUSED:
                 raise InvalidArgumentError(
-                    f"The option {raw_name} has no meaning here: {_NOT_NEEDED[short]}.",
-                    next_step="Leave it out.",
+                    f"The option {raw_name} has no meaning here: {REFUSED[short]}.", next_step="Leave it out."
                 )
             raise InvalidArgumentError(
                 f"The format eventhubs has no option {raw_name!r}.",
@@ -165,104 +172,6 @@ def _connection_string(given: Mapping[str, str]) -> ConnectionString:
     return parsed.with_entity_path(hub)
 
 
-def _starting(given: Mapping[str, str]) -> StartingPositions:
-    text = given.get("eventhubs.startingPosition", "earliest").strip()
-    by_partition = _position_map("eventhubs.startingPositions", given.get("eventhubs.startingPositions"))
-    if text.lower().startswith(CHECKPOINT_PREFIX):
-        url = text[len(CHECKPOINT_PREFIX) :].strip()
-        if not url:
-            raise InvalidArgumentError(
-                "The option eventhubs.startingPosition says `checkpoint:` without a database.",
-                next_step="Write checkpoint:<database URL>, as in checkpoint:sqlite:///flights.db.",
-            )
-        return StartingPositions(EventPosition.earliest(), by_partition, url)
-    return StartingPositions(_position("eventhubs.startingPosition", text), by_partition)
-
-
-def _position_map(option: str, text: str | None) -> dict[str, EventPosition]:
-    """``{"0": POSITION, …}``; a key may also be the JVM connector's ``{"ehName": …, "partitionId": 0}``."""
-    if text is None:
-        return {}
-    value = _json(option, text)
-    if not isinstance(value, dict):
-        raise InvalidArgumentError(f"The option {option} is not a JSON object of partition → position.")
-    positions: dict[str, EventPosition] = {}
-    for key, position in value.items():
-        partition_id = key.strip()
-        if partition_id.startswith("{"):
-            name_and_partition = _json(option, partition_id)
-            assert isinstance(name_and_partition, dict)
-            partition_id = str(name_and_partition.get("partitionId", ""))
-        if not partition_id.isdigit():
-            raise InvalidArgumentError(f"The option {option} has the key {key!r}, which names no partition.")
-        positions[partition_id] = _position(
-            f"{option}[{partition_id}]", position if isinstance(position, str) else json.dumps(position)
-        )
-    return positions
-
-
-def _position(option: str, text: str) -> EventPosition:
-    """``earliest``, ``latest`` or the JVM connector's JSON with one of offset, seqNo and enqueuedTime."""
-    word = text.strip().lower()
-    if word in ("earliest", "latest"):
-        return EventPosition.earliest() if word == "earliest" else EventPosition.latest()
-    hint = (
-        'Write earliest, latest, or {"offset": null, "seqNo": 4711, "enqueuedTime": null, '
-        '"isInclusive": true} with one of the three set.'
-    )
-    value = _json(option, text, hint)
-    if not isinstance(value, dict) or value.keys() - {"offset", "seqNo", "enqueuedTime", "isInclusive"}:
-        raise InvalidArgumentError(f"The option {option} says {_quoted(text)}.", next_step=hint)
-    offset = value.get("offset")
-    sequence_number = value.get("seqNo")
-    enqueued_time = value.get("enqueuedTime")
-    is_inclusive = value.get("isInclusive", True)
-    chosen = [
-        offset not in (None, ""),
-        sequence_number not in (None, -1),
-        enqueued_time not in (None, ""),
-    ]
-    if sum(chosen) != 1 or not isinstance(is_inclusive, bool):
-        raise InvalidArgumentError(f"The option {option} says {_quoted(text)}.", next_step=hint)
-    if offset in ("-1", "@latest"):
-        return EventPosition.earliest() if offset == "-1" else EventPosition.latest()
-    if isinstance(offset, str) and offset:
-        return EventPosition.from_offset(offset, is_inclusive=is_inclusive)
-    if isinstance(sequence_number, int) and sequence_number >= 0:
-        return EventPosition.from_sequence_number(sequence_number, is_inclusive=is_inclusive)
-    if isinstance(enqueued_time, str):
-        return EventPosition.from_enqueued_time(_time(option, enqueued_time), is_inclusive=is_inclusive)
-    raise InvalidArgumentError(f"The option {option} says {_quoted(text)}.", next_step=hint)
-
-
-def _time(option: str, text: str) -> datetime:
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError as exc:
-        raise InvalidArgumentError(f"The option {option} has the enqueuedTime {text!r}.") from exc
-    if time.tzinfo is None:
-        raise InvalidArgumentError(
-            f"The option {option} has the enqueuedTime {text!r} without a time zone.",
-            next_step="Write it as 2026-11-20T12:00:00Z.",
-        )
-    return time
-
-
-def _quoted(text: str) -> str:
-    """``text`` as an error may show it: a misspelt ``checkpoint:URL`` would carry a password into a log."""
-    return "a URL, which is not shown here for it may hold a password," if "://" in text else repr(text)
-
-
-def _json(option: str, text: str, hint: str = "") -> object:
-    try:
-        value: object = json.loads(text)
-    except ValueError as exc:
-        raise InvalidArgumentError(
-            f"The option {option} says {_quoted(text)}, which is not JSON.", next_step=hint
-        ) from exc
-    return value
-
-
 def _positive_integer(given: Mapping[str, str], option: str) -> int | None:
     text = given.get(option)
     if text is None:
@@ -272,7 +181,30 @@ def _positive_integer(given: Mapping[str, str], option: str) -> int | None:
     return int(text)
 
 
-def _boolean(given: Mapping[str, str], option: str, *, default: bool) -> bool:
+def _credential(given: Mapping[str, str], connection_string: ConnectionString) -> str | None:
+    text = given.get("eventhubs.credential")
+    has_key = connection_string.shared_access_key or connection_string.shared_access_signature
+    if text is None:
+        return None
+    if not all(part.isidentifier() for part in text.replace(":", ".").split(".")) or text.count(":") != 1:
+        raise InvalidArgumentError(
+            f"The option eventhubs.credential says {text!r}.",
+            next_step="Write MODULE:NAME of a class or function without arguments that returns a credential, "
+            "as in azure.identity.aio:DefaultAzureCredential.",
+        )
+    if has_key:
+        raise InvalidArgumentError(
+            "The option eventhubs.credential is given, and the connection string holds a key or a signature.",
+            next_step="Leave one of the two out; with a credential, Endpoint and EntityPath are enough.",
+        )
+    return text
+
+
+@overload
+def _boolean(given: Mapping[str, str], option: str, *, default: bool) -> bool: ...
+@overload
+def _boolean(given: Mapping[str, str], option: str, *, default: None) -> bool | None: ...
+def _boolean(given: Mapping[str, str], option: str, *, default: bool | None) -> bool | None:
     text = given.get(option)
     if text is None:
         return default

@@ -13,10 +13,10 @@ those per process. Receivers take no owner level, so they neither push out nor a
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -29,16 +29,20 @@ from tidegate.spark.columns import ALL_COLUMNS, event_batch
 from tidegate.spark.hub import HubDescription, HubReader
 from tidegate.spark.offsets import (
     JsonObject,
+    Loss,
     PartitionBounds,
     PartitionRange,
     StreamOffset,
+    added_losses,
     clip_lost_events,
     end_of_micro_batch,
     pack_ranges,
     ranges_between,
+    split_ranges,
 )
 from tidegate.spark.options import SourceOptions
 from tidegate.spark.ownership import checkpoint_positions
+from tidegate.spark.pushdown import Narrowing, narrow
 from tidegate.spark.session import usable_core_count
 from tidegate.spark.workers import freeze_loaded_modules
 from tidegate.sql import ConsumerKey, Database
@@ -97,8 +101,12 @@ def _report_loss(item: PartitionRange, expected: int, first: int, options: Sourc
     wanted = PartitionRange(item.partition_id, expected, item.until_sequence_number)
     bounds = {item.partition_id: PartitionBounds(first, item.until_sequence_number)}
     _, losses = clip_lost_events([wanted], bounds, fail_on_data_loss=options.fail_on_data_loss)
-    for sentence in losses:
-        _logger.warning(sentence)
+    _log_losses(losses, options)
+
+
+def _log_losses(losses: Sequence[Loss], options: SourceOptions) -> None:
+    for loss in losses:
+        _logger.warning("The event hub %r: %s", options.event_hub, loss)
 
 
 class EventHubsBatchReader(DataSourceReader):
@@ -112,25 +120,41 @@ class EventHubsBatchReader(DataSourceReader):
             )
         self._options = options
         self._columns = tuple(columns)
+        self._narrowing = Narrowing()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take what the filters say about partition, sequence number and time; those left are Spark's."""
+        self._narrowing, left = narrow(filters)
+        return left
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the tasks; no event enqueued after this is read."""
-        hub = HubReader(self._options)
+        options, hub = self._options, HubReader(self._options)
         description = hub.describe()
-        start = starting_positions(self._options, hub, description)
-        until = hub.resolve(self._options.ending, description)
-        ranges, losses = clip_lost_events(
+        start = starting_positions(options, hub, description)
+        until = hub.resolve(options.ending, description)
+        ranges = self._narrowing.apply(
             ranges_between(start, until),
-            description.bounds,
-            fail_on_data_loss=self._options.fail_on_data_loss,
+            lambda key, time: hub.first_sequence_number_at(key, time, description.bounds[key]),
         )
-        for sentence in losses:
-            _logger.warning(sentence)
-        return [RangesInputPartition(task) for task in pack_ranges(ranges, tasks_max(self._options))]
+        ranges, losses = clip_lost_events(
+            ranges, description.bounds, fail_on_data_loss=options.fail_on_data_loss
+        )
+        _log_losses(losses, options)
+        return plan_tasks(ranges, options, is_split_default=True)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events of one task."""
         return read_ranges(self._options, partition, self._columns)
+
+
+def plan_tasks(
+    ranges: Sequence[PartitionRange], options: SourceOptions, *, is_split_default: bool
+) -> list[InputPartition]:
+    """Deal ranges to tasks; a large one to several, where the options or else the default say so."""
+    is_split = is_split_default if options.split_partitions is None else options.split_partitions
+    pieces = split_ranges(ranges, tasks_max(options)) if is_split else ranges
+    return [RangesInputPartition(task) for task in pack_ranges(pieces, tasks_max(options))]
 
 
 def starting_positions(options: SourceOptions, hub: HubReader, description: HubDescription) -> dict[str, int]:
@@ -200,14 +224,16 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(self, start: JsonObject, limit: ReadLimit) -> JsonObject:  # noqa: N802
         """Where the next micro-batch ends: all that is there, or a fair share of it within ``limit``.
 
-        Raises PositionOutOfRangeError where the hub is not the one that the offsets were counted in, or has
-        lost what was read from it already.
+        Raises EventHubReplacedError where the hub is not the one that the offsets were counted in,
+        PositionOutOfRangeError where it has lost events that are to be read, or were read already; unless
+        ``failOnDataLoss`` is off: then they are counted in the offset.
         """
         offset = StreamOffset.from_json(start)
         description = self._describe(offset.partitions)
-        description.check_same_hub(offset.event_hub_created_at_ms)
-        self._last_description = description
+        offset = self._offset_in(offset, description)
         self._check_not_ahead(offset, description)
+        self._last_description = description
+        starts = self._starts(offset, description)
         ends = end_of_micro_batch(
             offset.partitions,
             description.bounds,
@@ -215,7 +241,14 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             until=self._available_now_until,
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
-        return StreamOffset(ends, description.created_at_ms).to_json()
+        _, losses = clip_lost_events(
+            ranges_between(starts, ends),
+            description.bounds,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+        )
+        return StreamOffset(
+            ends, description.created_at_ms, added_losses(offset.lost_events, losses)
+        ).to_json()
 
     def reportLatestOffset(self) -> JsonObject | None:  # noqa: N802
         """The hub's end as last seen, for the query's status."""
@@ -229,18 +262,18 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._last_description is None:
             # A restarted query repeats its last micro-batch without asking for the latest offset first.
             self._last_description = self._describe(start_offset.partitions)
-            self._last_description.check_same_hub(end_offset.event_hub_created_at_ms)
-        # What was committed to SQL before this query began need not be read again.
-        done = self._sql_start_of(self._last_description)
-        starts = {key: max(number, done.get(key, 0)) for key, number in start_offset.partitions.items()}
+        description = self._last_description
+        if end_offset.event_hub_created_at_ms != description.created_at_ms:
+            self._offset_in(end_offset, description)  # raises or reports
+            return []  # nothing of that hub is left to read
+        start_offset = self._offset_in(start_offset, description)
         ranges, losses = clip_lost_events(
-            ranges_between(starts, end_offset.partitions),
-            self._last_description.bounds,
+            ranges_between(self._starts(start_offset, description), end_offset.partitions),
+            description.bounds,
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
-        for sentence in losses:
-            _logger.warning(sentence)
-        return [RangesInputPartition(task) for task in pack_ranges(ranges, tasks_max(self._options))]
+        _log_losses(losses, self._options)
+        return plan_tasks(ranges, self._options, is_split_default=False)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events of one task."""
@@ -251,6 +284,35 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         find events elsewhere which the log no longer holds.
         """
         return HubReader(self._options).describe()
+
+    def _offset_in(self, offset: StreamOffset, description: HubDescription) -> StreamOffset:
+        """The offset; where it counts in a hub that is gone: the beginning of the one that is there.
+
+        Raises EventHubReplacedError instead where ``failOnDataLoss``, and where SQL checkpoints count in it.
+        """
+        if offset.event_hub_created_at_ms == description.created_at_ms:
+            return offset
+        if self._options.fail_on_data_loss or self._options.starting.checkpoint_database_url is not None:
+            description.check_same_hub(offset.event_hub_created_at_ms)
+        lost = offset.lost_events
+        before = self._last_description
+        if before is not None and before.created_at_ms == offset.event_hub_created_at_ms:
+            # What the old hub still held when it was last seen; nobody knows what came after that.
+            unread = {
+                key: max(0, held.until_sequence_number - offset.partitions.get(key, 0))
+                for key, held in before.bounds.items()
+            }
+            lost = {key: lost.get(key, 0) + unread.get(key, 0) for key in {**lost, **unread}}
+        _logger.warning(
+            "The event hub %r was deleted and created again: the query goes on at the new one's beginning.",
+            self._options.event_hub,
+        )
+        return StreamOffset({}, description.created_at_ms, lost)
+
+    def _starts(self, offset: StreamOffset, description: HubDescription) -> dict[str, int]:
+        """Where to read from: what was committed to SQL before this query began need not be read again."""
+        done = self._sql_start_of(description)
+        return {key: max(offset.partitions.get(key, 0), done.get(key, 0)) for key in description.bounds}
 
     def _sql_start_of(self, description: HubDescription) -> dict[str, int]:
         """The SQL checkpoints when this query began; asked for once."""

@@ -1,0 +1,161 @@
+"""Where a query starts and ends: words, the JVM connector's JSON, by partition, or a SQL checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.position import EventPosition
+
+CHECKPOINT_PREFIX = "checkpoint:"
+"""``startingPosition = checkpoint:<database URL>`` starts at the consumer group's SQL checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartingPositions:
+    """Where a query that has no Spark checkpoint yet starts."""
+
+    default: EventPosition
+    by_partition: Mapping[str, EventPosition]
+    """Partitions that start elsewhere than ``default``."""
+    checkpoint_database_url: str | None = field(default=None, repr=False)
+    """Set: a partition that has a SQL checkpoint starts there, whatever the other two say."""
+
+    def for_partition(self, partition_id: str) -> EventPosition:
+        """The position of one partition, SQL checkpoints left aside."""
+        return self.by_partition.get(partition_id, self.default)
+
+
+def starting_positions_of(given: Mapping[str, str], event_hub: str) -> StartingPositions:
+    """The options ``startingPosition`` and ``startingPositions``. Raises InvalidArgumentError by name."""
+    text = given.get("eventhubs.startingPosition", "earliest").strip()
+    option = "eventhubs.startingPositions"
+    by_partition = _position_map(option, given.get(option), event_hub)
+    if text.lower().startswith(CHECKPOINT_PREFIX):
+        url = text[len(CHECKPOINT_PREFIX) :].strip()
+        if not url:
+            raise InvalidArgumentError(
+                "The option eventhubs.startingPosition says `checkpoint:` without a database.",
+                next_step="Write checkpoint:<database URL>, as in checkpoint:sqlite:///flights.db.",
+            )
+        return StartingPositions(EventPosition.earliest(), by_partition, url)
+    return StartingPositions(_position("eventhubs.startingPosition", text), by_partition)
+
+
+def ending_positions_of(given: Mapping[str, str], event_hub: str) -> StartingPositions:
+    """The options ``endingPosition`` and ``endingPositions``. Raises InvalidArgumentError by name."""
+    text = given.get("eventhubs.endingPosition", "latest")
+    if text.strip().lower().startswith(CHECKPOINT_PREFIX):
+        raise InvalidArgumentError(
+            "The option eventhubs.endingPosition takes no checkpoint: that is where a query starts.",
+            next_step="Name a sequence number, an offset, a time or latest.",
+        )
+    option = "eventhubs.endingPositions"
+    return StartingPositions(
+        _position("eventhubs.endingPosition", text), _position_map(option, given.get(option), event_hub)
+    )
+
+
+def _position_map(option: str, text: str | None, event_hub: str) -> dict[str, EventPosition]:
+    """``{"0": POSITION, …}``; a key may also be the JVM connector's ``{"ehName": …, "partitionId": 0}``."""
+    if text is None:
+        return {}
+    value = _json(option, text)
+    if not isinstance(value, dict):
+        raise InvalidArgumentError(f"The option {option} is not a JSON object of partition → position.")
+    positions: dict[str, EventPosition] = {}
+    for key, position in value.items():
+        partition_id = _partition_of_key(option, key, event_hub)
+        if partition_id in positions:
+            raise InvalidArgumentError(f"The option {option} names the partition {partition_id} twice.")
+        positions[partition_id] = _position(
+            f"{option}[{partition_id}]", position if isinstance(position, str) else json.dumps(position)
+        )
+    return positions
+
+
+def _partition_of_key(option: str, key: str, event_hub: str) -> str:
+    """``"0"``, or the 0 of the JVM connector's key, which names the hub, too: it must be the one read."""
+    partition_id = key.strip()
+    if partition_id.startswith("{"):
+        value = _json(option, partition_id)
+        assert isinstance(value, dict)
+        name = value.get("ehName")
+        if name is not None and str(name).lower() != event_hub.lower():
+            raise InvalidArgumentError(
+                f"The option {option} has a position for the event hub {name!r}, and {event_hub!r} is read."
+            )
+        partition_id = str(value.get("partitionId", ""))
+    if not partition_id.isascii() or not partition_id.isdigit():
+        raise InvalidArgumentError(f"The option {option} has the key {key!r}, which names no partition.")
+    return partition_id
+
+
+def _position(option: str, text: str) -> EventPosition:
+    """``earliest``, ``latest`` or the JVM connector's JSON with one of offset, seqNo and enqueuedTime."""
+    word = text.strip().lower()
+    if word in ("earliest", "latest"):
+        return EventPosition.earliest() if word == "earliest" else EventPosition.latest()
+    hint = (
+        'Write earliest, latest, or {"offset": null, "seqNo": 4711, "enqueuedTime": null, '
+        '"isInclusive": true} with one of the three set.'
+    )
+    value = _json(option, text, hint)
+    if not isinstance(value, dict) or value.keys() - {"offset", "seqNo", "enqueuedTime", "isInclusive"}:
+        raise InvalidArgumentError(f"The option {option} says {_quoted(text)}.", next_step=hint)
+    offset = value.get("offset")
+    sequence_number = value.get("seqNo")
+    enqueued_time = value.get("enqueuedTime")
+    is_inclusive = value.get("isInclusive", True)
+    if isinstance(sequence_number, int) and sequence_number < -1:
+        raise InvalidArgumentError(
+            f"The option {option} has the seqNo {sequence_number}; they begin with 0 (-1: not given).",
+            next_step=hint,
+        )
+    chosen = [
+        offset not in (None, ""),
+        sequence_number not in (None, -1),
+        enqueued_time not in (None, ""),
+    ]
+    if sum(chosen) != 1 or not isinstance(is_inclusive, bool):
+        raise InvalidArgumentError(f"The option {option} says {_quoted(text)}.", next_step=hint)
+    if offset in ("-1", "@latest"):
+        return EventPosition.earliest() if offset == "-1" else EventPosition.latest()
+    if isinstance(offset, str) and offset:
+        return EventPosition.from_offset(offset, is_inclusive=is_inclusive)
+    if type(sequence_number) is int and sequence_number >= 0:
+        return EventPosition.from_sequence_number(sequence_number, is_inclusive=is_inclusive)
+    if isinstance(enqueued_time, str):
+        return EventPosition.from_enqueued_time(_time(option, enqueued_time), is_inclusive=is_inclusive)
+    raise InvalidArgumentError(f"The option {option} says {_quoted(text)}.", next_step=hint)
+
+
+def _time(option: str, text: str) -> datetime:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise InvalidArgumentError(f"The option {option} has the enqueuedTime {text!r}.") from exc
+    if time.tzinfo is None:
+        raise InvalidArgumentError(
+            f"The option {option} has the enqueuedTime {text!r} without a time zone.",
+            next_step="Write it as 2026-11-20T12:00:00Z.",
+        )
+    return time
+
+
+def _quoted(text: str) -> str:
+    """``text`` as an error may show it: a misspelt ``checkpoint:URL`` would carry a password into a log."""
+    return "a URL, which is not shown here for it may hold a password," if "://" in text else repr(text)
+
+
+def _json(option: str, text: str, hint: str = "") -> object:
+    try:
+        value: object = json.loads(text)
+    except ValueError as exc:
+        raise InvalidArgumentError(
+            f"The option {option} says {_quoted(text)}, which is not JSON.", next_step=hint
+        ) from exc
+    return value
