@@ -1,0 +1,181 @@
+"""A file sink's commits under crashes at any step, with any number of tasks in each run; no Spark."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import uuid
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.spark.file_sink_commits import FileCommits, StagedFile, published_files
+from tidegate.spark.file_sink_files import TaskFiles
+from tidegate.spark.file_sink_options import FileSinkOptions
+from tidegate.spark.file_sink_storage import FileSinkError, SinkFolder
+
+_SCHEMA = StructType([StructField("home", StringType()), StructField("value", LongType())])
+
+
+class _Crash(BaseException):
+    """As a SIGKILL: nothing after it happens, and nothing catches it."""
+
+
+class _CrashingFolder(SinkFolder):
+    """Ends before, or after, the step whose number comes up."""
+
+    steps_left: int | None = None
+    is_after = False
+
+    def _step(self) -> None:
+        if self.steps_left is not None:
+            self.steps_left -= 1
+            if self.steps_left < 0:
+                raise _Crash
+
+    def write_whole(self, name: str, data: bytes) -> None:
+        if not self.is_after:
+            self._step()
+        super().write_whole(name, data)
+        if self.is_after:
+            self._step()
+
+    def move(self, source: str, target: str) -> None:
+        if not self.is_after:
+            self._step()
+        super().move(source, target)
+        if self.is_after:
+            self._step()
+
+    def delete_tree(self, folder: str) -> None:
+        self._step()
+        super().delete_tree(folder)
+
+
+def _stage(folder: SinkFolder, commits: FileCommits, batch_id: int, tasks: list[str]) -> list[StagedFile]:
+    """What the tasks of one run stage: a file with a word each, under names of this run alone."""
+    if commits.find(batch_id) is not None:
+        return []
+    staged = []
+    for task, word in enumerate(tasks):
+        name = f"{commits.staging(batch_id)}/{task}-{uuid.uuid4().hex}/00000.json"
+        with folder.writing(name) as file:
+            file.write(word.encode())
+        staged.append(StagedFile(name, f"part-q-{batch_id}-{task}.json", 1))
+    return staged
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    runs=st.lists(
+        st.tuples(st.integers(1, 4), st.one_of(st.none(), st.integers(0, 8)), st.booleans()), max_size=4
+    ),
+    is_renamed=st.booleans(),
+)
+def test_crashes_at_any_step_leave_no_row_twice(
+    tmp_path: Path, runs: list[tuple[int, int | None, bool]], is_renamed: bool
+) -> None:
+    """Whatever run was first to write the manifest is what a listing shows: whole at the end, never mixed."""
+    place = tmp_path / uuid.uuid4().hex
+    place.mkdir()
+    first_words: set[str] | None = None
+    for number, (task_count, steps, is_after) in enumerate([*runs, (2, None, False)]):
+        folder = _CrashingFolder(str(place), {"auto_mkdir": True})
+        folder._is_renamed = is_renamed  # as in an object store: written whole, copied to be renamed
+        commits = FileCommits(folder, "q")
+        words = [f"run {number} task {task}" for task in range(task_count)]
+        staged = _stage(folder, commits, 7, words)
+        folder.steps_left, folder.is_after = steps, is_after
+        try:
+            commits.commit(7, staged)
+        except _Crash:
+            pass
+        else:
+            assert {Path(file).read_text() for file in published_files(str(place))} == (
+                first_words or set(words)
+            )
+        if first_words is None and commits.find(7) is not None:
+            first_words = set(words)
+        visible = [path.read_text() for path in place.glob("*.json")]
+        assert len(visible) == len(set(visible))
+        assert set(visible) <= (first_words or set())
+    assert first_words == {path.read_text() for path in place.glob("*.json")}
+    assert not (place / "_tidegate/staging/q/0000000007").exists()
+
+
+def _write_task(place: Path, options: dict[str, str], rows: list[dict[str, object]]) -> list[StagedFile]:
+    parsed = FileSinkOptions.parse({"path": str(place), **options}, _SCHEMA)
+    fields: dict[str, pa.DataType] = {"home": pa.string(), "value": pa.int64()}
+    schema = pa.schema(fields)
+    batches = [
+        pa.RecordBatch.from_pylist(rows[start : start + 3], schema) for start in range(0, len(rows), 3)
+    ]
+    folder = SinkFolder(parsed.path, {})
+    staged = TaskFiles(folder, parsed, "_tidegate/staging/a", "part-q").write(iter(batches))
+    FileCommits(folder, "q").commit(0, staged)
+    return staged
+
+
+_ROWS: list[dict[str, object]] = [
+    {"home": home, "value": value} for value, home in enumerate(["a/b", "c", None, "c", "", "a/b", "c=d"])
+]
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_json_lines(tmp_path: Path, compression: str) -> None:
+    """One object per line and row, in order, compressed or not."""
+    (file,) = _write_task(tmp_path, {"fileFormat": "json", "compression": compression}, _ROWS)
+    data = (tmp_path / file.name).read_bytes()
+    text = gzip.decompress(data) if compression == "gzip" else data
+    assert [json.loads(line) for line in text.splitlines()] == _ROWS
+    assert (file.rows, file.name.endswith(".gz")) == (7, compression == "gzip")
+
+
+def test_partition_columns_become_folders(tmp_path: Path) -> None:
+    """Names and values as Hive and Spark write them, so that readers find the column again."""
+    files = _write_task(tmp_path, {"partitionColumns": "home"}, _ROWS)
+    assert sorted(file.name for file in files) == [
+        "home=__HIVE_DEFAULT_PARTITION__/part-q.parquet",
+        "home=a%2Fb/part-q.parquet",
+        "home=c%3Dd/part-q.parquet",
+        "home=c/part-q.parquet",
+    ]
+    read = pq.read_table(tmp_path, partitioning="hive").to_pylist()
+    expected = [dict(row) | {"home": row["home"] or None} for row in _ROWS]
+    assert sorted(read, key=lambda row: row["value"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"format": "csv"}, "no option 'format'"),
+        ({"fileFormat": "csv"}, "takes parquet, json, not 'csv'"),
+        ({"compression": "lzo"}, "takes snappy, gzip, zstd, none"),
+        ({"partitionColumns": "street"}, "names street"),
+        ({"partitionColumns": "home,value"}, "names all columns"),
+        ({"path": "memory://x"}, "memory of one process"),
+        ({"path": "az://user:secretword@place"}, "a URL with a query or a password"),
+        ({"storageOptions": "account_key=secretword"}, "no JSON object"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(options: dict[str, str], words: str) -> None:
+    """By name, and without repeating what may be a secret."""
+    with pytest.raises(InvalidArgumentError, match=words) as caught:
+        FileSinkOptions.parse({"path": "/tmp/x"} | options, _SCHEMA)
+    assert "secretword" not in str(caught.value)
+
+
+def test_what_a_file_system_raises_says_where_and_no_secret(tmp_path: Path) -> None:
+    """A place that is a file, and a storage account that refuses its key."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileSinkError, match="could not write x/y"):
+        SinkFolder(str(tmp_path / "file"), {}).write_whole("x/y", b"")
+    with pytest.raises(FileSinkError) as caught:
+        SinkFolder("nosuchscheme://x", {"account_key": "secretword"})
+    assert "secretword" not in str(caught.value)
