@@ -61,6 +61,11 @@ class TokenBucket:
         self._fill(now)
         self._tokens -= cost
 
+    def use_up(self, ahead_s: float, *, now: float) -> None:
+        """Owe what flows in within ``ahead_s``."""
+        self._fill(now)
+        self._tokens = min(self._tokens, -self._rate * ahead_s)
+
     def set_rate(self, rate: float, *, now: float) -> None:
         """Fill at another rate from now on. What is owed stays owed; what is over is lost."""
         self._fill(now)
@@ -89,6 +94,10 @@ class _Direction:
         else:
             self._buckets[0].set_rate(bytes_rate, now=now)
             self._buckets[1].set_rate(events_rate, now=now)
+
+    def use_up(self, ahead_s: float, *, now: float) -> None:
+        for bucket in self._buckets or ():
+            bucket.use_up(ahead_s, now=now)
 
     def wait_s(self, events: int, size: int, *, now: float) -> float:
         if self._buckets is None:
@@ -130,6 +139,12 @@ class Throughput:
         self._ingress.set_units(units, now=now)
         self._egress.set_units(units, now=now)
         self._units = units
+
+    def use_up(self, ahead_s: float) -> None:
+        """Have the units used up for the next ``ahead_s`` seconds, for tests; nothing where there are none."""
+        now = self._clock.monotonic()
+        self._ingress.use_up(ahead_s, now=now)
+        self._egress.use_up(ahead_s, now=now)
 
     def admit_ingress(self, events: int, size: int) -> None:
         """Let a batch of ``events`` and ``size`` bytes in, and count it.

@@ -25,6 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -34,6 +35,7 @@ from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import BrokenError, OperationTimeoutError
 from tidegate.model.limits import RETENTION_HOURS_DEFAULT
 from tidegate.server.app import TidegateServer
+from tidegate.server.config_file import load_settings
 from tidegate.server.event_loop import new_event_loop
 from tidegate.server.ready import ReadyInformation
 from tidegate.server.settings import ServerSettings
@@ -119,10 +121,19 @@ class HubService(_Hub):
     """The service on an event loop of its own, in a background thread of this process."""
 
     def __init__(
-        self, data_dir: Path | None = None, *, is_tls_used: bool = False, is_http_used: bool = False
+        self,
+        data_dir: Path | None = None,
+        *,
+        is_tls_used: bool = False,
+        is_http_used: bool = False,
+        config: Path | None = None,
     ) -> None:
-        """data_dir: None is a temporary one. Nothing runs before ``start`` (or ``with``)."""
+        """data_dir: None is a temporary one. config: a configuration file as ``tidegate serve`` takes it, the
+        official emulator's among them; of its own ports and directory nothing is taken. Nothing runs before
+        ``start`` (or ``with``).
+        """
         super().__init__(data_dir, is_tls_used=is_tls_used, is_http_used=is_http_used)
+        self._config = config
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: TidegateServer | None = None
@@ -195,10 +206,16 @@ class HubService(_Hub):
         finally:
             started.set()
 
+    def _settings(self) -> ServerSettings:
+        settings = ServerSettings(self.data_dir)
+        if self._config is not None:
+            settings = load_settings(self._config, data_dir=self.data_dir)
+        return replace(settings, data_dir=self.data_dir, **self._ports)  # type: ignore[arg-type]
+
     async def _serve(self, started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop_requested = asyncio.Event()
-        server = TidegateServer(ServerSettings(self.data_dir, **self._ports))  # type: ignore[arg-type]
+        server = TidegateServer(self._settings())
         self._remember(await server.start())
         try:
             self._server = server

@@ -46,6 +46,8 @@ class CuttingProxy:
         self._marker = b""
         self._marked_cuts_left = 0
         self._may_accept = True
+        self.delay_s = 0.0
+        """What every piece waits before it is passed on, each way."""
         self._flow = asyncio.Event()
         self._flow.set()
 
@@ -136,6 +138,8 @@ class CuttingProxy:
         try:
             while data := await reader.read(_CHUNK_BYTES):
                 await self._flow.wait()
+                if self.delay_s:
+                    await asyncio.sleep(self.delay_s)
                 if is_outward and self._marked_cuts_left and self._marker in data:
                     self._marked_cuts_left -= 1
                     line.limit(0, is_last_passed=self._random.random() < 0.5)
