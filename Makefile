@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Many tests wait for SDKs and Spark: two processes halve the time, files stay whole. JOBS=0: in one process.
 JOBS ?= 2
 
-.PHONY: demo test check docs bench chaos lock clean npm
+.PHONY: demo test check docs bench chaos chaos-hosts chaos-spark lock clean npm
 
 demo: $(STAMP)  ## set up and run the main job: real flights through the log and Spark into SQL
 	$(BIN)/tidegate demo flights $(ARGS)
@@ -31,8 +31,13 @@ docs: $(STAMP)  ## renew the reference pages that are made from the code
 bench: $(STAMP)  ## throughput as ratios to baselines measured in the same run
 	$(BIN)/python -m bench $(ARGS)
 
-chaos: $(STAMP)  ## a million events through hosts that are killed, paused and cut off; on SQLite and PostgreSQL
+chaos: chaos-hosts chaos-spark  ## a million events each through hosts and through a Spark cluster under faults
+
+chaos-hosts: $(STAMP)  ## hosts that are killed, paused and cut off; on SQLite and PostgreSQL
 	$(BIN)/python -m tests.processor.faults $(ARGS)
+
+chaos-spark: $(STAMP)  ## executors, driver, service and database killed, speculation on; per event and aggregated
+	$(BIN)/python -m tests.spark.faults $(ARGS)
 
 $(STAMP): requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tidegate needs Python 3.11 or newer; this is %s. Set PYTHON=/path/to/python3.11." % sys.version.split()[0])'

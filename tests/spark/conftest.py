@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from tidegate.spark import register, spark_session
 from tidegate.testing.postgresql import PostgresqlServer, required_postgresql
+from tidegate.testing.spark_cluster import SparkCluster
 
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For JVMs that live for seconds: 7.4 → 5.7 s from start to first batch."""
@@ -45,3 +49,13 @@ def database_url(request: pytest.FixtureRequest) -> str:
         return url
     server: PostgresqlServer = request.getfixturevalue("postgresql")
     return server.create_schema()
+
+
+@pytest.fixture(scope="session")
+def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    """A standalone master and two workers for the whole run, with no package on their Python's path."""
+    bare = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    path = os.pathsep.join((str(bare / "bin"), os.defpath))
+    with SparkCluster(environment={"PATH": path, "HOME": str(bare)}) as cluster:
+        yield cluster

@@ -85,7 +85,7 @@ class SparkCluster:
 
     def kill_worker(self, number: int) -> None:
         """SIGKILL to a worker, its executors and their Python; returns when the worker is gone."""
-        _kill_session(self._processes.pop(f"worker-{number}"))
+        kill_session(self._processes.pop(f"worker-{number}"))
 
     @property
     def worker_numbers(self) -> list[int]:
@@ -110,7 +110,7 @@ class SparkCluster:
     def close(self) -> None:
         """Kill everything and remove the folder."""
         for process in self._processes.values():
-            _kill_session(process)
+            kill_session(process)
         self._processes.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -240,7 +240,7 @@ def _command_of(pid: int) -> bytes:
         return b""
 
 
-def _kill_session(leader: subprocess.Popen[bytes]) -> None:
+def kill_session(leader: subprocess.Popen[bytes]) -> None:
     """SIGKILL to a process and all of its session: Python workers are in process groups of their own."""
     members = [pid for pid in _all_process_ids() if _session_of(pid) == leader.pid]
     for pid in {leader.pid, *members}:

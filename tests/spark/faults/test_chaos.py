@@ -1,0 +1,35 @@
+"""Pipelines on a cluster under random faults: what they leave behind is whole, whatever was killed.
+
+``make chaos-spark`` runs the same with a million events.
+"""
+
+from __future__ import annotations
+
+import pytest
+from tests.processor.faults.surroundings import chosen_seed
+from tests.spark.faults.chaos import Fault, SparkChaosSettings
+from tests.spark.faults.runs import run_chaos
+
+from tidegate.testing.spark_cluster import SparkCluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize("work", ["partitions", "aggregates"])
+def test_faults_leave_each_event_once(spark_cluster: SparkCluster, work: str) -> None:
+    """Rows + dead letters = events, none twice; aggregates are what the log gives. Speculation is on."""
+    kinds = tuple(Fault) if work == "partitions" else (Fault.EXECUTOR_KILL, Fault.DRIVER_KILL)
+    settings = SparkChaosSettings(
+        events=20_000,
+        seed=chosen_seed(),
+        work=work,
+        max_events_per_trigger=1_250,
+        life_events_min=1_250,
+        fault_interval_s=(0.1, 0.5),
+        faults=kinds,
+    )
+    result = run_chaos(settings, spark_cluster)
+    assert result.findings == []
+    assert result.totals.rows + result.totals.dead_letters == settings.events
+    assert result.report.faults.keys() == set(kinds)
+    assert result.report.driver_starts > 1
