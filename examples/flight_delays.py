@@ -12,7 +12,7 @@ aside as a dead letter, ``delays`` counts it.
 from __future__ import annotations
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
+from pyspark.sql import functions as F
 from sqlalchemy import BigInteger, Column, Float, Integer, MetaData, String, Table
 
 from tidegate.spark import HubSource, SqlBatchSink, SqlSink, StreamPipeline

@@ -11,11 +11,12 @@ Abandoning does no harm: what the micro-batch has committed stays, and the next 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from tidegate.cli.connection import ServiceConnection
 from tidegate.model.connection_string import ConnectionString
+from tidegate.model.errors import TidegateError
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 from tidegate.spark.progress_metrics import metrics_server
 from tidegate.spark.progress_report import CountDeadLetters, PipelineReporter, Watch
@@ -40,7 +42,10 @@ STOP_GRACE_S = 5.0
 """How long a micro-batch may go on after the first signal."""
 STOP_TIMEOUT_S = 30.0
 """How long Spark may take to stop a query, before the process ends without waiting for it."""
+FILE_MODULE_PREFIX = "tidegate_pipeline_"
+"""Begins the name under which ``sql.pipeline`` imports a file."""
 _POLL_S = 0.05
+_POLLS_PER_QUESTION = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,8 @@ class PipelineRun:
     adopt: str | None
     """The token of a refusal of the ledger that the user overrules."""
     watch: Watch
+    capture: Mapping[str, str] | None = field(default=None, repr=False)
+    """Options of the format ``eventhubs-capture``: where what retention has dropped is read from."""
 
     def run(self, files: PipelineFiles) -> PipelineStatus:
         """Run it to its end, or until a signal; its last status.
@@ -112,8 +119,6 @@ class PipelineRun:
 
     def _run_reported(self, reporter: PipelineReporter, stop: StopSignals, log_file: Path) -> None:
         """Run it, and let the last state be what became of it."""
-        from tidegate.spark.stream_pipeline_failures import PipelineFailedError, error_of
-
         try:
             self._run_spark(reporter, stop, log_file)
         except (Exception, KeyboardInterrupt) as exception:  # whatever ends a query or Spark
@@ -121,16 +126,13 @@ class PipelineRun:
                 # A signal that reaches Java, too, makes it end in the middle of what it does.
                 reporter.report_state(PipelineState.STOPPED)
                 return
-            error = error_of(exception)
-            if isinstance(error, PipelineFailedError):
-                error.next_step = f"Spark says more in {log_file}."
+            error = _error_of(exception, log_file)
             reporter.report_state(PipelineState.FAILED, error=str(error))
             raise error from exception
         state = PipelineState.STOPPED if stop.is_requested else PipelineState.ENDED
         reporter.report_state(state)
 
     def _run_spark(self, reporter: PipelineReporter, stop: StopSignals, log_file: Path) -> None:
-        from tidegate.spark.session import spark_session
         from tidegate.spark.stream_pipeline_identity import claim_checkpoint, identity_of
 
         # Before Spark, which takes seconds: a service that does not answer, a directory of somebody else's.
@@ -140,6 +142,9 @@ class PipelineRun:
             ca_file=self.connection.ca_file,
         )
         claim_checkpoint(self.checkpoint, identity)
+        from tidegate.spark.session import spark_session
+
+        _let_files_travel()
         # Java and its Python workers inherit standard error for good.
         with _standard_error_to(log_file):
             spark = spark_session(
@@ -154,7 +159,8 @@ class PipelineRun:
             if not stop.is_requested:
                 self._run_query(spark, reporter, stop)
         finally:
-            with _suppressed_if(stop.is_requested):
+            # Where Java is gone there is nothing to stop, and what has happened is told already.
+            with contextlib.suppress(Exception):
                 spark.stop()
 
     def _run_query(self, spark: SparkSession, reporter: PipelineReporter, stop: StopSignals) -> None:
@@ -173,10 +179,14 @@ class PipelineRun:
                 ca_file=self.connection.ca_file,
                 adopt=self.adopt,
                 on_written=lambda result: reporter.report_rows(result.batch_id, result.rows),
+                capture=self.capture,
             )
             reporter.report_state(PipelineState.RUNNING)
-            while not stop.wait(_POLL_S):
-                if listener.is_over.is_set():
+            for poll in itertools.count(1):
+                if stop.wait(_POLL_S):
+                    break
+                # Now and then Spark itself is asked, too: who listens to a Java that has died hears nothing.
+                if listener.is_over.is_set() or (poll % _POLLS_PER_QUESTION == 0 and not query.isActive):
                     query.awaitTermination()  # raises what it ended with
                     return
             reporter.report_state(PipelineState.STOPPING)
@@ -209,13 +219,24 @@ def _stop_query(query: StreamingQuery) -> None:
         sys.stderr.write(f"Spark did not stop the query within {STOP_TIMEOUT_S:.0f} s; ended without it.\n")
 
 
-@contextmanager
-def _suppressed_if(is_suppressed: bool) -> Iterator[None]:
-    try:
-        yield
-    except Exception:
-        if not is_suppressed:
-            raise
+def _error_of(exception: BaseException, log_file: Path) -> TidegateError:
+    if isinstance(exception, TidegateError):
+        return exception
+    from tidegate.spark.stream_pipeline_failures import PipelineFailedError, error_of
+
+    error = error_of(exception)
+    if isinstance(error, PipelineFailedError):
+        error.next_step = f"Spark says more in {log_file}."
+    return error
+
+
+def _let_files_travel() -> None:
+    """No worker could import a file of pipelines by the name that it has here: its functions go whole."""
+    from pyspark import cloudpickle
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith(FILE_MODULE_PREFIX):
+            cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -90,7 +90,7 @@ def run(
     from tidegate.cli.pipeline_screen import PipelineScreen
     from tidegate.transport.status_files import PipelineFiles
 
-    _check_installed("pyspark", "pyarrow")
+    check_installed("pyspark", "pyarrow")
     connection = resolve_connection(connection_string, ca_file, os.environ)
     declared = load_stream_pipeline(pipeline)
     files = PipelineFiles.of_user(os.environ)
@@ -100,7 +100,7 @@ def run(
         status = PipelineRun(
             pipeline=declared,
             connection=connection,
-            database_url=_database_url(declared, database),
+            database_url=database_url_of(declared, database),
             checkpoint=checkpoint_dir or str(files.checkpoint_dir(declared.name).absolute()),
             master=master,
             is_available_now=available_now,
@@ -118,8 +118,6 @@ def load_stream_pipeline(address: str) -> StreamPipeline:
 
     Raises InvalidArgumentError.
     """
-    from pyspark import cloudpickle
-
     from tidegate.spark.stream_pipeline import StreamPipeline, declared_pipeline
     from tidegate.sql.pipeline import Pipeline, load_declared
 
@@ -128,17 +126,12 @@ def load_stream_pipeline(address: str) -> StreamPipeline:
     directory = str(Path(place).absolute().parent) if place.endswith(".py") else os.getcwd()
     sys.path.insert(0, directory)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (directory, os.environ.get("PYTHONPATH"))))
-    before = set(sys.modules)
     found = load_declared(address, (StreamPipeline, Pipeline))
     assert isinstance(found, StreamPipeline | Pipeline)
-    for name in set(sys.modules) - before:
-        if name.startswith("tidegate_pipeline_"):
-            # No worker could import the file by this name, so its functions travel whole.
-            cloudpickle.register_pickle_by_value(sys.modules[name])  # type: ignore[no-untyped-call]
     return declared_pipeline(found)
 
 
-def _database_url(pipeline: StreamPipeline, given: str | None) -> str | None:
+def database_url_of(pipeline: StreamPipeline, given: str | None) -> str | None:
     """The database of a pipeline that writes to one, with a relative SQLite path made absolute."""
     from tidegate.model.errors import InvalidArgumentError
     from tidegate.spark.stream_pipeline import SqlBatchSink, SqlSink
@@ -160,7 +153,8 @@ def _database_url(pipeline: StreamPipeline, given: str | None) -> str | None:
     return absolute_url(chosen)
 
 
-def _check_installed(*packages: str) -> None:
+def check_installed(*packages: str) -> None:
+    """Raises NotFoundError for a package that is not installed, with the command that installs it."""
     for name in packages:
         if find_spec(name) is None:
             raise NotFoundError(

@@ -39,6 +39,9 @@ MAX_EVENTS_PER_TRIGGER = 500_000
 Step = Callable[["DataFrame"], "DataFrame"]
 """Takes the DataFrame that the source, or the step before, gives, and returns the next."""
 
+OWN_FILE_FORMAT = "eventhubs-files"
+"""The format of files that Tidegate brings."""
+
 OutputMode = Literal["append", "update", "complete"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -179,7 +182,6 @@ class HubSink:
     event_hub: str
     connection_string: str | None = field(default=None, repr=False)
     """Of the namespace that it is in; None: the source's."""
-    output_mode: OutputMode = "append"
     options: Mapping[str, str] = field(default_factory=dict)
     """Further options of the writer of the format ``eventhubs``."""
 
@@ -204,9 +206,9 @@ class FileSink:
 
     path: str
     """A directory, or what the format takes for one: ``abfss://…``, ``s3a://…``."""
-    format: str = "eventhubs-files"
+    format: str = OWN_FILE_FORMAT
     partition_by: Sequence[str] = ()
-    """Columns of which directories are made; for Spark's own formats."""
+    """Columns of which directories are made."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Further options of the format."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
+from pyspark.sql import functions as F
 
 from tidegate.model import errors
 from tidegate.model.errors import PartitionStoppedError, TidegateError
@@ -17,7 +17,7 @@ from tidegate.spark.stream_pipeline import OnFailure
 _MARK = "TIDEGATE_STOPPED"
 _OUR_ERROR = re.compile(r"^\s*(?:[\w.]+: )?tidegate(?:\.\w+)+\.(\w+): (\S.*)$", re.MULTILINE)
 _STOPPED = re.compile(
-    rf"\[USER_RAISED_EXCEPTION\] {_MARK} (?P<where>[^:]*): (?P<reason>.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE
+    rf"\[USER_RAISED_EXCEPTION\] {_MARK} (?P<where>[^:]*): (?P<reason>.*?)(?: SQLSTATE: |$)", re.MULTILINE
 )
 
 

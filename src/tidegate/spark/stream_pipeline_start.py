@@ -22,6 +22,7 @@ from tidegate.spark.ledger import LedgerResult, LedgerSink
 from tidegate.spark.pipeline import run_pipeline
 from tidegate.spark.source import EventHubsDataSource, register
 from tidegate.spark.stream_pipeline import (
+    OWN_FILE_FORMAT,
     FileSink,
     HubSink,
     OnFailure,
@@ -165,11 +166,14 @@ class _Start:
         if self.ca_file is not None:
             options["eventhubs.caFile"] = self.ca_file
         writer = self._rows().writeStream.format(EventHubsDataSource.name())
-        return writer.outputMode(sink.output_mode).options(**options, **sink.options)
+        return writer.outputMode("append").options(**options, **sink.options)
 
     def _file_writer(self, sink: FileSink) -> DataStreamWriter:
         writer = self._rows().writeStream.format(sink.format).outputMode("append")
-        if sink.partition_by:
+        if sink.partition_by and sink.format == OWN_FILE_FORMAT:
+            # Spark does not tell a Python sink what partitionBy said.
+            writer = writer.option("partitionColumns", ",".join(sink.partition_by))
+        elif sink.partition_by:
             writer = writer.partitionBy(*sink.partition_by)
         return writer.options(**sink.options).option("path", sink.path)
 

@@ -1,0 +1,223 @@
+"""``tidegate pipeline run`` as a process, over a real service: progress, stop, restart, refusal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.cli.support import COMMAND, run_tidegate
+from tests.spark.support import assert_exact, outcome_of, publish
+
+from tidegate.cli.pipeline_run import load_stream_pipeline
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.pipeline_status import PipelineState
+from tidegate.testing.hub import HubService
+from tidegate.transport.status_files import PipelineFiles
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PROGRAM = """
+from sqlalchemy import Column, MetaData, String, Table
+from tests.spark.support import make_pipeline, readings, score
+from tidegate.spark import HubSource, SqlSink, StreamPipeline
+
+quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+scored = StreamPipeline(
+    "scored", HubSource(HUB, max_events_per_trigger=100), SqlSink(readings, score), spark_settings=quick
+)
+renamed = StreamPipeline("renamed", HubSource(HUB), SqlSink(readings, score), spark_settings=quick)
+plain = make_pipeline(HUB, "plain")
+"""
+EVENTS_PER_PART = 700
+
+
+class Place:
+    """A directory with a file of pipelines, a state directory, a database, and a hub."""
+
+    def __init__(self, path: Path, service: HubService, environment: dict[str, str]) -> None:
+        self.service = service
+        self.hub = service.create_hub(partition_count=3)
+        self.file = path / "pipelines.py"
+        self.file.write_text(f"HUB = {self.hub!r}\n{PROGRAM}")
+        self.files = PipelineFiles(path / "state")
+        self.database_url = f"sqlite:///{path}/scored.db"
+        self.environment = environment | {
+            "TIDEGATE_STATE_DIR": str(path / "state"),
+            "TIDEGATE_DATABASE": self.database_url,
+            "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
+        }
+        self._published = 0
+
+    def publish_part(self) -> int:
+        """Send some more; how many there are now."""
+        publish(self.service.connection_string, self.hub, EVENTS_PER_PART, first_value=self._published)
+        self._published += EVENTS_PER_PART
+        return self._published
+
+    def words(self, name: str, *options: str) -> list[str]:
+        """The command that runs a pipeline of the file."""
+        return [*COMMAND, "pipeline", "run", f"{self.file}:{name}", "--nl", *options]
+
+    @contextmanager
+    def running(self, *options: str) -> Iterator[subprocess.Popen[str]]:
+        """The pipeline ``scored`` as a process; killed at the end where it still runs."""
+        with subprocess.Popen(
+            self.words("scored", *options),
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+
+@pytest.fixture
+def place(tmp_path: Path, hub_service: HubService, environment: dict[str, str]) -> Place:
+    """Everything that one test needs."""
+    return Place(tmp_path, hub_service, environment)
+
+
+def next_batch(process: subprocess.Popen[str]) -> dict[str, object]:
+    """The next record of a running pipeline; fails with what it said where it has ended."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        assert process.stderr is not None
+        raise AssertionError(process.stderr.read())
+    record: dict[str, object] = json.loads(line)
+    return record
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_pipeline_is_run_stopped_killed_and_run_again(place: Place) -> None:
+    """Whatever ends it, the next start goes on where it stood: every event once, and each end is told."""
+    place.publish_part()
+    with place.running("--metrics-port", "0") as process:
+        first = next_batch(process)
+        assert (first["pipeline"], first["events"], first["batch"]) == ("scored", 100, 0)
+        while next_batch(process)["lag_events"]:
+            pass
+        # The file follows at most half a second behind; the test's own time limit is the deadline.
+        while (status := place.files.read("scored")).events_total < EVENTS_PER_PART:
+            time.sleep(0.05)
+        assert (status.state, status.events_total) == (PipelineState.RUNNING, EVENTS_PER_PART)
+        assert set(status.lag_by_partition) == {"0", "1", "2"}
+        with urllib.request.urlopen(f"http://{status.metrics_address}/metrics", timeout=10) as answer:
+            metrics = answer.read().decode()
+        assert f'tidegate_pipeline_events_total{{pipeline="scored"}} {EVENTS_PER_PART}.0' in metrics
+        second = run_tidegate("pipeline", "run", f"{place.file}:scored", environment=place.environment)
+        assert (second.code, f"runs already, as process {process.pid}" in second.err) == (1, True)
+        # Half of the micro-batches of the second part run while it is being stopped.
+        place.publish_part()
+        next_batch(process)
+        stopped = run_tidegate("pipeline", "stop", "scored", environment=place.environment)
+        assert (stopped.code, "scored has stopped after" in stopped.err) == (0, True)
+        assert process.wait(60) == 0
+    assert place.files.read("scored").state is PipelineState.STOPPED
+
+    with place.running() as process:
+        next_batch(process)
+        place.publish_part()
+        next_batch(process)
+        process.send_signal(signal.SIGKILL)
+    assert place.files.read("scored").state is PipelineState.KILLED
+
+    event_count = place.publish_part()
+    last = subprocess.run(
+        place.words("scored", "--available-now"),
+        env=place.environment,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert (last.returncode, last.stderr.decode()[:6]) == (0, "Done: ")
+    assert_exact(place.database_url, event_count)
+    ended = place.files.read("scored")
+    assert (ended.state, ended.lag_events) == (PipelineState.ENDED, 0)
+    assert ended.dead_letters_open == outcome_of(place.database_url).dead_letters
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_signal_while_spark_starts_is_heard(place: Place) -> None:
+    """SIGTERM to the whole group, as a service manager sends it: exit code 0, no traceback, nothing lost."""
+    event_count = place.publish_part()
+    with subprocess.Popen(
+        place.words("plain"),
+        env=place.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        next_batch(process)
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.stderr is not None
+        assert process.wait(60) == 0
+        assert process.stderr.read().startswith("Stopped: ")
+    assert place.files.read("plain").state is PipelineState.STOPPED
+    assert outcome_of(place.database_url).position <= event_count
+
+
+def test_refusals_come_before_spark(place: Place) -> None:
+    """Each in one sentence with what to do, and with its exit code, within the time of a small command."""
+    claimed = place.files.checkpoint_dir("renamed")
+    identity = {
+        "version": 1,
+        "pipeline": "scored",
+        "event_hub": place.hub,
+        "event_hub_created_at_ms": 1,
+        "consumer_group": "$Default",
+        "sink": "sql",
+        "target": "readings",
+        "namespace": "localhost",
+    }
+    claimed.mkdir(parents=True)
+    (claimed / "tidegate-pipeline.json").write_text(json.dumps(identity))
+
+    def refused(*words: str, code: int) -> str:
+        found = run_tidegate("pipeline", "run", *words, environment=place.environment)
+        assert (found.code, found.err.count("\n"), found.err[:7]) == (code, 1, "Error: "), found.err
+        return found.err
+
+    assert "belongs to the pipeline 'scored', and this is 'renamed'" in refused(
+        f"{place.file}:renamed", code=2
+    )
+    assert place.files.read("renamed").state is PipelineState.FAILED
+    identity["pipeline"] = "renamed"
+    (claimed / "tidegate-pipeline.json").write_text(json.dumps(identity))
+    assert "which was deleted" in refused(f"{place.file}:renamed", code=1)
+    place.environment.pop("TIDEGATE_DATABASE")
+    assert "no database is named" in refused(f"{place.file}:scored", code=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("pipelines.py:nothing", "Its pipelines are: scored, renamed, plain"),
+        ("pipelines.py:readings", "is a Table, not a StreamPipeline or Pipeline"),
+        ("missing.py:pipeline", "There is no file"),
+        ("pipelines.py", "does not name a pipeline"),
+    ],
+)
+def test_addresses_that_name_no_pipeline(
+    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentence says what the file has."""
+    (tmp_path / "pipelines.py").write_text(f"HUB = 'readings'\n{PROGRAM}")
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(InvalidArgumentError, match=words):
+        load_stream_pipeline(f"{tmp_path}/{name}")
