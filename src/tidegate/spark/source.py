@@ -80,7 +80,7 @@ def register(spark: SparkSession) -> None:
     from tidegate.spark.session import share_python_path
     from tidegate.spark.sink import SqlSinkDataSource
 
-    share_python_path(spark.sparkContext)
+    share_python_path()
     spark.dataSource.register(EventHubsDataSource)
     spark.dataSource.register(CaptureDataSource)
     spark.dataSource.register(ReplayDataSource)

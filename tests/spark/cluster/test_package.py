@@ -55,7 +55,9 @@ def test_the_requirements_name_every_package_that_executors_import(tmp_path: Pat
     code = (
         "import sys, pyspark.sql.datasource, pyspark.sql.streaming.datasource\n"
         "before = set(sys.modules)\n"
-        "import tidegate.spark.reader, tidegate.spark.sink, tidegate.spark.ledger, psycopg\n"
+        "import importlib, pkgutil, psycopg, tidegate.spark\n"
+        "for module in pkgutil.iter_modules(tidegate.spark.__path__):\n"
+        "    importlib.import_module(f'tidegate.spark.{module.name}')\n"
         "new = {name.partition('.')[0] for name in sys.modules.keys() - before}\n"
         "print(*(name for name in new if getattr(sys.modules.get(name), '__file__', None)))"
     )
@@ -152,7 +154,6 @@ def test_certificates_arrive_where_their_file_is_not(tmp_path: Path) -> None:
     try:
         assert target.read_text() == text
         target.write_text("damaged")
-        certificates_file.cache_clear()
         assert Path(certificates_file(text)) == target
         assert target.read_text() == text
     finally:
