@@ -307,7 +307,7 @@ def test_strays_are_removed_and_nobody_elses(database: Database) -> None:
     kept = stage_one_row(foreign)
     assert drop_strays(database, sink.owner) == 0
     sink.commit(contents)
-    assert drop_strays(database, sink.owner) == (2 if database.is_sqlite else 1)
+    assert drop_strays(database, sink.owner) == 1
     assert stages_of(database, sink.owner) == [kept]
     sink.stage(BatchContents(), "states", rows)
     zombie = sink.owner

@@ -158,7 +158,11 @@ class LedgerSink:
             )
         for name, frame in frames.items():
             self._check(frame.schema, name)
-        result = self._write(frames, batch)
+        try:
+            result = self._write(frames, batch)
+        except StagedRowsLostError:
+            # The same rows again, for Spark computes them from the state before this batch.
+            result = self._write(frames, batch)
         self._done = (batch.run_id, batch_id)
         return result
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute
 
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.errors import DatabaseError, InvalidArgumentError
 from tidegate.spark.commits import ERROR_COLUMN, SKIP_COLUMN
 from tidegate.spark.workers import freeze_loaded_modules
 from tidegate.sql.ledger_commit import BatchContents, letter_rows, letters_of_refused
@@ -31,7 +31,7 @@ TABLE_COLUMN: Final = "_table"
 
 PART_SCHEMA: Final = "kind string, destination string, stage string, rows long, data binary"
 """Of what tasks return, as Spark writes schemas."""
-ROWS, STAGED, ERRORS = "rows", "staged", "errors"
+ROWS, STAGED, ERRORS, REFUSED = "rows", "staged", "errors", "refused"
 
 _FLUSH_BYTES: Final = 4 * 1024 * 1024
 """Rows staged together (our choice: a COPY of this size has no start to speak of)."""
@@ -64,6 +64,14 @@ class TaskPlan:
         return tuple(name for name in EVENT_COLUMNS if name in self.columns) if self.is_event_kept else ()
 
 
+class _RefusedError(Exception):
+    """Ends a task whose staged rows the database refuses; never leaves this module."""
+
+    def __init__(self, error: DatabaseError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 @dataclass(slots=True)
 class _Part:
     """What a task holds for one table."""
@@ -85,16 +93,15 @@ class TaskRows:
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Take all rows, then tell where they are.
 
-        Raises InvalidArgumentError (a destination that is none), DatabaseError for a refused row.
+        Raises InvalidArgumentError for a destination that is none.
         """
         freeze_loaded_modules()
-        with ExitStack() as stack:
-            for batch in batches:
-                self._take(stack, pa.Table.from_batches([batch]))
-            for name, part in self._parts.items():
-                if part.writer is not None:
-                    self._flush(name, part)
-            stages = {name: part.writer.stage() for name, part in self._parts.items() if part.writer}
+        try:
+            stages = self._stage(batches)
+        except _RefusedError as refused:
+            # Told instead of raised: another attempt of the task would be refused, too.
+            yield _part_row(REFUSED, None, None, 0, str(refused.error).encode())
+            return
         for name, stage in stages.items():
             yield _part_row(STAGED, name, stage.name, stage.rows, None)
         for name, part in self._parts.items():
@@ -104,6 +111,16 @@ class TaskRows:
         if self._errors:
             errors = pa.concat_tables(self._errors)
             yield _part_row(ERRORS, None, None, errors.num_rows, _to_bytes(errors))
+
+    def _stage(self, batches: Iterator[pa.RecordBatch]) -> dict[str, Stage]:
+        """Take all rows; what was staged of them lasts when this returns, and is gone when it raises."""
+        with ExitStack() as stack:
+            for batch in batches:
+                self._take(stack, pa.Table.from_batches([batch]))
+            for name, part in self._parts.items():
+                if part.writer is not None:
+                    self._flush(name, part)
+            return {name: part.writer.stage() for name, part in self._parts.items() if part.writer}
 
     def _take(self, stack: ExitStack, rows: pa.Table) -> None:
         plan = self._plan
@@ -168,8 +185,8 @@ class TaskRows:
         except RowsRefusedError:
             limit = None if self._plan.is_refused_put_aside else 1
             refused = write_halving(writer.write, rows, refused_max=limit)
-            if not self._plan.is_refused_put_aside:
-                raise refusal_error(target, refused[0]) from refused[0].error
+            if refused and not self._plan.is_refused_put_aside:
+                raise _RefusedError(refusal_error(target, refused[0])) from refused[0].error
             self._put_aside(letters_of_refused(refused))
 
     def _put_aside(self, rows: pa.Table) -> None:
@@ -206,12 +223,17 @@ def _part_row(
 
 
 def add_parts(contents: BatchContents, plan: TaskPlan, parts: pa.Table) -> None:
-    """Add what the accepted attempts of a DataFrame's tasks returned."""
+    """Add what the accepted attempts of a DataFrame's tasks returned.
+
+    Raises DatabaseError where one of them had a row that the database refuses.
+    """
     for part in parts.to_pylist():
         name = part["destination"]
         if part["kind"] == STAGED:
             stage = Stage(part["stage"], part["rows"], plan.columns_of(name), plan.event_columns)
             contents.stages.setdefault(name, []).append(stage)
+        elif part["kind"] == REFUSED:
+            raise DatabaseError(part["data"].decode())
         elif part["kind"] == ROWS:
             contents.rows.setdefault(name, []).append(read_table(part["data"]))
         else:

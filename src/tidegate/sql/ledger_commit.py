@@ -31,6 +31,7 @@ from tidegate.sql.ledger_stages import (
     event_column,
     read_stage_file,
     read_stage_table,
+    remove_stage_files,
 )
 from tidegate.sql.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.values import ConsumerKey, NewDeadLetter, PartitionRows
@@ -144,9 +145,11 @@ class BatchCommit:
                 row_count += writer.finish()
             letter_count = self._add_letters(unit, letters)
             self.ledger.record(unit, self.batch, rows=row_count, dead_letters=letter_count)
+            names = [stage.name for stages in self.contents.stages.values() for stage in stages]
             if not self.database.is_sqlite:
-                names = [stage.name for stages in self.contents.stages.values() for stage in stages]
-                drop_stages(unit, self.owner, names)
+                drop_stages(unit, names)
+        if self.database.is_sqlite:
+            remove_stage_files(self.owner, names)
         return LedgerResult(self.batch.batch_id, row_count, letter_count)
 
     def _unit(self) -> UnitOfWork:

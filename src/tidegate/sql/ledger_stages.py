@@ -217,7 +217,7 @@ def event_column(name: str) -> str:
     return _EVENT_PREFIX + name
 
 
-def drop_stages(unit: UnitOfWork, owner: StageOwner, names: Sequence[str]) -> None:
+def drop_stages(unit: UnitOfWork, names: Sequence[str]) -> None:
     """Drop tables that are merged, in the transaction that merged them."""
     if not names:
         return
@@ -225,6 +225,14 @@ def drop_stages(unit: UnitOfWork, owner: StageOwner, names: Sequence[str]) -> No
         for name in names:
             unit.connection.execute(DropTable(Table(name, MetaData()), if_exists=True))
         unit.connection.execute(delete(ledger_stage).where(ledger_stage.c.stage_name.in_(names)))
+
+
+def remove_stage_files(owner: StageOwner, names: Sequence[str]) -> None:
+    """Remove files whose rows are committed."""
+    folder = owner.spool_folder
+    assert folder is not None
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
 
 
 def drop_strays(database: Database, owner: StageOwner) -> int:
@@ -243,7 +251,7 @@ def drop_strays(database: Database, owner: StageOwner) -> int:
         names = list(connection.execute(statement).scalars())
     if names:
         with UnitOfWork(database, ConsumerKey("ledger", owner.query_name)) as unit:
-            drop_stages(unit, owner, names)
+            drop_stages(unit, names)
             # Dropped or not: whoever looks next sees the truth, so a lost answer is no loss.
             unit.set_witness(lambda _: CommitOutcome.COMMITTED)
     return len(names)
