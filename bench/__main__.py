@@ -129,7 +129,12 @@ def _measure(
         if is_spark_used:
             _progress.print("measuring Spark …")
             found += _measure_spark(directory, service, events, event_bytes, decode, insert)
-    return [copy, disk, encode, decode, sink, source, insert, *processor_baselines], found
+    capture_baselines: list[Measurement] = []
+    if is_spark_used:
+        _progress.print("measuring Capture …")
+        capture_baselines, stages_of_capture = _measure_capture(directory / "capture", bodies)
+        found += stages_of_capture
+    return [copy, disk, encode, decode, sink, source, insert, *processor_baselines, *capture_baselines], found
 
 
 def _measure_sdk_ceilings(bodies: list[bytes], event_bytes: int) -> tuple[Measurement, Measurement]:
@@ -205,6 +210,18 @@ def _measure_spark(
     finally:
         spark.stop()
     return [read, pipeline]
+
+
+def _measure_capture(directory: Path, bodies: Sequence[bytes]) -> tuple[list[Measurement], list[Measurement]]:
+    """Baselines and stages of Capture's files, and of the table over them."""
+    from bench.capture_stages import measure_capture
+    from tidegate.spark.session import spark_session
+
+    spark = spark_session("tidegate-bench")
+    try:
+        return measure_capture(bodies, directory, spark)
+    finally:
+        spark.stop()
 
 
 if __name__ == "__main__":

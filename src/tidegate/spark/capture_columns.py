@@ -6,11 +6,12 @@ seconds there; Tidegate's own files have it in full in ``SystemProperties``.
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,8 @@ import pyarrow as pa
 from tidegate.spark.capture_container import CaptureFileError, Record
 from tidegate.spark.columns import binary_column
 from tidegate.spark.schema import ENCODED_EVENT_ARROW_SCHEMA, EVENT_ARROW_SCHEMA
-from tidegate.wire.capture import PROPERTY_TYPES, AvroValue
-from tidegate.wire.capture_events import encoded_event, typed_properties
+from tidegate.wire.capture import PROPERTY_TYPES
+from tidegate.wire.capture_events import Values, encoded_event, typed_properties
 from tidegate.wire.event_texts import DECODE_ERROR_PROPERTY, text_of
 from tidegate.wire.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
 
@@ -52,22 +53,34 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class CaptureRows:
-    """Records of one partition, with what is asked about each of them."""
+    """Records of one partition, with what is asked about each of them.
+
+    Events that were enqueued together have the same time and mostly the same ``SystemProperties``, so both
+    are looked at once for each distinct pair.
+    """
 
     records: Sequence[Record]
     sequence_numbers: Int64s
     times_ms: Int64s
     """When they were enqueued: milliseconds since 1970-01-01 UTC."""
+    systems: Sequence[Values]
+    """The distinct ``SystemProperties``."""
+    system_of: npt.NDArray[np.int32]
+    """For each record the place of its own among them."""
 
     def chosen(self, mask: npt.NDArray[np.bool_]) -> CaptureRows:
         """Those for which ``mask`` is true."""
-        if mask.all():
-            return self
+        return self if mask.all() else self.at(np.flatnonzero(mask))
+
+    def at(self, places: npt.NDArray[np.intp]) -> CaptureRows:
+        """Those at these places."""
         records = self.records
         return CaptureRows(
-            [records[index] for index in np.flatnonzero(mask).tolist()],
-            self.sequence_numbers[mask],
-            self.times_ms[mask],
+            [records[place] for place in places.tolist()],
+            self.sequence_numbers[places],
+            self.times_ms[places],
+            self.systems,
+            self.system_of[places],
         )
 
 
@@ -80,16 +93,27 @@ def fields_for(columns: Sequence[str]) -> tuple[str, ...]:
 def capture_rows(records: Sequence[Record], file_name: str) -> CaptureRows:
     """Records with their numbers and times. Raises CaptureFileError for a time that is none."""
     count = len(records)
+    places: dict[tuple[str, bytes], int] = {}
+    systems: list[Values] = []
+    times: list[int] = []
+    system_of: list[int] = []
     try:
         numbers = np.fromiter((record["SequenceNumber"] for record in records), np.int64, count)
-        times = np.fromiter(
-            (_time_ms(record["EnqueuedTimeUtc"], record["SystemProperties"]) for record in records),
-            np.int64,
-            count,
-        )
+        for record in records:
+            system = record["SystemProperties"]
+            # As bytes, where 1 and 1.0 differ.
+            key = (record["EnqueuedTimeUtc"], marshal.dumps(system))
+            place = places.get(key)
+            if place is None:
+                place = places[key] = len(systems)
+                systems.append(system)
+                times.append(_time_ms(key[0], system))
+            system_of.append(place)
     except (ValueError, TypeError, OverflowError) as error:
         raise CaptureFileError(f"{file_name} holds no events of Capture: {error}.") from error
-    return CaptureRows(records, numbers, times)
+    indices = np.array(system_of, np.int32)
+    times_ms = np.array(times, np.int64)[indices] if count else np.zeros(0, np.int64)
+    return CaptureRows(records, numbers, times_ms, systems, indices)
 
 
 def capture_batch(partition_id: str, rows: CaptureRows, columns: Sequence[str]) -> pa.RecordBatch:
@@ -121,15 +145,14 @@ def _text_column(values: Sequence[str | None]) -> Column:
     return pa.array(values, pa.string())
 
 
-def _bodies(partition_id: str, rows: CaptureRows) -> Column:
-    # An event that was no AMQP message has no body in the live table, either; it says why.
-    bodies = [
-        None if DECODE_ERROR_PROPERTY in system else record["Body"]
-        for record, system in zip(rows.records, _systems(rows), strict=True)
-    ]
-    if None in bodies:
-        return pa.array(bodies, pa.binary())
-    return binary_column(cast(list[bytes], bodies))
+def _bodies(_: str, rows: CaptureRows) -> Column:
+    bodies = [record["Body"] for record in rows.records]
+    bad = [place for place, system in enumerate(rows.systems) if DECODE_ERROR_PROPERTY in system]
+    if bad:
+        # An event that was no AMQP message has no body in the live table, either; it says why.
+        for place in np.flatnonzero(np.isin(rows.system_of, bad)).tolist():
+            bodies[place] = None
+    return pa.array(bodies, pa.binary()) if None in bodies else binary_column(bodies)
 
 
 def _map_column(maps: Sequence[Mapping[str, object]]) -> Column:
@@ -147,35 +170,35 @@ def _map_column(maps: Sequence[Mapping[str, object]]) -> Column:
     return column
 
 
-def _properties(partition_id: str, rows: CaptureRows) -> Column:
+def _properties(_: str, rows: CaptureRows) -> Column:
     maps = [record["Properties"] for record in rows.records]
-    systems = _systems(rows)
-    if any(PROPERTY_TYPES in system for system in systems):
-        maps = [typed_properties(each, system) for each, system in zip(maps, systems, strict=True)]
+    typed = [place for place, system in enumerate(rows.systems) if PROPERTY_TYPES in system]
+    for place in np.flatnonzero(np.isin(rows.system_of, typed)).tolist() if typed else ():
+        maps[place] = typed_properties(maps[place], rows.systems[rows.system_of[place]])
     return _map_column(maps)
 
 
-def _system_properties(partition_id: str, rows: CaptureRows) -> Column:
-    return _map_column(
-        [
-            {name: value for name, value in system.items() if name not in _NOT_A_COLUMN} if system else system
-            for system in _systems(rows)
-        ]
-    )
-
-
-def _systems(rows: CaptureRows) -> list[Mapping[str, AvroValue]]:
-    return [record["SystemProperties"] for record in rows.records]
+def _system_properties(_: str, rows: CaptureRows) -> Column:
+    maps = [
+        {name: value for name, value in system.items() if name not in _NOT_A_COLUMN}
+        for system in rows.systems
+    ]
+    return _spread(_map_column(maps), rows)
 
 
 def _system_text(name: str) -> Callable[[str, CaptureRows], Column]:
-    def make(partition_id: str, rows: CaptureRows) -> Column:
-        return _text_column([text_of(system.get(name)) for system in _systems(rows)])
+    def make(_: str, rows: CaptureRows) -> Column:
+        return _spread(_text_column([text_of(system.get(name)) for system in rows.systems]), rows)
 
     return make
 
 
-def _encoded_events(partition_id: str, rows: CaptureRows) -> Column:
+def _spread(column: Column, rows: CaptureRows) -> Column:
+    """A column of the distinct ``SystemProperties`` as one of the records."""
+    return column.take(pa.array(rows.system_of, pa.int32()))
+
+
+def _encoded_events(_: str, rows: CaptureRows) -> Column:
     return binary_column(
         [
             encoded_event(record["Body"], record["Properties"], record["SystemProperties"])

@@ -35,6 +35,8 @@ Record = dict[str, Any]
 
 FIELD_NAMES: Final = tuple(field["name"] for field in AVRO_SCHEMA["fields"])  # type: ignore[attr-defined]
 
+_MAPS: Final = frozenset({"SystemProperties", "Properties"})
+
 
 class CaptureFileError(TidegateError):
     """A capture file could not be read: it is cut off, damaged, no capture file, or its storage fails."""
@@ -91,7 +93,7 @@ def iter_blocks(file: BinaryIO, header: ContainerHeader, name: str) -> Iterator[
 def decode_records(
     header: ContainerHeader, count: int, data: bytes, name: str, fields: tuple[str, ...] = FIELD_NAMES
 ) -> list[Record]:
-    """The records of a block, with those fields. Raises CaptureFileError."""
+    """The records of a block, with those fields at least. Raises CaptureFileError."""
     if count * _RECORD_BYTES_MIN > len(data):
         raise _damaged(name, "a block holds fewer records than it says")
     written, wanted = _schemas(header.schema_text, fields)
@@ -191,10 +193,14 @@ def _check_schema(schema_text: str, name: str) -> None:
 
 @lru_cache(maxsize=64)
 def _schemas(schema_text: str, fields: tuple[str, ...]) -> tuple[Schema, Schema | None]:
-    """The schema of an array of the file's records, and of the fields to be read (None: of all)."""
+    """The schema of an array of the file's records, and of the fields to be read (None: of all).
+
+    All where one of them is a map: with a second schema, fastavro takes the first type of a union that can
+    hold a value, and so makes text of bytes.
+    """
     record = json.loads(schema_text)
     written = fastavro.parse_schema({"type": "array", "items": record})
-    if {field["name"] for field in record["fields"]} == set(fields):
+    if _MAPS.intersection(fields) or {field["name"] for field in record["fields"]} == set(fields):
         return written, None
     projected = {**record, "fields": [field for field in record["fields"] if field["name"] in fields]}
     return written, fastavro.parse_schema({"type": "array", "items": projected})

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NoReturn
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.types import StructType
@@ -264,8 +265,7 @@ def _unbroken(rows: CaptureRows) -> CaptureRows:
     steps = numbers[1:] != numbers[:-1] + 1
     if not steps.any():
         return rows
-    count = int(steps.argmax()) + 1
-    return CaptureRows(rows.records[:count], numbers[:count], rows.times_ms[:count])
+    return rows.at(np.arange(int(steps.argmax()) + 1))
 
 
 def report_missing(partition_id: str, missing: int, first: int, options: SourceOptions) -> None:
