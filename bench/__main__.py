@@ -128,7 +128,7 @@ def _measure(
             found += hosts
         if is_spark_used:
             _progress.print("measuring Spark …")
-            found += _measure_spark(directory, service, events, event_bytes, decode, insert)
+            found += _measure_spark(directory, service, events, event_bytes, decode, insert, ingest)
     capture_baselines: list[Measurement] = []
     if is_spark_used:
         _progress.print("measuring Capture …")
@@ -195,6 +195,7 @@ def _measure_spark(
     event_bytes: int,
     decode: Measurement,
     insert: Measurement,
+    ingest: Measurement,
 ) -> list[Measurement]:
     # Imported here: a machine without the spark extra can still measure the rest.
     from bench import spark_stages
@@ -204,12 +205,14 @@ def _measure_spark(
     try:
         read = spark_stages.spark_read(spark, service, _HUB, events, event_bytes)
         read.compare_with(decode)
+        write = spark_stages.spark_write(spark, service, events, event_bytes)
+        write.compare_with(ingest)
         pipeline = spark_stages.exactly_once(spark, service, _HUB, events, event_bytes, directory)
         pipeline.compare_with(insert)
         pipeline.compare_with(decode)
     finally:
         spark.stop()
-    return [read, pipeline]
+    return [read, write, pipeline]
 
 
 def _measure_capture(directory: Path, bodies: Sequence[bytes]) -> tuple[list[Measurement], list[Measurement]]:

@@ -62,6 +62,38 @@ def spark_read(
     return measurement
 
 
+def spark_write(spark: SparkSession, service: HubProcess, events: int, event_bytes: int) -> Measurement:
+    """A batch query that publishes keyed events of one size to a hub of its own; Spark is warm.
+
+    Rows are made by Spark itself, so its share is small: one repeated string as the body.
+    """
+    register(spark)
+    hub = service.create_hub(partition_count=4)
+    rows = spark.range(0, events).selectExpr(
+        f"repeat('x', {event_bytes}) AS body", "cast(id % 1000 AS string) AS partitionKey"
+    )
+
+    def write(count: int) -> None:
+        writer = rows.limit(count) if count < events else rows
+        (
+            writer.write.format("eventhubs")
+            .mode("append")
+            .option("eventhubs.connectionString", service.hub_connection_string(hub))
+            .save()
+        )
+
+    write(1000)
+    with timed(
+        "Spark rows → hub, acknowledged",
+        events=events,
+        payload_bytes=events * event_bytes,
+        service_pid=service.process_id,
+        with_descendants=True,
+    ) as measurement:
+        write(events)
+    return measurement
+
+
 def exactly_once(
     spark: SparkSession, service: HubProcess, hub: str, events: int, event_bytes: int, directory: Path
 ) -> Measurement:
