@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from datetime import UTC, datetime
 from uuid import UUID
 
 import numpy as np
 import pytest
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from tidegate.amqp.message import Message, Properties, encode_message
 from tidegate.amqp.types import Symbol, Timestamp
+from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData, PropertyValue
+from tidegate.spark import columns
 from tidegate.spark.body_places import locate_bodies
 from tidegate.spark.columns import ALL_COLUMNS, encoded_event_batch, event_batch
-from tidegate.spark.schema import ENCODED_EVENT_ARROW_SCHEMA, EVENT_ARROW_SCHEMA
+from tidegate.spark.schema import (
+    ENCODED_EVENT_ARROW_SCHEMA,
+    EVENT_ARROW_SCHEMA,
+    EVENT_SCHEMA,
+    check_chosen_columns,
+)
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_codec import encode_event
 from tidegate.wire.event_texts import DECODE_ERROR_PROPERTY, decode_whole, text_of
@@ -227,3 +236,60 @@ def test_encoded_events_pass_unchanged() -> None:
 def test_property_values_as_text(value: PropertyValue, text: str | None) -> None:
     """The map column holds text; this is what each type looks like in it."""
     assert text_of(value) == text
+
+
+def test_what_is_not_asked_for_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pruned columns cost nothing: bodies decode no prefix, and positions look at no message."""
+    done: list[str] = []
+
+    def counted(name: str, function: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            done.append(name)
+            return function(*arguments)
+
+        return call
+
+    for name in ("_decode_prefix", "locate_bodies", "_cut", "packed"):
+        monkeypatch.setattr(columns, name, counted(name, getattr(columns, name)))
+    events = _events(
+        *(encode_event(EventData(b"body %d" % value, {"n": value}), "key") for value in range(5))
+    )
+    positions = ["sequenceNumber", "partition", "offset", "enqueuedTime"]
+    assert event_batch("0", events, positions).schema.names == positions
+    assert done == []
+    event_batch("0", events, ["body"])
+    assert done == ["packed", "locate_bodies", "_cut"]
+    done.clear()
+    event_batch("0", events, ["partitionKey", "properties"])
+    assert done == ["packed", "locate_bodies", "_cut", *["_decode_prefix"] * 5]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ("sequenceNumber LONG, sequencenumber LONG", "no column 'sequencenumber'"),
+        ("body STRING", "body is of the type binary, and not string"),
+        ("partition STRING, publisher STRING NOT NULL", "publisher may be null"),
+        ("encodedEvent BINARY", "no column 'encodedEvent'"),
+    ],
+)
+def test_a_schema_that_does_not_fit_is_refused_by_name(chosen: str, message: str) -> None:
+    """A misspelt column would be null in every row otherwise."""
+    with pytest.raises(InvalidArgumentError, match=message):
+        check_chosen_columns(_struct(chosen), EVENT_SCHEMA)
+
+
+def test_any_columns_in_any_order_are_fine() -> None:
+    """Those that are never null may be declared so."""
+    check_chosen_columns(_struct("sequenceNumber LONG NOT NULL, body BINARY, partition STRING"), EVENT_SCHEMA)
+    with pytest.raises(InvalidArgumentError, match="No column is named"):
+        check_chosen_columns(StructType([]), EVENT_SCHEMA)
+    with pytest.raises(InvalidArgumentError, match="body is named twice"):
+        check_chosen_columns(_struct("body BINARY, body BINARY"), EVENT_SCHEMA)
+
+
+def _struct(text: str) -> StructType:
+    """What Spark makes of such a text; without Spark, which only its JVM could ask."""
+    types = {"STRING": StringType(), "LONG": LongType(), "BINARY": BinaryType()}
+    fields = [item.split(maxsplit=2) for item in text.split(", ")]
+    return StructType([StructField(each[0], types[each[1]], len(each) == 2) for each in fields])

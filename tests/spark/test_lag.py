@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.spark.lag import partition_lags
+from tidegate.spark.lag import partition_lags, partition_losses
 
 
 def _offset(created_at_ms: int = 5, **partitions: int) -> dict[str, object]:
@@ -51,6 +51,14 @@ def test_several_hubs_are_added_up_and_other_sources_left_out() -> None:
 def test_a_hub_made_anew_is_all_unread() -> None:
     """Its sequence numbers have nothing to do with those that the query got to."""
     assert partition_lags(_progress(_source(_offset(1, p0=900), _offset(2, p0=7)))) == {"0": 7}
+
+
+def test_what_was_lost_is_in_the_progress() -> None:
+    """By partition, added up over the hubs of a query; nothing where nothing was."""
+    lossy = {**_offset(p0=9), "lostEvents": {"0": 4, "2": 1}}
+    sources = [_source(lossy, _offset(p0=9)), _source({**_offset(p0=9), "lostEvents": {"0": 3}}, None)]
+    assert partition_losses(_progress(*sources)) == {"0": 7, "2": 1}
+    assert partition_losses(_progress(_source(_offset(p0=1), None))) == {}
 
 
 @pytest.mark.parametrize("value", ["", "[]", "{}", '{"sources": 1}', "null"])

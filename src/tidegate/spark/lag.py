@@ -32,6 +32,19 @@ def partition_lags(progress: str | Mapping[str, object]) -> dict[str, int]:
     return lags
 
 
+def partition_losses(progress: str | Mapping[str, object]) -> dict[str, int]:
+    """Partition id → events that the query has passed over since it began, because they were gone.
+
+    Only with ``failOnDataLoss=false``; what a task found gone that was there when its micro-batch was planned
+    is in the executors' log alone. The argument and the errors are those of ``partition_lags``.
+    """
+    losses: dict[str, int] = {}
+    for end, _ in _offsets(progress):
+        for partition_id, count in end.lost_events.items():
+            losses[partition_id] = losses.get(partition_id, 0) + count
+    return losses
+
+
 def _offsets(progress: str | Mapping[str, object]) -> Iterator[tuple[StreamOffset, StreamOffset | None]]:
     """(end of the micro-batch, end of the hub) of each source of the format ``eventhubs``."""
     for source in _sources(progress):
