@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tidegate.spark.errors import explain
+    from tidegate.spark.file_sink_commits import published_files
     from tidegate.spark.ledger import LedgerResult, LedgerSink
     from tidegate.spark.pipeline import Transformation, run_pipeline, sink_options
     from tidegate.spark.session import spark_session
@@ -41,6 +42,7 @@ __all__ = [
     "LedgerTable",
     "LedgerResult",
     "WriteMode",
+    "published_files",
     "StreamPipeline",
     "HubSource",
     "SqlSink",
@@ -71,6 +73,7 @@ _MODULES = {
     "LedgerResult": "ledger",
     "LedgerTable": "ledger",
     "WriteMode": "ledger",
+    "published_files": "file_sink_commits",
 }
 
 
