@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import typer
 
+from tidegate.cli.pipeline_replay import replay
 from tidegate.cli.pipeline_run import run
 from tidegate.cli.pipeline_status import status, stop
 
@@ -19,5 +20,6 @@ def pipeline() -> None:
 
 
 pipeline_app.command("run")(run)
+pipeline_app.command("replay")(replay)
 pipeline_app.command("status")(status)
 pipeline_app.command("stop")(stop)

@@ -1,0 +1,257 @@
+"""Capture, then live: together they are the log, whatever is killed, and what is missing is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from sqlalchemy import select
+from tests.spark.capture_support import capture_to_end
+from tests.spark.support import (
+    assert_exact,
+    make_pipeline,
+    outcome_of,
+    position_of,
+    publish,
+    readings,
+)
+
+from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError
+from tidegate.server.app import TidegateServer
+from tidegate.spark import Trigger, explain
+from tidegate.spark.replay import replay_pipeline
+from tidegate.sql import Database
+from tidegate.testing.hub import HubService
+
+pytestmark = pytest.mark.slow
+
+_NOW = Trigger(is_available_now=True)
+_DRIVER_TIMEOUT_S = 240
+_POLL_S = 0.1
+
+
+def drop_all(service: HubService, hub: str) -> None:
+    """What retention does when all events so far are too old; the logs then begin behind them."""
+
+    async def apply(server: TidegateServer) -> None:
+        for partition in server.broker.event_hub(hub).partitions:
+            before = partition.next_sequence_number
+            await partition.apply_retention(before_ms=2**60, bytes_max=None)
+            assert partition.begin_sequence_number == before
+
+    service.call(apply)
+
+
+def _captured_then_live(service: HubService, path: Path, captured: int, live: int) -> str:
+    """A hub whose first events are in files alone; the rest is in the log."""
+    hub = service.create_hub(partition_count=4)
+    publish(service.connection_string, hub, captured)
+    capture_to_end(service, hub, str(path), size_bytes=captured * 2)
+    drop_all(service, hub)
+    publish(service.connection_string, hub, live, first_value=captured)
+    return hub
+
+
+def _replay(
+    spark: SparkSession,
+    service: HubService,
+    hub: str,
+    url: str,
+    path: Path,
+    checkpoint: Path,
+    **options: object,
+) -> None:
+    query = replay_pipeline(
+        spark,
+        make_pipeline(hub),
+        capture={"path": str(path)},
+        connection_string=service.connection_string,
+        database_url=url,
+        checkpoint_location=checkpoint,
+        trigger=_NOW,
+        **options,  # type: ignore[arg-type]
+    )
+    query.awaitTermination(_DRIVER_TIMEOUT_S)
+
+
+def test_a_handler_goes_over_capture_and_then_live(
+    spark: SparkSession, hub_service: HubService, database_url: str, tmp_path: Path
+) -> None:
+    """From the first captured event, in micro-batches that end in files and in the log; then again."""
+    hub = _captured_then_live(hub_service, tmp_path / "capture", 2000, 600)
+    arguments = (spark, hub_service, hub, database_url, tmp_path / "capture", tmp_path / "checkpoint")
+    _replay(*arguments, max_events_per_trigger=700)
+    assert_exact(database_url, 2600)
+    publish(hub_service.connection_string, hub, 100, first_value=2600)
+    _replay(*arguments)
+    assert_exact(database_url, 2700)
+
+
+def _score(rows: DataFrame) -> DataFrame:
+    return rows.selectExpr(
+        "partition",
+        "sequenceNumber",
+        "offset",
+        "enqueuedTime",
+        "sequenceNumber as number",
+        "cast(get_json_object(cast(body as string), '$.value') as int) as value",
+    ).selectExpr("*", "if(value % 7 = 3, 'cannot be scored', null) as _error")
+
+
+def test_a_transformation_goes_over_capture_and_then_live(
+    spark: SparkSession, hub_service: HubService, sqlite_url: str, tmp_path: Path
+) -> None:
+    """The same rows as with the handler; columns that only a log could give back are asked for at once."""
+    hub = _captured_then_live(hub_service, tmp_path / "capture", 500, 100)
+    arguments = (spark, hub_service, hub, sqlite_url, tmp_path / "capture")
+    with pytest.raises(InvalidArgumentError, match="dropped the column 'offset'"):
+        _replay(*arguments, tmp_path / "cp", transform=lambda rows: _score(rows).drop("offset"))
+    _replay(*arguments, tmp_path / "checkpoint", transform=_score)
+    assert_exact(sqlite_url, 600)
+
+
+def test_events_that_are_nowhere_are_named_or_passed_over(
+    spark: SparkSession, hub_service: HubService, sqlite_url: str, tmp_path: Path
+) -> None:
+    """Captured, then a time without Capture that retention has dropped, then captured again, then live."""
+    hub = hub_service.create_hub(partition_count=1)
+    path = tmp_path / "capture"
+    publish(hub_service.connection_string, hub, 50)
+    capture_to_end(hub_service, hub, str(path))
+    publish(hub_service.connection_string, hub, 20, first_value=50)
+    drop_all(hub_service, hub)
+    publish(hub_service.connection_string, hub, 30, first_value=70)
+    capture_to_end(hub_service, hub, str(path))
+    drop_all(hub_service, hub)
+    publish(hub_service.connection_string, hub, 10, first_value=100)
+    arguments = (spark, hub_service, hub, sqlite_url, path, tmp_path / "checkpoint")
+    with pytest.raises(PySparkException) as caught:
+        _replay(*arguments)
+    assert explain(caught.value).startswith(
+        "Partition 0: sequence number 50 was wanted, and the first available one is 70: retention has "
+        "deleted the events between, and Capture's files do not have them."
+    )
+    _replay(*arguments, is_gap_allowed=True)
+    with Database.open(sqlite_url) as database, database.read() as connection:
+        numbers = set(connection.execute(select(readings.c.number)).scalars())
+    dead = {number for number in range(110) if number % 7 == 3}
+    assert numbers == {*range(50), *range(70, 110)} - dead
+
+
+def test_a_hub_made_anew_is_refused(
+    spark: SparkSession, hub_service: HubService, sqlite_url: str, tmp_path: Path
+) -> None:
+    """Its captured events are another hub's: neither the old checkpoint nor the old files count in it."""
+    path = tmp_path / "capture"
+    hub = _captured_then_live(hub_service, path, 40, 4)
+    _replay(spark, hub_service, hub, sqlite_url, path, tmp_path / "checkpoint")
+
+    async def replace(server: TidegateServer) -> None:
+        # Times of capture files are compared in seconds.
+        await server.broker.delete_event_hub(hub)
+        moment = int(time.time()) + 1  # noqa: TID251
+        while time.time() < moment:  # noqa: TID251
+            time.sleep(0.01)  # noqa: ASYNC251
+        server.broker.create_event_hub(hub, partition_count=4)
+
+    hub_service.call(replace)
+    publish(hub_service.connection_string, hub, 8)
+    with pytest.raises(InvalidArgumentError, match="no captured events of the event hub"):
+        _replay(spark, hub_service, hub, f"sqlite:///{tmp_path}/other.db", path, tmp_path / "other")
+    capture_to_end(hub_service, hub, str(path))
+    with pytest.raises(EventHubReplacedError, match="deleted and created again"):
+        _replay(spark, hub_service, hub, sqlite_url, path, tmp_path / "checkpoint")
+    other = f"sqlite:///{tmp_path}/other.db"
+    _replay(spark, hub_service, hub, other, path, tmp_path / "other")
+    assert_exact(other, 8)
+
+
+def test_captured_events_of_another_hub_are_not_taken(
+    spark: SparkSession, hub_service: HubService, sqlite_url: str, tmp_path: Path
+) -> None:
+    """A path of one's neighbour would fill the table with his events."""
+    neighbour = _captured_then_live(hub_service, tmp_path / "capture", 40, 0)
+    hub = hub_service.create_hub(partition_count=4)
+    with pytest.raises(InvalidArgumentError, match="no captured events of the event hub"):
+        _replay(spark, hub_service, hub, sqlite_url, tmp_path / "capture", tmp_path / "checkpoint")
+    assert neighbour in {item.name for item in (tmp_path / "capture" / "tidegate").iterdir()}
+
+
+_DRIVER = """
+import json, sys
+from tests.spark.conftest import QUICK_START
+from tests.spark.support import make_pipeline
+from tidegate.spark import Trigger, explain, spark_session
+from tidegate.spark.replay import replay_pipeline
+arguments = json.loads(sys.argv[1])
+spark = spark_session("driver", cores=2, java_options=QUICK_START, log_level="OFF")
+try:
+    hub = arguments.pop("event_hub")
+    trigger = Trigger(is_available_now=True)
+    replay_pipeline(spark, make_pipeline(hub), trigger=trigger, **arguments).awaitTermination()
+except Exception as error:
+    print(explain(error), flush=True)
+    sys.exit(1)
+"""
+
+
+@pytest.mark.timeout(600)
+def test_kills_within_capture_and_at_the_seam_leave_no_trace(
+    hub_service: HubService, sqlite_url: str, tmp_path: Path
+) -> None:
+    """SIGKILL while files are read, then where the log takes over; the log's early part is really gone."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    captured, live = 2400, 800
+    hub = _captured_then_live(hub_service, tmp_path / "capture", captured, live)
+    arguments = json.dumps(
+        {
+            "event_hub": hub,
+            "capture": {"path": str(tmp_path / "capture")},
+            "connection_string": hub_service.connection_string,
+            "database_url": sqlite_url,
+            "checkpoint_location": str(tmp_path / "checkpoint"),
+            "max_events_per_trigger": 300,
+            "transaction_rows_max": 50,
+        }
+    )
+    log_file = tmp_path / "driver.log"
+
+    def start() -> subprocess.Popen[bytes]:
+        with log_file.open("ab") as log:
+            command = [sys.executable, "-c", _DRIVER, arguments]
+            return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+    def kill(driver: subprocess.Popen[bytes]) -> None:
+        if driver.poll() is None:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait()
+
+    for position in (1 + rng.randrange(captured // 2), captured - 100 + rng.randrange(100)):
+        driver = start()
+        try:
+            deadline = time.monotonic() + _DRIVER_TIMEOUT_S
+            with Database.open(sqlite_url) as database:
+                while driver.poll() is None and position_of(database) < position:
+                    assert time.monotonic() < deadline, log_file.read_text()[-2000:]
+                    time.sleep(_POLL_S)
+            assert driver.poll() is None, log_file.read_text()[-2000:]
+        finally:
+            kill(driver)
+    assert outcome_of(sqlite_url).position < captured + live
+    driver = start()
+    try:
+        assert driver.wait(_DRIVER_TIMEOUT_S) == 0, log_file.read_text()[-2000:]
+    finally:
+        kill(driver)
+    assert_exact(sqlite_url, captured + live)
