@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tidegate.spark.file_sink_commits import published_files
     from tidegate.spark.ledger import LedgerResult, LedgerSink
     from tidegate.spark.pipeline import Transformation, run_pipeline, sink_options
+    from tidegate.spark.replay import replay_pipeline
     from tidegate.spark.session import spark_session
     from tidegate.spark.source import register
     from tidegate.spark.stream_pipeline import (
@@ -34,6 +35,7 @@ __all__ = [
     "spark_session",
     "register",
     "run_pipeline",
+    "replay_pipeline",
     "sink_options",
     "Transformation",
     "Trigger",
@@ -57,6 +59,7 @@ _MODULES = {
     "spark_session": "session",
     "register": "source",
     "run_pipeline": "pipeline",
+    "replay_pipeline": "replay",
     "sink_options": "pipeline",
     "Transformation": "pipeline",
     "Trigger": "trigger",
