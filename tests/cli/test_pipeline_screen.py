@@ -1,0 +1,81 @@
+"""What is seen of a running pipeline: a line that is redrawn on a terminal, lines elsewhere, records."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+from tests.cli.test_pipeline_status import STATUS
+
+from tidegate.cli.pipeline_screen import PipelineScreen, progress_line
+from tidegate.cli.render import Output, OutputFormat
+from tidegate.model.pipeline_status import PipelineState
+
+BATCH = replace(
+    STATUS,
+    batch_id=41,
+    batches=3,
+    events=1200,
+    events_total=3600,
+    input_events_per_s=1000.4,
+    processed_events_per_s=2400.6,
+    batch_ms=500,
+    lag_events=17,
+    dead_letters_open=2,
+)
+LINE = "delays  batch 41 · 1,200 events · 1,000/s in · 2,401/s done · 500 ms · lag 17 · 2 dead letters"
+
+
+class Terminal(io.StringIO):
+    """Somebody watches."""
+
+    def isatty(self) -> bool:
+        """It is one."""
+        return True
+
+
+def shown(output_format: OutputFormat, errors: io.StringIO) -> str:
+    """What standard output has after a run of one micro-batch and an idle moment."""
+    stream = io.StringIO()
+    screen = PipelineScreen(Output(output_format, stream=stream), errors=errors)
+    screen.watch(replace(STATUS, state=PipelineState.RUNNING), False)
+    screen.watch(BATCH, True)
+    screen.watch(replace(BATCH, is_idle=True, input_events_per_s=0.0, processed_events_per_s=0.0), False)
+    screen.close(replace(BATCH, state=PipelineState.STOPPED))
+    return stream.getvalue()
+
+
+def test_a_terminal_has_one_line_that_is_redrawn() -> None:
+    """Each change clears the line and writes it anew; at the end stands how it ended."""
+    errors = Terminal()
+    assert shown(OutputFormat.TABLE, errors) == ""
+    frames = errors.getvalue().split("\r\x1b[2K")
+    assert frames[1:3] == ["delays  waits for events …", LINE]
+    assert frames[3] == "delays  batch 41 · idle · 500 ms · lag 17 · 2 dead letters"
+    assert frames[4] == (
+        "Stopped: 3,600 events in 3 micro-batches, 17 still to be read, 2 dead letters open. The next start "
+        "goes on from there.\n"
+    )
+
+
+def test_elsewhere_a_micro_batch_is_a_line() -> None:
+    """A log gets no control characters and nothing of idle moments."""
+    errors = io.StringIO()
+    assert shown(OutputFormat.TABLE, errors) == ""
+    assert errors.getvalue().splitlines()[0] == LINE
+    assert len(errors.getvalue().splitlines()) == 2
+
+
+def test_programs_get_records() -> None:
+    """One per micro-batch; --json is one whole array at the end, --nl a line each."""
+    for output_format in (OutputFormat.JSON, OutputFormat.NL):
+        found = json.loads(shown(output_format, io.StringIO()))
+        record = found[0] if output_format is OutputFormat.JSON else found
+        assert (record["batch"], record["events"], record["lag_events"]) == (41, 1200, 17)
+
+
+def test_a_state_without_a_micro_batch_has_words() -> None:
+    """Spark's start takes seconds in which people want to see something."""
+    assert progress_line(replace(STATUS, state=PipelineState.STARTING)) == "delays  Spark starts …"
+    assert progress_line(replace(BATCH, state=PipelineState.STOPPING)).endswith("stopping …")
