@@ -67,10 +67,12 @@ class ReceivedEvent:
         decode: Callable[[bytes | memoryview], EventContents] | None = None,
         decode_body: Callable[[bytes | memoryview], bytes | memoryview] | None = None,
         contents: EventContents | None = None,
+        body: bytes | None = None,
     ) -> None:
         """Give either ``contents``, or ``encoded`` with the function that decodes it.
 
-        decode_body: a faster way to the body alone; None: the body comes with everything else.
+        decode_body: a faster way to the body alone; None: the body comes with everything else. body: where it
+        is known already.
         """
         assert (contents is None) == (encoded is not None and decode is not None)
         self.partition_id = partition_id
@@ -83,7 +85,7 @@ class ReceivedEvent:
         self._decode = decode
         self._decode_body = decode_body
         self._contents = contents
-        self._body: bytes | None = None
+        self._body = body
 
     @property
     def enqueued_time(self) -> datetime:

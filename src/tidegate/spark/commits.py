@@ -4,7 +4,9 @@ through a function over batches, or as a transformation made them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pyarrow as pa
 
 from tidegate.model.events import ReceivedEvent
 from tidegate.spark.accounting import PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN, sequence_numbers_of
+from tidegate.spark.columns import encoded_bodies
 from tidegate.spark.hub import HubReader
 from tidegate.spark.plan import SinkPlan
 from tidegate.sql import (
@@ -40,6 +43,10 @@ from tidegate.wire.event_codec import decode_event, event_body
 ENCODED_EVENT_COLUMN = "encodedEvent"
 _POSITION_COLUMNS = (PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN, OFFSET_COLUMN, ENQUEUED_TIME_COLUMN)
 
+_NEW_OBJECTS_MAX = 50_000
+"""After how many new objects Python looks for garbage while a batch is handled (our choice: about a batch's
+events)."""
+
 CommitRange = Callable[[Database, SinkPlan, str, pa.Table, bool], BatchResult]
 """(database, plan, partition id, rows in order of their sequence numbers, is_gap_allowed) → what was done."""
 
@@ -55,47 +62,70 @@ def commit_handled(
     database: Database, plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool
 ) -> BatchResult:
     """Run the pipeline's handler over encoded events, and commit what comes of it."""
-    events = received_events(partition_id, rows)
-    return process_partition_batch(
-        database,
-        plan.pipeline,
-        partition_id,
-        events,
-        start_sequence_number=events[0].sequence_number,
-        until_sequence_number=events[-1].sequence_number + 1,
-        event_hub_created_at_ms=plan.claim.event_hub_created_at_ms,
-        is_gap_allowed=is_gap_allowed,
-        owner=plan.claim.owner,
-        lease_epoch=plan.claim.lease_epoch,
-    )
+    with _rare_collections():
+        events = received_events(partition_id, rows)
+        return process_partition_batch(
+            database,
+            plan.pipeline,
+            partition_id,
+            events,
+            start_sequence_number=events[0].sequence_number,
+            until_sequence_number=events[-1].sequence_number + 1,
+            event_hub_created_at_ms=plan.claim.event_hub_created_at_ms,
+            is_gap_allowed=is_gap_allowed,
+            owner=plan.claim.owner,
+            lease_epoch=plan.claim.lease_epoch,
+        )
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Let Python look for garbage less often than after 700 new objects.
+
+    A batch's events and rows live until its end, and each look would go over most of them in vain.
+    """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(_NEW_OBJECTS_MAX, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def received_events(partition_id: str, rows: pa.Table) -> list[ReceivedEvent]:
-    """Rows of ``ENCODED_EVENT_SCHEMA`` as events that decode when a handler asks for their contents."""
+    """Rows of ``ENCODED_EVENT_SCHEMA`` as events that decode when a handler asks for their contents.
+
+    Their bodies are found in all of them at once, as far as they have the usual shape.
+    """
+    encoded = rows.column(ENCODED_EVENT_COLUMN)
+    bodies = [body for chunk in encoded.chunks for body in encoded_bodies(chunk)]
     return [
         ReceivedEvent(
-            partition_id=partition_id,
-            sequence_number=sequence_number,
-            offset=offset,
-            enqueued_time_ms=enqueued_time_ms,
-            encoded=encoded,
-            decode=decode_event,
-            decode_body=event_body,
+            partition_id,
+            number,
+            offset,
+            enqueued_time_ms,
+            message,
+            decode_event,
+            event_body,
+            None,
+            body,
         )
-        for sequence_number, offset, enqueued_time_ms, encoded in zip(
+        for number, offset, enqueued_time_ms, message, body in zip(
             sequence_numbers_of(rows).tolist(),
-            _texts(rows.column(OFFSET_COLUMN)),
+            _values(rows.column(OFFSET_COLUMN)),
             _times_ms(rows),
-            rows.column(ENCODED_EVENT_COLUMN).to_pylist(),
+            _values(encoded),
+            bodies,
             strict=True,
         )
     ]
 
 
-def _texts(column: pa.ChunkedArray[Any]) -> list[str]:
-    """The values of a column that has no nulls."""
-    texts: list[Any] = column.to_pylist()
-    return texts
+def _values(column: pa.ChunkedArray[Any]) -> list[Any]:
+    """Text or bytes as Python's, all at once."""
+    values: list[Any] = column.to_numpy().tolist()
+    return values
 
 
 def _times_ms(rows: pa.Table) -> list[int]:
@@ -159,6 +189,7 @@ def _commit_rows(
         owner=plan.claim.owner,
         lease_epoch=plan.claim.lease_epoch,
         pipeline_name=plan.pipeline.name,
+        last=places.last(),
     )
 
 
@@ -172,11 +203,14 @@ class _Places:
         self._numbers = sequence_numbers_of(rows)
         self.first_number = int(self._numbers[0])
         self.last_number = int(self._numbers[-1])
-        columns = {OFFSET_COLUMN, ENQUEUED_TIME_COLUMN}
-        if not plan.is_transformed:
-            # A transformation decides what it keeps; a function does not see what it did not ask for.
-            columns.add(PARTITION_KEY_COLUMN)
-        self._is_in_rows = columns <= set(rows.column_names) and not plan.pipeline.is_payload_copied
+        self._has_positions = {OFFSET_COLUMN, ENQUEUED_TIME_COLUMN} <= set(rows.column_names)
+        # A transformation decides what it keeps; a function does not see what it did not ask for.
+        has_key = plan.is_transformed or PARTITION_KEY_COLUMN in rows.column_names
+        self._is_in_rows = self._has_positions and has_key and not plan.pipeline.is_payload_copied
+
+    def last(self) -> EventPlace | None:
+        """The position of the last event, for the checkpoint; None: only the hub knows it."""
+        return self._kept(self.last_number) if self._has_positions else None
 
     def dead_letters(self, failures: Sequence[tuple[int, BaseException]]) -> list[NewDeadLetter]:
         """The dead letters of events with the reasons that their code gave; what the hub has to tell is asked
@@ -201,6 +235,9 @@ class _Places:
         if not self._is_in_rows:
             (event,) = HubReader(self._plan.source).read_events(self.partition_id, [sequence_number])
             return place_of(event, is_payload_copied=self._plan.pipeline.is_payload_copied)
+        return self._kept(sequence_number)
+
+    def _kept(self, sequence_number: int) -> EventPlace:
         position = int(np.searchsorted(self._numbers, sequence_number))
         row = self._rows.slice(position, 1)
         key: str | None = None

@@ -108,13 +108,15 @@ def commit_partition_batch(
     owner: str | None = None,
     lease_epoch: int | None = None,
     pipeline_name: str = "",
+    last: EventPlace | None = None,
 ) -> BatchResult:
     """Commit rows that were computed elsewhere, such as by a DataFrame transformation.
 
     rows: each with the sequence number of its event, ascending. dead_letters: events that were put aside
-    already, ascending. positions: finds an event's place by its sequence number; asked for the batch's last
-    row and for events whose rows the database refuses. An event without row and dead letter was skipped on
-    purpose. The rest, and what is raised, as in ``process_partition_batch``.
+    already, ascending. positions: finds an event's place by its sequence number; asked for events whose rows
+    the database refuses, and for the batch's last row where its place is not given as ``last``. An event
+    without row and dead letter was skipped on purpose. The rest, and what is raised, as in
+    ``process_partition_batch``.
     """
     groups = list(rows) if isinstance(rows, Sequence) else [rows]
     for group in groups:
@@ -147,7 +149,7 @@ def commit_partition_batch(
             groups=[group for group in groups if len(group)],
             dead_letters=sorted(dead_letters, key=lambda letter: letter.sequence_number),
             place_of=positions,
-            last=_last_place(groups, dead_letters, positions),
+            last=last or _last_place(groups, dead_letters, positions),
         )
     )
 

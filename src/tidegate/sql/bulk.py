@@ -39,11 +39,13 @@ def insert_values(
         by_column: list[Iterable[object]] = list(zip(*values, strict=True))
         for i, process in plan.processors:
             by_column[i] = map(process, by_column[i])
-        values = list(zip(*by_column, strict=True))
-    if plan.is_copy:
-        _copy(connection, plan.statement, values)
+        rows: Iterable[Sequence[object]] = zip(*by_column, strict=True)
     else:
-        execute_many(connection, plan.statement, values)
+        rows = values
+    if plan.is_copy:
+        _copy(connection, plan.statement, rows)
+    else:
+        execute_many(connection, plan.statement, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def copy_text(connection: Connection, statement: str, lines: Iterable[memoryview
             copy.write(part)
 
 
-def _copy(connection: Connection, statement: str, values: Sequence[tuple[object, ...]]) -> None:
+def _copy(connection: Connection, statement: str, values: Iterable[Sequence[object]]) -> None:
     with (
         _wrapping(connection, statement),
         _driver_connection(connection).cursor() as cursor,

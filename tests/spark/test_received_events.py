@@ -1,0 +1,41 @@
+"""What a handler per event is given in a task: the same events as everywhere, bodies found beforehand."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+
+from tidegate.amqp.message import Message, encode_message
+from tidegate.model.events import EventData
+from tidegate.spark.columns import encoded_bodies, encoded_event_batch
+from tidegate.spark.commits import received_events
+from tidegate.wire.encoded_events import EncodedEvents
+from tidegate.wire.event_codec import decode_event, encode_event
+
+
+def _messages(seed: int) -> list[bytes]:
+    rng = random.Random(seed)
+    shapes = [
+        lambda: encode_event(EventData(rng.randbytes(rng.choice((0, 3, 255, 256, 900))), {"n": 1}), "key"),
+        lambda: encode_event(EventData(b"")),
+        lambda: bytes(encode_message(Message(data=(b"two ", b"sections")))),
+        lambda: bytes(encode_message(Message(value="text"))),
+    ]
+    return [rng.choice(shapes)() for _ in range(200)]
+
+
+def test_bodies_found_beforehand_are_those_that_decoding_gives() -> None:
+    """For events of any shape, from the middle of a column, too."""
+    for seed in range(20):
+        messages = _messages(seed)
+        column = pa.array(messages, pa.binary())
+        for found, message in zip(encoded_bodies(column.slice(7, 150)), messages[7:157], strict=True):
+            assert found is None or found == decode_event(message).body, f"seed {seed}"
+        events = EncodedEvents(range(7, 207), [5] * 200, [*map(str, range(7, 207))], messages)
+        batches = [encoded_event_batch("3", events).slice(0, 90), encoded_event_batch("3", events).slice(90)]
+        received = received_events("3", pa.Table.from_batches(batches))
+        assert [event.body for event in received] == [decode_event(message).body for message in messages]
+        assert [event.sequence_number for event in received] == [*range(7, 207)]
+        assert received[0].contents == decode_event(messages[0])
+        assert (received[9].offset, received[9].enqueued_time_ms, received[9].partition_id) == ("16", 5, "3")
