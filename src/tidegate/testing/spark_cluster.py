@@ -78,10 +78,13 @@ class SparkCluster:
 
     def start_worker(self, number: int) -> None:
         """Start a worker that does not run: it registers within a second or two, nobody waits for it here."""
-        words = ("--host", "127.0.0.1", "--cores", str(self._cores_each))
+        # An address of its own: Spark runs a speculative attempt only on another host than the first one's.
+        host = f"127.0.0.{number + 1}"
+        words = ("--host", host, "--cores", str(self._cores_each))
         memory = ("--memory", f"{self._memory_mib_each}M", "--webui-port", "0")
         place = ("--work-dir", str(self._folder / f"worker-{number}"), self.master_url)
-        self._run(f"worker-{number}", "org.apache.spark.deploy.worker.Worker", *words, *memory, *place)
+        name = "org.apache.spark.deploy.worker.Worker"
+        self._run(f"worker-{number}", name, *words, *memory, *place, host=host)
 
     def kill_worker(self, number: int) -> None:
         """SIGKILL to a worker, its executors and their Python; returns when the worker is gone."""
@@ -100,6 +103,14 @@ class SparkCluster:
         """Process ids of the Python workers in which tasks run (not of the daemons that fork them)."""
         daemons = {pid for pid in self._process_ids() if _PYTHON_DAEMON in _command_of(pid)}
         return [pid for pid in daemons if _parent_of(pid) in daemons]
+
+    def speculation_count(self) -> int:
+        """How many attempts of tasks were given up so far because another one was first."""
+        count = 0
+        for path in self._folder.glob("worker-*/app-*/*/stderr"):
+            with path.open("rb") as lines:
+                count += sum(b"another attempt succeeded" in line for line in lines)
+        return count
 
     def logs(self) -> str:
         """The ends of what master, workers and executors wrote, for a failure's message."""
@@ -126,13 +137,13 @@ class SparkCluster:
     ) -> None:
         self.close()
 
-    def _run(self, name: str, *words: str) -> None:
+    def _run(self, name: str, *words: str, host: str = "127.0.0.1") -> None:
         assert name not in self._processes, "it is running already"
         home = spark_home()
         environment = self._environment | find_java().environment()
         environment |= {
             "SPARK_HOME": str(home),
-            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_IP": host,
             "SPARK_LOCAL_DIRS": str(self._folder / "local"),
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": _DAEMON_JAVA_OPTIONS,

@@ -67,6 +67,7 @@ def _table(results: dict[str, SparkChaosResult], settings: SparkChaosSettings) -
             "dead letters": f"{totals.dead_letters:,}",
             "sum of both": f"{totals.rows + totals.dead_letters:,}",
             **{fault.value: f"{report.faults[fault]:,}" for fault in Fault},
+            "attempts given up for a speculative one": f"{report.speculations:,}",
             "driver starts": f"{report.driver_starts:,}",
             **{f"drivers ended by {name}": f"{count:,}" for name, count in report.driver_ends.items()},
             "elapsed": f"{report.elapsed_s:.1f} s",

@@ -107,6 +107,8 @@ class SparkChaosReport:
     driver_ends: Counter[str]
     """What drivers ended with by themselves, by class of the error."""
     elapsed_s: float
+    speculations: int = 0
+    """Attempts of tasks that were given up because another one was first."""
     unexpected: list[str] = field(default_factory=list)
 
 
@@ -144,6 +146,7 @@ class SparkChaosRun:
     async def run(self) -> SparkChaosReport:
         """Publish and process all events under faults. Raises AssertionError, with logs, on a standstill."""
         began = time.monotonic()
+        speculations_before = self._around.cluster.speculation_count()
         self._driver.start()
         async with TaskOwner("chaos") as tasks:
             publishing = tasks.start(self._publisher.run(), name="publisher")
@@ -166,7 +169,12 @@ class SparkChaosRun:
         ends = self._driver.ends
         unexpected = [text for name, text in ends if name in _NEVER]
         return SparkChaosReport(
-            self._faults, self._driver.starts, Counter(name for name, _ in ends), elapsed_s, unexpected
+            faults=self._faults,
+            driver_starts=self._driver.starts,
+            driver_ends=Counter(name for name, _ in ends),
+            elapsed_s=elapsed_s,
+            speculations=self._around.cluster.speculation_count() - speculations_before,
+            unexpected=unexpected,
         )
 
     def close(self) -> None:

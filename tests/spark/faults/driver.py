@@ -38,6 +38,7 @@ _CONFIGURATION: Final = {
     "spark.speculation.multiplier": "1.1",
     "spark.speculation.quantile": "0.5",
     "spark.speculation.minTaskRuntime": "50ms",
+    "spark.speculation.efficiency.enabled": "false",
 }
 
 
