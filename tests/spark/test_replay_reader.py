@@ -60,7 +60,7 @@ def events_of(reader: ReplayStreamReader, start: dict[str, object], end: dict[st
 
 
 def test_every_event_once_while_capture_and_retention_go_on(hub_service: HubService, tmp_path: Path) -> None:
-    """Micro-batches of random sizes; meanwhile events come, files are written and the log's front is dropped."""
+    """Micro-batches of any size; meanwhile events come, files are written, the front is dropped."""
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -105,9 +105,7 @@ def test_what_is_nowhere_is_named_by_number(hub_service: HubService, tmp_path: P
     reader = make_reader(hub_service, hub, tmp_path)
     start = reader.initialOffset()
     end = read_batch(reader, start, None)
-    with pytest.raises(
-        PositionOutOfRangeError, match="number 20 was wanted, and the first available one is 25"
-    ):
+    with pytest.raises(PositionOutOfRangeError, match=r"number 20 was wanted.*available one is 25"):
         reader.partitions(start, end)
     lenient = make_reader(hub_service, hub, tmp_path, failOnDataLoss="false")
     end = read_batch(lenient, start, None)
@@ -126,9 +124,7 @@ def test_a_hole_within_a_file_is_noticed(hub_service: HubService, tmp_path: Path
     reader = make_reader(hub_service, hub, tmp_path)
     start = reader.initialOffset()
     end = read_batch(reader, start, None)
-    with pytest.raises(
-        PositionOutOfRangeError, match="number 3 was wanted, and the first available one is 5"
-    ):
+    with pytest.raises(PositionOutOfRangeError, match=r"number 3 was wanted.*available one is 5"):
         events_of(reader, start, end)
     lenient = make_reader(hub_service, hub, tmp_path, failOnDataLoss="false")
     end = read_batch(lenient, start, None)
