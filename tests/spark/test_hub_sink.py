@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from tests.docs_support import write_programs
 from tests.spark.support import publish
 
 from tidegate.client import BlockingConsumer
@@ -17,6 +19,8 @@ from tidegate.testing.hub import HubService
 from tidegate.wire.event_codec import decode_event
 
 pytestmark = pytest.mark.slow
+
+_DEADLINE_S = 240
 
 
 def events_of(service: HubService, hub: str) -> dict[str, list[tuple[bytes, str | None, dict[str, object]]]]:
@@ -60,8 +64,7 @@ def _stream(
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination(120)
-    query.stop()
+    assert query.awaitTermination(_DEADLINE_S)
 
 
 def test_a_batch_query_writes_every_column(spark: SparkSession, hub_service: HubService) -> None:
@@ -163,6 +166,24 @@ def test_a_micro_batch_that_is_run_again_stores_nothing_twice(
     publish(hub_service.connection_string, source, 300, first_value=1000)
     _stream(spark, hub_service, source, target, checkpoint)
     assert len(_bodies(hub_service, target)) == 1300
+
+
+def test_the_example_of_the_reference_page_runs(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pasted as it stands, in a session that there is already: both hubs then hold what the page says."""
+    monkeypatch.chdir(write_programs(tmp_path))
+    with HubService() as service:
+        monkeypatch.setenv("TIDEGATE_CONNECTION_STRING", service.connection_string)
+        for hub in ("telemetry", "warm"):
+            service.create_hub(hub, partition_count=2)
+        runpy.run_path("copy_readings.py")
+        spark.sparkContext.setLogLevel("OFF")
+        assert _bodies(service, "telemetry") == [
+            b'{"device":"a1","celsius":21.5}',
+            b'{"device":"b2","celsius":19.0}',
+        ]
+        assert _bodies(service, "warm") == [b'{"device":"a1","celsius":21.5}']
 
 
 def _forget_last_commit(checkpoint: Path) -> None:

@@ -140,6 +140,7 @@ class PartitionSender(LinkHandler):
     def release(self) -> None:
         """Detach the link of a sender that has nothing left to send; it attaches again when it has."""
         self._detach()
+        self._changed.set()
 
     @property
     def is_idempotent(self) -> bool:

@@ -144,12 +144,23 @@ def hub_batch_writer(options: Mapping[str, str], schema: StructType, overwrite: 
 def write_task(
     options: HubSinkOptions, identity: TaskIdentity, batches: Iterator[pa.RecordBatch]
 ) -> HubCommitMessage:
-    """Send a task's rows, and return once the service has stored them.
+    """Send a task's rows, and return once the service has stored them. A failure costs the kept connection.
 
     Raises InvalidArgumentError, NotFoundError, EventTooLargeError for a row (before anything is sent, where
     the task holds less than 16 MB); RepeatDiffersError, ProducerEpochStolenError; what the client raises.
     """
     freeze_loaded_modules()
+    try:
+        return _write_task(options, identity, batches)
+    except BaseException:
+        # What is remembered of the hub, such as its partitions, may be what is wrong.
+        _forget_producer(options)
+        raise
+
+
+def _write_task(
+    options: HubSinkOptions, identity: TaskIdentity, batches: Iterator[pa.RecordBatch]
+) -> HubCommitMessage:
     producer = _producer(options)
     layout = producer.layout
     sender = identity.producer()
@@ -207,17 +218,28 @@ _producers: dict[tuple[int, str, str | None, bool], RepeatableProducer] = {}
 
 
 def _producer(options: HubSinkOptions) -> RepeatableProducer:
-    """This process's producer for the options, kept over tasks; workers are forked, hence the process id."""
-    ca_file = None if options.ca_certificates is None else certificates_file(options.ca_certificates)
-    key = (os.getpid(), options.connection_string.format(), ca_file, options.is_idempotent)
+    """This process's producer for the options, kept over tasks."""
+    key = _key(options)
     producer = _producers.get(key)
     if producer is None:
         if len(_producers) >= _PRODUCERS_MAX:
             _producers.pop(next(iter(_producers))).close()
         producer = _producers[key] = RepeatableProducer(
-            options.connection_string, ca_file=ca_file, is_idempotent=options.is_idempotent
+            options.connection_string, ca_file=key[2], is_idempotent=options.is_idempotent
         )
     return producer
+
+
+def _forget_producer(options: HubSinkOptions) -> None:
+    producer = _producers.pop(_key(options), None)
+    if producer is not None:
+        producer.close()
+
+
+def _key(options: HubSinkOptions) -> tuple[int, str, str | None, bool]:
+    """The process id is in it because workers are forked."""
+    ca_file = None if options.ca_certificates is None else certificates_file(options.ca_certificates)
+    return os.getpid(), options.connection_string.format(), ca_file, options.is_idempotent
 
 
 def _check_appends(overwrite: bool, how: str) -> None:
