@@ -32,7 +32,7 @@ executors in a row ended a query (seen under `make chaos-spark`); repeated attem
 
 REDACTION_PATTERN = (
     "(?i)secret|password|token|access[.]?key|connection_?string|database_?url|tidegate_database"
-    "|startingposition|^plan$"
+    "|startingposition|storageoptions|^plan$"
 )
 """Names of options and variables whose values Spark hides in plans and in its UI: connection strings,
 database URLs, and the sink's plan, which holds both."""
