@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,8 +17,9 @@ from tidegate.spark.options import SourceOptions
 from tidegate.spark.ownership import claim_checkpoints
 from tidegate.spark.pipeline import sink_options
 from tidegate.spark.plan import SinkPlan, load_plan
-from tidegate.spark.writer import PartitionSummary, TaskWriter, check_partitions_whole
+from tidegate.spark.writer import PartitionSummary, TaskWriter, WriterWait, check_partitions_whole
 from tidegate.sql import Database
+from tidegate.sql.writer_lock import WriterLock
 from tidegate.testing.hub import HubService
 
 _CONNECTION_STRING = "Endpoint=sb://h;SharedAccessKeyName=n;SharedAccessKey=k;EntityPath=readings"
@@ -89,3 +92,36 @@ def test_workers_are_sent_an_absolute_database_path(
     source = {"connectionString": hub_service.hub_connection_string(hub)}
     options = sink_options(make_pipeline(hub), source, "sqlite:///relative.db", is_transformed=False)
     assert load_plan(options["plan"]).database_url == f"sqlite:///{tmp_path}/relative.db"
+
+
+def test_waiting_for_sqlite_is_told_where_it_is_the_limit(
+    plan: SinkPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that finds another writer at work says for how long it waited, and the driver adds it up."""
+    database = Database.shared(plan.database_url)
+    is_held, is_waited_for = threading.Event(), threading.Event()
+    sleep = time.sleep
+
+    def tell_and_sleep(seconds: float) -> None:
+        is_waited_for.set()
+        sleep(seconds)
+
+    def hold() -> None:
+        with WriterLock(Path(plan.database_url.removeprefix("sqlite:///")), wait_s=10):
+            is_held.set()
+            assert is_waited_for.wait(10)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert is_held.wait(10)
+    before = database.writer_wait_s
+    monkeypatch.setattr(time, "sleep", tell_and_sleep)
+    writer = TaskWriter(plan)
+    writer.write(iter([_rows(0, 5)]))
+    holder.join()
+    assert 0 < writer.wait.waited_s == database.writer_wait_s - before
+    assert writer.wait.waited_s <= writer.wait.of_s
+    told = WriterWait(1.5, 4).plus(WriterWait(1.5, 4)).warning()
+    assert told is not None
+    assert told.startswith("Tasks waited 3.0 s of 8.0 s to be SQLite's one writer")
+    assert WriterWait(3, 20).warning() is None

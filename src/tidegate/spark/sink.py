@@ -7,8 +7,10 @@ micro-batch changes anything. The SQL checkpoint is the truth; Spark's own may b
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -21,8 +23,10 @@ from tidegate.spark.journal import journalled_offset
 from tidegate.spark.ownership import checkpoint_positions
 from tidegate.spark.plan import load_plan
 from tidegate.spark.workers import freeze_loaded_modules
-from tidegate.spark.writer import PartitionSummary, TaskWriter, check_lost, check_partitions_whole
+from tidegate.spark.writer import PartitionSummary, TaskWriter, WriterWait, check_lost, check_partitions_whole
 from tidegate.sql import Database
+
+_logger = logging.getLogger(__name__)
 
 PLAN_OPTION = "plan"
 """The option that holds everything; see ``plan.SinkPlan``."""
@@ -35,6 +39,8 @@ class TaskCommitMessage(WriterCommitMessage):
     """What one task did."""
 
     summaries: Sequence[PartitionSummary]
+    wait: WriterWait
+    """What it waited for SQLite's other writers."""
 
 
 class SqlSinkDataSource(DataSource):
@@ -83,7 +89,8 @@ class SqlSinkWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:  # type: ignore[override]
         """Commit the events of one task. Raises what ``TaskWriter.write`` raises."""
         freeze_loaded_modules()
-        return TaskCommitMessage(TaskWriter(load_plan(self._plan_text)).write(iterator))
+        writer = TaskWriter(load_plan(self._plan_text))
+        return TaskCommitMessage(writer.write(iterator), writer.wait)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Report what the tasks could not see: a hub partition in two of them, and events that came to none.
@@ -93,7 +100,11 @@ class SqlSinkWriter(DataSourceStreamArrowWriter):
         """
         freeze_loaded_modules()
         plan = load_plan(self._plan_text)
-        check_partitions_whole([item.summaries for item in messages if isinstance(item, TaskCommitMessage)])
+        tasks = [item for item in messages if isinstance(item, TaskCommitMessage)]
+        warning = reduce(WriterWait.plus, [task.wait for task in tasks], WriterWait()).warning()
+        if warning is not None:
+            _logger.warning("Micro-batch %d of %s: %s", batchId, plan.pipeline.name, warning)
+        check_partitions_whole([task.summaries for task in tasks])
         if self._checkpoint_location is None:
             return
         end = journalled_offset(self._checkpoint_location, batchId)

@@ -8,6 +8,7 @@ which is killed, retried or run twice repeats nothing and leaves nothing out.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,10 @@ from tidegate.spark.plan import SinkPlan
 from tidegate.sql import BatchResult, Database
 
 _logger = logging.getLogger(__name__)
+
+_WAIT_S_MIN = 1.0
+_WAIT_SHARE_MIN = 0.25
+"""From so many seconds, and such a share of a micro-batch on, waits for SQLite are told (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,27 @@ class PartitionSummary:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class WriterWait:
+    """How long tasks waited to be SQLite's one writer, of all the time that they took, in seconds."""
+
+    waited_s: float = 0.0
+    of_s: float = 0.0
+
+    def plus(self, other: WriterWait) -> WriterWait:
+        """Of both together."""
+        return WriterWait(self.waited_s + other.waited_s, self.of_s + other.of_s)
+
+    def warning(self) -> str | None:
+        """A sentence for the user where the database is what limits the pipeline; None: it is not."""
+        if self.waited_s < _WAIT_S_MIN or self.waited_s < _WAIT_SHARE_MIN * self.of_s:
+            return None
+        return (
+            f"Tasks waited {self.waited_s:.1f} s of {self.of_s:.1f} s to be SQLite's one writer: the "
+            "database is the limit. PostgreSQL takes the transactions of several tasks at once."
+        )
+
+
 class TaskWriter:
     """Takes a task's rows and commits them. For one task, in one thread."""
 
@@ -55,6 +81,8 @@ class TaskWriter:
         self._plan = plan
         self._database = Database.shared(plan.database_url)
         self._commit_range: CommitRange = commit_range_of(plan)
+        self.wait = WriterWait()
+        """What ``write`` waited for SQLite, once it is done."""
         self._pending: dict[str, PendingRows] = {}
         self._summaries: dict[str, PartitionSummary] = {}
         self._passed: dict[str, int] = {}
@@ -66,6 +94,7 @@ class TaskWriter:
         Raises FencedError where another driver has taken over, CheckpointGapError where events are missing,
         and what the database raises. What was committed before that stays committed.
         """
+        started, waited_before = time.monotonic(), self._database.writer_wait_s
         for batch in batches:
             for partition_id, part in split_by_partition(batch):
                 pending = self._pending.get(partition_id)
@@ -77,6 +106,7 @@ class TaskWriter:
                 self._commit(partition_id, pending.take_ready())
         for partition_id, pending in self._pending.items():
             self._commit(partition_id, pending.take_rest())
+        self.wait = WriterWait(self._database.writer_wait_s - waited_before, time.monotonic() - started)
         return list(self._summaries.values())
 
     def _commit(self, partition_id: str, rows: pa.Table | None) -> None:

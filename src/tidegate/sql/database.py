@@ -76,6 +76,8 @@ class Database:
         """PostgreSQL: connections for what is urgent, so that batches cannot use up the server's for it."""
         self._process_id = os.getpid()
         self._inode: tuple[int, int] | None = None
+        self.writer_wait_s = 0.0
+        """For how long this process has waited to be SQLite's one writer, in seconds, since it began."""
 
     @classmethod
     def open(
@@ -145,6 +147,8 @@ class Database:
         while True:
             engine = self._engine_for(is_urgent=is_urgent)
             with self._writer_lock(is_urgent=is_urgent) as lock:
+                if lock is not None:
+                    self.writer_wait_s += lock.waited_s
                 if self._is_stale():
                     # The file was replaced while we queued; preparing a new one needs the lock, so let it go.
                     continue

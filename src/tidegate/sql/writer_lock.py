@@ -37,6 +37,8 @@ class WriterLock:
         self._is_urgent = is_urgent
         self._pause_s_max = _PAUSE_S_MAX_URGENT if is_urgent else _PAUSE_S_MAX
         self._descriptor: int | None = None
+        self.waited_s = 0.0
+        """How long ``acquire`` waited for others, in seconds."""
 
     def acquire(self) -> None:
         """Wait for the lock.
@@ -65,7 +67,8 @@ class WriterLock:
             _urgent.discard(self)
 
     def _wait(self, descriptor: int) -> None:
-        deadline = time.monotonic() + self._wait_s
+        started = time.monotonic()
+        deadline = started + self._wait_s
         pause_s = _PAUSE_S_MIN
         while True:
             try:
@@ -82,6 +85,7 @@ class WriterLock:
                 time.sleep(pause_s)
                 pause_s = min(pause_s * 2, self._pause_s_max)
             else:
+                self.waited_s = time.monotonic() - started
                 return
 
     def release(self) -> None:
