@@ -68,14 +68,15 @@ class Pipeline:
 
     def _keep(self, block: Block, output: BlockOutput) -> None:
         self.state, self.deadline_ms = block.encode(output)
-        rows = list(zip(*output.minutes, strict=True))
+        parts = {name: decode_parts(encoded) for name, encoded in output.encoded().items()}
+        rows = list(zip(*parts["minutes"], strict=True))
         assert len({row[:2] for row in rows}) == len(rows)
         self.minutes.update({(row[0], row[1]): row[2:] for row in rows})
-        self.alarms += output.alarms
-        for (partition, number, *_), reason in output.rejected:
+        self.alarms += [Alarm._make(alarm) for alarm in parts["alarms"]]
+        for (partition, number, *_), reason in parts["rejected"]:
             assert (partition, number) not in self.dead_letters
             self.dead_letters[partition, number] = reason
-        self.summaries.update({home: text.encode() for home, text in output.summaries})
+        self.summaries.update({home: text.encode() for home, text in parts["summaries"]})
 
     def check(self, expected: Expected) -> None:
         """Everything that was written is what is expected, and nothing was written twice."""

@@ -5,25 +5,23 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidegate.cli.demo_home_security import home_security
+from tidegate.cli.demo_support import check_installed, print_table, termination_unwinds
 from tidegate.cli.exit_codes import CheckFailedError
 from tidegate.cli.options import DATABASE_VARIABLE, with_output
-from tidegate.cli.render import Output, OutputFormat, Record
-from tidegate.model.errors import NotFoundError
+from tidegate.cli.render import Output, OutputFormat
 
 if TYPE_CHECKING:
     from tidegate.demos.flights.demo import FlightsReport
 
 demo_app = typer.Typer(help="Run an example, for real.", no_args_is_help=True)
+demo_app.command("home-security")(home_security)
 
 
 @demo_app.callback()
@@ -67,14 +65,14 @@ def flights(
     from tidegate.cli.demo_screen import DemoScreen
     from tidegate.demos.flights.demo import FlightsDemo, run_flights_demo
 
-    _check_installed("pyspark", "pyarrow")
+    check_installed("pyspark", "pyarrow")
     wanted = FlightsDemo(
         data_dir=data_dir,
         database_url=database or os.environ.get(DATABASE_VARIABLE),
         events_per_trigger=events_per_trigger,
         flights_max=flights_max,
     )
-    with _termination_unwinds(), DemoScreen() as screen:
+    with termination_unwinds(), DemoScreen() as screen:
         report = run_flights_demo(wanted, screen)
     if output.format is OutputFormat.JSON:
         output.record(_summary(report))
@@ -82,30 +80,6 @@ def flights(
         _print_report(output, report)
     if report.failures:
         raise CheckFailedError("The figures do not hold: " + "; ".join(report.failures) + ".")
-
-
-def _check_installed(*packages: str) -> None:
-    for name in packages:
-        if find_spec(name) is None:
-            raise NotFoundError(
-                f"The demo needs the package {name}, which is not installed.",
-                next_step="Run `pip install 'tidegate[spark,demos]'`, or `make demo` in a clone.",
-            )
-
-
-@contextmanager
-def _termination_unwinds() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP unwind like Ctrl-C, so that the children are ended."""
-
-    def leave(signal_number: int, _: object) -> None:
-        raise typer.Exit(128 + signal_number)
-
-    earlier = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
 
 
 def _summary(report: FlightsReport) -> dict[str, object]:
@@ -175,23 +149,13 @@ def _print_report(output: Output, report: FlightsReport) -> None:
         }
         for account in report.partitions
     ]
-    _print_table(output, "Worst carriers by arrival delay", carriers)
-    _print_table(output, "Worst routes by arrival delay (flown daily)", routes)
-    _print_table(output, "Open dead letters by reason", reasons)
-    _print_table(output, "Throughput", stages)
-    _print_table(output, "Every event is one row or one dead letter", accounts)
+    print_table(output, "Worst carriers by arrival delay", carriers)
+    print_table(output, "Worst routes by arrival delay (flown daily)", routes)
+    print_table(output, "Open dead letters by reason", reasons)
+    print_table(output, "Throughput", stages)
+    print_table(output, "Every event is one row or one dead letter", accounts)
     for line in _closing_lines(report):
         output.line(line)
-
-
-def _print_table(output: Output, title: str, records: Sequence[Record]) -> None:
-    if not records:
-        return
-    if not output.is_terminal:
-        output.line(f"{title}:")
-    output.records(records, columns=tuple(records[0]), title=title)
-    if not output.is_terminal:
-        output.line("")
 
 
 def _closing_lines(report: FlightsReport) -> list[str]:

@@ -10,6 +10,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
+_FIGURES_EVERY_S = 5.0
+
 
 class DemoScreen:
     """A ``DemoObserver`` that draws: bars on a terminal, plain lines elsewhere."""
@@ -29,6 +31,7 @@ class DemoScreen:
         self._title = ""
         self._step_started = 0.0
         self._first: tuple[float, int] | None = None
+        self._figures_told = 0.0
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -69,6 +72,15 @@ class DemoScreen:
             count += f"  {(done - before) / (now - since):,.0f} events/s"
         assert self._task is not None
         self._progress.update(self._task, completed=done, total=total, count=count)
+
+    def figures(self, text: str) -> None:
+        """How things stand now: a line that is replaced, or one every few seconds where it cannot be."""
+        assert self._task is not None
+        self._progress.update(self._task, count=text)
+        now = time.monotonic()
+        if not self._console.is_terminal and now - self._figures_told > _FIGURES_EVERY_S:
+            self._figures_told = now
+            self.note(f"  {text}")
 
     def note(self, text: str) -> None:
         """Something happened that people want to know."""

@@ -19,3 +19,7 @@ class DemoObserver(Protocol):
     def note(self, text: str) -> None:
         """Something happened that people want to know."""
         ...
+
+    def figures(self, text: str) -> None:
+        """How things stand now, in place of what was told before."""
+        ...

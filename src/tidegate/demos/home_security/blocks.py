@@ -108,6 +108,15 @@ class BlockOutput:
     summaries: list[tuple[str, str]] = field(default_factory=list)
     """Home and JSON, of the homes whose page changes."""
 
+    def encoded(self) -> dict[str, bytes]:
+        """Each part as bytes, for the next step: ``decode_parts`` gives lists back."""
+        return {
+            "minutes": encode_parts(self.minutes),
+            "alarms": encode_parts([list(alarm) for alarm in self.alarms]),
+            "rejected": encode_parts(self.rejected),
+            "summaries": encode_parts(self.summaries),
+        }
+
 
 class Block:
     """The homes of a block, and the earliest time at which one of them has to be looked at."""

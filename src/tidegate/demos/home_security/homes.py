@@ -8,6 +8,9 @@ from typing import Final
 EVENT_HUB: Final = "home-security"
 PARTITION_COUNT: Final = 16
 
+BLOCKS_DEFAULT: Final = 512
+"""Keys of the pipeline's state: about 200 of 100,000 homes share one."""
+
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 60 * MINUTE_MS
 DAY_MS: Final = 24 * HOUR_MS

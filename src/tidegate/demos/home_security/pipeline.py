@@ -12,7 +12,7 @@ forgotten, and the ledger refuses to go on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession, functions
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import (
     ExpiredTimerInfo,
@@ -36,7 +36,8 @@ from tidegate.demos.home_security.blocks import (
     encode_parts,
     gather,
 )
-from tidegate.demos.home_security.homes import EVENT_HUB
+from tidegate.demos.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB
+from tidegate.demos.home_security.latencies import QUANTILES
 from tidegate.demos.home_security.shapes import (
     ALARMS,
     ALARMS_ARROW,
@@ -47,17 +48,11 @@ from tidegate.demos.home_security.shapes import (
     MINUTES_ARROW,
 )
 from tidegate.demos.home_security.summaries import SummaryStore
-from tidegate.demos.home_security.tables import home_alarm, home_minute
+from tidegate.demos.home_security.tables import CONSUMER, NAME, home_alarm, home_minute
 from tidegate.model.connection_string import ConnectionString
-from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.spark.ledger import LedgerSink
 from tidegate.spark.source import register
-from tidegate.sql import ConsumerKey
 from tidegate.sql.ledger_rows import LedgerTable, WriteMode
-
-NAME: Final = "home-security"
-"""Of the query in the ledger."""
-CONSUMER: Final = ConsumerKey(EVENT_HUB, DEFAULT_CONSUMER_GROUP)
 
 SPARK_SETTINGS: Final = {
     # transformWithState works with this state store only; changes are saved instead of whole snapshots.
@@ -67,8 +62,8 @@ SPARK_SETTINGS: Final = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
 
-BLOCKS_DEFAULT: Final = 512
-"""Keys of the state: about 200 of 100,000 homes share one."""
+ARRIVALS: Final = "arrivals"
+"""The name under which Spark tells of each micro-batch how many events it has and when they arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +83,13 @@ class HomeSecurity:
     max_events_per_trigger: int = 200_000
 
 
-def start_home_security(spark: SparkSession, wanted: HomeSecurity) -> StreamingQuery:
+def start_home_security(
+    spark: SparkSession, wanted: HomeSecurity, on_committed: Callable[[int], None] = lambda batch_id: None
+) -> StreamingQuery:
     """Start the pipeline and return its query.
 
-    The session needs ``SPARK_SETTINGS``. Raises what the source and ``LedgerSink`` raise.
+    on_committed: called with a micro-batch's number once it is in SQL. The session needs
+    ``SPARK_SETTINGS``. Raises what the source and ``LedgerSink`` raise.
     """
     register(spark)
     sink = LedgerSink(
@@ -109,7 +107,7 @@ def start_home_security(spark: SparkSession, wanted: HomeSecurity) -> StreamingQ
         .writeStream.queryName(NAME)
         .outputMode("update")
         .option("checkpointLocation", str(wanted.checkpoint_location))
-        .foreachBatch(partial(write_changes, sink, store))
+        .foreachBatch(partial(write_changes, sink, store, on_committed))
         .start()
     )
 
@@ -126,8 +124,14 @@ def changes_of_homes(spark: SparkSession, wanted: HomeSecurity) -> DataFrame:
         .load()
         .select("partition", "sequenceNumber", "offset", "enqueuedTime", "partitionKey", "body")
     )
+    arrivals = functions.percentile_approx(functions.unix_millis("enqueuedTime"), list(QUANTILES), 1_000)
     return (
-        events.mapInArrow(partial(gather_events, wanted.blocks), GATHERED)
+        events.observe(
+            ARRIVALS,
+            functions.count(functions.lit(1)).alias("events"),
+            arrivals.alias("enqueued_ms"),
+        )
+        .mapInArrow(partial(gather_events, wanted.blocks), GATHERED)
         .withWatermark("sent", f"{round(wanted.watermark_delay_s * 1000)} milliseconds")
         .groupBy("block")
         .transformWithState(
@@ -212,18 +216,19 @@ class HomesProcessor(StatefulProcessor):
             timer_ms = deadline_ms + 1
             self._handle.registerTimer(timer_ms)
         self._state.update((homes, timer_ms))
-        return Row(
-            minutes=encode_parts(output.minutes),
-            alarms=encode_parts(output.alarms),
-            rejected=encode_parts(output.rejected),
-            summaries=encode_parts(output.summaries),
-        )
+        return Row(**output.encoded())
 
 
 # --- what a micro-batch changes, to where it belongs --------------------------------------------------------
 
 
-def write_changes(sink: LedgerSink, store: SummaryStore | None, changes: DataFrame, batch_id: int) -> None:
+def write_changes(
+    sink: LedgerSink,
+    store: SummaryStore | None,
+    on_committed: Callable[[int], None],
+    changes: DataFrame,
+    batch_id: int,
+) -> None:
     """Write one micro-batch: summaries first, for they may be written twice, then SQL, once."""
     changes.persist()
     try:
@@ -236,6 +241,7 @@ def write_changes(sink: LedgerSink, store: SummaryStore | None, changes: DataFra
             },
             batch_id,
         )
+        on_committed(batch_id)
     finally:
         changes.unpersist()
 

@@ -21,12 +21,11 @@ from pathlib import Path
 from tidegate.client import EventHubProducer
 from tidegate.demos.home_security.generator import STEP_S, GeneratorPlan, HomesGenerator
 from tidegate.demos.home_security.homes import EVENT_HUB
-from tidegate.demos.home_security.status import write_status
+from tidegate.demos.home_security.status import CONNECTION_STRING_VARIABLE, write_status
 from tidegate.model.errors import TidegateError
 from tidegate.model.events import EventData
 from tidegate.server.event_loop import new_event_loop
 
-CONNECTION_STRING_VARIABLE = "TIDEGATE_CONNECTION_STRING"
 _STATUS_EVERY_S = 0.25
 
 

@@ -50,11 +50,12 @@ class SummaryStore:
         else:
             files.pipe(contents)  # many at a time; a blob is put whole
 
-    def read(self, home: str) -> bytes:
-        """A home's summary. Raises FileNotFoundError where it has none yet."""
+    def read_many(self, homes: Iterable[str]) -> dict[str, bytes]:
+        """The summaries of those homes that have one."""
         files, root = fsspec.core.url_to_fs(self.url, **self._storage_options)
-        content: bytes = files.cat_file(f"{root}/{self.path_of(home)}")
-        return content
+        paths = {f"{root}/{self.path_of(home)}": home for home in homes}
+        found = files.cat(list(paths), on_error="omit")
+        return {paths[path]: content for path, content in found.items()}
 
 
 def _write_files(contents: dict[str, bytes]) -> None:

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from sqlalchemy import BigInteger, Column, Float, Integer, MetaData, String, Table
+
+from tidegate.demos.home_security.homes import EVENT_HUB
+from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate.sql import ConsumerKey
+
+NAME: Final = "home-security"
+"""Of the query in the ledger."""
+CONSUMER: Final = ConsumerKey(EVENT_HUB, DEFAULT_CONSUMER_GROUP)
+"""Whose dead letters they are."""
 
 metadata = MetaData()
 

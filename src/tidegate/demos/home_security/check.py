@@ -1,0 +1,131 @@
+"""Whether what SQL and the blobs hold is what the log says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import delete, inspect, select
+
+from tidegate.demos.home_security.home import Alarm
+from tidegate.demos.home_security.summaries import SummaryStore
+from tidegate.demos.home_security.tables import CONSUMER, NAME, home_alarm, home_minute
+from tidegate.demos.home_security.verify import EventAddress, Expected, Figures, Minute
+from tidegate.model.errors import AlreadyExistsError
+from tidegate.sql import Database
+from tidegate.sql.schema import batch_ledger, dead_letter, ledger_query
+
+_ROWS_PER_FETCH = 20_000
+_BLOBS_PER_READ = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the tables hold."""
+
+    minutes: Mapping[Minute, Figures]
+    alarms: tuple[Alarm, ...]
+    dead_letters: Mapping[EventAddress, str]
+
+
+def read_tables(database: Database) -> Found:
+    """Read everything back."""
+    row, alarm, letter = home_minute.c, home_alarm.c, dead_letter.c
+    minutes: dict[Minute, Figures] = {}
+    with database.read() as connection:
+        found = connection.execution_options(yield_per=_ROWS_PER_FETCH).execute(
+            select(
+                row.home,
+                row.minute_ms,
+                row.readings,
+                row.motions,
+                row.openings,
+                row.co_max_ppm,
+                row.duplicates,
+            )
+        )
+        for home, minute_ms, readings, motions, openings, co_max_ppm, duplicates in found:
+            minutes[home, minute_ms] = (readings, motions, openings, co_max_ppm, duplicates)
+        alarms = connection.execute(
+            select(alarm.home, alarm.sensor, alarm.number, alarm.kind, alarm.raised_ms, alarm.value)
+        )
+        letters = connection.execute(
+            select(letter.partition_id, letter.sequence_number, letter.reason).where(
+                letter.event_hub == CONSUMER.event_hub, letter.consumer_group == CONSUMER.consumer_group
+            )
+        )
+        return Found(
+            minutes,
+            tuple(Alarm._make(row) for row in alarms),
+            {(partition, number): reason for partition, number, reason in letters},
+        )
+
+
+def failures_of(expected: Expected, found: Found, store: SummaryStore | None) -> tuple[str, ...]:
+    """What does not hold, one sentence each; empty: every figure holds."""
+    return (
+        *_differences("rows of home_minute", expected.minutes, found.minutes),
+        *_differences("alarms", Counter(expected.alarms), Counter(found.alarms)),
+        *_differences("dead letters", expected.dead_letters, found.dead_letters),
+        *([] if store is None else _summary_failures(expected.summaries, store)),
+    )
+
+
+def _differences(what: str, expected: Mapping[Any, Any], found: Mapping[Any, Any]) -> list[str]:
+    wrong = {key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)}
+    if not wrong:
+        return []
+    first = min(wrong)
+    return [
+        f"{len(wrong):,} {what} are not what the log says, of {len(expected):,}; the first is {first}: "
+        f"{found.get(first)} instead of {expected.get(first)}"
+    ]
+
+
+def _summary_failures(expected: Mapping[str, bytes], store: SummaryStore) -> list[str]:
+    homes = sorted(expected)
+    found: dict[str, bytes] = {}
+    for start in range(0, len(homes), _BLOBS_PER_READ):
+        found |= store.read_many(homes[start : start + _BLOBS_PER_READ])
+    return _differences("summaries", expected, found)
+
+
+def count_by(values: Iterable[str]) -> dict[str, int]:
+    """How often each value is there, most often first."""
+    return dict(Counter(values).most_common())
+
+
+def prepare_database(database: Database) -> bool:
+    """Make the tables, and clear what an earlier run of the demo left; returns whether there was something.
+
+    Each run of the demo has a hub of its own, so results of an earlier one would count as this one's.
+    Raises AlreadyExistsError where the tables are there and were not filled by this demo.
+    """
+    has_tables = inspect(database.engine()).has_table(home_minute.name)
+    with database.read() as connection:
+        is_ours = connection.execute(
+            select(ledger_query.c.query_name).where(ledger_query.c.query_name == NAME)
+        ).first()
+    if has_tables and is_ours is None:
+        raise AlreadyExistsError(
+            f"The database {database.url} has a table {home_minute.name} that this demo did not fill.",
+            next_step="Give another --database, or none for a SQLite file of its own.",
+        )
+    for table in (home_minute, home_alarm):
+        database.ensure_table(table)
+    if is_ours is None:
+        return False
+    with database.writing() as connection, connection.begin():
+        for table in (home_minute, home_alarm):
+            connection.execute(delete(table))
+        for ledger in (batch_ledger, ledger_query):
+            connection.execute(delete(ledger).where(ledger.c.query_name == NAME))
+        connection.execute(
+            delete(dead_letter).where(
+                dead_letter.c.event_hub == CONSUMER.event_hub,
+                dead_letter.c.consumer_group == CONSUMER.consumer_group,
+            )
+        )
+    return True

@@ -1,0 +1,7 @@
+"""The Spark session of the demos' tests is the one of the tests of Spark."""
+
+from __future__ import annotations
+
+from tests.spark.conftest import spark
+
+__all__ = ["spark"]

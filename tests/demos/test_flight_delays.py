@@ -1,0 +1,136 @@
+"""Delays by carrier, route and hour: windows that are written again and again, held against the data set."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+
+import orjson
+import pytest
+from pyspark.sql import SparkSession
+from sqlalchemy import select
+
+from tidegate.client import EventHubProducer
+from tidegate.demos.flights import delays
+from tidegate.demos.flights.data import FlightEvent, read_flights
+from tidegate.model.events import EventData
+from tidegate.spark import HubSource, StreamPipeline, Trigger, start_stream_pipeline
+from tidegate.sql import Database
+from tidegate.testing.hub import HubService
+
+FLIGHTS = 6_000
+"""A week of January, and then a few of October to be early and of January to be late."""
+
+Key = tuple[str, str, str, datetime]
+Figures = tuple[int, int, int | None, int | None, float | None]
+
+
+def _expected(flights: list[FlightEvent]) -> dict[Key, Figures]:
+    found: dict[Key, list[int | None]] = defaultdict(list)
+    for event in flights:
+        flight = orjson.loads(event.body)
+        hour = datetime.fromisoformat(flight["time_hour"]).replace(minute=0, second=0)
+        found[flight["carrier"], flight["origin"], flight["dest"], hour].append(flight["arr_delay"])
+    expected: dict[Key, Figures] = {}
+    for key, values in found.items():
+        arrived = [value for value in values if value is not None]
+        expected[key] = (
+            len(values),
+            len(values) - len(arrived),
+            sum(arrived) if arrived else None,
+            max(arrived, default=None),
+            sum(arrived) / len(arrived) if arrived else None,
+        )
+    return expected
+
+
+def _found(database_url: str) -> dict[Key, Figures]:
+    with Database.open(database_url) as database, database.read() as connection:
+        rows = connection.execute(select(delays.hourly_delay)).all()
+    return {(*row[:3], row.hour.replace(tzinfo=row.hour.tzinfo or UTC)): tuple(row[4:]) for row in rows}
+
+
+def _publish(connection_string: str, event_hub: str, flights: list[FlightEvent]) -> None:
+    async def send() -> None:
+        async with EventHubProducer.from_connection_string(connection_string, event_hub) as producer:
+            await producer.enqueue_many(
+                [EventData(flight.body) for flight in flights],
+                partition_keys=[flight.key for flight in flights],
+            )
+            await producer.enqueue(EventData(b"no flight"), partition_id="0")
+            await producer.flush()
+
+    asyncio.run(send())
+
+
+def _run(
+    spark: SparkSession, hub_service: HubService, pipeline: StreamPipeline, url: str, directory: Path
+) -> int:
+    """Runs over what is there; returns how many rows came behind the watermark."""
+    query = start_stream_pipeline(
+        spark,
+        pipeline,
+        connection_string=hub_service.connection_string,
+        database_url=url,
+        checkpoint_location=directory,
+        trigger=Trigger(is_available_now=True),
+    )
+    query.awaitTermination()
+    return sum(
+        operator.numRowsDroppedByWatermark
+        for progress in query.recentProgress
+        for operator in progress.stateOperators
+    )
+
+
+@pytest.mark.slow
+def test_windows_hold_what_the_data_set_says(
+    spark: SparkSession, hub_service: HubService, event_hub: str, tmp_path: Path
+) -> None:
+    """Each window's figures, over two runs and many micro-batches; months come out of order, and none of
+    their flights is too late."""
+    flights = list(islice(read_flights(), FLIGHTS))
+    october = next(f for f in islice(read_flights(), 27_000, None) if orjson.loads(f.body)["month"] == 10)
+    first, second = [*flights[: FLIGHTS // 2], october], flights[FLIGHTS // 2 :]
+    pipeline = StreamPipeline(
+        "delays-test",
+        HubSource(event_hub, max_events_per_trigger=2_000),
+        delays.delays.sink,
+        delays.delays.steps,
+    )
+    url = f"sqlite:///{tmp_path}/delays.db"
+    for part in (first, second):
+        _publish(hub_service.connection_string, event_hub, part)
+        assert _run(spark, hub_service, pipeline, url, tmp_path / "checkpoint") == 0
+    found, expected = _found(url), _expected(first + second)
+    assert found.keys() == expected.keys()
+    for key, figures in expected.items():
+        assert found[key][:4] == figures[:4], key
+        assert found[key][4] == pytest.approx(figures[4]), key
+
+
+@pytest.mark.slow
+def test_what_comes_behind_the_watermark_changes_no_window(
+    spark: SparkSession,
+    hub_service: HubService,
+    event_hub: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a lateness of days, a flight of the week before last is left out, and Spark says so."""
+    monkeypatch.setattr(delays, "LATENESS", "2 days")
+    flights = list(islice(read_flights(), FLIGHTS))
+    late, others = flights[0], flights[FLIGHTS // 2 :]
+    pipeline = StreamPipeline("late-test", HubSource(event_hub), delays.delays.sink, delays.delays.steps)
+    url = f"sqlite:///{tmp_path}/delays.db"
+    dropped = 0
+    for part in (others, [late]):
+        _publish(hub_service.connection_string, event_hub, part)
+        dropped += _run(spark, hub_service, pipeline, url, tmp_path / "checkpoint")
+    assert dropped == 1
+    assert {key: figures[0] for key, figures in _found(url).items()} == {
+        key: figures[0] for key, figures in _expected(others).items()
+    }
