@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from tidegate.model.errors import ConnectionStringError, InvalidArgumentError
 from tidegate.model.position import EventPosition
-from tidegate.spark.options import REFUSED, WITHOUT_EFFECT, SourceOptions
+from tidegate.spark.options import KNOWN, REFUSED, WITHOUT_EFFECT, SourceOptions
 
 _KEY = "c2VjcmV0"
 _NAMESPACE = (
@@ -166,3 +167,14 @@ def test_a_credential_needs_no_key() -> None:
         "eventhubs.credential": "azure.identity.aio:DefaultAzureCredential",
     }
     assert SourceOptions.parse(given).credential == "azure.identity.aio:DefaultAzureCredential"
+
+
+def test_every_option_is_in_the_reference() -> None:
+    """Our own names, and what becomes of each of the JVM connector's."""
+    page = (Path(__file__).parents[2] / "docs/reference/spark-source.md").read_text(encoding="utf-8")
+    lower = page.lower()
+    for name in KNOWN:
+        short = name.removeprefix("eventhubs.")
+        assert f"eventhubs.{short}`" in page or f"`{short}`" in page or f"…{short}`" in page, name
+    for name in [*WITHOUT_EFFECT, *REFUSED]:
+        assert f"`{name}`" in lower, name

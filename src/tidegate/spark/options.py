@@ -21,7 +21,7 @@ from tidegate.spark.positions import StartingPositions, ending_positions_of, sta
 _PREFIX = "eventhubs."
 _logger = logging.getLogger(__name__)
 
-_KNOWN: Final = (
+KNOWN: Final = (
     "eventhubs.connectionString",
     "eventhubs.eventHubName",
     "eventhubs.consumerGroup",
@@ -37,7 +37,7 @@ _KNOWN: Final = (
     "eventhubs.credential",
     "eventhubs.splitPartitions",
 )
-_NAMES: Final = {name.lower(): name for name in _KNOWN}
+_NAMES: Final = {name.lower(): name for name in KNOWN}
 
 # What the JVM connector's options (azure-eventhubs-spark 2.3.22) become that have no counterpart here.
 WITHOUT_EFFECT: Final = {
@@ -138,7 +138,7 @@ def _known_options(options: Mapping[str, str]) -> dict[str, str]:
                 )
             raise InvalidArgumentError(
                 f"The format eventhubs has no option {raw_name!r}.",
-                next_step=f"It knows {', '.join(_KNOWN)} (each also without `eventhubs.`, in any case).",
+                next_step=f"It knows {', '.join(KNOWN)} (each also without `eventhubs.`, in any case).",
             )
         if name in given and given[name] != value:
             raise InvalidArgumentError(
