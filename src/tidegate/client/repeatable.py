@@ -32,6 +32,7 @@ from tidegate.amqp.types import Short
 from tidegate.client.batching import largest_batch_bytes
 from tidegate.client.blocking import run_blocking
 from tidegate.client.connector import Connector
+from tidegate.client.credentials import Credential, TokenCredential
 from tidegate.client.entities import FailedEvents
 from tidegate.client.management import read_event_hub
 from tidegate.client.namespace import Namespace, event_hub_of
@@ -91,16 +92,18 @@ class RepeatableProducer:
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen, therefore safe to share
         timeout_s: float = 60.0,
         ca_file: str | Path | None = None,
+        credential: TokenCredential | Credential | None = None,
         is_idempotent: bool = True,
     ) -> None:
         """Connects when first used, on this process's background loop.
 
+        credential: used instead of what the connection string holds.
         is_idempotent: False sends without numbers, to any service. The other arguments are those of
         ``EventHubProducer.from_connection_string``.
         """
         self.event_hub = event_hub_of(connection_string, event_hub)
         self._namespace = Namespace.from_connection_string(
-            connection_string, retry=retry, timeout_s=timeout_s, ca_file=ca_file
+            connection_string, retry=retry, timeout_s=timeout_s, ca_file=ca_file, credential=credential
         )
         self._audience = entity_audience(self._namespace.host, self.event_hub)
         self._is_idempotent = is_idempotent

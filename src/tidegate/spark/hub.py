@@ -129,7 +129,9 @@ class HubReader:
 
         options = self._options
         namespace = Namespace.from_connection_string(
-            options.connection_string, ca_file=_ca_file(options), credential=_credential(options)
+            options.connection_string,
+            ca_file=_ca_file(options),
+            credential=make_credential(options.credential),
         )
 
         async def receive_first() -> EncodedEvents:
@@ -171,16 +173,16 @@ def _ca_file(options: SourceOptions) -> str | None:
 _consumers: dict[tuple[int, str, str, str | None, str | None], BlockingConsumer] = {}
 
 
-def _credential(options: SourceOptions) -> TokenCredential | None:
+def make_credential(name_of_maker: str | None) -> TokenCredential | None:
     """What the option ``credential`` names, made in this process: credentials cannot be sent to another."""
-    if options.credential is None:
+    if name_of_maker is None:
         return None
-    module_name, _, name = options.credential.partition(":")
+    module_name, _, name = name_of_maker.partition(":")
     try:
         credential: TokenCredential = getattr(importlib.import_module(module_name), name)()
     except (ImportError, AttributeError) as exc:
         raise InvalidArgumentError(
-            f"The option eventhubs.credential names {options.credential!r}, and {exc}.",
+            f"The option eventhubs.credential names {name_of_maker!r}, and {exc}.",
             next_step="Install it on the driver and on every executor (for Azure's own: azure-identity and "
             "aiohttp).",
         ) from exc
@@ -209,7 +211,7 @@ def _consumer(options: SourceOptions) -> BlockingConsumer:
             options.connection_string,
             consumer_group=options.consumer_group,
             ca_file=_ca_file(options),
-            credential=_credential(options),
+            credential=make_credential(options.credential),
             receiver_name=_receiver_name(),
         )
         _consumers[key] = consumer

@@ -32,6 +32,7 @@ from pyspark.sql.types import StructType
 from tidegate.client import ProducerIdentity, RepeatableProducer
 from tidegate.model.errors import InvalidArgumentError, ProducerEpochStolenError, RepeatDiffersError
 from tidegate.spark.certificates import certificates_file
+from tidegate.spark.hub import make_credential
 from tidegate.spark.hub_writer_batches import BatchCutter, HubBatch
 from tidegate.spark.hub_writer_options import HubSinkOptions, check_columns
 from tidegate.spark.workers import freeze_loaded_modules
@@ -214,7 +215,8 @@ def _held_back(batches: Iterator[HubBatch]) -> Iterator[HubBatch]:
     yield from batches
 
 
-_producers: dict[tuple[int, str, str | None, bool], RepeatableProducer] = {}
+_Key = tuple[int, str, str | None, str | None, bool]
+_producers: dict[_Key, RepeatableProducer] = {}
 
 
 def _producer(options: HubSinkOptions) -> RepeatableProducer:
@@ -225,7 +227,10 @@ def _producer(options: HubSinkOptions) -> RepeatableProducer:
         if len(_producers) >= _PRODUCERS_MAX:
             _producers.pop(next(iter(_producers))).close()
         producer = _producers[key] = RepeatableProducer(
-            options.connection_string, ca_file=key[2], is_idempotent=options.is_idempotent
+            options.connection_string,
+            ca_file=key[2],
+            credential=make_credential(options.credential),
+            is_idempotent=options.is_idempotent,
         )
     return producer
 
@@ -236,10 +241,16 @@ def _forget_producer(options: HubSinkOptions) -> None:
         producer.close()
 
 
-def _key(options: HubSinkOptions) -> tuple[int, str, str | None, bool]:
+def _key(options: HubSinkOptions) -> _Key:
     """The process id is in it because workers are forked."""
     ca_file = None if options.ca_certificates is None else certificates_file(options.ca_certificates)
-    return os.getpid(), options.connection_string.format(), ca_file, options.is_idempotent
+    return (
+        os.getpid(),
+        options.connection_string.format(),
+        ca_file,
+        options.credential,
+        options.is_idempotent,
+    )
 
 
 def _check_appends(overwrite: bool, how: str) -> None:

@@ -11,13 +11,14 @@ from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructT
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.certificates import read_certificates
-from tidegate.spark.options import _boolean, _connection_string
+from tidegate.spark.options import _boolean, _connection_string, _credential
 
 _PREFIX: Final = "eventhubs."
 _KNOWN: Final = (
     "eventhubs.connectionString",
     "eventhubs.eventHubName",
     "eventhubs.caFile",
+    "eventhubs.credential",
     "eventhubs.idempotent",
     "eventhubs.writeId",
 )
@@ -43,6 +44,8 @@ class HubSinkOptions:
     """Names the event hub in ``entity_path``."""
     ca_certificates: str | None = field(repr=False)
     """What the option ``caFile`` names, in PEM."""
+    credential: str | None
+    """``module:name`` of what makes a credential; None: the key or signature of the connection string."""
     is_idempotent: bool
     """Number the batches where the service knows how; False stores a repeated micro-batch again."""
     write_id: str | None
@@ -74,9 +77,11 @@ class HubSinkOptions:
                 next_step="Leave it out.",
             )
         ca_file = given.get("eventhubs.caFile")
+        connection_string = _connection_string(given)
         return cls(
-            connection_string=_connection_string(given),
+            connection_string=connection_string,
             ca_certificates=None if ca_file is None else read_certificates(ca_file),
+            credential=_credential(given, connection_string),
             is_idempotent=_boolean(given, "eventhubs.idempotent", default=True),
             write_id=given.get("eventhubs.writeId"),
         )
