@@ -1,7 +1,7 @@
-"""The Spark session of the demos' tests is the one of the tests of Spark."""
+"""The Spark session and the databases of the demos' tests are those of the tests of Spark."""
 
 from __future__ import annotations
 
-from tests.spark.conftest import spark
+from tests.spark.conftest import spark, sqlite_url
 
-__all__ = ["spark"]
+__all__ = ["spark", "sqlite_url"]

@@ -114,6 +114,21 @@ def start_home_security(
 
 def changes_of_homes(spark: SparkSession, wanted: HomeSecurity) -> DataFrame:
     """The stream of what micro-batches change, a row per block of homes."""
+    return (
+        gathered_events(spark, wanted)
+        .withWatermark("sent", f"{round(wanted.watermark_delay_s * 1000)} milliseconds")
+        .groupBy("block")
+        .transformWithState(
+            statefulProcessor=HomesProcessor(),
+            outputStructType=CHANGES,
+            outputMode="Update",
+            timeMode="EventTime",
+        )
+    )
+
+
+def gathered_events(spark: SparkSession, wanted: HomeSecurity) -> DataFrame:
+    """The stream of readings, parsed and packed by blocks of homes where they were read."""
     connection_string = ConnectionString.parse(wanted.connection_string).with_entity_path(EVENT_HUB).format()
     events = (
         spark.readStream.format("eventhubs")
@@ -125,21 +140,9 @@ def changes_of_homes(spark: SparkSession, wanted: HomeSecurity) -> DataFrame:
         .select("partition", "sequenceNumber", "offset", "enqueuedTime", "partitionKey", "body")
     )
     arrivals = functions.percentile_approx(functions.unix_millis("enqueuedTime"), list(QUANTILES), 1_000)
-    return (
-        events.observe(
-            ARRIVALS,
-            functions.count(functions.lit(1)).alias("events"),
-            arrivals.alias("enqueued_ms"),
-        )
-        .mapInArrow(partial(gather_events, wanted.blocks), GATHERED)
-        .withWatermark("sent", f"{round(wanted.watermark_delay_s * 1000)} milliseconds")
-        .groupBy("block")
-        .transformWithState(
-            statefulProcessor=HomesProcessor(),
-            outputStructType=CHANGES,
-            outputMode="Update",
-            timeMode="EventTime",
-        )
+    count = functions.count(functions.lit(1))
+    return events.observe(ARRIVALS, count.alias("events"), arrivals.alias("enqueued_ms")).mapInArrow(
+        partial(gather_events, wanted.blocks), GATHERED
     )
 
 
