@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,13 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, String, Table
 from tests.spark.support import readings, score
 
-from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError
+from tidegate.model.errors import (
+    EventHubReplacedError,
+    FencedError,
+    InvalidArgumentError,
+    PartitionStoppedError,
+    TidegateError,
+)
 from tidegate.spark.stream_pipeline import (
     FileSink,
     HubSink,
@@ -22,6 +29,7 @@ from tidegate.spark.stream_pipeline import (
     SqlSink,
     StreamPipeline,
 )
+from tidegate.spark.stream_pipeline_failures import PipelineFailedError, error_of
 from tidegate.spark.stream_pipeline_identity import FILE_NAME, PipelineIdentity, check_directory, local_path
 from tidegate.sql import Pipeline
 
@@ -172,3 +180,36 @@ def test_locations_of_this_machine() -> None:
     assert local_path("/data/checkpoint") == Path("/data/checkpoint")
     assert local_path("file:/data/a%20b") == Path("/data/a b")
     assert local_path("abfss://c@a.dfs.core.windows.net/x") is None
+
+
+# --- why a query ended --------------------------------------------------------------------------------------
+
+STREAM_FAILED = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Job aborted due to
+stage failure: Task 0 in stage 1.0 failed 4 times: {cause}
+\tat org.apache.spark.sql.errors.QueryExecutionErrors$.raiseError(QueryExecutionErrors.scala:1)
+Filter CASE WHEN isnotnull(_error#1) THEN cast(raise_error(USER_RAISED_EXCEPTION, map(errorMessage,
+concat(TIDEGATE_STOPPED , partition#1, : , _error#1)), NullType) as boolean) ELSE true END"""
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind", "words"),
+    [
+        (
+            "org.apache.spark.SparkRuntimeException: [USER_RAISED_EXCEPTION] TIDEGATE_STOPPED partition 0 "
+            "number 3: too cold: -300 SQLSTATE: P0001 (TID 3)",
+            PartitionStoppedError,
+            r"policy is to stop \(partition 0 number 3\): too cold: -300\. Mend",
+        ),
+        (
+            "Traceback:\ntidegate.model.errors.FencedError: Another driver took over.",
+            FencedError,
+            r"^Another driver took over\.$",
+        ),
+        ("Traceback:\nZeroDivisionError: division by zero", PipelineFailedError, "division by zero"),
+    ],
+)
+def test_what_ended_a_query_is_one_error_of_ours(cause: str, kind: type[TidegateError], words: str) -> None:
+    """The error at the root, whatever Spark has wrapped around it; its class gives the exit code."""
+    error = error_of(RuntimeError(STREAM_FAILED.format(cause=cause)))
+    assert type(error) is kind
+    assert re.search(words, str(error))
