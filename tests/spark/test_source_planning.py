@@ -1,0 +1,146 @@
+"""What Spark makes of the source: pruned columns, pushed filters, split partitions, and each trigger."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from tests.spark.support import publish
+
+from tidegate.client import EventHubProducer
+from tidegate.model.events import EventData
+from tidegate.spark import explain
+from tidegate.spark.lag import partition_lags, partition_losses
+from tidegate.testing.hub import HubService
+
+pytestmark = pytest.mark.slow
+
+_COUNT = 120
+
+
+@pytest.fixture(scope="module")
+def filled_hub(hub_service: HubService) -> str:
+    """A connection string with EntityPath of a hub with three partitions of 40 events each."""
+    hub = hub_service.create_hub(partition_count=3)
+    publish(hub_service.connection_string, hub, _COUNT)
+    return hub_service.hub_connection_string(hub)
+
+
+def _read(spark: SparkSession, connection_string: str, schema: str = "", **options: str) -> DataFrame:
+    reader = spark.read.format("eventhubs").option("eventhubs.connectionString", connection_string)
+    if schema:
+        reader = reader.schema(schema)
+    return reader.options(**{f"eventhubs.{name}": value for name, value in options.items()}).load()
+
+
+def test_columns_are_those_that_the_schema_names(spark: SparkSession, filled_hub: str) -> None:
+    """In its order, in batch and in stream; a misspelt one is refused by name."""
+    rows = _read(spark, filled_hub, "sequenceNumber LONG, body BINARY, partition STRING")
+    assert rows.columns == ["sequenceNumber", "body", "partition"]
+    found = {(row.partition, row.sequenceNumber, json.loads(row.body)["value"]) for row in rows.collect()}
+    assert found == {(str(value % 3), value // 3, value) for value in range(_COUNT)}
+    with pytest.raises(PySparkException) as caught:
+        _read(spark, filled_hub, "partition STRING, sequencenumber LONG").count()
+    assert explain(caught.value).startswith("The source has no column 'sequencenumber'.")
+    with pytest.raises(PySparkException) as caught:
+        _read(spark, filled_hub, "sequenceNumber INT").count()
+    assert "sequenceNumber is of the type bigint, and not int" in explain(caught.value)
+
+
+_TAKEN_WHOLE = [
+    "partition = '1'",
+    "partition IN ('0', '2') AND sequenceNumber >= 10 AND sequenceNumber < 13",
+    "sequenceNumber > 37",
+    "partition = '7'",
+]
+_LEFT_TO_SPARK = [
+    "sequenceNumber IN (1, 5)",
+    "enqueuedTime >= timestamp '2020-01-01' AND enqueuedTime < current_timestamp()",
+    "enqueuedTime < timestamp '2020-01-01'",
+    "sequenceNumber <= 3 OR partition = '1'",
+    "partitionKey IS NULL AND partition <> '0'",
+]
+
+
+def test_a_filtered_read_is_the_whole_read_filtered(spark: SparkSession, filled_hub: str) -> None:
+    """Filters that are taken leave the plan, and the rows are those of the same filter after reading."""
+    columns = "partition STRING, sequenceNumber LONG, enqueuedTime TIMESTAMP, partitionKey STRING"
+    whole = spark.createDataFrame(_read(spark, filled_hub, columns).collect(), columns)
+    for condition in [*_TAKEN_WHOLE, *_LEFT_TO_SPARK]:
+        filtered = _read(spark, filled_hub, columns).where(condition)
+        assert sorted(filtered.collect()) == sorted(whole.where(condition).collect()), condition
+        plan = filtered._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator,unused-ignore]
+        assert (") Filter " not in plan) == (condition in _TAKEN_WHOLE), plan
+
+
+def test_a_skewed_partition_is_read_by_several_tasks(spark: SparkSession, hub_service: HubService) -> None:
+    """A batch query shares it out by itself, a stream only where told; each event comes once."""
+    hub = hub_service.create_hub(partition_count=2)
+
+    async def send() -> None:
+        async with EventHubProducer.from_connection_string(hub_service.connection_string, hub) as producer:
+            await producer.enqueue_many([EventData(b"x")] * 40_000, partition_id="0")
+            await producer.enqueue_many([EventData(b"x")] * 10, partition_id="1")
+            await producer.flush()
+
+    asyncio.run(send())
+    connection_string = hub_service.hub_connection_string(hub)
+    columns = "partition STRING, sequenceNumber LONG"
+    rows = _read(spark, connection_string, columns, tasksMax="6")
+    assert rows.rdd.getNumPartitions() == 5
+    found = rows.groupBy("partition").agg({"sequenceNumber": "sum", "*": "count"}).collect()
+    sums = {row["partition"]: (row["count(1)"], row["sum(sequenceNumber)"]) for row in found}
+    assert sums == {"0": (40_000, 40_000 * 39_999 // 2), "1": (10, 45)}
+    whole = _read(spark, connection_string, columns, tasksMax="6", splitPartitions="false")
+    assert whole.rdd.getNumPartitions() == 2
+
+
+@pytest.mark.parametrize(
+    ("trigger", "batches"),
+    [
+        ({}, [50, 50, 20]),
+        ({"processingTime": "10 milliseconds"}, [50, 50, 20]),
+        ({"availableNow": True}, [50, 50, 20]),
+        ({"once": True}, [120]),  # Spark's: the whole backlog at once, whatever the limit
+    ],
+)
+def test_each_trigger(
+    spark: SparkSession, filled_hub: str, tmp_path: Path, trigger: dict[str, Any], batches: list[int]
+) -> None:
+    """Micro-batches within the limit until all is read; the progress tells what each partition is behind."""
+    writer = (
+        spark.readStream.format("eventhubs")
+        .options(**{"eventhubs.connectionString": filled_hub, "maxEventsPerTrigger": "50"})
+        .schema("partition STRING, sequenceNumber LONG")
+        .load()
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path))
+    )
+    query = (writer.trigger(**trigger) if trigger else writer).start()
+    try:
+        if trigger.keys() & {"availableNow", "once"}:
+            assert query.awaitTermination(60)
+        else:
+            query.processAllAvailable()
+        progress = [item for item in query.recentProgress if item.numInputRows]
+    finally:
+        query.stop()
+    assert [item.numInputRows for item in progress] == batches
+    lags = [sum(partition_lags(item.json).values()) for item in progress]
+    assert lags == [_COUNT - sum(batches[: index + 1]) for index in range(len(batches))]
+    assert partition_losses(progress[-1].json) == {}
+
+
+def test_continuous_processing_is_refused_by_spark(
+    spark: SparkSession, filled_hub: str, tmp_path: Path
+) -> None:
+    """The engine has it for JVM sources only, and says so when the query is started."""
+    stream = spark.readStream.format("eventhubs").option("eventhubs.connectionString", filled_hub).load()
+    writer = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+    with pytest.raises(PySparkException, match="does not support continuous processing"):
+        writer.trigger(continuous="1 second").start()
