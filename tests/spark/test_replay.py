@@ -25,7 +25,7 @@ from tests.spark.support import (
     readings,
 )
 
-from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError
+from tidegate.model.errors import InvalidArgumentError
 from tidegate.server.app import TidegateServer
 from tidegate.spark import Trigger, explain
 from tidegate.spark.replay import replay_pipeline
@@ -145,34 +145,6 @@ def test_events_that_are_nowhere_are_named_or_passed_over(
         numbers = set(connection.execute(select(readings.c.number)).scalars())
     dead = {number for number in range(110) if number % 7 == 3}
     assert numbers == {*range(50), *range(70, 110)} - dead
-
-
-def test_a_hub_made_anew_is_refused(
-    spark: SparkSession, hub_service: HubService, sqlite_url: str, tmp_path: Path
-) -> None:
-    """Its captured events are another hub's: neither the old checkpoint nor the old files count in it."""
-    path = tmp_path / "capture"
-    hub = _captured_then_live(hub_service, path, 40, 4)
-    _replay(spark, hub_service, hub, sqlite_url, path, tmp_path / "checkpoint")
-
-    async def replace(server: TidegateServer) -> None:
-        # Times of capture files are compared in seconds.
-        await server.broker.delete_event_hub(hub)
-        moment = int(time.time()) + 1  # noqa: TID251
-        while time.time() < moment:  # noqa: TID251
-            time.sleep(0.01)  # noqa: ASYNC251
-        server.broker.create_event_hub(hub, partition_count=4)
-
-    hub_service.call(replace)
-    publish(hub_service.connection_string, hub, 8)
-    with pytest.raises(InvalidArgumentError, match="no captured events of the event hub"):
-        _replay(spark, hub_service, hub, f"sqlite:///{tmp_path}/other.db", path, tmp_path / "other")
-    capture_to_end(hub_service, hub, str(path))
-    with pytest.raises(EventHubReplacedError, match="deleted and created again"):
-        _replay(spark, hub_service, hub, sqlite_url, path, tmp_path / "checkpoint")
-    other = f"sqlite:///{tmp_path}/other.db"
-    _replay(spark, hub_service, hub, other, path, tmp_path / "other")
-    assert_exact(other, 8)
 
 
 def test_captured_events_of_another_hub_are_not_taken(

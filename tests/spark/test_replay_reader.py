@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 
@@ -11,11 +12,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from tests.spark.capture_support import START_S, azure_record, capture_to_end, write_file
 from tests.spark.support import make_pipeline, publish
 
-from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
+from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError, PositionOutOfRangeError
 from tidegate.server.app import TidegateServer
 from tidegate.spark.capture_names import CaptureFile
 from tidegate.spark.capture_plan import FileRange
 from tidegate.spark.offsets import PartitionRange, StreamOffset
+from tidegate.spark.pipeline import sink_options
 from tidegate.spark.replay_index import first_missing, split_at
 from tidegate.spark.replay_source import (
     ReplayInputPartition,
@@ -25,6 +27,7 @@ from tidegate.spark.replay_source import (
     plan_replay,
 )
 from tidegate.testing.hub import HubService
+from tidegate.transport.clock import SystemClock
 
 COLUMNS = ("partition", "sequenceNumber", "body")
 
@@ -129,6 +132,37 @@ def test_a_hole_within_a_file_is_noticed(hub_service: HubService, tmp_path: Path
     lenient = make_reader(hub_service, hub, tmp_path, failOnDataLoss="false")
     end = read_batch(lenient, start, None)
     assert events_of(lenient, start, end)["sequenceNumber"].to_pylist() == [0, 1, 2, *range(5, 12)]
+
+
+def test_a_hub_made_anew_is_another_hub(hub_service: HubService, tmp_path: Path) -> None:
+    """Neither the old checkpoint nor the old files count in it; its own files do."""
+    hub, path = hub_service.create_hub(partition_count=1), tmp_path / "capture"
+    publish(hub_service.connection_string, hub, 10)
+    capture_to_end(hub_service, hub, str(path))
+    source = {"eventhubs.connectionString": hub_service.hub_connection_string(hub)}
+    database = f"sqlite:///{tmp_path}/tidegate.db"
+    sink_options(make_pipeline(hub), source, database, is_transformed=False)
+
+    async def replace(server: TidegateServer) -> None:
+        await server.broker.delete_event_hub(hub)
+        # Times of capture files are compared in seconds.
+        second = int(SystemClock().now_utc().timestamp())
+        while int(SystemClock().now_utc().timestamp()) == second:  # noqa: ASYNC110  the clock is what is waited for
+            await asyncio.sleep(0.01)
+        server.broker.create_event_hub(hub, partition_count=1)
+
+    hub_service.call(replace)
+    publish(hub_service.connection_string, hub, 4)
+    with pytest.raises(InvalidArgumentError, match="no captured events of the event hub"):
+        make_reader(hub_service, hub, path)
+    capture_to_end(hub_service, hub, str(path))
+    with pytest.raises(EventHubReplacedError, match="deleted and created again"):
+        sink_options(make_pipeline(hub), source, database, is_transformed=False)
+    drop_all(hub_service, hub)
+    reader = make_reader(hub_service, hub, path)
+    start = reader.initialOffset()
+    found = events_of(reader, start, read_batch(reader, start, None))
+    assert found["body"].to_pylist() == [b'{"value": %d}' % value for value in range(4)]
 
 
 def test_options_that_would_leave_events_out_are_refused(hub_service: HubService) -> None:
