@@ -127,6 +127,7 @@ def test_what_is_taken_and_what_is_left() -> None:
     ]
     left: list[Filter] = [
         time,
+        LessThanOrEqual(("enqueuedTime",), _EPOCH + timedelta(seconds=700)),
         IsNotNull(("body",)),
         In(("sequenceNumber",), (21, 25)),
         EqualTo(("body",), b""),
