@@ -125,3 +125,10 @@ def test_waiting_for_sqlite_is_told_where_it_is_the_limit(
     assert told is not None
     assert told.startswith("Tasks waited 3.0 s of 8.0 s to be SQLite's one writer")
     assert WriterWait(3, 20).warning() is None
+
+
+def test_a_source_that_splits_partitions_is_refused(sqlite_url: str) -> None:
+    """Their events would come to several tasks, each of which would take the others' for missing."""
+    source = {"connectionString": _CONNECTION_STRING, "splitPartitions": "true"}
+    with pytest.raises(InvalidArgumentError, match="in one task"):
+        sink_options(make_pipeline("readings"), source, sqlite_url, is_transformed=False)

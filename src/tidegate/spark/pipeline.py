@@ -85,6 +85,7 @@ def run_pipeline(
         "eventhubs.maxEventsPerTrigger": str(max_events_per_trigger),
         "eventhubs.tasksMax": str(spark.sparkContext.defaultParallelism),
         "eventhubs.encodedEvents": str(is_per_event).lower(),
+        "eventhubs.splitPartitions": "false",  # a transaction holds a partition's events in one piece
     }
     if ca_file is not None:
         options["eventhubs.caFile"] = str(ca_file)
@@ -137,6 +138,11 @@ def sink_options(
     Raises as ``run_pipeline``.
     """
     source = SourceOptions.parse(source_options)
+    if source.split_partitions:
+        raise InvalidArgumentError(
+            "The sink eventhubs-sql needs each partition's events in one task.",
+            next_step="Leave the option eventhubs.splitPartitions out.",
+        )
     database_url = absolute_url(database_url)  # Spark's workers run in a directory of their own
     refuse_sqlite_on_cluster(database_url)
     database = Database.shared(database_url)
