@@ -128,7 +128,7 @@ def _measure(
             found += hosts
         if is_spark_used:
             _progress.print("measuring Spark …")
-            found += _measure_spark(directory, service, events, event_bytes, decode, insert, ingest)
+            found += _measure_spark(directory, service, events, event_bytes, decode, insert, ingest, rows)
     capture_baselines: list[Measurement] = []
     if is_spark_used:
         _progress.print("measuring Capture …")
@@ -196,6 +196,7 @@ def _measure_spark(
     decode: Measurement,
     insert: Measurement,
     ingest: Measurement,
+    rows: Sequence[tuple[object, ...]],
 ) -> list[Measurement]:
     # Imported here: a machine without the spark extra can still measure the rest.
     from bench import spark_stages
@@ -210,9 +211,39 @@ def _measure_spark(
         pipeline = spark_stages.exactly_once(spark, service, _HUB, events, event_bytes, directory)
         pipeline.compare_with(insert)
         pipeline.compare_with(decode)
+        by_arrow = spark_stages.exactly_once(
+            spark,
+            service,
+            _HUB,
+            events,
+            event_bytes,
+            directory,
+            name="exactly-once, Arrow function → SQLite",
+            handler=spark_stages.ARROW_HANDLER,
+        )
+        by_arrow.compare_with(insert)
+        found = [read, write, pipeline, by_arrow]
+        try:
+            with PostgresqlServer(is_fsync_used=True) as postgresql:
+                into_postgresql = spark_stages.exactly_once(
+                    spark,
+                    service,
+                    _HUB,
+                    events,
+                    event_bytes,
+                    directory,
+                    name="exactly-once, Arrow function → PostgreSQL",
+                    handler=spark_stages.ARROW_HANDLER,
+                    make_url=postgresql.create_schema,
+                )
+                for bulk in baselines.postgresql_bulk_inserts(rows, postgresql.create_schema()):
+                    into_postgresql.compare_with(bulk)
+                found.append(into_postgresql)
+        except PostgresqlMissingError as error:
+            _progress.print(f"without PostgreSQL: {error}")
     finally:
         spark.stop()
-    return [read, write, pipeline]
+    return found
 
 
 def _measure_capture(directory: Path, bodies: Sequence[bytes]) -> tuple[list[Measurement], list[Measurement]]:

@@ -1,16 +1,21 @@
-"""The Spark stages: reading to a no-op sink, and the exactly-once pipeline into SQLite."""
+"""The Spark stages: reading to a no-op sink, and the exactly-once pipeline into SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
 from bench.measure import Measurement, timed
 from tidegate.model.events import ReceivedEvent
 from tidegate.spark import Trigger, register, run_pipeline
-from tidegate.sql import Database, Pipeline
+from tidegate.sql import ArrowHandler, Database, Handler, Pipeline
 from tidegate.testing.hub import HubProcess
 
 TABLE = sa.Table(
@@ -33,6 +38,24 @@ def reading(event: ReceivedEvent) -> dict[str, object]:
         "body_bytes": len(event.body),
         "enqueued_time_ms": event.enqueued_time_ms,
     }
+
+
+def readings(batch: pa.RecordBatch) -> pa.Table:
+    """The same rows from a batch of events."""
+    compute: Any = pyarrow.compute
+    times_us: Any = batch.column("enqueuedTime").cast(pa.int64())
+    return pa.table(
+        {
+            "partition_id": batch.column("partition"),
+            "sequence_number": batch.column("sequenceNumber"),
+            "device": compute.map_lookup(batch.column("properties"), "device", "first"),
+            "body_bytes": compute.binary_length(batch.column("body")),
+            "enqueued_time_ms": compute.divide(times_us, 1000),
+        }
+    )
+
+
+ARROW_HANDLER = ArrowHandler(readings, ("body", "partition", "sequenceNumber", "enqueuedTime", "properties"))
 
 
 def spark_read(
@@ -95,39 +118,60 @@ def spark_write(spark: SparkSession, service: HubProcess, events: int, event_byt
 
 
 def exactly_once(
-    spark: SparkSession, service: HubProcess, hub: str, events: int, event_bytes: int, directory: Path
+    spark: SparkSession,
+    service: HubProcess,
+    hub: str,
+    events: int,
+    event_bytes: int,
+    directory: Path,
+    *,
+    name: str = "exactly-once → SQLite",
+    handler: Handler | ArrowHandler = reading,
+    make_url: Callable[[], str] | None = None,
 ) -> Measurement:
-    """The pipeline with a Python handler: rows and checkpoint in one SQLite transaction per partition batch.
+    """The pipeline with a Python handler: rows and checkpoint in one transaction per partition batch.
 
     From the start of the query to its end, planning included, after one whole run into another database that
-    warms Spark up; rows are counted afterwards.
+    warms Spark up; rows are counted afterwards. make_url: gives empty databases; None: SQLite files.
     """
-    _run_to_end(spark, service, hub, events, directory / "warm-up")
+    directory = Path(tempfile.mkdtemp(dir=directory))
+
+    def run(attempt: str) -> str:
+        database_url = make_url() if make_url else f"sqlite:///{directory}/{attempt}.db"
+        pipeline = Pipeline("bench", hub, TABLE, handler)
+        _run_to_end(spark, service, pipeline, events, directory / attempt, database_url)
+        return database_url
+
+    run("warm-up")
     with timed(
-        "exactly-once → SQLite",
+        name,
         events=events,
         payload_bytes=events * event_bytes,
         service_pid=service.process_id,
         with_descendants=True,
     ) as measurement:
-        database_url = _run_to_end(spark, service, hub, events, directory / "measured")
+        database_url = run("measured")
     with Database.open(database_url) as database, database.read() as connection:
         rows = connection.execute(sa.select(sa.func.count()).select_from(TABLE)).scalar_one()
     assert rows == events, f"{rows} rows of {events} events"
     return measurement
 
 
-def _run_to_end(spark: SparkSession, service: HubProcess, hub: str, events: int, directory: Path) -> str:
-    directory.mkdir()
-    database_url = f"sqlite:///{directory / 'pipeline.db'}"
+def _run_to_end(
+    spark: SparkSession,
+    service: HubProcess,
+    pipeline: Pipeline,
+    events: int,
+    checkpoint_location: Path,
+    database_url: str,
+) -> None:
     query = run_pipeline(
         spark,
-        Pipeline(name="bench", event_hub=hub, table=TABLE, handler=reading),
-        connection_string=service.hub_connection_string(hub),
+        pipeline,
+        connection_string=service.hub_connection_string(pipeline.event_hub),
         database_url=database_url,
-        checkpoint_location=str(directory / "checkpoint"),
+        checkpoint_location=checkpoint_location,
         trigger=Trigger(is_available_now=True),
         max_events_per_trigger=max(events // 4, 1),
     )
     query.awaitTermination()
-    return database_url
