@@ -45,7 +45,6 @@ _PYTHON_PATH: Final = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
 """Of driver and executors, so that all of them run this checkout."""
 _TICK_S: Final = 0.05
 _REPORT_S: Final = 3.0
-_FAULTS_UNTIL_SHARE: Final = 0.9
 _NEVER: Final = (
     *("CheckpointGapError", "LedgerMismatchError", "EventHubReplacedError", "PositionOutOfRangeError"),
     *("InvalidArgumentError", "FencedError", "AttributeError", "ModuleNotFoundError", "TypeError"),
@@ -80,6 +79,8 @@ class SparkChaosSettings:
     life_events_min: int = 20_000
     """Events that a driver's life is good for before something is drawn that may end it."""
     fault_interval_s: tuple[float, float] = (0.5, 3.0)
+    faults_until_share: float = 0.9
+    """Faults go on until so much is processed, and each kind has been done."""
     faults: tuple[Fault, ...] = tuple(Fault)
     """The kinds that are drawn from."""
     drain_s: float = 180.0
@@ -202,7 +203,7 @@ class SparkChaosRun:
 
     def _is_late(self) -> bool:
         share = self.processed / self._settings.events
-        return self._publisher.is_done and share >= _FAULTS_UNTIL_SHARE
+        return self._publisher.is_done and share >= self._settings.faults_until_share
 
     def _untried(self) -> list[Fault]:
         return [fault for fault in self._settings.faults if not self._faults[fault]]

@@ -23,9 +23,10 @@ def test_faults_leave_each_event_once(spark_cluster: SparkCluster, work: str) ->
         events=20_000,
         seed=chosen_seed(),
         work=work,
-        max_events_per_trigger=1_250,
-        life_events_min=1_250,
+        max_events_per_trigger=2_500,
+        life_events_min=2_500,
         fault_interval_s=(0.1, 0.5),
+        faults_until_share=0.1,
         faults=kinds,
     )
     result = run_chaos(settings, spark_cluster)
