@@ -45,7 +45,7 @@ class EventTexts:
 
     @classmethod
     def decode(cls, prefix: bytes) -> EventTexts:
-        """What is before a body; application properties and the rest are each kept for events that share them."""
+        """What is before a body; what events share of it is decoded once."""
         rest: list[bytes] = []
         properties: Mapping[str, str | None] = {}
         for code, start, _, end in iter_sections(prefix):
