@@ -141,7 +141,7 @@ def _print_report(output: Output, report: HomeSecurityReport) -> None:
     latency = "" if report.p50_ms is None else f" Event to SQL: p50 {report.p50_ms:,.0f} ms"
     latency += "" if report.p99_ms is None else f", p99 {report.p99_ms:,.0f} ms."
     output.line(
-        f"{report.published_per_s:,.0f} events/s for {report.elapsed_s:,.0f} s; "
+        f"Published at {report.published_per_s:,.0f} events/s, all in SQL after {report.elapsed_s:,.0f} s; "
         f"{report.state_bytes / 1e6:,.1f} MB of state.{latency}"
     )
     if report.crash is not None:
