@@ -1,0 +1,138 @@
+"""Home security, for real: service, generator, Spark with a SIGKILL in mid-batch; figures as the log says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import delete, insert, select
+
+from tidegate.demos.home_security.check import failures_of, prepare_database, read_tables
+from tidegate.demos.home_security.home import Alarm
+from tidegate.demos.home_security.latencies import QUANTILES, Latencies
+from tidegate.demos.home_security.summaries import SummaryStore
+from tidegate.demos.home_security.tables import NAME, home_alarm, home_minute
+from tidegate.demos.home_security.verify import Expected
+from tidegate.model.errors import AlreadyExistsError
+from tidegate.sql import Database
+from tidegate.sql.schema import ledger_query
+from tidegate.testing.azurite import AzuriteServer
+
+COMMAND = (sys.executable, "-m", "tidegate.cli", "demo", "home-security")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_figure_holds_after_a_crash(tmp_path: Path) -> None:
+    """500 homes for ten seconds, the driver killed once: minutes, alarms, dead letters and summaries are what
+    the log says, events are accounted for one by one, and no process stays."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
+    environment = kept | {"TIDEGATE_CONFIG_DIR": str(tmp_path / "config")}
+    data_dir = tmp_path / "data"
+    words = [*COMMAND, "--data-dir", str(data_dir), "--homes", "500", "--rate", "400", "--duration", "10"]
+    words += ["--malformed-share", "0.02", "--delayed-share", "0.05", "--duplicate-share", "0.05", "--json"]
+    found = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    summary = json.loads(found.stdout)
+    assert summary["events"] == 4_000
+    assert summary["is_exact"] is True
+    assert summary["failures"] == []
+    assert summary["readings"] > 1_000
+    assert summary["duplicates"] > 0
+    put_aside = sum(summary["dead_letters"].values())
+    assert summary["readings"] + summary["duplicates"] + put_aside + summary["status_events"] == 4_000
+    assert summary["homes"] == len(list((data_dir / "summaries").glob("*/*.json")))
+    assert "carbon monoxide" in found.stderr
+    listed = subprocess.run(["ps", "-A", "-o", "args="], capture_output=True, text=True, check=True)
+    assert not [line for line in listed.stdout.splitlines() if str(data_dir) in line]
+    again = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert again.returncode == 1
+    assert "earlier run" in again.stderr
+
+
+def _expected() -> Expected:
+    return Expected(
+        event_count=2,
+        status_count=0,
+        minutes={("h1", 60_000): (2, 1, 0, None, 0)},
+        alarms=frozenset({Alarm("h1", "door", 3, "door_open", 5, 0.0)}),
+        dead_letters={},
+        summaries={"h1": b"{}"},
+        latest_sent_ms=0,
+    )
+
+
+def test_a_wrong_figure_is_noticed(sqlite_url: str, tmp_path: Path) -> None:
+    """A missing row, a row too many, an alarm with another time, a page with other bytes: each is told."""
+    store = SummaryStore(str(tmp_path / "pages"))
+    with Database.open(sqlite_url) as database:
+        assert prepare_database(database) is False
+        with database.writing() as connection, connection.begin():
+            connection.execute(insert(home_minute).values(["h1", 60_000, 2, 1, 0, None, 0]))
+            connection.execute(insert(home_alarm).values(["h1", "door", 3, "door_open", 5, 0.0]))
+        store.write({"h1": "{}"})
+        assert failures_of(_expected(), read_tables(database), store) == ()
+        store.write({"h1": "{ }"})
+        with database.writing() as connection, connection.begin():
+            connection.execute(insert(home_minute).values(["h1", 120_000, 1, 1, 0, None, 0]))
+            connection.execute(delete(home_alarm))
+        failures = failures_of(_expected(), read_tables(database), store)
+    assert [failure.split(" are ")[0] for failure in failures] == [
+        "1 rows of home_minute",
+        "1 alarms",
+        "1 summaries",
+    ]
+
+
+def test_only_results_of_this_demo_are_cleared(sqlite_url: str) -> None:
+    """Tables that the ledger does not know as this demo's are somebody else's."""
+    with Database.open(sqlite_url) as database:
+        database.ensure_table(home_minute)
+        with pytest.raises(AlreadyExistsError, match="home_minute"):
+            prepare_database(database)
+        with database.writing() as connection, connection.begin():
+            connection.execute(insert(home_minute).values(["h1", 60_000, 2, 1, 0, None, 0]))
+            connection.execute(
+                insert(ledger_query).values(
+                    query_name=NAME,
+                    query_id="q",
+                    next_batch_id=1,
+                    epoch=1,
+                    run_id="r",
+                    owner="",
+                    transaction_token="",
+                    updated_at=database.clock.now_utc(),
+                )
+            )
+        assert prepare_database(database) is True
+        with database.read() as connection:
+            assert connection.execute(select(home_minute)).all() == []
+            assert connection.execute(select(ledger_query)).all() == []
+
+
+def test_summaries_in_azure_are_written_whole_and_again(azurite: AzuriteServer) -> None:
+    """The same homes twice, then one of them with other content; homes without a page are left out."""
+    container = azurite.create_container()
+    store = SummaryStore(f"az://{container}/pages", connection_string=azurite.connection_string())
+    pages = {f"h{index:06}": f'{{"home": {index}}}' for index in range(20)}
+    store.write(pages)
+    store.write(pages)
+    store.write({"h000007": "{}"})
+    found = store.read_many([*pages, "h999999"])
+    assert found == {home: text.encode() for home, text in pages.items()} | {"h000007": b"{}"}
+    assert azurite.connection_string() not in repr(store)
+
+
+def test_latencies_are_those_of_events_not_of_micro_batches() -> None:
+    """A micro-batch of a thousand events counts a thousand times as much as one of one event."""
+    latencies = Latencies()
+    assert latencies.percentile_ms(0.5) is None
+    latencies.add([1_000] * len(QUANTILES), 1_000, 1_098)
+    latencies.add([1_000] * len(QUANTILES), 1, 9_000)
+    assert latencies.percentile_ms(0.5) == 100
+    assert latencies.percentile_ms(0.99) == 100
+    assert latencies.percentile_ms(1.0) == 8_005
