@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
+from pyspark.sql import functions as F
 from tests.spark.support import assert_exact, make_pipeline, outcome_of, publish, readings, score
 
 from tidegate.model.connection_string import ConnectionString

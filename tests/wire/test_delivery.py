@@ -224,7 +224,9 @@ def test_a_batched_delivery_gives_the_same_events_as_single_ones() -> None:
         assert getattr(batched, column)[-1] == getattr(single, column)[-1]
         with pytest.raises(IndexError):
             getattr(batched, column)[5]
-    between_bytes = len(wrap_event(b"")) * (len(encoded) - 2) + len(wrap_event(encoded[-1])) - len(encoded[-1])
+    between_bytes = (
+        len(wrap_event(b"")) * (len(encoded) - 2) + len(wrap_event(encoded[-1])) - len(encoded[-1])
+    )
     assert batched.size_bytes == sum(map(len, encoded)) + between_bytes
     assert list(EncodedEvents.joined([batched[:2], batched[2:]]).offsets) == list(batched.offsets)
     assert len(EncodedEvents.joined([])) == 0

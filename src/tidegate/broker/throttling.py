@@ -141,7 +141,7 @@ class Throughput:
         self._units = units
 
     def use_up(self, ahead_s: float) -> None:
-        """Have the units used up for the next ``ahead_s`` seconds, for tests; nothing where there are none."""
+        """Have the units used up for the next ``ahead_s`` seconds; nothing where there are none."""
         now = self._clock.monotonic()
         self._ingress.use_up(ahead_s, now=now)
         self._egress.use_up(ahead_s, now=now)

@@ -123,7 +123,7 @@ class OutOfOrderSequenceError(TidegateError):
 
 
 class RepeatDiffersError(TidegateError):
-    """An idempotent producer repeats a batch with other events than those that are stored under its number."""
+    """An idempotent producer repeats a batch with other events than are stored under its number."""
 
     fault = Fault.CALLER
 
