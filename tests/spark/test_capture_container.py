@@ -99,6 +99,7 @@ def _avro(schema: Any, records: list[Any], codec: str = "null") -> bytes:
         (_avro("string", ["x"]), "none of Capture"),
         (_avro(dict(AVRO_SCHEMA), [azure_record(0)], "bzip2"), "compressed with 'bzip2'"),
     ],
+    ids=["empty", "Parquet", "other fields", "no record", "other codec"],  # the bytes hold a random marker
 )
 def test_files_of_others_are_named(data: bytes, words: str) -> None:
     """Parquet, another schema, a codec that neither service writes."""
