@@ -95,8 +95,13 @@ def test_captured_files_read_as_azures_do(tmp_path: Path) -> None:
         "raw": b"\xff",
         "is_new": "true",
     }
-    assert records[0]["SystemProperties"] == {
+    system_properties = records[0]["SystemProperties"]
+    enqueued_time = received[0].enqueued_time
+    assert enqueued_time is not None
+    assert system_properties.pop("x-opt-enqueued-time") // 1000 == int(enqueued_time.timestamp())
+    assert system_properties == {
         "x-opt-partition-key": "device-7",
         "message-id": "id-1",
         "content-type": "text/plain",
+        "tidegate:property-types": '{"is_new":"boolean"}',
     }

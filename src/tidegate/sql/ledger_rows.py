@@ -224,8 +224,10 @@ def merge(unit: UnitOfWork, target: LedgerTable, sources: Sequence[Table], colum
     """
     parts = [select(*(source.columns[key].label(key) for key in columns)) for source in sources]
     source = parts[0].subquery() if len(parts) == 1 else union_all(*parts).subquery()
-    # PostgreSQL refuses a second row of a key; in SQLite it would win without a word.
-    is_shared = unit.database.is_sqlite and bool(_shared_keys(unit, target, source))
+    # PostgreSQL refuses a second row of a key, unless both are older than what is stored; in SQLite it would
+    # win without a word.
+    is_looked_for = unit.database.is_sqlite or target.is_older_ignored
+    is_shared = is_looked_for and bool(_shared_keys(unit, target, source))
     if not is_shared and _try_upsert(unit, target, columns, _rows_of(source, columns)):
         return
     keys = _shared_keys(unit, target, source, is_highest_only=bool(target.order_by))

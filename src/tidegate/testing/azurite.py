@@ -77,12 +77,13 @@ class AzuriteServer:
             )
         deadline = time.monotonic() + _START_S_MAX
         while True:
+            has_ended = self._process.poll() is not None  # before reading: nothing is written after it
             said = log_file.read_text(errors="replace")
             listens = _LISTENS.search(said)
             if listens is not None:
                 self.port = int(listens[1])
                 return
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if has_ended or time.monotonic() > deadline:
                 raise RuntimeError(f"Azurite did not start. It wrote: {said}")
             time.sleep(0.02)
 
