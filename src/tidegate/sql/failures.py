@@ -23,6 +23,7 @@ _SQLSTATES_DATA = ("21", "22", "23", "44", "P0001", "42804", "42846")
 
 _SQLITE_ENVIRONMENT = (
     "database is locked",
+    "locking protocol",
     "disk is full",
     "disk I/O error",
     "no such table",
@@ -108,7 +109,7 @@ def translate(error: BaseException, *, doing: str, where: str) -> DatabaseError:
             f"The disk of the database {where} is full: {text}.",
             next_step="Nothing of this batch was written; make room and start again.",
         )
-    if state.startswith(_SQLSTATES_BUSY) or "database is locked" in text:
+    if state.startswith(_SQLSTATES_BUSY) or "database is locked" in text or "locking protocol" in text:
         return DatabaseUnavailableError(
             f"The database {where} was busy while {doing}: {text}.",
             next_step="Nothing was written; try again.",
