@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tidegate.demos.flights.crash import find_mid_batch
+from tidegate.demos.flights.spark_stage import SparkStage
+from tidegate.demos.observer import DemoObserver
+from tidegate.demos.processes import ChildSession
+from tidegate.model.errors import DatabaseUnavailableError
+from tidegate.sql import Database
 
 
 def _journal(directory: Path, kind: str, batch_id: int, partitions: dict[str, int] | None = None) -> None:
@@ -56,3 +62,38 @@ def test_the_first_batch_and_an_empty_journal_are_not_used(tmp_path: Path) -> No
     assert find_mid_batch(tmp_path, {"0": 5}) is None
     _journal(tmp_path, "offsets", 0, {"0": 10})
     assert find_mid_batch(tmp_path, {"0": 5}) is None
+
+
+class _Driver:
+    """Notes what is done to it."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def freeze(self) -> None:
+        self.calls.append("freeze")
+
+    def thaw(self) -> None:
+        self.calls.append("thaw")
+
+
+def test_a_driver_that_is_frozen_on_the_file_goes_on(
+    running: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frozen while it holds SQLite's file, it keeps the demo out of it: that is no moment to crash."""
+
+    def held(database: Database) -> dict[str, int]:
+        raise DatabaseUnavailableError("The database was busy while reading: locking protocol.")
+
+    monkeypatch.setattr("tidegate.demos.flights.spark_stage.processed_events", held)
+    stage = SparkStage(
+        connection_string="",
+        database=cast(Database, None),
+        database_url="",
+        files_dir=tmp_path,
+        events_per_trigger=1,
+        observer=cast(DemoObserver, None),
+    )
+    driver = _Driver()
+    assert not stage._kill_in_mid_batch(cast(ChildSession, driver), running, 1000, {"0": 20, "1": 10})
+    assert driver.calls == ["freeze", "thaw"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import CheckConstraint, Column, Integer, MetaData, String, Table, UniqueConstraint
+from sqlalchemy import CheckConstraint, Column, Integer, MetaData, String, Table, UniqueConstraint, exc
 from tests.sql.support import (
     CONSUMER,
     PIPELINE,
@@ -22,6 +23,7 @@ from tests.sql.support import (
 from tidegate.model.errors import (
     CheckpointGapError,
     DatabaseError,
+    DatabaseUnavailableError,
     EventHubReplacedError,
     InvalidArgumentError,
 )
@@ -404,6 +406,14 @@ def test_rows_computed_elsewhere_need_known_columns(sqlite_url: str) -> None:
                 start_sequence_number=0,
                 until_sequence_number=1,
             )
+
+
+@pytest.mark.parametrize("words", ["database is locked", "locking protocol"])
+def test_a_file_that_others_hold_is_busy(words: str) -> None:
+    """Trying again helps: both are what SQLite says when it has tried for as long as it wants to."""
+    cause = sqlite3.OperationalError(words)
+    told = translate(exc.OperationalError("SELECT", None, cause), doing="reading", where="db")
+    assert isinstance(told, DatabaseUnavailableError)
 
 
 def test_a_full_disk_of_postgresql_is_called_that() -> None:

@@ -15,7 +15,6 @@ import os
 import socket
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -60,8 +59,6 @@ _SERVER_KEEPALIVES: Final = {
 
 _SCHEMA_LOCK_KEY: Final = 0x7469_6465  # "tide": the advisory lock that serialises migrations on PostgreSQL
 _IS_READER = "tidegate_is_reader"
-_SNAPSHOT_TRIES = 20
-_SNAPSHOT_PAUSE_S = 0.05
 _WRITER_LOCK = "tidegate_writer_lock"
 
 
@@ -458,21 +455,3 @@ def _begin_sqlite(connection: Connection) -> None:
     is_reader = connection.get_execution_options().get(_IS_READER, False)
     # A deferred transaction that turns into a writer half-way can fail at once with "database is locked".
     connection.exec_driver_sql("BEGIN" if is_reader else "BEGIN IMMEDIATE")
-    if is_reader:
-        _take_snapshot(connection)
-
-
-def _take_snapshot(connection: Connection) -> None:
-    """Have the transaction read what is there now.
-
-    While other processes open, recover or close the file's write-ahead log, SQLite gives up finding it with
-    SQLITE_PROTOCOL ("locking protocol"), which is over when they are done.
-    """
-    for is_last in (*[False] * _SNAPSHOT_TRIES, True):
-        try:
-            connection.exec_driver_sql("SELECT 1 FROM sqlite_schema LIMIT 1")
-            return
-        except exc.OperationalError as error:
-            if is_last or "locking protocol" not in str(error.orig):
-                raise
-            time.sleep(_SNAPSHOT_PAUSE_S)

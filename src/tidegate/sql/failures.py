@@ -109,6 +109,8 @@ def translate(error: BaseException, *, doing: str, where: str) -> DatabaseError:
             f"The disk of the database {where} is full: {text}.",
             next_step="Nothing of this batch was written; make room and start again.",
         )
+    # A process that stands still while it writes the log's header keeps readers out, too: after 10 s SQLite
+    # calls that "locking protocol" (SQLITE_PROTOCOL; seen with a stopped process).
     if state.startswith(_SQLSTATES_BUSY) or "database is locked" in text or "locking protocol" in text:
         return DatabaseUnavailableError(
             f"The database {where} was busy while {doing}: {text}.",

@@ -13,6 +13,7 @@ from tidegate.demos.flights.crash import MidBatch, find_mid_batch
 from tidegate.demos.flights.results import processed_events
 from tidegate.demos.observer import DemoObserver
 from tidegate.demos.processes import ChildSession
+from tidegate.model.errors import DatabaseUnavailableError
 from tidegate.sql import Database
 
 CONNECTION_STRING_VARIABLE = "TIDEGATE_CONNECTION_STRING"
@@ -109,7 +110,10 @@ class SparkStage:
             return False
         driver.freeze()
         # Nothing moves any more: what is found now is what the crash leaves behind.
-        found = find_mid_batch(checkpoint_dir, processed_events(self._database))
+        try:
+            found = find_mid_batch(checkpoint_dir, processed_events(self._database))
+        except DatabaseUnavailableError:
+            found = None  # frozen while it held SQLite's file: nobody can read it now, so this is no moment
         if not _is_moment_to_crash(found, total):
             driver.thaw()
             return False

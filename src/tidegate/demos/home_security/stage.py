@@ -231,18 +231,19 @@ class LiveStage:
         if self._running_batch() is None:
             return False
         self._driver.freeze()
-        # Nothing moves any more: what is found now is what the crash leaves behind.
+        # Nothing moves any more: what Spark's journal says now is what the crash leaves behind.
         batch_id = self._running_batch()
         if batch_id is None:
             self._driver.thaw()
             return False
+        self._driver.kill()
+        # Only now: frozen while it held SQLite's file, the driver would keep readers out.
         with self._database.read() as connection:
             found = connection.execute(
                 select(batch_ledger.c.batch_id).where(
                     batch_ledger.c.query_name == NAME, batch_ledger.c.batch_id == batch_id
                 )
             ).first()
-        self._driver.kill()
         self._crash = Crash(batch_id, found is not None)
         self._observer.note(
             f"Killed the Spark driver with SIGKILL while {self._crash.describe()}. Starting it again."
