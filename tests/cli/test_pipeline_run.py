@@ -17,7 +17,7 @@ import pytest
 from tests.cli.support import COMMAND, run_tidegate
 from tests.spark.support import assert_exact, outcome_of, publish
 
-from tidegate.cli.pipeline_run import load_stream_pipeline
+from tidegate.cli.pipeline_start import load_stream_pipeline
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.pipeline_status import PipelineState
 from tidegate.testing.hub import HubService

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidegate.cli.demo_home_security import home_security
-from tidegate.cli.demo_support import check_installed, print_table, termination_unwinds
+from tidegate.cli.demo_support import print_table, termination_unwinds
 from tidegate.cli.exit_codes import CheckFailedError
+from tidegate.cli.installed import check_installed
 from tidegate.cli.options import DATABASE_VARIABLE, with_output
 from tidegate.cli.render import Output, OutputFormat
 
@@ -65,7 +66,7 @@ def flights(
     from tidegate.cli.demo_screen import DemoScreen
     from tidegate.demos.flights.demo import FlightsDemo, run_flights_demo
 
-    check_installed("pyspark", "pyarrow")
+    check_installed("pyspark", "pyarrow", extras="spark,demos")
     wanted = FlightsDemo(
         data_dir=data_dir,
         database_url=database or os.environ.get(DATABASE_VARIABLE),

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.demo_support import check_installed, print_table, termination_unwinds
+from tidegate.cli.demo_support import print_table, termination_unwinds
 from tidegate.cli.exit_codes import CheckFailedError
+from tidegate.cli.installed import check_installed
 from tidegate.cli.options import DATABASE_VARIABLE, with_output
 from tidegate.cli.render import Output, OutputFormat
 
@@ -74,7 +75,7 @@ def home_security(
     """
     from tidegate.cli.demo_screen import DemoScreen
 
-    check_installed("pyspark", "pyarrow", "google.protobuf", "numpy")
+    check_installed("pyspark", "pyarrow", "google.protobuf", "numpy", extras="spark,demos")
     from tidegate.demos.home_security.demo import HomeSecurityDemo, run_home_security_demo
     from tidegate.demos.home_security.generator import GeneratorPlan
 

@@ -5,26 +5,10 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 
 import typer
 
 from tidegate.cli.render import Output, Record
-from tidegate.model.errors import NotFoundError
-
-
-def check_installed(*packages: str) -> None:
-    """Raise NotFoundError where one of the packages cannot be imported."""
-    for name in packages:
-        try:
-            found = find_spec(name)
-        except ModuleNotFoundError:  # the package that it would be in
-            found = None
-        if found is None:
-            raise NotFoundError(
-                f"The demo needs the package {name}, which is not installed.",
-                next_step="Run `pip install 'tidegate[spark,demos]'`, or `make demo` in a clone.",
-            )
 
 
 @contextmanager

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from tidegate.cli.connection import resolve_connection
 from tidegate.cli.options import (
-    DATABASE_VARIABLE,
     STORAGE_VARIABLE,
     CaFileOption,
     ConnectionStringOption,
+    DatabaseOption,
     with_output,
 )
-from tidegate.cli.pipeline_run import check_installed, database_url_of, load_stream_pipeline
+from tidegate.cli.pipeline_start import (
+    AvailableNowOption,
+    MasterOption,
+    MetricsPortOption,
+    PipelineArgument,
+    SparkCheckpointOption,
+    load_stream_pipeline,
+    run_declared,
+)
 from tidegate.cli.render import Output
 
 _AZURE = ("az://", "abfs://", "abfss://")
@@ -24,12 +33,7 @@ _AZURE = ("az://", "abfs://", "abfss://")
 @with_output()
 def replay(
     output: Output,
-    pipeline: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE.py:NAME", help="The pipeline: path/to/file.py:name or package.module:name."
-        ),
-    ],
+    pipeline: PipelineArgument,
     capture: Annotated[
         str,
         typer.Option(
@@ -56,33 +60,11 @@ def replay(
         bool,
         typer.Option("--allow-gap", help="Pass over events that are neither in the log nor in the files."),
     ] = False,
-    database: Annotated[
-        str | None,
-        typer.Option(
-            "--database",
-            metavar="URL",
-            help=f"SQL database to write to, in SQLAlchemy's form. Else {DATABASE_VARIABLE}.",
-        ),
-    ] = None,
-    checkpoint_dir: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="Spark's checkpoint directory, as for `pipeline run`, which may go on with it.",
-        ),
-    ] = None,
-    master: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Spark's master. Default: all cores of this machine, no cluster."),
-    ] = None,
-    available_now: Annotated[
-        bool,
-        typer.Option("--available-now", "--once", help="Process what is there now, then end."),
-    ] = False,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(min=0, max=65535, metavar="N", help="Serve metrics for Prometheus there; 0: any port."),
-    ] = None,
+    database: DatabaseOption = None,
+    checkpoint_dir: SparkCheckpointOption = None,
+    master: MasterOption = None,
+    available_now: AvailableNowOption = False,
+    metrics_port: MetricsPortOption = None,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
@@ -99,14 +81,6 @@ def replay(
       tidegate pipeline replay delays.py:pipeline --capture /var/lib/capture --database sqlite:///delays.db
       tidegate pipeline replay delays.py:pipeline --capture az://archive/telemetry --available-now
     """
-    from dataclasses import replace
-
-    from tidegate.cli.pipeline_process import PipelineRun
-    from tidegate.cli.pipeline_screen import PipelineScreen
-    from tidegate.transport.status_files import PipelineFiles
-
-    check_installed("pyspark", "pyarrow")
-    connection = resolve_connection(connection_string, ca_file, os.environ)
     declared = load_stream_pipeline(pipeline)
     declared = replace(declared, source=replace(declared.source, fail_on_data_loss=not allow_gap))
     chosen = {
@@ -116,22 +90,14 @@ def replay(
         "startingTime": starting_time,
         "storageConnectionString": os.environ.get(STORAGE_VARIABLE) if capture.startswith(_AZURE) else None,
     }
-    files = PipelineFiles.of_user(os.environ)
-    screen = PipelineScreen(output)
-    status = None
-    try:
-        status = PipelineRun(
-            pipeline=declared,
-            connection=connection,
-            database_url=database_url_of(declared, database),
-            checkpoint=checkpoint_dir or str(files.checkpoint_dir(declared.name).absolute()),
-            master=master,
-            is_available_now=available_now,
-            metrics_at=None if metrics_port is None else ("127.0.0.1", metrics_port),
-            log_level="ERROR",
-            adopt=None,
-            watch=screen.watch,
-            capture={name: value for name, value in chosen.items() if value is not None},
-        ).run(files)
-    finally:
-        screen.close(status)
+    run_declared(
+        output,
+        declared,
+        connection=resolve_connection(connection_string, ca_file, os.environ),
+        database=database,
+        checkpoint_dir=checkpoint_dir,
+        master=master,
+        is_available_now=available_now,
+        metrics_at=None if metrics_port is None else ("127.0.0.1", metrics_port),
+        capture={name: value for name, value in chosen.items() if value is not None},
+    )

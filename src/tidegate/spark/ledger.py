@@ -128,11 +128,7 @@ class LedgerSink:
             .option("checkpointLocation", str(checkpoint_location))
             .foreachBatch(self)
         )
-        if trigger.is_available_now:
-            writer = writer.trigger(availableNow=True)
-        elif trigger.interval is not None:
-            writer = writer.trigger(processingTime=trigger.interval)
-        return writer.start()
+        return trigger.applied_to(writer).start()
 
     def write(self, rows: DataFrame | Mapping[str, DataFrame], batch_id: int) -> LedgerResult:
         """Write one micro-batch, whole or not at all.

@@ -117,11 +117,7 @@ def run_pipeline(
         .option("checkpointLocation", str(checkpoint_location))
         .options(**sink)
     )
-    if trigger.is_available_now:
-        writer = writer.trigger(availableNow=True)
-    elif trigger.interval is not None:
-        writer = writer.trigger(processingTime=trigger.interval)
-    return writer.start()
+    return trigger.applied_to(writer).start()
 
 
 def sink_options(

@@ -116,11 +116,7 @@ class _Start:
             return self._start_sql_batch(sink)
         writer = self._hub_writer(sink) if isinstance(sink, HubSink) else self._file_writer(sink)
         writer = writer.queryName(self.pipeline.name).option("checkpointLocation", self.checkpoint_location)
-        if self.trigger.is_available_now:
-            writer = writer.trigger(availableNow=True)
-        elif self.trigger.interval is not None:
-            writer = writer.trigger(processingTime=self.trigger.interval)
-        return writer.start()
+        return self.trigger.applied_to(writer).start()
 
     def _start_sql(self, sink: SqlSink) -> StreamingQuery:
         pipeline, source = self.pipeline, self.pipeline.source

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tidegate.model.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,12 @@ class Trigger:
             raise InvalidArgumentError(
                 "A trigger is either available-now or has an interval.", next_step="Give one of the two."
             )
+
+    def applied_to(self, writer: DataStreamWriter) -> DataStreamWriter:
+        """``writer`` with this trigger."""
+        if self.is_available_now:
+            return writer.trigger(availableNow=True)
+        return writer if self.interval is None else writer.trigger(processingTime=self.interval)
 
 
 AS_SOON_AS_POSSIBLE = Trigger()
