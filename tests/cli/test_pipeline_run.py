@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.support import COMMAND, run_tidegate
+from tests.spark.capture_support import captured_then_live
 from tests.spark.support import assert_exact, outcome_of, publish
 
 from tidegate.cli.pipeline_start import load_stream_pipeline
@@ -42,9 +43,11 @@ EVENTS_PER_PART = 700
 class Place:
     """A directory with a file of pipelines, a state directory, a database, and a hub."""
 
-    def __init__(self, path: Path, service: HubService, environment: dict[str, str]) -> None:
+    def __init__(
+        self, path: Path, service: HubService, environment: dict[str, str], hub: str | None = None
+    ) -> None:
         self.service = service
-        self.hub = service.create_hub(partition_count=3)
+        self.hub = hub or service.create_hub(partition_count=3)
         self.file = path / "pipelines.py"
         self.file.write_text(f"HUB = {self.hub!r}\n{PROGRAM}")
         self.files = PipelineFiles(path / "state")
@@ -221,3 +224,20 @@ def test_addresses_that_name_no_pipeline(
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(InvalidArgumentError, match=words):
         load_stream_pipeline(f"{tmp_path}/{name}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_replay_begins_in_captured_files_and_goes_on_live(
+    tmp_path: Path, hub_service: HubService, environment: dict[str, str]
+) -> None:
+    """The command over a real service whose log has lost what Capture has: every event once; then no more."""
+    capture = tmp_path / "capture"
+    place = Place(tmp_path, hub_service, environment, captured_then_live(hub_service, capture, 300, 100))
+    words = ("pipeline", "replay", f"{place.file}:plain", "--capture", str(capture), "--available-now")
+    first = run_tidegate(*words, "--json", environment=place.environment)
+    assert first.code == 0, first.err
+    assert_exact(place.database_url, 400)
+    again = run_tidegate(*words, environment=place.environment)
+    assert again.code == 0, again.err
+    assert_exact(place.database_url, 400)

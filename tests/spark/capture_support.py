@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fastavro
+from tests.spark.support import publish
 
 from tidegate.capture.window import WindowLimits
 from tidegate.model.capture import NAME_FORMAT_DEFAULT, CaptureSettings
@@ -88,3 +89,25 @@ def capture_to_end(
             capture._limits_of = earlier
 
     service.call(run)
+
+
+def drop_all(service: HubService, hub: str) -> None:
+    """What retention does when all events so far are too old; the logs then begin behind them."""
+
+    async def apply(server: TidegateServer) -> None:
+        for partition in server.broker.event_hub(hub).partitions:
+            before = partition.next_sequence_number
+            await partition.apply_retention(before_ms=2**60, bytes_max=None)
+            assert partition.begin_sequence_number == before
+
+    service.call(apply)
+
+
+def captured_then_live(service: HubService, path: Path, captured: int, live: int) -> str:
+    """A hub whose first events are in files alone; the rest is in the log."""
+    hub = service.create_hub(partition_count=4)
+    publish(service.connection_string, hub, captured)
+    capture_to_end(service, hub, str(path), size_bytes=captured * 2)
+    drop_all(service, hub)
+    publish(service.connection_string, hub, live, first_value=captured)
+    return hub

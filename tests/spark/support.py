@@ -81,6 +81,11 @@ def position_of(database: Database) -> int:
     return sum(item.next_sequence_number or 0 for item in CheckpointReader(database).read_all())
 
 
+def has_reached(database_url: str, position: int) -> bool:
+    """Whether so many events are accounted for in the database."""
+    return position_of(Database.shared(database_url)) >= position
+
+
 def assert_exact(database_url: str, event_count: int) -> None:
     """Rows and dead letters together are the events that ``publish`` sent, none twice, none missing."""
     dead_letters = sum(value % 7 == 3 for value in range(event_count))

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import select
-from tests.spark.capture_support import capture_to_end
+from tests.spark.capture_support import capture_to_end, captured_then_live, drop_all
+from tests.spark.driver_process import driver_process
 from tests.spark.support import (
     assert_exact,
+    has_reached,
     make_pipeline,
     outcome_of,
-    position_of,
     publish,
     readings,
 )
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.server.app import TidegateServer
 from tidegate.spark import Trigger, explain
 from tidegate.spark.replay import replay_pipeline
 from tidegate.sql import Database
@@ -37,28 +33,6 @@ pytestmark = pytest.mark.slow
 _NOW = Trigger(is_available_now=True)
 _DRIVER_TIMEOUT_S = 240
 _POLL_S = 0.1
-
-
-def drop_all(service: HubService, hub: str) -> None:
-    """What retention does when all events so far are too old; the logs then begin behind them."""
-
-    async def apply(server: TidegateServer) -> None:
-        for partition in server.broker.event_hub(hub).partitions:
-            before = partition.next_sequence_number
-            await partition.apply_retention(before_ms=2**60, bytes_max=None)
-            assert partition.begin_sequence_number == before
-
-    service.call(apply)
-
-
-def _captured_then_live(service: HubService, path: Path, captured: int, live: int) -> str:
-    """A hub whose first events are in files alone; the rest is in the log."""
-    hub = service.create_hub(partition_count=4)
-    publish(service.connection_string, hub, captured)
-    capture_to_end(service, hub, str(path), size_bytes=captured * 2)
-    drop_all(service, hub)
-    publish(service.connection_string, hub, live, first_value=captured)
-    return hub
 
 
 def _replay(
@@ -87,7 +61,7 @@ def test_a_handler_goes_over_capture_and_then_live(
     spark: SparkSession, hub_service: HubService, database_url: str, tmp_path: Path
 ) -> None:
     """From the first captured event, in micro-batches that end in files and in the log; then again."""
-    hub = _captured_then_live(hub_service, tmp_path / "capture", 2000, 600)
+    hub = captured_then_live(hub_service, tmp_path / "capture", 2000, 600)
     arguments = (spark, hub_service, hub, database_url, tmp_path / "capture", tmp_path / "checkpoint")
     _replay(*arguments, max_events_per_trigger=700)
     assert_exact(database_url, 2600)
@@ -111,7 +85,7 @@ def test_a_transformation_goes_over_capture_and_then_live(
     spark: SparkSession, hub_service: HubService, sqlite_url: str, tmp_path: Path
 ) -> None:
     """The same rows as with the handler; columns that only a log could give back are asked for at once."""
-    hub = _captured_then_live(hub_service, tmp_path / "capture", 500, 100)
+    hub = captured_then_live(hub_service, tmp_path / "capture", 500, 100)
     arguments = (spark, hub_service, hub, sqlite_url, tmp_path / "capture")
     with pytest.raises(InvalidArgumentError, match="dropped the column 'offset'"):
         _replay(*arguments, tmp_path / "cp", transform=lambda rows: _score(rows).drop("offset"))
@@ -151,7 +125,7 @@ def test_captured_events_of_another_hub_are_not_taken(
     spark: SparkSession, hub_service: HubService, sqlite_url: str, tmp_path: Path
 ) -> None:
     """A path of one's neighbour would fill the table with his events."""
-    neighbour = _captured_then_live(hub_service, tmp_path / "capture", 40, 0)
+    neighbour = captured_then_live(hub_service, tmp_path / "capture", 40, 0)
     hub = hub_service.create_hub(partition_count=4)
     with pytest.raises(InvalidArgumentError, match="no captured events of the event hub"):
         _replay(spark, hub_service, hub, sqlite_url, tmp_path / "capture", tmp_path / "checkpoint")
@@ -185,7 +159,7 @@ def test_kills_within_capture_and_at_the_seam_leave_no_trace(
     print(f"seed {seed}")
     rng = random.Random(seed)
     captured, live = 2400, 800
-    hub = _captured_then_live(hub_service, tmp_path / "capture", captured, live)
+    hub = captured_then_live(hub_service, tmp_path / "capture", captured, live)
     arguments = json.dumps(
         {
             "event_hub": hub,
@@ -199,31 +173,11 @@ def test_kills_within_capture_and_at_the_seam_leave_no_trace(
     )
     log_file = tmp_path / "driver.log"
 
-    def start() -> subprocess.Popen[bytes]:
-        with log_file.open("ab") as log:
-            command = [sys.executable, "-c", _DRIVER, arguments]
-            return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-
-    def kill(driver: subprocess.Popen[bytes]) -> None:
-        if driver.poll() is None:
-            os.killpg(driver.pid, signal.SIGKILL)
-            driver.wait()
-
     for position in (1 + rng.randrange(captured // 2), captured - 100 + rng.randrange(100)):
-        driver = start()
-        try:
-            deadline = time.monotonic() + _DRIVER_TIMEOUT_S
-            with Database.open(sqlite_url) as database:
-                while driver.poll() is None and position_of(database) < position:
-                    assert time.monotonic() < deadline, log_file.read_text()[-2000:]
-                    time.sleep(_POLL_S)
-            assert driver.poll() is None, log_file.read_text()[-2000:]
-        finally:
-            kill(driver)
+        with driver_process(log_file, "-c", _DRIVER, arguments) as driver:
+            driver.wait_until(functools.partial(has_reached, sqlite_url, position))
+            driver.check_running()
     assert outcome_of(sqlite_url).position < captured + live
-    driver = start()
-    try:
-        assert driver.wait(_DRIVER_TIMEOUT_S) == 0, log_file.read_text()[-2000:]
-    finally:
-        kill(driver)
+    with driver_process(log_file, "-c", _DRIVER, arguments) as driver:
+        driver.wait_done()
     assert_exact(sqlite_url, captured + live)

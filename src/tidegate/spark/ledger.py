@@ -29,7 +29,7 @@ from tidegate.spark.commits import ERROR_COLUMN
 from tidegate.spark.ledger_batch import current_batch
 from tidegate.spark.ledger_columns import check_columns
 from tidegate.spark.ledger_tasks import PART_SCHEMA, TaskPlan, TaskRows, add_parts
-from tidegate.spark.session import refuse_sqlite_on_cluster
+from tidegate.spark.session import checkpoint_path, refuse_sqlite_on_cluster
 from tidegate.spark.trigger import AS_SOON_AS_POSSIBLE, Trigger
 from tidegate.sql import ConsumerKey, Database
 from tidegate.sql.database import absolute_url
@@ -125,7 +125,7 @@ class LedgerSink:
         writer = (
             rows.writeStream.queryName(self.name)
             .outputMode(output_mode)
-            .option("checkpointLocation", str(checkpoint_location))
+            .option("checkpointLocation", checkpoint_path(rows.sparkSession, checkpoint_location))
             .foreachBatch(self)
         )
         return trigger.applied_to(writer).start()

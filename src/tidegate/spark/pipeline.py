@@ -24,7 +24,7 @@ from tidegate.spark.ownership import claim_checkpoints
 from tidegate.spark.plan import SinkPlan
 from tidegate.spark.replay_source import ReplayDataSource, check_replayable, plan_replay
 from tidegate.spark.schema import EVENT_SCHEMA
-from tidegate.spark.session import refuse_sqlite_on_cluster
+from tidegate.spark.session import checkpoint_path, refuse_sqlite_on_cluster
 from tidegate.spark.sink import PLAN_OPTION, SqlSinkDataSource
 from tidegate.spark.source import EventHubsDataSource, register
 from tidegate.spark.trigger import AS_SOON_AS_POSSIBLE, Trigger
@@ -114,7 +114,7 @@ def run_pipeline(
         rows.writeStream.format(SqlSinkDataSource.name())
         .queryName(pipeline.name)
         .outputMode("append")
-        .option("checkpointLocation", str(checkpoint_location))
+        .option("checkpointLocation", checkpoint_path(spark, checkpoint_location))
         .options(**sink)
     )
     return trigger.applied_to(writer).start()

@@ -16,6 +16,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlparse
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
@@ -94,6 +95,18 @@ def spark_session(
 
         check_executors(session)
     return session
+
+
+def checkpoint_path(spark: SparkSession, location: str | Path) -> str:
+    """A checkpoint directory as Spark is to get it: on one machine, relative to this process's directory.
+
+    Java would take a relative path from where it was started, and Spark's Python workers from another place.
+    On a cluster it is for Spark's default file system to say.
+    """
+    text = str(location)
+    if not spark.sparkContext.master.startswith("local") or urlparse(text).scheme:
+        return text
+    return os.path.abspath(text)
 
 
 def usable_core_count() -> int:

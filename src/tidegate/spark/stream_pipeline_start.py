@@ -20,6 +20,7 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
 from tidegate.spark.ledger import LedgerResult, LedgerSink
 from tidegate.spark.pipeline import run_pipeline
+from tidegate.spark.session import checkpoint_path
 from tidegate.spark.source import EventHubsDataSource, register
 from tidegate.spark.stream_pipeline import (
     OWN_FILE_FORMAT,
@@ -71,7 +72,7 @@ def start_stream_pipeline(
         declared,
         connection_string=hub_connection_string(connection_string, declared.source.event_hub),
         database_url=database_url,
-        checkpoint_location=str(checkpoint_location),
+        checkpoint_location=checkpoint_path(spark, checkpoint_location),
         trigger=trigger or declared.trigger,
         ca_file=None if ca_file is None else str(ca_file),
         adopt=adopt,
