@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from tests.spark.support import assert_exact, make_pipeline, outcome_of, position_of, publish
+from tests.spark.driver_process import DriverProcess, driver_process
+from tests.spark.support import assert_exact, has_reached, make_pipeline, outcome_of, publish
 
 from tidegate.spark import explain, run_pipeline
-from tidegate.sql import Database
 from tidegate.testing.hub import HubService
 from tidegate.testing.postgresql import PostgresqlServer
 
@@ -40,37 +39,15 @@ class _Drivers:
             "checkpoint": str(directory / "checkpoint"),
         }
 
-    def start(self, *, max_events_per_trigger: int) -> subprocess.Popen[bytes]:
+    @contextmanager
+    def running(self, *, max_events_per_trigger: int) -> Iterator[DriverProcess]:
         arguments = self._arguments | {
             "max_events_per_trigger": max_events_per_trigger,
             "transaction_rows_max": max_events_per_trigger // 10,
         }
-        with (self._directory / "driver.log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.driver", json.dumps(arguments)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def log(self) -> str:
-        return (self._directory / "driver.log").read_text()[-4000:]
-
-
-def _wait_progress(driver: subprocess.Popen[bytes], database_url: str, position: int) -> None:
-    """Until the driver has accounted for so many events, or has ended."""
-    deadline = time.monotonic() + _DRIVER_TIMEOUT_S
-    with Database.open(database_url) as database:
-        while driver.poll() is None and position_of(database) < position:
-            assert time.monotonic() < deadline, f"the driver did not get to event {position}"
-            time.sleep(_POLL_S)
-
-
-def _kill(driver: subprocess.Popen[bytes]) -> None:
-    """End the driver's process group at once, if it has not ended by itself."""
-    if driver.poll() is None:
-        os.killpg(driver.pid, signal.SIGKILL)
-        driver.wait()
+        words = ("-m", "tests.spark.driver", json.dumps(arguments))
+        with driver_process(self._directory / "driver.log", *words) as driver:
+            yield driver
 
 
 def test_ten_kills_of_the_driver_leave_no_trace(
@@ -92,20 +69,14 @@ def test_ten_kills_of_the_driver_leave_no_trace(
     for _ in range(_KILLS):
         # A twelfth of the work at most per life, so that ten kills fall into the work and not behind it.
         position += 1 + rng.randrange(count // 12)
-        driver = drivers.start(max_events_per_trigger=200)
-        try:
-            _wait_progress(driver, sqlite_url, position)
+        with drivers.running(max_events_per_trigger=200) as driver:
+            driver.wait_until(functools.partial(has_reached, sqlite_url, position))
             time.sleep(rng.random() * 0.3)
-            assert driver.poll() is None, drivers.log()
-        finally:
-            _kill(driver)
+            driver.check_running()
         position = outcome_of(sqlite_url).position
     assert 0 < position < count
-    driver = drivers.start(max_events_per_trigger=2000)
-    try:
-        assert driver.wait(_DRIVER_TIMEOUT_S) == 0, drivers.log()
-    finally:
-        _kill(driver)
+    with drivers.running(max_events_per_trigger=2000) as driver:
+        driver.wait_done()
     assert_exact(sqlite_url, count)
 
 
@@ -127,19 +98,15 @@ def test_of_two_drivers_at_once_one_fails_clearly(
     )
     try:
         deadline = time.monotonic() + _DRIVER_TIMEOUT_S
-        with Database.open(database_url) as database:
-            while position_of(database) == 0:
-                assert time.monotonic() < deadline
-                time.sleep(_POLL_S)
+        while not has_reached(database_url, 1):
+            assert time.monotonic() < deadline
+            time.sleep(_POLL_S)
         drivers = _Drivers(hub_service, hub, database_url, tmp_path)
-        second = drivers.start(max_events_per_trigger=1000)
-        try:
+        with drivers.running(max_events_per_trigger=1000) as second:
             with pytest.raises(PySparkException) as caught:
                 first.awaitTermination(_DRIVER_TIMEOUT_S)
             assert "Another driver took over the pipeline readings" in explain(caught.value)
-            assert second.wait(_DRIVER_TIMEOUT_S) == 0, drivers.log()
-        finally:
-            _kill(second)
+            second.wait_done()
     finally:
         first.stop()
     assert_exact(database_url, count)

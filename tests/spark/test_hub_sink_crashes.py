@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +12,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from tests.spark.driver_process import driver_process
 
 from tidegate.client import BlockingConsumer
 from tidegate.spark.file_sink_commits import published_files
@@ -25,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 _COUNT = 4_000
 _KEYS = 40
 _DRIVER_KILLS = 2
-_DEADLINE_S = 240
+_MODULE = ("-m", "tests.spark.sink_driver")
 
 
 @pytest.fixture
@@ -35,32 +33,13 @@ def service() -> Iterator[HubProcess]:
         yield process
 
 
-def _start(arguments: dict[str, object], log_file: Path) -> subprocess.Popen[bytes]:
-    with log_file.open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.sink_driver", json.dumps(arguments)],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-
-def _kill(driver: subprocess.Popen[bytes]) -> None:
-    if driver.poll() is None:
-        os.killpg(driver.pid, signal.SIGKILL)
-        driver.wait()
-
-
 def _stored_count(service: HubProcess, hub: str) -> int:
     with BlockingConsumer(service.connection_string, hub) as consumer:
         return sum(each.next_sequence_number for each in consumer.get_all_partition_properties())
 
 
-def _wait_stored(driver: subprocess.Popen[bytes], service: HubProcess, hub: str, count: int) -> None:
-    deadline = time.monotonic() + _DEADLINE_S
-    while driver.poll() is None and _stored_count(service, hub) < count:
-        assert time.monotonic() < deadline, f"the driver did not get to event {count}"
-        time.sleep(0.05)
+def _has_stored(service: HubProcess, hub: str, count: int) -> bool:
+    return _stored_count(service, hub) >= count
 
 
 def _read(spark: SparkSession, service: HubProcess, hub: str) -> DataFrame:
@@ -93,23 +72,20 @@ def test_kills_lose_and_double_nothing(spark: SparkSession, service: HubProcess,
     log_file = tmp_path / "driver.log"
     stored = 0
     for _ in range(_DRIVER_KILLS):
-        driver = _start(arguments, log_file)
-        try:
-            _wait_stored(driver, service, target, stored + 1 + rng.randrange(_COUNT // 4))
+        wanted = stored + 1 + rng.randrange(_COUNT // 4)
+        with driver_process(log_file, *_MODULE, json.dumps(arguments)) as driver:
+            driver.wait_until(functools.partial(_has_stored, service, target, wanted))
             time.sleep(rng.random() * 0.3)
-            assert driver.poll() is None, log_file.read_text()[-2000:]
-        finally:
-            _kill(driver)
+            driver.check_running()
         stored = _stored_count(service, target)
         assert stored < _COUNT
-    driver = _start(arguments | {"max_events_per_trigger": 500}, log_file)
-    try:
-        _wait_stored(driver, service, target, stored + 1 + rng.randrange((_COUNT - stored) // 2))
+    wanted = stored + 1 + rng.randrange((_COUNT - stored) // 2)
+    last = json.dumps(arguments | {"max_events_per_trigger": 500})
+    with driver_process(log_file, *_MODULE, last) as driver:
+        driver.wait_until(functools.partial(_has_stored, service, target, wanted))
         service.kill()
         service.start()
-        assert driver.wait(_DEADLINE_S) == 0, log_file.read_text()[-2000:]
-    finally:
-        _kill(driver)
+        driver.wait_done()
     found = (
         _read(spark, service, target).select("body", "partitionKey", "partition", "sequenceNumber").collect()
     )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
@@ -15,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Table, select
+from tests.spark.driver_process import driver_process
 from tests.spark.ledger_driver import UPSERTS, final_minutes, minutes
 
 from tidegate.sql import Database
@@ -26,8 +25,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 _KILLS = 3
 _FILES = 18
 _READINGS_PER_FILE = 200
-_DRIVER_TIMEOUT_S = 300
-_POLL_S = 0.02
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 
 Minutes = dict[tuple[datetime, int], tuple[int, int]]
@@ -72,22 +69,9 @@ def next_batch(database_url: str) -> int:
         return found.scalar_one_or_none() or 0
 
 
-def start_driver(arguments: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """A driver in a process group of its own."""
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.ledger_driver", json.dumps(arguments)],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-
-def kill(driver: subprocess.Popen[bytes]) -> None:
-    """End the driver's process group at once, if it has not ended by itself."""
-    if driver.poll() is None:
-        os.killpg(driver.pid, signal.SIGKILL)
-        driver.wait()
+def has_done(database_url: str, batches: int) -> bool:
+    """Whether so many batches are committed."""
+    return next_batch(database_url) >= batches
 
 
 def test_killed_drivers_leave_the_aggregates_exact(
@@ -109,27 +93,19 @@ def test_killed_drivers_leave_the_aggregates_exact(
         "update_url": postgresql_url,
         "append_url": sqlite_url,
     }
+    driver_words = ("-m", "tests.spark.ledger_driver", json.dumps(arguments))
     log = tmp_path / "driver.log"
     done = 0
     for _ in range(_KILLS):
         wanted = done + 1 + rng.randrange(_FILES // _KILLS - 2)
-        driver = start_driver(arguments, log)
-        try:
-            deadline = time.monotonic() + _DRIVER_TIMEOUT_S
-            while driver.poll() is None and next_batch(postgresql_url) < wanted:
-                assert time.monotonic() < deadline, log.read_text()[-4000:]
-                time.sleep(_POLL_S)
+        with driver_process(log, *driver_words) as driver:
+            driver.wait_until(functools.partial(has_done, postgresql_url, wanted))
             time.sleep(rng.random() * 0.2)
-            assert driver.poll() is None, log.read_text()[-4000:]
-        finally:
-            kill(driver)
+            driver.check_running()
         done = next_batch(postgresql_url)
     assert done < _FILES
-    driver = start_driver(arguments, log)
-    try:
-        assert driver.wait(_DRIVER_TIMEOUT_S) == 0, log.read_text()[-4000:]
-    finally:
-        kill(driver)
+    with driver_process(log, *driver_words) as driver:
+        driver.wait_done()
     assert stored(postgresql_url, minutes) == expected
     # Windows within the watermark of the last reading are still open.
     last = max(minute for minute, _ in expected)
