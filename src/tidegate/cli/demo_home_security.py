@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.demo_support import print_table, termination_unwinds
-from tidegate.cli.exit_codes import CheckFailedError
+from tidegate.cli.demo_support import print_table, tell, termination_unwinds
 from tidegate.cli.installed import check_installed
 from tidegate.cli.options import DATABASE_VARIABLE, with_output
 from tidegate.cli.render import Output, OutputFormat
@@ -99,12 +98,7 @@ def home_security(
     )
     with termination_unwinds(), DemoScreen() as screen:
         report = run_home_security_demo(wanted, screen)
-    if output.format is OutputFormat.JSON:
-        output.record(_summary(report))
-    else:
-        _print_report(output, report)
-    if report.failures:
-        raise CheckFailedError("The figures do not hold: " + "; ".join(report.failures) + ".")
+    tell(output, report, summary=_summary, draw=_print_report)
 
 
 def _summary(report: HomeSecurityReport) -> dict[str, object]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol, TypeVar
 
 import typer
 
-from tidegate.cli.render import Output, Record
+from tidegate.cli.exit_codes import CheckFailedError
+from tidegate.cli.render import Output, OutputFormat, Record
 
 
 @contextmanager
@@ -24,6 +26,30 @@ def termination_unwinds() -> Iterator[None]:
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
+
+
+class Report(Protocol):
+    """What every demo comes to."""
+
+    @property
+    def failures(self) -> Sequence[str]:
+        """What does not hold; empty: every figure does."""
+        ...
+
+
+R = TypeVar("R", bound=Report)
+
+
+def tell(
+    output: Output, report: R, *, summary: Callable[[R], Record], draw: Callable[[Output, R], None]
+) -> None:
+    """Show a report as one JSON object or as tables. Raises CheckFailedError where figures do not hold."""
+    if output.format is OutputFormat.JSON:
+        output.record(summary(report))
+    else:
+        draw(output, report)
+    if report.failures:
+        raise CheckFailedError("The figures do not hold: " + "; ".join(report.failures) + ".")
 
 
 def print_table(output: Output, title: str, records: Sequence[Record]) -> None:
