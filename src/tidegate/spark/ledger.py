@@ -125,7 +125,7 @@ class LedgerSink:
         writer = (
             rows.writeStream.queryName(self.name)
             .outputMode(output_mode)
-            .option("checkpointLocation", checkpoint_path(rows.sparkSession, checkpoint_location))
+            .option("checkpointLocation", checkpoint_path(checkpoint_location))
             .foreachBatch(self)
         )
         return trigger.applied_to(writer).start()

@@ -114,7 +114,7 @@ def run_pipeline(
         rows.writeStream.format(SqlSinkDataSource.name())
         .queryName(pipeline.name)
         .outputMode("append")
-        .option("checkpointLocation", checkpoint_path(spark, checkpoint_location))
+        .option("checkpointLocation", checkpoint_path(checkpoint_location))
         .options(**sink)
     )
     return trigger.applied_to(writer).start()

@@ -97,14 +97,14 @@ def spark_session(
     return session
 
 
-def checkpoint_path(spark: SparkSession, location: str | Path) -> str:
+def checkpoint_path(location: str | Path) -> str:
     """A checkpoint directory as Spark is to get it: on one machine, relative to this process's directory.
 
     Java would take a relative path from where it was started, and Spark's Python workers from another place.
     On a cluster it is for Spark's default file system to say.
     """
     text = str(location)
-    if not spark.sparkContext.master.startswith("local") or urlparse(text).scheme:
+    if is_on_cluster() or urlparse(text).scheme:
         return text
     return os.path.abspath(text)
 

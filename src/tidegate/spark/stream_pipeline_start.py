@@ -72,7 +72,7 @@ def start_stream_pipeline(
         declared,
         connection_string=hub_connection_string(connection_string, declared.source.event_hub),
         database_url=database_url,
-        checkpoint_location=checkpoint_path(spark, checkpoint_location),
+        checkpoint_location=checkpoint_path(checkpoint_location),
         trigger=trigger or declared.trigger,
         ca_file=None if ca_file is None else str(ca_file),
         adopt=adopt,
