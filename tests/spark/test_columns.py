@@ -17,7 +17,7 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData, PropertyValue
 from tidegate.spark import columns
 from tidegate.spark.body_places import locate_bodies
-from tidegate.spark.columns import ALL_COLUMNS, encoded_event_batch, event_batch
+from tidegate.spark.columns import ALL_COLUMNS, event_batch
 from tidegate.spark.schema import (
     ENCODED_EVENT_ARROW_SCHEMA,
     EVENT_ARROW_SCHEMA,
@@ -215,7 +215,7 @@ def test_columns_are_what_decoding_each_event_gives(is_packed: bool) -> None:
 def test_encoded_events_pass_unchanged() -> None:
     """A handler in the sink sees the event's own bytes."""
     messages = [encode_event(EventData(b"a", {"k": 1})), encode_event(EventData(b"b" * 1000), "key")]
-    batch = encoded_event_batch("0", _events(*messages))
+    batch = event_batch("0", _events(*messages), ENCODED_EVENT_ARROW_SCHEMA.names)
     assert batch.schema.equals(ENCODED_EVENT_ARROW_SCHEMA)
     assert batch.column("encodedEvent").to_pylist() == messages
 

@@ -8,8 +8,9 @@ import pyarrow as pa
 
 from tidegate.amqp.message import Message, encode_message
 from tidegate.model.events import EventData
-from tidegate.spark.columns import encoded_bodies, encoded_event_batch
+from tidegate.spark.columns import encoded_bodies, event_batch
 from tidegate.spark.commits import received_events
+from tidegate.spark.schema import ENCODED_EVENT_ARROW_SCHEMA
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_codec import decode_event, encode_event
 
@@ -33,7 +34,8 @@ def test_bodies_found_beforehand_are_those_that_decoding_gives() -> None:
         for found, message in zip(encoded_bodies(column.slice(7, 150)), messages[7:157], strict=True):
             assert found is None or found == decode_event(message).body, f"seed {seed}"
         events = EncodedEvents(range(7, 207), [5] * 200, [*map(str, range(7, 207))], messages)
-        batches = [encoded_event_batch("3", events).slice(0, 90), encoded_event_batch("3", events).slice(90)]
+        batch = event_batch("3", events, ENCODED_EVENT_ARROW_SCHEMA.names)
+        batches = [batch.slice(0, 90), batch.slice(90)]
         received = received_events("3", pa.Table.from_batches(batches))
         assert [event.body for event in received] == [decode_event(message).body for message in messages]
         assert [event.sequence_number for event in received] == [*range(7, 207)]

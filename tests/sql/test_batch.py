@@ -364,9 +364,8 @@ def test_an_event_that_does_not_decode_is_a_dead_letter(database: Database) -> N
 
 def test_rows_computed_elsewhere(database: Database) -> None:
     """The variant for DataFrames: rows, failed and skipped events in one batch, refused rows put aside."""
-    rows = PartitionRows.from_columns(
-        ["sequence_number", "partition_id", "delay"], [[0, 2, 4], ["0"] * 3, [10, None, 14]], [0, 2, 4]
-    )
+    columns = ("sequence_number", "partition_id", "delay")
+    rows = PartitionRows(columns, [(0, "0", 10), (2, "0", None), (4, "0", 14)], [0, 2, 4])
     dead = NewDeadLetter(sequence_number=1, offset="1", enqueued_time_ms=1, error_type="E", reason="why")
 
     def commit() -> BatchResult:

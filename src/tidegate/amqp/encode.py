@@ -275,8 +275,6 @@ _ARRAY_FORMATS: dict[type, tuple[int, str]] = {
 
 _ARRAY_VARIABLE: dict[type, tuple[int, int]] = {bytes: (0xA0, 0xB0), str: (0xA1, 0xB1), Symbol: (0xA3, 0xB3)}
 
-_COMPOUND_CODES: dict[type, tuple[int, ...]] = {list: (0x45, 0xC0), dict: (0xC1,)}
-
 
 def _append_array(output: bytearray, value: Array) -> None:
     for item in value.items:

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from tidegate.amqp.errors import DecodeError
 from tidegate.spark.body_places import BodyPlaces, Int64s, locate_bodies
-from tidegate.spark.schema import ENCODED_EVENT_ARROW_SCHEMA, EVENT_ARROW_SCHEMA, arrow_schema
+from tidegate.spark.schema import EVENT_ARROW_SCHEMA, arrow_schema
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_texts import EventTexts, decode_whole
 from tidegate.wire.packed_messages import packed
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     Column = pa.Array[Any]
 
 ALL_COLUMNS: Final = tuple(EVENT_ARROW_SCHEMA.names)
-ALL_ENCODED_COLUMNS: Final = tuple(ENCODED_EVENT_ARROW_SCHEMA.names)
 
 
 def event_batch(
@@ -48,11 +47,6 @@ def event_batch(
         for name in names
     ]
     return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(names))
-
-
-def encoded_event_batch(partition_id: str, events: EncodedEvents) -> pa.RecordBatch:
-    """The columns of ``ENCODED_EVENT_SCHEMA``."""
-    return event_batch(partition_id, events, ALL_ENCODED_COLUMNS)
 
 
 def encoded_bodies(messages: pa.Array[Any]) -> list[bytes | None]:

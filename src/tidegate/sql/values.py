@@ -360,15 +360,6 @@ class PartitionRows:
         low, high = bisect_left(numbers, start), bisect_left(numbers, until)
         return PartitionRows(self.columns, self.values[low:high], numbers[low:high])
 
-    @classmethod
-    def from_columns(
-        cls, columns: Sequence[str], arrays: Sequence[Sequence[object]], sequence_numbers: Sequence[int]
-    ) -> PartitionRows:
-        """The same rows, given one sequence per column."""
-        if len(columns) != len(arrays):
-            raise InvalidArgumentError(f"{len(columns)} column names came with {len(arrays)} columns.")
-        return cls(tuple(columns), list(zip(*arrays, strict=True)), sequence_numbers)
-
 
 PlaceOf = Callable[[int], EventPlace]
 """Finds the place of an event by its sequence number."""

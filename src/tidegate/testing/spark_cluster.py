@@ -86,15 +86,6 @@ class SparkCluster:
         name = "org.apache.spark.deploy.worker.Worker"
         self._run(f"worker-{number}", name, *words, *memory, *place, host=host)
 
-    def kill_worker(self, number: int) -> None:
-        """SIGKILL to a worker, its executors and their Python; returns when the worker is gone."""
-        kill_session(self._processes.pop(f"worker-{number}"))
-
-    @property
-    def worker_numbers(self) -> list[int]:
-        """The workers that were started and not killed."""
-        return sorted(int(name.rpartition("-")[2]) for name in self._processes if name != "master")
-
     def executor_ids(self) -> list[int]:
         """Process ids of the executors of all applications."""
         return [pid for pid in self._process_ids() if _EXECUTOR_CLASS in _command_of(pid)]

@@ -43,8 +43,6 @@ class Kind(IntEnum):
 KIND_NAMES: Final = {kind.name.lower(): kind for kind in Kind}
 """As the events say it → the kind."""
 
-ROOMS: Final = ("hall", "kitchen", "living-room", "bedroom")
-
 SENSORS: Final = (
     ("motion-hall", Kind.MOTION),
     ("motion-kitchen", Kind.MOTION),
