@@ -22,7 +22,7 @@ check: $(STAMP)  ## lint, format, types, import contracts, docs
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/test_docs.py tests/test_compatibility.py -q -m "not slow"
+	$(BIN)/python -m pytest tests/test_docs.py tests/test_compatibility.py tests/demos/test_demo_guides.py -q -m "not slow"
 
 docs: $(STAMP)  ## renew the reference pages that are made from the code
 	$(BIN)/python -m tidegate.cli.reference docs/reference

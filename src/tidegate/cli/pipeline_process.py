@@ -11,6 +11,7 @@ Abandoning does no harm: what the micro-batch has committed stays, and the next 
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import os
 import signal
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from tidegate.cli.connection import ServiceConnection
 from tidegate.model.connection_string import ConnectionString
@@ -155,13 +156,16 @@ class PipelineRun:
             )
         # Spark's context has set a handler of its own for SIGINT, which ends the program.
         stop.install()
-        try:
-            if not stop.is_requested:
-                self._run_query(spark, reporter, stop)
-        finally:
-            # Where Java is gone there is nothing to stop, and what has happened is told already.
-            with contextlib.suppress(Exception):
-                spark.stop()
+        with log_file.open("a", encoding="utf-8") as log:
+            errors = _StandardErrorUntilStop(sys.stderr, log, stop)
+            with contextlib.redirect_stderr(errors):
+                try:
+                    if not stop.is_requested:
+                        self._run_query(spark, reporter, stop)
+                finally:
+                    # Where Java is gone there is nothing to stop, and what has happened is told already.
+                    with contextlib.suppress(Exception):
+                        spark.stop()
 
     def _run_query(self, spark: SparkSession, reporter: PipelineReporter, stop: StopSignals) -> None:
         from tidegate.spark.progress import listening
@@ -216,7 +220,10 @@ def _stop_query(query: StreamingQuery) -> None:
     thread.start()
     thread.join(STOP_TIMEOUT_S)
     if thread.is_alive():
-        sys.stderr.write(f"Spark did not stop the query within {STOP_TIMEOUT_S:.0f} s; ended without it.\n")
+        assert sys.__stderr__ is not None
+        sys.__stderr__.write(
+            f"Spark did not stop the query within {STOP_TIMEOUT_S:.0f} s; ended without it.\n"
+        )
 
 
 def _error_of(exception: BaseException, log_file: Path) -> TidegateError:
@@ -251,6 +258,34 @@ def _standard_error_to(path: Path) -> Iterator[None]:
     finally:
         os.dup2(saved, 2)
         os.close(saved)
+
+
+class _StandardErrorUntilStop(io.TextIOBase):
+    """What this process prints as errors: to be seen, but once a stop is asked for, into Spark's log.
+
+    A signal that reaches Java, too, makes whatever waits for Java in this process (py4j's logging, the server
+    of PySpark's accumulators) print tracebacks, each in its own way.
+    """
+
+    def __init__(self, seen: TextIO, log: TextIO, stop: StopSignals) -> None:
+        self._seen, self._log, self._stop = seen, log, stop
+
+    def write(self, text: str) -> int:
+        """Write to where it belongs now; once the log is closed, nowhere: logging may keep this for good."""
+        if not self._stop.is_requested:
+            return self._seen.write(text)
+        return len(text) if self._log.closed else self._log.write(text)
+
+    def flush(self) -> None:
+        """Flush where it belongs now."""
+        if not self._stop.is_requested:
+            self._seen.flush()
+        elif not self._log.closed:
+            self._log.flush()
+
+    def fileno(self) -> int:
+        """Of the one that is seen."""
+        return self._seen.fileno()
 
 
 class StopSignals:

@@ -126,7 +126,7 @@ def _session_members(session_id: int) -> set[int]:
     """The living processes of a session. Where there is no /proc (macOS): those of the group of that
     number."""
     if not Path("/proc/self/stat").exists():
-        return _group_members(session_id)
+        return group_members(session_id)
     members: set[int] = set()
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -142,7 +142,8 @@ def _session_members(session_id: int) -> set[int]:
     return members
 
 
-def _group_members(group_id: int) -> set[int]:
+def group_members(group_id: int) -> set[int]:
+    """The living processes of a process group, zombies left out."""
     found = subprocess.run(
         ["/bin/ps", "-A", "-o", "pid=,pgid=,state="], capture_output=True, text=True, check=True
     )
