@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from tidegate.cli.connection import FIRST_CONTACT_TIMEOUT_S
-from tidegate.cli.positions import parse_time
 from tidegate.cli.stores import GroupView, milliseconds_of
 from tidegate.model.errors import (
     InvalidArgumentError,
@@ -20,6 +19,7 @@ from tidegate.model.errors import (
     TidegateError,
 )
 from tidegate.model.position import EventPosition, PositionKind
+from tidegate.model.position_text import parse_time
 
 if TYPE_CHECKING:
     from tidegate.client import EventHubConsumer, PartitionProperties

@@ -64,7 +64,7 @@ def chosen_filter(
     failed_until: str | None,
 ) -> DeadLetterFilter:
     """The filter of a command's options; None leaves a field open. Raises InvalidArgumentError for a time."""
-    from tidegate.cli.positions import parse_time
+    from tidegate.model.position_text import parse_time
     from tidegate.sql import DeadLetterFilter, DeadLetterStatus
     from tidegate.transport.clock import SystemClock
 

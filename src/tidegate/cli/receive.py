@@ -9,9 +9,9 @@ import typer
 
 from tidegate.cli.connection import resolve_connection
 from tidegate.cli.options import CaFileOption, ConnectionStringOption, with_output
-from tidegate.cli.positions import parse_position
 from tidegate.cli.render import Output
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate.model.position_text import parse_position
 
 
 @with_output()

@@ -48,8 +48,8 @@ def send(
       tidegate send telemetry --file readings.jsonl --key .device
     """
     from tidegate.cli.interrupt import run_interruptible
-    from tidegate.cli.json_path import JsonPath
     from tidegate.cli.sending import Routing, send_lines
+    from tidegate.model.json_path import JsonPath
 
     if sum(option is not None for option in (key, partition_key, partition)) > 1:
         raise InvalidArgumentError("--key, --partition-key and --partition exclude each other.")

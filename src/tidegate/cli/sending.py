@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from tidegate.cli.connection import ServiceConnection, check_event_hub
-from tidegate.cli.json_path import JsonPath
 from tidegate.cli.stream_lines import read_lines
 from tidegate.client import EventHubProducer
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData
+from tidegate.model.json_path import JsonPath
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Paths into a JSON value, as ``send --key`` takes them: ``.carrier``, ``.device.id``, ``.items[0].name``."""
+"""Paths into a JSON value, by which an event's key is found in its body: ``.carrier``, ``.items[0].name``."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.cli.json_path import JsonPath
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.json_path import JsonPath
 
 DOCUMENT = b'{"device": {"id": "a1", "no": 7}, "items": [{"name": "x"}], "any name": true, "none": null}'
 
