@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Many tests wait for SDKs and Spark: two processes halve the time, files stay whole. JOBS=0: in one process.
 JOBS ?= 2
 
-.PHONY: demo test check docs bench chaos chaos-hosts chaos-spark lock clean npm
+.PHONY: demo test check docs site bench chaos chaos-hosts chaos-spark lock clean npm
 
 demo: $(STAMP)  ## set up and run the main job: real flights through the log and Spark into SQL
 	$(BIN)/tidegate demo flights $(ARGS)
@@ -27,6 +27,10 @@ check: $(STAMP)  ## lint, format, types, import contracts, docs
 docs: $(STAMP)  ## renew the reference pages that are made from the code
 	$(BIN)/python -m tidegate.cli.reference docs/reference
 	$(BIN)/python -m tests.compatibility docs/reference
+
+site: $(STAMP)  ## build docs/ into site/index.html, which opens from the disk; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Built: site/index.html"
 
 bench: $(STAMP)  ## throughput as ratios to baselines measured in the same run
 	$(BIN)/python -m bench $(ARGS)

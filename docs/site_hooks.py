@@ -1,0 +1,30 @@
+"""What the site does to a page on its way from Markdown to HTML.
+
+Pages link to files of the repository that are not part of the site (examples, tests, the changelog). Where the
+repository is read such a link leads to the file; in the site it becomes its text, with the file's path.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import Any
+
+_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: object) -> str:
+    """MkDocs' hook: the page's text, with each link out of ``docs/`` replaced."""
+    directory = posixpath.dirname(page.file.src_uri)
+    return "\n".join(
+        line if line.startswith("    ") else _LINK.sub(lambda found: _inside(found, directory), line)
+        for line in markdown.split("\n")
+    )
+
+
+def _inside(found: re.Match[str], directory: str) -> str:
+    text, target = found.groups()
+    path = posixpath.normpath(posixpath.join("docs", directory, target.partition("#")[0]))
+    if "://" in target or path.startswith("docs/") or path == "docs":
+        return found.group()
+    return text if f"`{path}`" == text else f'<span title="{path}">{text}</span>'
