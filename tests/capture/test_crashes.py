@@ -18,9 +18,9 @@ from tidegate.broker import Broker, Partition
 from tidegate.capture.destination import CaptureDestinationError, DirectoryDestination
 from tidegate.capture.partition_capture import PartitionCapture
 from tidegate.capture.state import PartitionState, StateFile
-from tidegate.capture.threads import Threads
 from tidegate.capture.window import WindowLimits
 from tidegate.transport.tasks import TaskOwner
+from tidegate.transport.threads import Threads
 
 T = TypeVar("T")
 

@@ -12,11 +12,11 @@ from tidegate.broker import EventHub
 from tidegate.capture.destination import CaptureDestinationError, Destination, open_destination
 from tidegate.capture.partition_capture import PartitionCapture
 from tidegate.capture.state import StateFile
-from tidegate.capture.threads import Threads
 from tidegate.capture.window import WindowLimits
 from tidegate.model.capture import CaptureSettings, CaptureStatistics
 from tidegate.model.clock import Clock
 from tidegate.transport.tasks import TaskOwner
+from tidegate.transport.threads import Threads
 from tidegate.wire.capture import capture_file_name
 
 _FILES_AT_A_TIME = 2

@@ -23,10 +23,10 @@ from tidegate.broker import Partition, RecordBatch
 from tidegate.capture.avro_file import AvroEncoder
 from tidegate.capture.destination import CaptureDestinationError, Destination, Spool
 from tidegate.capture.state import PartitionState, PlannedFile, StateStore
-from tidegate.capture.threads import Threads
 from tidegate.capture.window import ClosedWindow, Window, WindowLimits
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ClosedError, LogCorruptError, TidegateError
+from tidegate.transport.threads import Threads
 
 T = TypeVar("T")
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from tidegate.broker import Broker
 from tidegate.capture.hub_capture import HubCapture
-from tidegate.capture.threads import Threads
 from tidegate.capture.window import WindowLimits
 from tidegate.model.capture import CaptureSettings, CaptureStatistics
 from tidegate.model.clock import Clock
 from tidegate.transport.tasks import TaskOwner
+from tidegate.transport.threads import Threads
 
 _LOOK_S = 1.0
 

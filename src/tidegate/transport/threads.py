@@ -1,5 +1,5 @@
-"""Blocking calls of Capture, in daemon threads: a storage account that hangs holds up neither the service nor
-its end.
+"""Blocking calls (storage of other people, databases) in daemon threads: one that hangs holds up neither the
+service nor its end.
 """
 
 from __future__ import annotations
