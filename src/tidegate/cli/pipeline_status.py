@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from typing import Annotated
@@ -12,9 +11,9 @@ import typer
 
 from tidegate.cli.options import with_output
 from tidegate.cli.render import Output, OutputFormat
-from tidegate.model.errors import OperationTimeoutError, TidegateError
+from tidegate.model.errors import OperationTimeoutError
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
-from tidegate.transport.status_files import PipelineFiles, is_there
+from tidegate.transport.status_files import PipelineFiles, ask_to_stop, is_there
 
 _COLUMNS = (
     "pipeline",
@@ -30,10 +29,6 @@ _COLUMNS = (
     "error",
 )
 _POLL_S = 0.1
-
-
-class ForeignPipelineError(TidegateError):
-    """A pipeline that runs on another machine, or for another user, and cannot be stopped from here."""
 
 
 @with_output()
@@ -98,19 +93,8 @@ def stop(
 def _stop(files: PipelineFiles, found: PipelineStatus, timeout_s: float) -> PipelineStatus:
     """Ask the process to stop, and wait until it is gone; its last status."""
     process = found.process
-    if is_there(process) is None:
-        raise ForeignPipelineError(
-            f"The pipeline {found.name} runs on {process.host}.", next_step="Stop it there."
-        )
-    try:
-        os.kill(process.pid, signal.SIGTERM)
-    except ProcessLookupError:
+    if not ask_to_stop(found):
         return files.read(found.name)
-    except PermissionError as error:
-        raise ForeignPipelineError(
-            f"The pipeline {found.name} is process {process.pid}, which belongs to another user.",
-            next_step="Stop it as that user.",
-        ) from error
     deadline = time.monotonic() + timeout_s
     while is_there(process):
         if time.monotonic() >= deadline:

@@ -14,17 +14,22 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tidegate.model.errors import DirectoryInUseError, InvalidArgumentError, NotFoundError
+from tidegate.model.errors import DirectoryInUseError, InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.pipeline_status import PipelineStatus, ProcessIdentity
 
 _STATUS_NAME = "status.json"
 _PS_TIMEOUT_S = 5.0
+
+
+class ForeignPipelineError(TidegateError):
+    """A pipeline that runs on another machine, or for another user, and cannot be stopped from here."""
 
 
 class PipelineFiles:
@@ -94,7 +99,7 @@ class PipelineFiles:
         try:
             text = path.read_text(encoding="utf-8")
         except (FileNotFoundError, NotADirectoryError):
-            names = ", ".join(self._names())
+            names = ", ".join(self.names())
             raise NotFoundError(
                 f"No pipeline of the name {name!r} has run on this machine.",
                 next_step=f"Those that have: {names}." if names else f"None has, says {self.root}.",
@@ -108,15 +113,41 @@ class PipelineFiles:
     def read_all(self) -> list[PipelineStatus]:
         """All pipelines that ever ran here, by name; damaged files are left out."""
         found: list[PipelineStatus] = []
-        for name in self._names():
+        for name in self.names():
             try:
                 found.append(self.read(name))
             except (NotFoundError, InvalidArgumentError):
                 continue  # one bad file must not hide the others
         return found
 
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
+        """Pipelines that ever ran here, in order; those whose file is damaged, too. Raises OSError."""
         return sorted(path.parent.name for path in self.root.glob(f"*/{_STATUS_NAME}"))
+
+
+def ask_to_stop(found: PipelineStatus) -> bool:
+    """Send a running pipeline the signal to stop in order; False: it is gone already. Waits for nothing.
+
+    Raises ForeignPipelineError where it cannot be reached from here.
+    """
+    process = found.process
+    is_found = is_there(process)
+    if is_found is None:
+        raise ForeignPipelineError(
+            f"The pipeline {found.name} runs on {process.host}.", next_step="Stop it there."
+        )
+    if not is_found:
+        return False  # the number may be another process's by now
+    try:
+        os.kill(process.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return False
+    except PermissionError as error:
+        raise ForeignPipelineError(
+            f"The pipeline {found.name} is process {process.pid}, which belongs to another user.",
+            next_step="Stop it as that user.",
+        ) from error
+    return True
 
 
 def this_process() -> ProcessIdentity:
