@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import groupby, islice
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 
-from sqlalchemy import and_, func, select, update
+from sqlalchemy import and_, func, select, tuple_, update
 
 from tidegate.model.errors import InvalidArgumentError, NotFoundError
 from tidegate.model.events import ReceivedEvent
@@ -66,8 +66,13 @@ class DeadLetters:
         with self._database.read() as connection:
             return connection.execute(statement).scalar_one()
 
-    def counts_by_reason(self, filter: DeadLetterFilter = ALL_OPEN) -> Sequence[ReasonCount]:
-        """How many share an error type and a reason, the most frequent first."""
+    def counts_by_reason(
+        self, filter: DeadLetterFilter = ALL_OPEN, *, limit: int | None = None
+    ) -> Sequence[ReasonCount]:
+        """How many share an error type and a reason, the most frequent first.
+
+        limit: how many reasons at most, None for all.
+        """
         row = dead_letter.c
         number = func.count().label("number")
         statement = (
@@ -81,6 +86,7 @@ class DeadLetters:
             .where(*conditions_of(filter))
             .group_by(row.error_type, row.reason)
             .order_by(number.desc(), row.error_type, row.reason)
+            .limit(limit)
         )
         with self._database.read() as connection:
             return [ReasonCount(*found) for found in connection.execute(statement)]
@@ -145,31 +151,59 @@ class DeadLetters:
         with self._database.read() as connection:
             return [AuditEntry(**found) for found in connection.execute(statement).mappings()]
 
-    def discard(self, filter: DeadLetterFilter, *, reason: str, actor: str | None = None) -> int:
+    def discard(
+        self,
+        filter: DeadLetterFilter,
+        *,
+        reason: str,
+        actor: str | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
         """Close open dead letters for good, without running them; returns how many.
 
         reason: kept in the audit trail, must not be empty. actor: who; None: ``host:process``. Those that
         another closes in the meantime are left alone. Transactions hold up to 1,000 each; one that fails
-        leaves those before it done.
+        leaves those before it done. progress: called after each transaction with how many so far; what it
+        raises ends it there.
         """
         if not reason.strip():
             raise InvalidArgumentError("Discarding needs a reason; it is what the audit trail will show.")
         if filter.status not in (None, DeadLetterStatus.OPEN):
             raise InvalidArgumentError(f"Only open dead letters can be discarded, not {filter.status} ones.")
-        row = dead_letter.c
-        statement = (
-            select(row.event_hub, row.consumer_group, row.partition_id, row.sequence_number)
-            .where(*conditions_of(filter), row.status == DeadLetterStatus.OPEN.value)
-            .order_by(*in_order())
-        )
-        with self._database.read() as connection:
-            keys = [tuple(found) for found in connection.execute(statement)]
         discarded = 0
-        for (event_hub, consumer_group, partition_id), members in groupby(keys, key=lambda key: key[:3]):
-            consumer = ConsumerKey(event_hub, consumer_group)
-            while chunk := [key[3] for key in islice(members, IN_LIST_MAX)]:
-                discarded += self._discard_some(consumer, partition_id, chunk, reason, actor)
+        for keys in self._open_keys(filter):
+            for (event_hub, consumer_group, partition_id), members in groupby(keys, key=lambda key: key[:3]):
+                consumer = ConsumerKey(event_hub, consumer_group)
+                numbers = [key[3] for key in members]
+                discarded += self._discard_some(consumer, partition_id, numbers, reason, actor)
+                if progress is not None:
+                    progress(discarded)
         return discarded
+
+    def _open_keys(self, filter: DeadLetterFilter) -> Iterator[Sequence[tuple[str, str, str, int]]]:
+        """The keys of open dead letters, page by page along the primary key: a page costs no more than the
+        rows it passes, and a million keys are never held at once."""
+        row = dead_letter.c
+        key = (row.event_hub, row.consumer_group, row.partition_id, row.sequence_number)
+        statement = (
+            select(*key)
+            .where(*conditions_of(filter), row.status == DeadLetterStatus.OPEN.value)
+            .order_by(*key)
+            .limit(IN_LIST_MAX)
+        )
+        page: Sequence[tuple[str, str, str, int]] = []
+        while True:
+            following = statement
+            if page:
+                following = statement.where(tuple_(*key) > tuple_(*page[-1]))
+            with self._database.read() as connection:
+                page = [
+                    (hub, group, partition_id, number)
+                    for hub, group, partition_id, number in connection.execute(following)
+                ]
+            if not page:
+                return
+            yield page
 
     def _discard_some(
         self, consumer: ConsumerKey, partition_id: str, numbers: Sequence[int], reason: str, actor: str | None

@@ -119,6 +119,18 @@ open_keys = Index(
 )
 """The open dead letters of each partition key, in order: asked for with each batch where keys are parked."""
 
+by_time = Index(
+    "tidegate_dead_letter_time",
+    dead_letter.c.status,
+    dead_letter.c.last_failed_at,
+    dead_letter.c.event_hub,
+    dead_letter.c.consumer_group,
+    dead_letter.c.partition_id,
+    dead_letter.c.sequence_number,
+)
+"""Dead letters of each status by their last failure: the order of the console's pages. It holds the names, so
+that a page or a sum of one hub is found without the rows of the others."""
+
 dead_letter_audit = Table(
     "tidegate_dead_letter_audit",
     metadata,
@@ -213,11 +225,17 @@ def _renew_ledger(connection: Connection) -> None:
     metadata.create_all(connection, tables=[batch_ledger, ledger_query, ledger_stage], checkfirst=True)
 
 
+def _index_time(connection: Connection) -> None:
+    # In a new database the index came with its table.
+    by_time.create(connection, checkfirst=True)
+
+
 MIGRATIONS: Final[tuple[Callable[[Connection], None], ...]] = (
     _create_first_tables,
     _create_leases,
     _index_open_keys,
     _renew_ledger,
+    _index_time,
 )
 """Entry ``i`` brings a database from version ``i`` to ``i + 1``."""
 
