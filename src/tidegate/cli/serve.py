@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidegate.cli.options import DATABASE_VARIABLE
 from tidegate.server.log_format import LogFormat
 
 ROOT_KEY_VARIABLE = "TIDEGATE_ROOT_KEY"
@@ -86,6 +87,36 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="The key of --tls-certificate, PEM, without a password."),
     ] = None,
+    console: Annotated[
+        bool | None,
+        typer.Option(
+            "--console/--no-console", help="Whether the HTTP ports show the console. Default: they do."
+        ),
+    ] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar=DATABASE_VARIABLE,
+            show_envvar=False,
+            help="SQL database whose leases, checkpoints and dead letters the console shows. "
+            f"Else {DATABASE_VARIABLE}.",
+        ),
+    ] = None,
+    redrive_pipeline: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="Pipeline that the console may redrive dead letters with; repeatable.",
+        ),
+    ] = None,
+    home_summaries: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where the home security pipeline writes its summaries, for the console's homes.",
+        ),
+    ] = None,
     log_format: Annotated[
         LogFormat,
         typer.Option(
@@ -124,6 +155,10 @@ def serve(
             "tls_certificate": tls_certificate,
             "tls_key": tls_key,
             "root_key": root_key,
+            "is_console_served": console,
+            "database": database,
+            "redrive_pipelines": tuple(redrive_pipeline) if redrive_pipeline else None,
+            "home_summaries": home_summaries,
         },
         {
             "amqp_port": amqp_port,
@@ -177,6 +212,7 @@ def _announce(ready: ReadyInformation, *, is_first_start: bool) -> None:
         ("HTTP", ready.http),
         ("HTTP over TLS", ready.https),
         ("CA to trust", ready.ca_file),
+        ("console", ready.console),
     ]
     lines = ["Tidegate serves."]
     lines += [f"  {name:<14}{value}" for name, value in rows if value is not None]

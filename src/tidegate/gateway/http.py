@@ -7,16 +7,14 @@ of Event Hubs' REST interface, and under the administration's addresses in JSON.
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from tidegate.amqp.errors import INTERNAL_ERROR, NOT_ALLOWED, NOT_FOUND
 from tidegate.broker import Broker, Claim
@@ -31,9 +29,8 @@ from tidegate.gateway.metrics import MetricsPage, Sources
 from tidegate.model.capture import CaptureStatistics
 from tidegate.model.clock import Clock
 from tidegate.model.errors import UnauthorizedError
+from tidegate.transport.peers import is_loopback_peer
 from tidegate.transport.tasks import TaskOwner
-
-_PROXY_HEADERS: Final = ("forwarded", "x-forwarded-for", "via")
 
 
 class HttpGateway:
@@ -46,10 +43,12 @@ class HttpGateway:
         clock: Clock,
         amqp: AmqpGateway,
         capture_statistics: Callable[[], Mapping[str, CaptureStatistics]],
+        further_routes: Sequence[BaseRoute] = (),
     ) -> None:
         """amqp: takes what comes in WebSockets; close it first, so that it ends them in order.
 
-        capture_statistics: by the name of each hub that is captured now.
+        capture_statistics: by the name of each hub that is captured now. further_routes: get what no address
+        of this face takes (the console).
         """
         self._broker = broker
         self._amqp = amqp
@@ -63,6 +62,7 @@ class HttpGateway:
                 Route("/metrics", self._show_metrics, methods=["GET"]),
                 *Administration(broker, clock=clock, capture_statistics=capture_statistics).routes(),
                 *Publishing(broker, clock=clock).routes(),
+                *further_routes,
             ],
             exception_handlers={HTTPException: _on_http_exception, Exception: _on_failure},
         )
@@ -122,13 +122,8 @@ async def _on_failure(request: Request, error: Exception) -> Response:
 
 
 def _is_from_this_machine(request: Request) -> bool:
-    """Whether the peer is on loopback, and no proxy, who may speak for anybody."""
-    if request.client is None or any(name in request.headers for name in _PROXY_HEADERS):
-        return False
-    try:
-        return ipaddress.ip_address(request.client.host).is_loopback
-    except ValueError:
-        return False
+    """Whether the peer is on loopback, and no proxy."""
+    return is_loopback_peer(request.client.host if request.client is not None else None, request.headers)
 
 
 def _is_administration(request: Request) -> bool:

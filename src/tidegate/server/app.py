@@ -32,11 +32,13 @@ from tidegate.server.certificates import (
     ensure_server_certificate,
     given_server_certificate,
 )
+from tidegate.server.console import ConsoleParts, console_of
 from tidegate.server.emulator_config import EMULATOR_KEY
 from tidegate.server.memory import allow_open_files, keep_freed_memory
 from tidegate.server.ready import ReadyInformation, read_profile, write_profile, write_ready_file
 from tidegate.server.settings import ServerSettings
 from tidegate.transport.clock import SystemClock
+from tidegate.transport.peers import is_loopback
 from tidegate.transport.tasks import TaskOwner
 
 _log = logging.getLogger(__name__)
@@ -130,10 +132,21 @@ class TidegateServer:
             clock=self._clock,
             unacknowledged_bytes_max=settings.connection_unacknowledged_bytes_max,
         )
+        console = None
+        if settings.is_console_served and (settings.http_port is not None or settings.https_port is not None):
+            parts = ConsoleParts(self._broker, self._capture, amqp, settings, self._clock)
+            console = await stack.enter_async_context(console_of(parts))
         http = HttpGateway(
-            self._broker, clock=self._clock, amqp=amqp, capture_statistics=self._capture.statistics
+            self._broker,
+            clock=self._clock,
+            amqp=amqp,
+            capture_statistics=self._capture.statistics,
+            further_routes=() if console is None else (console.route(),),
         )
         stack.push_async_callback(http.close)
+        if console is not None:
+            # Before the HTTP face, which waits for the answers that it streams.
+            stack.callback(console.close)
         # Before the HTTP face, whose WebSockets it uses.
         stack.push_async_callback(amqp.close, drain_timeout_s=settings.drain_timeout_s)
         addresses: dict[str, str | None] = {
@@ -175,7 +188,7 @@ class TidegateServer:
             set_root_key(broker, self.settings.root_key)
         apply_declared(broker, self.settings.declared, lambda change: _log.info("configuration: %s", change))
         root = next((policy for policy in broker.policies() if policy.name == ROOT_POLICY_NAME), None)
-        if root is not None and EMULATOR_KEY in root.keys and not _is_loopback(self.settings.host):
+        if root is not None and EMULATOR_KEY in root.keys and not is_loopback(self.settings.host):
             _log.warning(
                 "the root key is the official emulator's, which everybody knows, and %s is not loopback: "
                 "whoever reaches this service may do everything",
@@ -211,7 +224,21 @@ class TidegateServer:
             if certificate is None or certificate.ca_file is None
             else str(certificate.ca_file.resolve()),
             data_dir=str(self.settings.data_dir.resolve()),
+            console=self._console_address(addresses, certificate),
         )
+
+    def _console_address(
+        self, addresses: dict[str, str | None], certificate: ServerCertificate | None
+    ) -> str | None:
+        """For a browser on this machine: the plain face where it is on, since a CA is to be trusted first."""
+        for scheme in ("http", "https"):
+            if self.settings.is_console_served and (address := addresses[scheme]) is not None:
+                host, port = _reachable(address)
+                if scheme == "https":
+                    assert certificate is not None
+                    host = self._secure_host(host, certificate)
+                return f"{scheme}://[{host}]:{port}/" if ":" in host else f"{scheme}://{host}:{port}/"
+        return None
 
     def _certificate(self) -> ServerCertificate:
         settings = self.settings
@@ -291,11 +318,4 @@ def _reachable(address: str) -> tuple[str, int]:
 
 
 def _loopback_name(host: str) -> str:
-    return "localhost" if _is_loopback(host) else host
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
+    return "localhost" if is_loopback(host) else host

@@ -33,6 +33,8 @@ class ReadyInformation:
     ca_file: str | None
     """The certificate authority to trust for ``amqps`` and ``https``."""
     data_dir: str
+    console: str | None = None
+    """Address of the console for a browser on this machine; None where it is not served."""
 
     def to_json(self) -> str:
         """One JSON object on one line."""

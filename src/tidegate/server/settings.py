@@ -25,6 +25,8 @@ PATH_FIELDS: Final = ("data_dir", "ready_file", "tls_certificate", "tls_key")
 """Settings that are paths; in a file, relative ones start at the file's own place."""
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", re.ASCII)
+_PIPELINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_SECRET_FIELDS = ("root_key", "database", "home_summaries")
 _PORT_FIELDS = ("amqp_port", "amqps_port", "http_port", "https_port")
 
 
@@ -66,6 +68,15 @@ class ServerSettings:
     destination."""
     root_key: str | None = field(default=None, repr=False)
     """The primary key of the root policy from this start on; None: the one it has, made at first start."""
+    is_console_served: bool = True
+    """Whether the HTTP faces show the console at ``/``."""
+    database: str | None = field(default=None, repr=False)
+    """The SQL database whose leases, checkpoints and dead letters the console shows; None: it shows none."""
+    redrive_pipelines: tuple[str, ...] = ()
+    """Pipelines (``module:name``) that the console may redrive dead letters with, each in its own process."""
+    home_summaries: str | None = field(default=None, repr=False)
+    """Where the home security pipeline writes its summaries (a directory or an fsspec URL); None: the console
+    shows no homes."""
     declared: DeclaredNamespace = field(default_factory=DeclaredNamespace)
     """What should be there once the service serves."""
 
@@ -94,6 +105,12 @@ class ServerSettings:
             )
         if any(not name.strip() or "/" in name for name in self.tls_names):
             raise InvalidArgumentError("The setting tls_names holds something that is not a host name.")
+        for name in self.redrive_pipelines:
+            if _PIPELINE.fullmatch(name) is None:
+                raise InvalidArgumentError(
+                    f"The setting redrive_pipelines has {name[:80]!r}.",
+                    next_step="Write MODULE:NAME, as tidegate dlq redrive takes it.",
+                )
 
     @property
     def is_tls_used(self) -> bool:
@@ -159,7 +176,7 @@ def _convert(name: str, value: object) -> object:
         if isinstance(value, str):
             return Path(value)
         raise InvalidArgumentError(f"The setting {name} takes a path as text, not {value!r}.")
-    if name == "tls_names":
+    if name in ("tls_names", "redrive_pipelines"):
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)
         raise InvalidArgumentError(f"The setting {name} takes a list of names, not {value!r}.")
@@ -169,12 +186,15 @@ def _convert(name: str, value: object) -> object:
         "host": (str,),
         "capture_namespace": (str,),
         "root_key": (str,),
+        "is_console_served": (bool,),
+        "database": (str,),
+        "home_summaries": (str,),
         "is_profile_written": (bool,),
         "is_lost_position_refused": (bool,),
         "connection_unacknowledged_bytes_max": (int,),
     }
     wanted = expected.get(name, (int, float))
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-        shown = "" if name == "root_key" else f", not {value!r}"
+        shown = "" if name in _SECRET_FIELDS else f", not {value!r}"
         raise InvalidArgumentError(f"The setting {name} takes {wanted[-1].__name__}{shown}.")
     return value

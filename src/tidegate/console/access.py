@@ -1,0 +1,233 @@
+"""Signing in: sessions, what they may do, and what keeps other sites from using them.
+
+A browser holds a random session id in a cookie (HttpOnly, SameSite=Strict); all else is here, in memory.
+What a session may do is judged anew at each request by the policies as they are then: a key that is taken
+away ends it at once. Forms carry the session's token, and come from this origin only.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import FormData
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+
+from tidegate.console.backend.access import AccessView, Credential, Rights
+from tidegate.model.clock import Clock
+from tidegate.model.errors import UnauthorizedError
+from tidegate.transport.peers import is_loopback, is_loopback_peer
+
+COOKIE: Final = "tidegate-console"
+"""One name for all ports of a host would mix up services: the port is added."""
+
+SESSION_IDLE_S: Final = 8 * 3600.0
+"""Seconds without a request after which a session ends. Our choice: a working day."""
+
+SESSIONS_MAX: Final = 1_000
+"""Sessions at once; the one that was used least lately makes room. Our choice: a few hundred KB."""
+
+FORM_TOKEN: Final = "form_token"
+"""The hidden field of each form."""
+
+_FLASHES_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Flash:
+    """What the next page says first."""
+
+    kind: str
+    """``success``, ``warning`` or ``error``."""
+    text: str
+
+
+@dataclass(slots=True)
+class Session:
+    """Somebody who has signed in."""
+
+    session_id: str = field(repr=False)
+    credential: Credential = field(repr=False)
+    form_token: str = field(repr=False)
+    is_automatic: bool
+    """True: the development key signed in, not a person."""
+    used_at: float
+    """By the monotonic clock."""
+    flashes: list[Flash] = field(default_factory=list)
+
+    def flash(self, kind: str, text: str) -> None:
+        """Have the next page say something."""
+        self.flashes = [*self.flashes, Flash(kind, text)][-_FLASHES_MAX:]
+
+    def take_flashes(self) -> list[Flash]:
+        """What the page says, once."""
+        taken, self.flashes = self.flashes, []
+        return taken
+
+
+class Sessions:
+    """All sessions of a service; they end with it."""
+
+    def __init__(self, access: AccessView, clock: Clock) -> None:
+        self._access = access
+        self._clock = clock
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+
+    def sign_in(self, policy_name: str, key: str, hub: str | None) -> Session:
+        """A new session for whoever knows a policy's key. Raises UnauthorizedError."""
+        return self._start(self._access.sign_in(policy_name, key, hub), is_automatic=False)
+
+    def sign_out(self, session: Session) -> None:
+        """End a session; harmless when it has ended."""
+        self._sessions.pop(session.session_id, None)
+
+    def rights(self, session: Session) -> Rights | None:
+        """What the session may do now; None: it has ended. Does not count as use."""
+        if self._sessions.get(session.session_id) is not session:
+            return None
+        rights = self._access.rights(session.credential)
+        is_idle = self._clock.monotonic() - session.used_at > SESSION_IDLE_S
+        if session.is_automatic and self._access.development_credential() is None:
+            rights = None
+        if rights is None or is_idle:
+            self.sign_out(session)
+            return None
+        return rights
+
+    def find(self, request: HTTPConnection) -> tuple[Session, Rights] | None:
+        """The session of a request, with what it may do now; the development key's where that signs in."""
+        session = self._sessions.get(request.cookies.get(cookie_name(request), ""))
+        rights = None if session is None else self.rights(session)
+        if session is None or rights is None or (session.is_automatic and not _is_local(request)):
+            session = self._start_automatic(request)
+            rights = None if session is None else self.rights(session)
+        if session is None or rights is None:
+            return None
+        session.used_at = self._clock.monotonic()
+        self._sessions.move_to_end(session.session_id)
+        return session, rights
+
+    def _start_automatic(self, request: HTTPConnection) -> Session | None:
+        if not _is_local(request):
+            return None
+        credential = self._access.development_credential()
+        return None if credential is None else self._start(credential, is_automatic=True)
+
+    def _start(self, credential: Credential, *, is_automatic: bool) -> Session:
+        session = Session(
+            secrets.token_urlsafe(32),
+            credential,
+            secrets.token_urlsafe(32),
+            is_automatic,
+            self._clock.monotonic(),
+        )
+        while len(self._sessions) >= SESSIONS_MAX:
+            self._make_room()
+        self._sessions[session.session_id] = session
+        return session
+
+    def _make_room(self) -> None:
+        # A program on this machine that keeps no cookies starts a session with each request: these go first.
+        for session_id, session in self._sessions.items():
+            if session.is_automatic:
+                del self._sessions[session_id]
+                return
+        self._sessions.popitem(last=False)
+
+
+def cookie_name(request: HTTPConnection) -> str:
+    """The cookie's name: browsers give cookies to all ports of a host, and each service has its own."""
+    return f"{COOKIE}-{request.url.port or 0}"
+
+
+def set_cookie(request: HTTPConnection, response: Response, session: Session) -> None:
+    """Have the browser hold the session."""
+    response.set_cookie(
+        cookie_name(request),
+        session.session_id,
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+        path="/",
+    )
+
+
+def session_of(request: HTTPConnection) -> Session:
+    """The session of a request that has one: every page but those for signing in."""
+    session = request.state.session
+    assert isinstance(session, Session)
+    return session
+
+
+def rights_of(request: HTTPConnection) -> Rights:
+    """What whoever asks may do."""
+    rights = request.state.rights
+    assert isinstance(rights, Rights)
+    return rights
+
+
+def require_listen(request: HTTPConnection, hub: str | None = None) -> None:
+    """Raise UnauthorizedError unless events of the hub (None: of all) may be seen."""
+    if not rights_of(request).may_listen(hub):
+        raise _missing("Listen", hub)
+
+
+def require_send(request: HTTPConnection, hub: str | None = None) -> None:
+    """Raise UnauthorizedError unless events may be sent to the hub (None: to all)."""
+    if not rights_of(request).may_send(hub):
+        raise _missing("Send", hub)
+
+
+def require_manage(request: HTTPConnection, hub: str | None = None) -> None:
+    """Raise UnauthorizedError unless the hub (None: the namespace) may be changed."""
+    if not rights_of(request).may_manage(hub):
+        raise _missing("Manage", hub)
+
+
+async def form_of(request: Request) -> FormData:
+    """The form of a POST, once it is known to come from a page of this session.
+
+    Raises UnauthorizedError for a form without the session's token.
+    """
+    form = await request.form()
+    token = form.get(FORM_TOKEN)
+    is_ours = isinstance(token, str) and hmac.compare_digest(
+        token.encode(), session_of(request).form_token.encode()
+    )
+    if not is_ours:
+        raise UnauthorizedError(
+            "The form is not of this session, which may have ended meanwhile.",
+            next_step="Go back, reload the page and send it again.",
+        )
+    return form
+
+
+def check_origin(request: HTTPConnection) -> None:
+    """Raise UnauthorizedError for a request that another site's page made, as far as the browser says."""
+    origin = request.headers.get("origin")
+    if origin is None:
+        is_foreign = request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
+    else:
+        is_foreign = urlsplit(origin).netloc.lower() != request.headers.get("host", "").lower()
+    if is_foreign:
+        raise UnauthorizedError("The form comes from another site.", next_step="Use the console's own pages.")
+
+
+def _is_local(request: HTTPConnection) -> bool:
+    """Whether the peer is on this machine and means it: a name that somebody else's name server made point
+    here (DNS rebinding) does not count.
+    """
+    host = request.client.host if request.client is not None else None
+    return is_loopback_peer(host, request.headers) and is_loopback(request.url.hostname or "")
+
+
+def _missing(claim: str, hub: str | None) -> UnauthorizedError:
+    where = "of the namespace" if hub is None else f"on the event hub {hub[:80]!r}"
+    return UnauthorizedError(
+        f"This needs {claim} {where}.", next_step=f"Sign in with a policy that has {claim}."
+    )

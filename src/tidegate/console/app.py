@@ -1,0 +1,190 @@
+"""The console as an ASGI application, and the route that a gateway gives it.
+
+    request -> ConsoleRoute: is the address the console's? -> security headers -> session -> page
+
+Every error under the console's addresses is a page; the gateway's other addresses are not touched.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Match, Mount, NoMatchFound, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tidegate.console.access import Sessions, check_origin, cookie_name, set_cookie
+from tidegate.console.backend import ConsoleBackend
+from tidegate.console.context import Console
+from tidegate.console.errors import answer_of_exception, error_page
+from tidegate.console.live import LiveStreams
+from tidegate.console.pages import overview, sign_in
+from tidegate.console.rendering import STATIC_DIRECTORY, STATIC_PATH
+from tidegate.model.clock import Clock
+from tidegate.model.errors import TidegateError, UnauthorizedError
+
+_log = logging.getLogger(__name__)
+
+PAGES: Final = (overview, sign_in)
+"""The modules of ``console.pages``, by the address of their page."""
+
+PLACES: Final = ("hubs", "consumers", "dead-letters", "pipelines", "homes", "console")
+"""First segments of the console's addresses, besides ``/``."""
+
+METHODS: Final = ("GET", "HEAD", "POST")
+
+_OPEN_PATHS: Final = (STATIC_PATH, "/console/sign-in", "/console/sign-out")
+_LIVE_PATH: Final = "/console/live/"
+
+SECURITY_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; object-src 'none'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+"""With every answer. Scripts and styles come from files of this origin only."""
+
+
+class ConsoleApp:
+    """The console of one service; give ``route()`` to its gateway, and ``close`` it before the gateway."""
+
+    def __init__(self, backend: ConsoleBackend, *, clock: Clock) -> None:
+        sessions = Sessions(backend.access, clock)
+        self.console = Console(backend, sessions, LiveStreams(sessions), clock)
+        static: ASGIApp = StaticFiles(directory=STATIC_DIRECTORY)
+        routes: list[BaseRoute] = [Mount(STATIC_PATH, static, name="static")]
+        for module in PAGES:
+            routes += module.routes(self.console)
+        self.application = Starlette(
+            routes=routes,
+            middleware=[Middleware(_Headers), Middleware(_SignedIn, console=self.console)],
+            exception_handlers={
+                HTTPException: answer_of_exception,
+                TidegateError: answer_of_exception,
+                Exception: answer_of_exception,
+            },
+        )
+
+    def route(self) -> BaseRoute:
+        """What the gateway puts behind its own routes."""
+        return ConsoleRoute(self.application)
+
+    def close(self) -> None:
+        """End what is live, so that the HTTP face can stop; harmless twice."""
+        self.console.streams.close()
+
+
+class ConsoleRoute(BaseRoute):
+    """Takes the requests for the console's addresses that no route before it takes whole."""
+
+    def __init__(self, application: ASGIApp) -> None:
+        self._application = application
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """By the first segment of the path; other methods than a browser's are left to the gateway."""
+        if scope["type"] != "http" or scope["method"] not in METHODS:
+            return Match.NONE, {}
+        path: str = scope["path"]
+        is_ours = path == "/" or path.split("/", 2)[1] in PLACES
+        return (Match.FULL, {}) if is_ours else (Match.NONE, {})
+
+    def url_path_for(self, name: str, /, **path_params: object) -> NoMatchFound:  # type: ignore[override]
+        """Addresses of the console are written out, never looked up."""
+        raise NoMatchFound(name, path_params)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have the console answer."""
+        await self._application(scope, receive, send)
+
+
+class _Headers:
+    """Adds the security headers, and lets browsers keep what has its hash in its address."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_static = scope["path"].startswith(f"{STATIC_PATH}/")
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(SECURITY_HEADERS)
+                if is_static and scope["query_string"].startswith(b"v=") and message["status"] == 200:
+                    headers["Cache-Control"] = "public, max-age=31536000, immutable"
+                elif "Cache-Control" not in headers:
+                    headers["Cache-Control"] = "no-cache" if is_static else "no-store"
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+class _SignedIn:
+    """Lets only those through who have signed in, but to where they can sign in."""
+
+    def __init__(self, app: ASGIApp, console: Console) -> None:
+        self._app = app
+        self._console = console
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        request.state.now = self._console.clock.now_utc()
+        request.state.session = request.state.rights = None
+        path = request.url.path
+        if path.startswith(f"{STATIC_PATH}/"):
+            await self._app(scope, receive, send)
+            return
+        if request.method == "POST":
+            try:
+                check_origin(request)
+            except UnauthorizedError as error:
+                await error_page(request, error)(scope, receive, send)
+                return
+        found = self._console.sessions.find(request)
+        if found is None:
+            if path in _OPEN_PATHS:
+                await self._app(scope, receive, send)
+            else:
+                await _ask_to_sign_in(request)(scope, receive, send)
+            return
+        session, request.state.rights = found
+        request.state.session = session
+        if request.cookies.get(cookie_name(request)) == session.session_id:
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_cookie(message: Message) -> None:
+            # Whoever signed in meanwhile, as somebody else, has that session's cookie.
+            if message["type"] == "http.response.start" and request.state.session is session:
+                carrier = Response()
+                set_cookie(request, carrier, session)
+                MutableHeaders(scope=message).append("Set-Cookie", carrier.headers["set-cookie"])
+            await send(message)
+
+        await self._app(scope, receive, send_with_cookie)
+
+
+def _ask_to_sign_in(request: Request) -> Response:
+    if request.method == "GET" and not request.url.path.startswith(_LIVE_PATH):
+        wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return RedirectResponse(sign_in.address_of_sign_in(wanted), status_code=303)
+    return error_page(
+        request,
+        UnauthorizedError(
+            "Nobody is signed in here, or no longer.", next_step="Sign in at /console/sign-in."
+        ),
+        status_code=401,
+    )
+
+
+__all__ = ["ConsoleApp", "ConsoleRoute", "PAGES", "PLACES", "SECURITY_HEADERS", "Route"]

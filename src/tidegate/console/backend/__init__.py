@@ -1,0 +1,42 @@
+"""What the console sees of the service: one Protocol per subject, and the values that they return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.console.backend.access import AccessView, Credential, Rights
+from tidegate.console.backend.events import EventsView
+from tidegate.console.backend.homes import HomesView
+from tidegate.console.backend.paging import PAGE_SIZE, Page
+from tidegate.console.backend.pipelines import PipelinesView
+from tidegate.console.backend.processing import ProcessingView
+from tidegate.console.backend.service import ServiceView
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleBackend:
+    """All that the pages know about."""
+
+    access: AccessView
+    service: ServiceView
+    events: EventsView | None = None
+    pipelines: PipelinesView | None = None
+    processing: ProcessingView | None = None
+    """None: the service was given no database."""
+    homes: HomesView | None = None
+    """None: the service was given no place of summaries."""
+
+
+__all__ = [
+    "ConsoleBackend",
+    "AccessView",
+    "Credential",
+    "Rights",
+    "ServiceView",
+    "EventsView",
+    "ProcessingView",
+    "PipelinesView",
+    "HomesView",
+    "Page",
+    "PAGE_SIZE",
+]

@@ -1,0 +1,25 @@
+"""How lists are told: a page at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+PAGE_SIZE: Final = 50
+"""Rows on a page. Our choice: two screens, and a table that size is drawn in a few milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """Some rows of a list."""
+
+    items: Sequence[T]
+    total: int | None
+    """Rows of the whole list; None where counting them would cost too much."""
+    next: str | None = None
+    """What to ask the following page with; None: this is the last one."""
+    previous: str | None = None
+    """What to ask the page before with; None: this is the first one, or there is no way back but Back."""

@@ -1,0 +1,79 @@
+"""Errors as pages: what was wrong, and what to do next."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidegate.console.rendering import page
+from tidegate.model.errors import (
+    AlreadyExistsError,
+    DatabaseError,
+    Fault,
+    NotFoundError,
+    TidegateError,
+    UnauthorizedError,
+)
+
+_STATUS: Final[tuple[tuple[type[TidegateError], int], ...]] = (
+    (NotFoundError, 404),
+    (UnauthorizedError, 403),
+    (AlreadyExistsError, 409),
+    (DatabaseError, 503),
+)
+
+_TITLES: Final = {
+    400: "This cannot be done",
+    401: "Sign in",
+    403: "Not allowed",
+    404: "Not found",
+    405: "Not allowed",
+    409: "This cannot be done",
+    500: "The service failed",
+    503: "Not now",
+}
+
+
+def status_of(error: TidegateError) -> int:
+    """The HTTP status that tells whose fault an error is."""
+    for kind, status in _STATUS:
+        if isinstance(error, kind):
+            return status
+    if error.is_transient:
+        return 503
+    return {Fault.CALLER: 400, Fault.STATE: 409}.get(error.fault, 500)
+
+
+def error_page(request: Request, error: TidegateError, *, status_code: int | None = None) -> Response:
+    """The page that tells an error."""
+    status = status_of(error) if status_code is None else status_code
+    if error.remote_text:
+        return _page(request, status, error.remote_text, "")
+    return _page(request, status, error.message, error.next_step)
+
+
+async def answer_of_exception(request: Request, error: Exception) -> Response:
+    """The page for whatever a page's function raised. Starlette has what is no TidegateError logged."""
+    if isinstance(error, TidegateError):
+        return error_page(request, error)
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    message = "The service failed; its log says how."
+    if status != 500:
+        message = f"There is no page for {request.method} {request.url.path[:200]}."
+    return _page(request, status, message, "")
+
+
+def _page(request: Request, status: int, message: str, next_step: str) -> Response:
+    title = _TITLES.get(status, "This cannot be done")
+    return page(
+        request,
+        "error.html",
+        status_code=status,
+        status=status,
+        title=title,
+        message=message,
+        next_step=next_step,
+    )

@@ -1,0 +1,83 @@
+"""``/console/sign-in`` and ``/console/sign-out``."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from tidegate.console.access import cookie_name, form_of, set_cookie
+from tidegate.console.context import Console
+from tidegate.console.rendering import page
+from tidegate.model.connection_string import ConnectionString
+from tidegate.model.errors import ConnectionStringError, UnauthorizedError
+
+
+def routes(console: Console) -> list[Route]:
+    """What is served."""
+    pages = _Pages(console)
+    return [
+        Route("/console/sign-in", pages.ask, methods=["GET"]),
+        Route("/console/sign-in", pages.sign_in, methods=["POST"]),
+        Route("/console/sign-out", pages.sign_out, methods=["POST"]),
+    ]
+
+
+def address_of_sign_in(wanted: str) -> str:
+    """Where to sign in, and come back from to ``wanted``."""
+    return "/console/sign-in" if wanted == "/" else f"/console/sign-in?next={quote(wanted)}"
+
+
+class _Pages:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    async def ask(self, request: Request) -> Response:
+        wanted = _own_address(request.query_params.get("next", "/"))
+        return page(request, "sign_in.html", wanted=wanted, policy_name="", hub="", problem=None)
+
+    async def sign_in(self, request: Request) -> Response:
+        form = await request.form()
+        fields = {name: value for name, value in form.items() if isinstance(value, str)}
+        wanted = _own_address(fields.get("next", "/"))
+        name, key, hub = (
+            fields.get("policy", "").strip(),
+            fields.get("key", "").strip(),
+            fields.get("hub", "").strip(),
+        )
+        try:
+            if key.lower().startswith("endpoint="):
+                parsed = ConnectionString.parse(key)
+                name, hub = parsed.shared_access_key_name or "", parsed.entity_path or hub
+                key = parsed.shared_access_key or ""
+            session = self._console.sessions.sign_in(name, key, hub or None)
+        except (UnauthorizedError, ConnectionStringError) as error:
+            return page(
+                request,
+                "sign_in.html",
+                status_code=403,
+                wanted=wanted,
+                policy_name=name,
+                hub=hub,
+                problem=error,
+            )
+        response = RedirectResponse(wanted, status_code=303)
+        request.state.session = session
+        set_cookie(request, response, session)
+        return response
+
+    async def sign_out(self, request: Request) -> Response:
+        if request.state.session is not None:
+            await form_of(request)
+            self._console.sessions.sign_out(request.state.session)
+        response = RedirectResponse("/console/sign-in", status_code=303)
+        response.delete_cookie(cookie_name(request))
+        return response
+
+
+def _own_address(text: str) -> str:
+    """An address of this site; anything else that a link may hold is ``/``."""
+    is_own = text.startswith("/") and not text.startswith("//") and "\\" not in text and text.isprintable()
+    return text if is_own else "/"

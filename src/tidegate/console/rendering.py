@@ -1,0 +1,199 @@
+"""Pages from templates: the Jinja environment, its filters, and ``page``.
+
+Autoescaping is on for every template. Filters give text for people: numbers with groups of three digits,
+sizes in powers of 1,024, times in UTC.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import jinja2
+from markupsafe import Markup, escape
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from tidegate.console.access import FORM_TOKEN, Session
+from tidegate.console.backend.access import Rights
+
+STATIC_DIRECTORY: Final = Path(__file__).parent / "static"
+STATIC_PATH: Final = "/console/static"
+
+NAVIGATION: Final = (
+    ("/", "Overview"),
+    ("/hubs", "Event hubs"),
+    ("/consumers", "Consumers"),
+    ("/dead-letters", "Dead letters"),
+    ("/pipelines", "Pipelines"),
+    ("/homes", "Homes"),
+)
+
+ABSENT: Final = "–"
+"""What stands where there is no value."""
+
+_BYTE_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
+_AGO_STEPS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def page(
+    request: Request, template: str, *, status_code: int = 200, **context: Any
+) -> HTMLResponse:  # Any: what a template is given is the template's affair
+    """A whole page. Besides ``context`` a template has ``path``, ``rights`` (None: nobody is signed in),
+    ``session``, ``flashes``, ``form_token`` (a hidden field for every form) and ``now``.
+    """
+    text = fragment(request, template, **_frame(request), **context)
+    return HTMLResponse(text, status_code=status_code, headers={"Cache-Control": "no-store"})
+
+
+def fragment(request: Request, template: str, **context: Any) -> str:
+    """A part of a page, as for live updates: without flashes, with ``rights`` and ``form_token``."""
+    session = getattr(request.state, "session", None)
+    values: dict[str, Any] = {
+        "path": request.url.path,
+        "rights": getattr(request.state, "rights", None),
+        "session": session,
+        "form_token": _form_token(session),
+        "now": request.state.now,
+    }
+    return environment().get_template(template).render(values | context)
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """The one environment; templates are compiled once per process."""
+    loaded = jinja2.Environment(
+        loader=jinja2.PackageLoader("tidegate.console"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    loaded.filters |= {
+        "number": number,
+        "bytes": bytes_text,
+        "rate": rate,
+        "ago": ago,
+        "duration": duration,
+        "utc": utc,
+        "sparkline": sparkline,
+    }
+    loaded.globals |= {"static": static_url, "absent": ABSENT}
+    return loaded
+
+
+def number(value: float | None) -> str:
+    """``1,234,567``; fractions only below 100, with one digit."""
+    if value is None:
+        return ABSENT
+    if value != round(value) and abs(value) < 100:
+        return f"{value:,.1f}"
+    return f"{round(value):,}"
+
+
+def bytes_text(value: float | None) -> str:
+    """``1.5 MB``, in powers of 1,024 as Event Hubs' own limits are."""
+    if value is None:
+        return ABSENT
+    size, unit = float(value), 0
+    while abs(size) >= 1023.5 and unit < len(_BYTE_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    digits = 1 if unit and abs(size) < 99.95 else 0
+    return f"{size:,.{digits}f} {_BYTE_UNITS[unit]}"
+
+
+def rate(value: float | None, unit: str = "") -> str:
+    """``1,234 /s``; with ``bytes`` as the unit ``1.5 MB/s``."""
+    if value is None:
+        return ABSENT
+    return f"{bytes_text(value)}/s" if unit == "bytes" else f"{number(float(value))} /s"
+
+
+def duration(seconds: float | None) -> str:
+    """``3 min 20 s``: the two largest units that count."""
+    if seconds is None:
+        return ABSENT
+    if seconds < 1:
+        return f"{max(0, round(seconds * 1000))} ms"
+    rest = int(seconds)
+    parts: list[str] = []
+    for size, unit in _AGO_STEPS:
+        count, rest = divmod(rest, size)
+        if count or parts:
+            parts.append(f"{count} {unit}" if count else "")
+        if len(parts) == 2:
+            break
+    return " ".join(part for part in parts if part)
+
+
+def ago(value: datetime | None, now: datetime | None) -> Markup:
+    """``5 s ago``, with the exact time for whoever asks; ``never`` for None."""
+    if value is None:
+        return Markup(ABSENT)
+    if now is None:
+        return utc(value)
+    seconds = (now - value).total_seconds()
+    text = f"{duration(seconds)} ago" if seconds >= 1 else "now"
+    if seconds <= -1:
+        text = f"in {duration(-seconds)}"
+    return _time(value, text)
+
+
+def utc(value: datetime | None) -> Markup:
+    """``2026-11-22 07:25:01 UTC``."""
+    if value is None:
+        return Markup(ABSENT)
+    return _time(value, f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC")
+
+
+def sparkline(values: Sequence[float], label: str, *, width: int = 120, height: int = 28) -> Markup:
+    """A small line of values, oldest first, as an SVG with ``label`` for who cannot see it."""
+    top = max(values, default=0) or 1
+    step = width / max(1, len(values) - 1)
+    points = " ".join(
+        f"{index * step:.1f},{height - 2 - (height - 4) * value / top:.1f}"
+        for index, value in enumerate(values)
+    )
+    return Markup(
+        '<svg class="sparkline" role="img" aria-label="{}" viewBox="0 0 {} {}" width="{}" height="{}" '
+        'preserveAspectRatio="none"><polyline points="{}"/></svg>'
+    ).format(label, width, height, width, height, points)
+
+
+@cache
+def static_url(name: str) -> str:
+    """The address of a static file: it changes with the file, so that browsers may keep it for ever."""
+    digest = hashlib.sha256((STATIC_DIRECTORY / name).read_bytes()).hexdigest()
+    return f"{STATIC_PATH}/{name}?v={digest[:12]}"
+
+
+def _frame(request: Request) -> dict[str, Any]:
+    session = getattr(request.state, "session", None)
+    rights = getattr(request.state, "rights", None)
+    assert rights is None or isinstance(rights, Rights)
+    current = max((path for path, _ in NAVIGATION if _is_under(request.url.path, path)), key=len, default="")
+    return {
+        "navigation": NAVIGATION,
+        "current": current,
+        "flashes": session.take_flashes() if isinstance(session, Session) else [],
+    }
+
+
+def _is_under(path: str, place: str) -> bool:
+    return path == place or (place != "/" and path.startswith(f"{place}/"))
+
+
+def _form_token(session: Session | None) -> Markup:
+    if session is None:
+        return Markup("")
+    return Markup(f'<input type="hidden" name="{FORM_TOKEN}" value="{session.form_token}">')
+
+
+def _time(value: datetime, text: str) -> Markup:
+    exact = value.astimezone(UTC).isoformat(timespec="milliseconds")
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(exact, exact, escape(text))

@@ -1,0 +1,64 @@
+"""Who may do what: the broker's policies, as the console asks for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, Grant
+from tidegate.console.backend.access import Credential, Rights
+from tidegate.model.clock import Clock
+from tidegate.model.errors import UnauthorizedError
+from tidegate.server.emulator_config import EMULATOR_KEY
+
+
+@dataclass(frozen=True, slots=True)
+class _BrokerCredential:
+    grant: Grant = field(repr=False)
+
+
+class BrokerAccess:
+    """``console.backend.AccessView`` of a broker."""
+
+    def __init__(self, broker: Broker, clock: Clock) -> None:
+        self._broker = broker
+        self._clock = clock
+
+    def sign_in(self, policy_name: str, key: str, hub: str | None) -> Credential:
+        """See ``AccessView.sign_in``. A policy of the namespace goes before those of hubs."""
+        grants = self._broker.authorizer.authorize_key(policy_name, key)
+        if hub is not None:
+            grants = tuple(grant for grant in grants if grant.scope in ("", hub.lower()))
+        grants = tuple(sorted(grants, key=lambda grant: grant.scope != ""))
+        if not grants:
+            raise UnauthorizedError(
+                "InvalidSignature: No policy of that event hub has that key.",
+                next_step="Check the event hub.",
+            )
+        if grants[0].scope and len(grants) > 1:
+            raise UnauthorizedError(
+                "Several event hubs have a policy of that name with that key.",
+                next_step="Name the event hub.",
+            )
+        return _BrokerCredential(grants[0])
+
+    def development_credential(self) -> Credential | None:
+        """See ``AccessView.development_credential``."""
+        policy = self._broker.authorizer.policy(ROOT_POLICY_NAME)
+        if policy is None or EMULATOR_KEY not in policy.keys:
+            return None
+        return self.sign_in(ROOT_POLICY_NAME, EMULATOR_KEY, None)
+
+    def rights(self, credential: Credential) -> Rights | None:
+        """See ``AccessView.rights``."""
+        assert isinstance(credential, _BrokerCredential)  # made here
+        grant = credential.grant
+        is_expired = self._clock.now_utc().timestamp() >= grant.expiry
+        if is_expired or not self._broker.authorizer.is_in_force(grant):
+            return None
+        return Rights(
+            grant.policy_name,
+            can_listen=Claim.LISTEN in grant.claims,
+            can_send=Claim.SEND in grant.claims,
+            can_manage=Claim.MANAGE in grant.claims,
+            hub=grant.scope or None,
+        )

@@ -1,0 +1,22 @@
+"""What the console's views are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.broker import Broker
+from tidegate.capture import CaptureService
+from tidegate.gateway.amqp_server import AmqpGateway
+from tidegate.model.clock import Clock
+from tidegate.server.settings import ServerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleParts:
+    """The parts of a running service. Broker, capture and AMQP face are used on the event loop only."""
+
+    broker: Broker
+    capture: CaptureService
+    amqp: AmqpGateway
+    settings: ServerSettings
+    clock: Clock
