@@ -327,3 +327,44 @@ def test_a_misspelt_database_is_an_error_and_is_not_made(tmp_path: Path, environ
     assert found.code == 1
     assert "There is no SQLite database" in found.err
     assert not missing.exists()
+
+
+def test_redrive_for_a_program(aftermath: Aftermath, environment: dict[str, str]) -> None:
+    """A program is told the progress line by line and why events fail again, and names who asked for it."""
+    code, report, error = _redrive(
+        aftermath, "--dry-run", "--progress", "--hub", aftermath.hub, environment=environment
+    )
+    assert code == 4
+    failures = report["failures"]
+    assert failures == [
+        {
+            "error_type": "ValueError",
+            "reason": "the sensor is broken",
+            "count": 1,
+            "partition": "0",
+            "sequence_number": 8,
+        }
+    ]
+    told = [json.loads(line)["progress"] for line in error.splitlines() if line.startswith("{")]
+    assert told[0] == {"considered": 0, "redriven": 0, "failed": 0, "waiting": 0, "total": 3}
+    assert told[-1] == {"considered": 3, "redriven": 2, "failed": 1, "waiting": 0, "total": 3}
+    code, _, _ = _redrive(aftermath, "--actor", "console: ann", environment=environment)
+    assert code == 1
+    history = run_tidegate(
+        "dlq",
+        "history",
+        aftermath.hub,
+        "--database",
+        aftermath.database_url,
+        "--json",
+        environment=environment,
+    )
+    assert {entry["actor"] for entry in history.json()} == {"console: ann"}  # type: ignore[attr-defined]
+
+
+def test_redrive_refuses_a_pipeline_of_another_hub(aftermath: Aftermath, environment: dict[str, str]) -> None:
+    """Whoever says which hub or consumer group is meant is not given another's dead letters."""
+    for other in (["--hub", "elsewhere"], ["--group", "reports"]):
+        code, report, error = _redrive(aftermath, *other, environment=environment)
+        assert (code, report) == (2, {})
+        assert "The pipeline is for" in error

@@ -28,6 +28,7 @@ from tidegate.sql import (
     DeadLetters,
     DeadLetterStatus,
     NewDeadLetter,
+    RedriveFailure,
     RedriveReason,
     RedriveReport,
     Row,
@@ -169,7 +170,8 @@ def test_a_dry_run_writes_nothing(database: Database) -> None:
         RedriveReason("ValueError", NO_DELAY, considered=3, redriven=3, failed=0, waiting=0),
         RedriveReason("KeyError", "'delay'", considered=1, redriven=0, failed=1, waiting=0),
     )
-    assert report == RedriveReport(4, 3, 3, 1, is_dry_run=True, by_reason=by_reason)
+    failures = (RedriveFailure("KeyError", "'delay'", 1, "0", 2),)
+    assert report == RedriveReport(4, 3, 3, 1, is_dry_run=True, by_reason=by_reason, failures=failures)
     assert (row_count(database), len(dead_numbers(database)), len(letters.audit())) == (0, 5, 0)
 
 

@@ -34,7 +34,7 @@ from tidegate.sql.handler_forms import HandlerForm, form_of
 from tidegate.sql.parked_keys import PARKED, KeyOrder, is_open
 from tidegate.sql.pipeline import AnyPipeline
 from tidegate.sql.read_back import read_back
-from tidegate.sql.redrive_report import ReasonTally
+from tidegate.sql.redrive_report import FailureTally, ReasonTally
 from tidegate.sql.schema import dead_letter
 from tidegate.sql.unit_of_work import RowsRefusedError, UnitOfWork, dead_letter_texts
 from tidegate.sql.values import (
@@ -63,11 +63,13 @@ class Redrive:
     actor: str
     _form: HandlerForm = field(init=False)
     _reasons: ReasonTally = field(init=False)
+    _failures: FailureTally = field(init=False)
     _place: _Place = field(init=False)
 
     def __post_init__(self) -> None:
         self._form = form_of(self.pipeline)
         self._reasons = ReasonTally()
+        self._failures = FailureTally()
         self._place = _Place("")
 
     def run(self) -> RedriveReport:
@@ -143,7 +145,9 @@ class Redrive:
                 outcome = self._commit_page(page, events)
             except EventsFailedError as failed:
                 outcome = self._commit_page(page, events, failed=failed)
-        self._reasons.add(page, outcome.redriven, outcome.failed, outcome.waiting)
+        failed_numbers = [letter.sequence_number for letter in outcome.failed]
+        self._reasons.add(page, outcome.redriven, failed_numbers, outcome.waiting)
+        self._failures.add(partition_id, outcome.failed)
         return replace(
             report,
             considered=report.considered + len(page),
@@ -154,6 +158,7 @@ class Redrive:
             lost=(*report.lost, *lost),
             taken_by_others=report.taken_by_others + outcome.taken_by_others,
             by_reason=self._reasons.outcomes(),
+            failures=self._failures.failures(),
         )
 
     def _commit_page(
@@ -184,7 +189,7 @@ class Redrive:
                 unit.rollback()
                 self._place.would_close.update(outcome.redriven)
             else:
-                self._record_failures(unit, partition_id, [each.letter for each in done.put_aside])
+                self._record_failures(unit, partition_id, outcome.failed)
                 self._close(unit, partition_id, outcome.redriven)
                 self._commit(unit, has_work=bool(outcome.redriven or outcome.failed))
         return outcome
@@ -304,16 +309,16 @@ class _Place:
 @dataclass(frozen=True, slots=True)
 class _PageOutcome:
     redriven: Sequence[int] = ()
-    failed: Sequence[int] = ()
+    failed: Sequence[NewDeadLetter] = ()
     waiting: Sequence[int] = ()
     rows: int = 0
     taken_by_others: int = 0
 
 
 def _outcome_of(done: RunOutcome, still_open: Sequence[int], taken_by_others: int) -> _PageOutcome:
-    failed = [each.letter.sequence_number for each in done.put_aside]
+    failed = [each.letter for each in done.put_aside]
     waiting = [event.sequence_number for event, _ in done.held]
-    left = {*failed, *waiting}
+    left = {*(letter.sequence_number for letter in failed), *waiting}
     redriven = [number for number in still_open if number not in left]
     return _PageOutcome(redriven, failed, waiting, done.rows, taken_by_others)
 

@@ -288,6 +288,19 @@ class RedriveReason:
 
 
 @dataclass(frozen=True, slots=True)
+class RedriveFailure:
+    """Why dead letters failed again in a redrive; those that share an error type and a reason."""
+
+    error_type: str
+    reason: str
+    """As it is now."""
+    count: int
+    partition_id: str
+    sequence_number: int
+    """Of the first of them."""
+
+
+@dataclass(frozen=True, slots=True)
 class RedriveReport:
     """What a redrive did, or would do (``is_dry_run``)."""
 
@@ -310,6 +323,8 @@ class RedriveReport:
     """Closed by somebody else in the meantime: nothing was written for them here."""
     by_reason: tuple[RedriveReason, ...] = ()
     """The same counts for each reason, the most frequent first."""
+    failures: tuple[RedriveFailure, ...] = ()
+    """Why ``failed`` ones failed, the most frequent first."""
     is_dry_run: bool = False
 
 
