@@ -1,13 +1,13 @@
 # Every target sets up what it needs: a clean clone and Python 3.11+ are enough.
 PYTHON ?= python3
 VENV := .venv
-NPM := $(patsubst %,%/node_modules/.package-lock.json,tests/azurite tests/interop/javascript)
+NPM := $(patsubst %,%/node_modules/.package-lock.json,tests/azurite tests/console/axe tests/interop/javascript)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Many tests wait for SDKs and Spark: two processes halve the time, files stay whole. JOBS=0: in one process.
 JOBS ?= 2
 
-.PHONY: demo test check docs site bench chaos chaos-hosts chaos-spark lock clean npm
+.PHONY: demo test check docs site bench chaos chaos-hosts chaos-spark lock clean npm vendor
 
 demo: $(STAMP)  ## set up and run the main job: real flights through the log and Spark into SQL
 	$(BIN)/tidegate demo flights $(ARGS)
@@ -15,7 +15,7 @@ demo: $(STAMP)  ## set up and run the main job: real flights through the log and
 test: $(STAMP)  ## set up and run every test; prints loudly what it had to skip
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-npm: $(NPM)  ## install Azure Storage's emulator and the JavaScript SDK, for the tests beside official clients
+npm: $(NPM)  ## install what tests need of npm: Azure Storage's emulator, the JavaScript SDK, axe-core
 
 check: $(STAMP)  ## lint, format, types, import contracts, docs
 	$(BIN)/ruff check .
@@ -58,5 +58,8 @@ lock:  ## renew requirements.lock from pyproject.toml
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --generate-hashes --no-emit-index-url --python-version 3.11 --upgrade --quiet --output-file requirements.lock
 
+vendor: $(STAMP)  ## renew the libraries that the console ships, from npm, at the versions of vendor.json
+	$(BIN)/python -m tidegate.console.vendoring
+
 clean:
-	rm -rf $(VENV) build dist tests/azurite/node_modules tests/interop/javascript/node_modules
+	rm -rf $(VENV) build dist tests/azurite/node_modules tests/console/axe/node_modules tests/interop/javascript/node_modules

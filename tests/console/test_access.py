@@ -1,0 +1,235 @@
+"""Signing in: who gets in, who may do what, and what keeps others out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.console.support import PlainBrowser, assert_accessible, console_service
+
+from tidegate.broker import ROOT_POLICY_NAME, Claim
+from tidegate.console.app import SECURITY_HEADERS
+from tidegate.console.vendoring import MANIFEST, VENDOR_DIRECTORY
+from tidegate.model.sas import make_sas_token
+from tidegate.server.app import TidegateServer
+from tidegate.testing.hub import HubService
+from tidegate.transport.clock import SystemClock
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+KEY = "a key of the tests of the console"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubService]:
+    """A service whose root key is not the development key."""
+    with console_service(tmp_path_factory.mktemp("console"), root_key=KEY) as started:
+        yield started
+
+
+def _sign_in(browser: PlainBrowser, policy: str, key: str, hub: str = "", wanted: str = "/") -> int:
+    fields = {"policy": policy, "key": key, "hub": hub, "next": wanted}
+    return browser.post("/console/sign-in", fields).status
+
+
+def test_whoever_is_not_signed_in_is_led_to_where_they_can(plain_browser: PlainBrowser) -> None:
+    """Every page asks; live parts say no; nothing of the service is told."""
+    answer = plain_browser.get("/hubs?page=2")
+    assert (answer.status, answer.headers["location"]) == (303, "/console/sign-in?next=/hubs%3Fpage%3D2")
+    assert plain_browser.get("/console/live/overview").status == 401
+    assert plain_browser.get(plain_browser.get("/").headers["location"]).status == 200
+
+
+def test_the_root_key_signs_in_and_signing_out_ends_it(plain_browser: PlainBrowser) -> None:
+    """The cookie is for this site and no script; after signing out it is worth nothing."""
+    assert _sign_in(plain_browser, ROOT_POLICY_NAME, "wrong") == 403
+    assert not plain_browser.cookies
+    answer = plain_browser.post(
+        "/console/sign-in", {"policy": ROOT_POLICY_NAME, "key": KEY, "next": "/consumers?group=a"}
+    )
+    assert (answer.status, answer.headers["location"]) == (303, "/consumers?group=a")
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert KEY not in cookie
+    page = plain_browser.get("/")
+    assert page.status == 200
+    assert KEY not in page.text
+    kept = dict(plain_browser.cookies)
+    assert plain_browser.post("/console/sign-out").status == 303
+    plain_browser.cookies = kept
+    assert plain_browser.get("/").status == 303
+
+
+def test_a_connection_string_signs_in(service: HubService, plain_browser: PlainBrowser) -> None:
+    """What ``tidegate serve`` has told can be pasted whole."""
+    assert _sign_in(plain_browser, "", service.connection_string) == 303
+    assert plain_browser.get("/").status == 200
+    other = PlainBrowser(plain_browser.origin)
+    assert _sign_in(other, "", "Endpoint=sb://x/;Nonsense=1") == 403
+    assert _sign_in(other, "", "Endpoint=sb://x/") == 403
+
+
+@pytest.mark.parametrize(
+    "wanted", ["//example.org", "https://example.org/", "/\\example.org", "", "/a\r\nb: c"]
+)
+def test_signing_in_leads_nowhere_else(plain_browser: PlainBrowser, wanted: str) -> None:
+    """A link that somebody sends cannot make the sign-in page lead to another site."""
+    answer = plain_browser.post("/console/sign-in", {"policy": ROOT_POLICY_NAME, "key": KEY, "next": wanted})
+    assert (answer.status, answer.headers["location"]) == (303, "/")
+
+
+def test_a_key_that_is_taken_away_ends_its_sessions(service: HubService, plain_browser: PlainBrowser) -> None:
+    """At the next request, without anybody signing out."""
+
+    async def regenerate(server: TidegateServer) -> None:
+        server.broker.regenerate_key(None, "reader")
+
+    key = _create_policy(service, None, "reader", Claim.LISTEN)
+    assert _sign_in(plain_browser, "reader", key) == 303
+    assert plain_browser.get("/").status == 200
+    service.call(regenerate)
+    assert plain_browser.get("/").status == 303
+    assert _sign_in(PlainBrowser(plain_browser.origin), "reader", key) == 403
+
+
+def test_a_hubs_policy_signs_in_for_that_hub(service: HubService, plain_browser: PlainBrowser) -> None:
+    """Where two hubs have a policy of that name and key, the hub has to be named."""
+    hubs = service.create_hub(), service.create_hub()
+    for hub in hubs:
+        _create_policy(service, hub, "local", Claim.LISTEN, key=KEY)
+    assert _sign_in(plain_browser, "local", KEY) == 403
+    assert _sign_in(plain_browser, "local", KEY, hub="elsewhere") == 403
+    assert _sign_in(plain_browser, "local", KEY, hub=hubs[1].upper()) == 303
+    assert f"on {hubs[1]}" in plain_browser.get("/").text
+
+
+def test_forms_come_from_the_sessions_own_pages(service: HubService, plain_browser: PlainBrowser) -> None:
+    """Neither another site's page nor one of another session can act for whoever is signed in."""
+    assert _sign_in(plain_browser, ROOT_POLICY_NAME, KEY) == 303
+    plain_browser.get("/")
+    for headers in (
+        {"Origin": "http://example.org"},
+        {"Origin": "null"},
+        {"Origin": f"http://{plain_browser.host}:1"},
+    ):
+        assert plain_browser.post("/console/sign-out", headers=headers).status == 403
+    other = PlainBrowser(plain_browser.origin)
+    assert _sign_in(other, ROOT_POLICY_NAME, KEY) == 303
+    other.get("/")
+    assert plain_browser.post("/console/sign-out", {"form_token": other.form_token}).status == 403
+    assert plain_browser.post("/console/sign-out", {"form_token": ""}).status == 403
+    assert plain_browser.get("/").status == 200
+
+
+def test_the_development_key_signs_in_on_this_machine_only(tmp_path: Path) -> None:
+    """Not through a proxy, not under another name for this address, and not once the key is another."""
+    with console_service(tmp_path) as service:
+        assert service.ready.console is not None
+        browser = PlainBrowser(service.ready.console)
+        assert browser.get("/").status == 200
+        cookies = dict(browser.cookies)
+        assert browser.get("/", headers={"X-Forwarded-For": "203.0.113.7"}).status == 303
+        assert browser.get("/", headers={"Host": "evil.example.org:80"}).status == 303
+        browser.cookies = cookies
+        assert browser.get("/", headers={"Host": f"localhost:{browser.port}"}).status == 200
+
+        async def regenerate(server: TidegateServer) -> None:
+            server.broker.regenerate_key(None, ROOT_POLICY_NAME)
+
+        service.call(regenerate)
+        assert browser.get("/").status == 303
+
+
+def test_every_answer_has_the_security_headers(plain_browser: PlainBrowser) -> None:
+    """Pages, redirects, errors and files; files keep for ever where their address has their hash."""
+    assert _sign_in(plain_browser, ROOT_POLICY_NAME, KEY) == 303
+    page = plain_browser.get("/")
+    static = next(part for part in page.text.split('"') if part.startswith("/console/static/console.css"))
+    answers = [page, plain_browser.get(static), plain_browser.get("/hubs/nothing/at/all")]
+    plain_browser.cookies.clear()
+    answers.append(plain_browser.get("/"))
+    assert [answer.status for answer in answers] == [200, 200, 404, 303]
+    for answer in answers:
+        for name, value in SECURITY_HEADERS.items():
+            assert answer.headers[name.lower()] == value
+    assert "immutable" in answers[1].headers["cache-control"]
+    assert answers[0].headers["cache-control"] == "no-store"
+    assert plain_browser.get("/console/static/../app.py").status in (303, 404)
+
+
+def test_the_gateways_addresses_are_not_the_consoles(
+    service: HubService, plain_browser: PlainBrowser
+) -> None:
+    """Publishing to hubs that are named as pages works, and their errors are in the gateway's shape."""
+    for hub in ("hubs", "console", "pipelines"):
+        service.create_hub(hub)
+        token = _signature(service, hub)
+        sent = plain_browser.ask("POST", f"/{hub}/messages", "x", {"Authorization": token})
+        assert (sent.status, sent.headers["content-type"]) == (201, "application/xml; charset=utf-8")
+        refused = plain_browser.ask("POST", f"/{hub}/messages", "x", {})
+        assert (refused.status, refused.headers["content-type"]) == (401, "application/xml; charset=utf-8")
+    assert plain_browser.get("/health").status == 200
+    assert plain_browser.get("/openapi.json").headers["content-type"] == "application/json"
+    assert plain_browser.get("/nothing").headers["content-type"] == "application/xml; charset=utf-8"
+    assert (
+        plain_browser.ask("PUT", "/hubs/messages", "x", {})
+        .headers["content-type"]
+        .startswith("application/xml")
+    )
+
+
+def test_no_console_where_it_is_switched_off(tmp_path: Path) -> None:
+    """Then the addresses are the gateway's, which has nothing there."""
+    with console_service(tmp_path, is_console_served=False) as service:
+        assert service.ready.console is None
+        answer = PlainBrowser(f"http://{service.ready.http}/").get("/")
+        assert (answer.status, answer.headers["content-type"]) == (404, "application/xml; charset=utf-8")
+
+
+def test_what_is_shipped_is_what_npm_has() -> None:
+    """The files are those whose hashes ``make vendor`` has written down, and all have a licence."""
+    manifest = json.loads(MANIFEST.read_text())
+    files = {file["file"]: file["sha256"] for package in manifest for file in package["files"]}
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in VENDOR_DIRECTORY.iterdir()}
+    assert found.pop(MANIFEST.name)
+    assert found == files
+    for package in manifest:
+        assert any("LICENSE" in file["file"] for file in package["files"])
+
+
+def test_signing_in_with_a_browser(console_page: Page) -> None:
+    """From a page, through the form, back to that page, by keyboard; a wrong key is told."""
+    console_page.goto("/?wanted")
+    assert_accessible(console_page)
+    console_page.get_by_label("Policy").fill(ROOT_POLICY_NAME)
+    console_page.get_by_label("Key").fill("wrong")
+    console_page.keyboard.press("Enter")
+    assert "Not signed in." in console_page.get_by_role("alert").inner_text()
+    assert_accessible(console_page)
+    console_page.get_by_label("Key").fill(KEY)
+    console_page.keyboard.press("Enter")
+    console_page.wait_for_url("**/?wanted")
+    console_page.get_by_role("button", name="Sign out").click()
+    console_page.wait_for_url("**/console/sign-in")
+
+
+def _create_policy(
+    service: HubService, hub: str | None, name: str, claim: Claim, *, key: str | None = None
+) -> str:
+    async def create(server: TidegateServer) -> str:
+        return server.broker.create_policy(hub, name, [claim], key=key).key
+
+    return service.call(create)
+
+
+def _signature(service: HubService, hub: str) -> str:
+    """What a publisher of the hub sends along."""
+    expiry = int(SystemClock().now_utc().timestamp()) + 600
+    audience = f"sb://{service.ready.http}/{hub}"
+    return make_sas_token(audience=audience, key_name=ROOT_POLICY_NAME, key=KEY, expiry=expiry)
