@@ -2,7 +2,8 @@
 
 ``cli.md`` from the commands, ``errors.md`` from the error tree and its table of conditions, ``limits.md``
 from the module that holds the quotas, ``http-api.md`` from the table of the administration's operations,
-``metrics.md`` from the table of metrics.
+``metrics.md`` from the table of metrics, ``settings.md`` from the service's settings, ``states.md`` and its
+pictures from the state machines, ``python-….md`` from the signatures and docstrings of what packages export.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import typer.main
 
 from tidegate.cli.app import EXIT_CODE_HELP, app
 from tidegate.cli.exit_codes import exit_code_of
+from tidegate.cli.reference_api import api_pages
+from tidegate.cli.reference_settings import setting_page, state_files
 from tidegate.gateway.admin_operations import OPERATIONS, PREFIX
 from tidegate.gateway.admin_shapes import SHAPES
 from tidegate.gateway.json_shapes import Shape
@@ -72,6 +75,9 @@ def reference_pages() -> dict[str, str]:
         "limits.md": _limit_page(),
         "http-api.md": _http_api_page(),
         "metrics.md": _metric_page(),
+        "settings.md": setting_page(_MADE),
+        **state_files(_MADE),
+        **api_pages(_MADE),
     }
 
 
@@ -286,7 +292,9 @@ def main(arguments: list[str]) -> int:
     """Write all pages into the directory that is named; returns the exit code."""
     (directory,) = arguments
     for name, text in reference_pages().items():
-        (Path(directory) / name).write_text(text, encoding="utf-8")
+        path = Path(directory) / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     return 0
 
 

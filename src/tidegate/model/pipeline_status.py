@@ -24,6 +24,7 @@ class PipelineState(StrEnum):
     STARTING = "starting"
     """Spark comes up; nothing was read yet."""
     RUNNING = "running"
+    """Its query is started: it processes micro-batches, or waits for events."""
     STOPPING = "stopping"
     """It was asked to stop and lets its micro-batch come to an end."""
     STOPPED = "stopped"

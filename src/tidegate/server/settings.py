@@ -39,9 +39,13 @@ class ServerSettings:
     host: str = "127.0.0.1"
     """The address to listen on. Beyond loopback use the TLS faces: plain AMQP shows events to anyone."""
     amqp_port: int | None = AMQP_PORT_DEFAULT
+    """AMQP without TLS, for clients of this machine."""
     amqps_port: int | None = None
+    """AMQP over TLS, for clients anywhere; SDKs look for it at 5671."""
     http_port: int | None = HTTP_PORT_DEFAULT
+    """HTTP: health, publishing, administration, metrics, console, and AMQP over WebSocket."""
     https_port: int | None = None
+    """The same over TLS."""
     tls_names: tuple[str, ...] = ()
     """Names or addresses that the certificate holds besides those of loopback; the first one goes into the
     connection string."""

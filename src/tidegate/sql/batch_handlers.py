@@ -114,6 +114,7 @@ class PandasHandler:
 
 
 BatchHandler = ArrowHandler | PandasHandler
+"""A handler that is given many events at once, as columns."""
 
 
 def _checked(function: object, columns: tuple[str, ...]) -> tuple[str, ...]:

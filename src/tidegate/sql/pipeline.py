@@ -107,6 +107,7 @@ class TransactionalPipeline:
 
 
 AnyPipeline = Pipeline | TransactionalPipeline
+"""A pipeline that returns rows, or one that writes for itself."""
 
 
 class Redrivable(ABC):

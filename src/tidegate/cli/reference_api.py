@@ -1,0 +1,150 @@
+"""The reference pages of the Python API: what each package exports, from its signatures and docstrings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.cli.reference_source import Entry, Member, exported_entries, module_entries
+
+
+@dataclass(frozen=True, slots=True)
+class ApiPage:
+    """One page."""
+
+    title: str
+    introduction: str
+    package: str = ""
+    """Its ``__all__`` is on the page."""
+    modules: tuple[str, ...] = ()
+    """Modules whose public classes and functions are on the page, each in a part of its own."""
+
+
+API_PAGES: Final[Mapping[str, ApiPage]] = {
+    "python-client.md": ApiPage(
+        "Python: tidegate.client",
+        "Producer, consumer and administrator, for Tidegate and for Azure Event Hubs. All are asynchronous, "
+        "except `run_blocking` and `BlockingConsumer`.",
+        "client",
+    ),
+    "python-processor.md": ApiPage(
+        "Python: tidegate.processor",
+        "The [Event Processor Host](../concepts/event-processor-host.md): handlers, options, stores.",
+        "processor",
+    ),
+    "python-sql.md": ApiPage(
+        "Python: tidegate.sql",
+        "Rows, dead letters and checkpoint in one transaction; needs no Spark. How it holds: "
+        "[exactly once](../concepts/exactly-once.md).",
+        "sql",
+    ),
+    "python-spark.md": ApiPage(
+        "Python: tidegate.spark",
+        "Sessions, pipelines and sinks. The formats and their options: [source](spark-source.md), "
+        "[sinks](spark-sinks.md), [captured events](spark-capture.md).",
+        "spark",
+    ),
+    "python-testing.md": ApiPage(
+        "Python: tidegate.testing",
+        "Real parts for tests: a hub with faults on demand, PostgreSQL, a proxy that cuts lines, a Spark "
+        "cluster, and the suite for a store of your own. How they are used: "
+        "[test your code](../guides/testing-your-code.md).",
+        modules=(
+            "tidegate.testing.event_hub",
+            "tidegate.testing.hub",
+            "tidegate.testing.proxy",
+            "tidegate.testing.postgresql",
+            "tidegate.testing.azurite",
+            "tidegate.testing.spark_cluster",
+            "tidegate.testing.stores",
+        ),
+    ),
+    "python-model.md": ApiPage(
+        "Python: tidegate.model",
+        "The values that all of them share. Its errors have [a page of their own](errors.md).",
+        modules=(
+            "tidegate.model.events",
+            "tidegate.model.position",
+            "tidegate.model.connection_string",
+            "tidegate.model.capture",
+            "tidegate.model.pipeline_status",
+            "tidegate.model.clock",
+        ),
+    ),
+}
+"""By file name."""
+
+
+def api_pages(made: str) -> dict[str, str]:
+    """File name → text. made: the sentence that says where the page comes from."""
+    return {name: "\n".join(_page_lines(page, made)) + "\n" for name, page in API_PAGES.items()}
+
+
+def page_entries(page: ApiPage) -> Iterator[Entry]:
+    """Every public name that the page has."""
+    if page.package:
+        yield from exported_entries(page.package)
+    for module in page.modules:
+        yield from module_entries(module)
+
+
+def _page_lines(page: ApiPage, made: str) -> Iterator[str]:
+    yield from (f"# {page.title}", "", made, "", page.introduction)
+    if page.package:
+        yield from ("", f"Import them from `tidegate.{page.package}`.")
+        for entry in exported_entries(page.package):
+            yield from _entry_lines(entry)
+    for module in page.modules:
+        for entry in module_entries(module):
+            yield from _entry_lines(entry, module)
+
+
+def _entry_lines(entry: Entry, module: str = "") -> Iterator[str]:
+    yield from ("", f"## {entry.name}", "")
+    if module:
+        yield from (f"In `{module}`.", "")
+    yield from ("```python", entry.text, "```", "", *_markdown(entry.words))
+    fields = [member for member in entry.members if member.is_field]
+    if fields:
+        yield from ("", "| | |", "|---|---|")
+        yield from (_field_row(member) for member in fields)
+    for member in entry.members:
+        if not member.is_field:
+            yield from ("", f"### {entry.name}.{member.name}", "", "```python", member.text, "```", "")
+            yield from _markdown(member.words)
+
+
+def _field_row(member: Member) -> str:
+    words = " ".join(line for line in _markdown(member.words) if line)
+    cells = (f"`{member.text}`", words)
+    # A bar within a cell would begin another one; a code span keeps a backslash that is not before a bar.
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def _markdown(words: str) -> list[str]:
+    """A docstring's lines as Markdown: code with one backtick, what is indented as a code block."""
+    lines: list[str] = []
+    is_code = False
+    for raw in words.split("\n"):
+        is_indented = raw.startswith("    ")
+        if is_indented and not is_code and (not lines or not lines[-1]):
+            lines += ["```text"]
+            is_code = True
+        elif is_code and raw.strip() and not is_indented:
+            is_code = False
+            while not lines[-1]:
+                lines.pop()
+            lines += ["```", ""]
+        lines.append(raw.removeprefix("    ") if is_code else _prose(raw))
+    return [*lines, "```"] if is_code else lines
+
+
+def _prose(line: str) -> str:
+    """Double backticks become single ones; stars and underscores outside code stay what they are."""
+    parts = re.split(r"(``[^`]+``)", line)
+    return "".join(
+        f"`{part[2:-2]}`" if part.startswith("``") else re.sub(r"(?<![\w])([*_<])(?=\S)", r"\\\1", part)
+        for part in parts
+    )

@@ -1,0 +1,94 @@
+"""The reference pages of the service's settings and of the state machines, with their pictures."""
+
+from __future__ import annotations
+
+from tidegate.cli.reference_diagrams import draw_machine
+from tidegate.cli.reference_source import entry_of
+from tidegate.cli.reference_states import MACHINES, STATES, Machine
+
+
+def setting_page(made: str) -> str:
+    """Every setting of the service: type, default, and what is said of it where it is declared."""
+    lines = [
+        "# Settings",
+        "",
+        made,
+        "",
+        "What `tidegate serve --config FILE` reads, in TOML or JSON, and what programs give that embed the "
+        "service (`tidegate.server.settings.ServerSettings`). How the file is written, and what it may "
+        "declare besides (event hubs, policies, tier): [the service](service.md#settings-file). Ports: 0 is "
+        "any free one, left out or `None` switches a face off.",
+        "",
+        "| setting | type | default | |",
+        "|---|---|---|---|",
+    ]
+    for member in entry_of("tidegate.server.settings", "ServerSettings").members:
+        name, _, rest = member.text.partition(": ")
+        if not rest or not member.is_field or name in ("declared", "is_tls_used"):
+            continue
+        kind, _, default = rest.partition(" = ")
+        cells = (f"`{name}`", f"`{kind}`", _default_text(default), _one_line(member.words))
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _default_text(text: str) -> str:
+    """What a reader would write; nothing where the setting is required."""
+    if not text:
+        return "required"
+    if text.startswith("field("):
+        return "`None`"
+    if text.endswith("_DEFAULT"):
+        import tidegate.server.settings
+
+        return f"`{getattr(tidegate.server.settings, text)}`"
+    return f"`{_number_text(text)}`"
+
+
+def _number_text(text: str) -> str:
+    """``16 * 1024 * 1024`` as the number that it is; any other text as it stands."""
+    parts = text.split(" * ")
+    if len(parts) == 1 or not all(part.isdigit() for part in parts):
+        return text
+    product = 1
+    for part in parts:
+        product *= int(part)
+    return f"{product:,}"
+
+
+def state_files(made: str) -> dict[str, str]:
+    """File name → text: the page of the state machines, and a picture of each."""
+    files = {f"states/{machine.name}.svg": draw_machine(machine) for machine in MACHINES}
+    lines = [
+        "# States",
+        "",
+        made,
+        "",
+        "Every state machine that Tidegate shows or runs by. The pictures are drawn from the steps in the "
+        "code; the table below each says the same.",
+    ]
+    for machine in MACHINES:
+        lines += _machine_lines(machine)
+    return files | {"states.md": "\n".join(lines) + "\n"}
+
+
+def _machine_lines(machine: Machine) -> list[str]:
+    lines = ["", f"## {machine.title}", "", machine.words, ""]
+    lines += [f"![{machine.title}: states and steps, as in the table below](states/{machine.name}.svg)", ""]
+    if machine.name in STATES:
+        states = STATES[machine.name]
+        words = {each.name: each.words for each in entry_of(states.__module__, states.__name__).members}
+        told = [(state, _one_line(words.get(state.name, ""))) for state in states]
+        if any(text for _, text in told):
+            lines += ["| state | |", "|---|---|"]
+            lines += [f"| {state.value} | {text} |" for state, text in told]
+            lines.append("")
+    lines += ["| from | step | to |", "|---|---|---|"]
+    for step in machine.steps:
+        side = " (received)" if step.is_peers else ""
+        lines.append(f"| {step.start} | {step.label}{side} | {step.end} |")
+    return lines
+
+
+def _one_line(words: str) -> str:
+    return " ".join(words.replace("``", "`").split())
