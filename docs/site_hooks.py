@@ -1,7 +1,7 @@
 """What the site does to a page on its way from Markdown to HTML.
 
-Pages link to files of the repository that are not part of the site (examples, tests, the changelog). Where the
-repository is read such a link leads to the file; in the site it becomes its text, with the file's path.
+Pages link to files of the repository that are not part of the site (examples, tests, the changelog). Where
+the repository is read such a link leads to the file; in the site it becomes its text, with the file's path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pictures of state machines show what the code does: its tables, all its states, the steps that it takes."""
+"""The pictures of state machines show what the code has: its tables, all its states, every step."""
 
 from __future__ import annotations
 
