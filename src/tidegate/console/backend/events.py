@@ -25,7 +25,7 @@ EVENTS_PER_PAGE_MAX: Final = 500
 PAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 """Bytes of the events of a page: it ends earlier where they are large."""
 
-SCANNED_EVENTS_MAX: Final = 50_000
+SCANNED_EVENTS_MAX: Final = 25_000
 SCANNED_BYTES_MAX: Final = 128 * 1024 * 1024
 """What a page with a filter looks at before it offers to go on. Our choice: about half a second of work."""
 
@@ -40,7 +40,7 @@ SEND_EVENTS_MAX: Final = 10_000_000
 """Events of a run: lines times repeats. Our choice: at 1,000 a second three hours."""
 
 SEND_RATE_MAX: Final = 20_000
-"""Events per second of a run. Our choice: a fraction of what the service takes, so that others have the rest."""
+"""Events per second of a run. Our choice: a fraction of what the service takes."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PLACE = re.compile(r"([on])\.(\d{1,14})\.(\d{1,4})\.(\d{1,18})", re.ASCII)
@@ -342,7 +342,7 @@ class EventsView(Protocol):
         """
         ...
 
-    def start_run(self, plan: SendPlan, *, may_go_on: Callable[[], bool]) -> SendRun:
+    async def start_run(self, plan: SendPlan, *, may_go_on: Callable[[], bool]) -> SendRun:
         """Begin to send a set. may_go_on: asked between batches; False stops it.
 
         Raises NotFoundError, InvalidArgumentError (a number out of range, a line without its key),

@@ -1,0 +1,292 @@
+"""What the console shows of events, read from the broker's partitions beside its receivers.
+
+Nothing here opens a receiver: whoever looks takes none of the five places per consumer group, steals from
+nobody, and is not counted as delivered. The log is read on the event loop, a piece at a time; decoding and
+comparing happen in threads, a few at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from tidegate.broker import Broker, Partition
+from tidegate.console.backend.events import (
+    PAGE_BYTES_MAX,
+    SCANNED_BYTES_MAX,
+    SCANNED_EVENTS_MAX,
+    EventCursor,
+    EventDetail,
+    EventFilter,
+    EventPage,
+    EventQuery,
+    EventTail,
+    ExploredEvent,
+    PageEnd,
+    SendPlan,
+    SendRun,
+    SentEvent,
+    TailState,
+    Target,
+    Wanted,
+    Way,
+)
+from tidegate.model.clock import Clock
+from tidegate.model.errors import NotFoundError
+from tidegate.model.events import EventData
+from tidegate.server.console.events_decoding import event_detail, fitting_events
+from tidegate.server.console.events_reading import Bounds, Merge, Run, StoredEvent, partitions_of
+from tidegate.server.console.events_sending import EventSender
+
+_EVENTS_PER_TURN: Final = 250
+_BYTES_PER_TURN: Final = 512 * 1024
+"""What is taken and compared before others have their turn."""
+
+_THREADS_MAX: Final = 2
+"""Comparing at once: the rest of the processor is the service's."""
+
+_PARTITIONS_PER_TURN: Final = 32
+"""Looked up before others have their turn: about 2 ms of work."""
+
+_TAIL_EVENTS_MAX: Final = 5_000
+"""What a tail looks at per refresh; what came beyond it is skipped and counted."""
+
+
+class BrokerEvents:
+    """``EventsView`` of a running broker. ``async with`` it, within the broker's life."""
+
+    def __init__(self, broker: Broker, *, clock: Clock) -> None:
+        self._broker = broker
+        self._threads = asyncio.Semaphore(_THREADS_MAX)
+        self._sender = EventSender(broker, clock=clock)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop what is being sent; what was stored stays."""
+        await self._sender.close()
+
+    # -- reading
+
+    async def read(self, query: EventQuery, cursor: EventCursor | None, *, is_wanted: Wanted) -> EventPage:
+        """See ``EventsView``. Cancellation: leaves no trace."""
+        hub = self._broker.event_hub(query.hub)
+        bounds = Bounds(partitions_of(hub, query.partition_id), query.position)
+        way = cursor.way if cursor is not None else Way.OLDER if query.is_newest_first else Way.NEWER
+        merge = await self._merge(bounds, way, cursor)
+        scan = _Scan(query)
+        while merge.has_more and not scan.is_ended:
+            stored = merge.take(scan.wanted_events, _BYTES_PER_TURN)
+            fitting = await self._fitting(stored, query.filter)
+            scan.add(stored, fitting)
+            if not await is_wanted():
+                scan.give_up()
+            await asyncio.sleep(0)
+        return scan.page(way, cursor, has_more=merge.has_more)
+
+    async def event(self, hub: str, partition_id: str, sequence_number: int) -> EventDetail:
+        """See ``EventsView``."""
+        partition = self._broker.event_hub(hub).partition(partition_id)
+        begin, until = partition.begin_sequence_number, partition.next_sequence_number
+        stored: list[StoredEvent] = []
+        if begin <= sequence_number < until:
+            stored = _read_exactly(partition, sequence_number)
+        if not stored:
+            held = f"it holds {begin} to {until - 1}" if begin < until else "it holds none"
+            raise NotFoundError(
+                f"Partition {partition_id} of {hub[:80]!r} has no event {sequence_number}: {held}."
+            )
+        async with self._threads:
+            return await asyncio.to_thread(
+                event_detail,
+                stored[0],
+                is_first=sequence_number == begin,
+                is_last=sequence_number == until - 1,
+            )
+
+    def partition_of_key(self, hub: str, partition_key: str) -> str:
+        """See ``EventsView``."""
+        return self._broker.event_hub(hub).partition_for(partition_key).partition_id
+
+    def partition_ids(self, hub: str) -> Sequence[str]:
+        """See ``EventsView``."""
+        return [partition.partition_id for partition in self._broker.event_hub(hub).partitions]
+
+    def tail(self, query: EventQuery) -> EventTail:
+        """See ``EventsView``."""
+        hub = self._broker.event_hub(query.hub)
+        return _Tail(partitions_of(hub, query.partition_id), query, self._fitting)
+
+    async def _merge(self, bounds: Bounds, way: Way, cursor: EventCursor | None) -> Merge:
+        merge = Merge(way)
+        for number, partition in enumerate(bounds.partitions, 1):
+            merge.add(bounds, partition, cursor)
+            if number % _PARTITIONS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        merge.start()
+        return merge
+
+    async def _fitting(self, stored: Sequence[StoredEvent], wanted: EventFilter) -> list[ExploredEvent]:
+        if not stored:
+            return []
+        async with self._threads:
+            return await asyncio.to_thread(fitting_events, stored, wanted)
+
+    # -- sending
+
+    async def send(self, hub: str, event: EventData, target: Target) -> SentEvent:
+        """See ``EventsView``."""
+        return await self._sender.send(hub, event, target)
+
+    async def start_run(self, plan: SendPlan, *, may_go_on: Callable[[], bool]) -> SendRun:
+        """See ``EventsView``."""
+        return await self._sender.start_run(plan, may_go_on=may_go_on)
+
+    def run(self, hub: str, run_id: str) -> SendRun:
+        """See ``EventsView``."""
+        return self._sender.run(hub, run_id)
+
+    def runs(self, hub: str) -> Sequence[SendRun]:
+        """See ``EventsView``."""
+        return self._sender.runs(hub)
+
+    def stop_run(self, hub: str, run_id: str) -> None:
+        """See ``EventsView``."""
+        self._sender.stop_run(hub, run_id)
+
+
+class _Scan:
+    """A page while it is being filled."""
+
+    def __init__(self, query: EventQuery) -> None:
+        self._query = query
+        self._events: list[ExploredEvent] = []
+        self._bytes = 0
+        self._looked_at = 0
+        self._scanned_bytes = 0
+        self._first: StoredEvent | None = None
+        self._last: StoredEvent | None = None
+        self._is_cut = False
+        self.end: PageEnd | None = None
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it takes no more."""
+        return self.end is not None
+
+    def give_up(self) -> None:
+        """Nobody wants the page."""
+        self.end = self.end or PageEnd.UNWANTED
+
+    @property
+    def wanted_events(self) -> int:
+        """How many to look at next."""
+        if self._query.filter.is_empty:
+            return min(_EVENTS_PER_TURN, self._query.count - len(self._events))
+        return min(_EVENTS_PER_TURN, SCANNED_EVENTS_MAX - self._looked_at)
+
+    def add(self, stored: Sequence[StoredEvent], fitting: Sequence[ExploredEvent]) -> None:
+        """Take in what was looked at, and which of it fits: both in the order of reading."""
+        if not stored:
+            return
+        self._first = self._first or stored[0]
+        room = self._query.count - len(self._events)
+        for number, event in enumerate(fitting, 1):
+            self._events.append(event)
+            self._bytes += event.size_bytes
+            if number == room or self._bytes >= PAGE_BYTES_MAX:
+                # What is behind it is left to the next page, whether it was looked at or not.
+                self.end = PageEnd.FULL
+                looked_at = [one.place for one in stored].index(event.place) + 1
+                self._is_cut = looked_at < len(stored)
+                stored = stored[:looked_at]
+                break
+        self._last = stored[-1]
+        self._looked_at += len(stored)
+        self._scanned_bytes += sum(len(one.section) for one in stored)
+        is_much = self._looked_at >= SCANNED_EVENTS_MAX or self._scanned_bytes >= SCANNED_BYTES_MAX
+        if self.end is None and is_much:
+            self.end = PageEnd.SCANNED
+
+    def page(self, way: Way, cursor: EventCursor | None, *, has_more: bool) -> EventPage:
+        """What was found, and where it goes on both ways."""
+        first, last = self._first, self._last
+        if way is Way.OLDER:
+            first, last = last, first
+            self._events.reverse()
+        is_cut = has_more or self._is_cut
+        older = newer = None
+        if first is not None and last is not None:
+            older = EventCursor(Way.OLDER, first.place)
+            newer = EventCursor(Way.NEWER, last.place.after)
+        elif cursor is not None:
+            older = EventCursor(Way.OLDER, cursor.place)
+            newer = EventCursor(Way.NEWER, cursor.place)
+        # The way that it came from leads back; a first page has nothing there.
+        if way is Way.NEWER:
+            older, newer = older if cursor is not None else None, newer if is_cut else None
+        else:
+            older, newer = older if is_cut else None, newer if cursor is not None else None
+        return EventPage(tuple(self._events), self._looked_at, self.end or PageEnd.END, older, newer)
+
+
+class _Tail:
+    """``EventTail`` of some partitions."""
+
+    def __init__(
+        self,
+        partitions: Sequence[Partition],
+        query: EventQuery,
+        fitting: Callable[[Sequence[StoredEvent], EventFilter], Awaitable[list[ExploredEvent]]],
+    ) -> None:
+        self._partitions = partitions
+        self._filter = query.filter
+        self._fitting = fitting
+        self._next = [partition.next_sequence_number for partition in partitions]
+        self._events: deque[ExploredEvent] = deque(maxlen=query.count)
+        self._seen = self._skipped = 0
+
+    async def refresh(self) -> TailState:
+        """See ``EventTail``."""
+        merge, share = Merge(Way.NEWER), self._share
+        for number, partition in enumerate(self._partitions):
+            start, until = self._next[number], partition.next_sequence_number
+            if partition.is_closed:
+                raise NotFoundError(f"The event hub {partition.event_hub!r} was deleted.")
+            if start == until:
+                continue
+            self._seen += until - start
+            looked_from = max(start, until - share)
+            self._skipped += looked_from - start
+            merge.add_range(partition, looked_from, until)
+            self._next[number] = until
+        merge.start()
+        while merge.has_more:
+            stored = merge.take(_EVENTS_PER_TURN, _BYTES_PER_TURN)
+            self._events.extend(await self._fitting(stored, self._filter))
+            await asyncio.sleep(0)
+        return TailState(tuple(reversed(self._events)), self._seen, self._skipped)
+
+    @property
+    def _share(self) -> int:
+        """Events that are looked at of each partition that has new ones."""
+        busy = sum(
+            partition.next_sequence_number > start
+            for partition, start in zip(self._partitions, self._next, strict=True)
+        )
+        return max(50, _TAIL_EVENTS_MAX // max(1, busy))
+
+
+def _read_exactly(partition: Partition, sequence_number: int) -> list[StoredEvent]:
+    """The event of that number; none where there is a gap in the numbers."""
+    event = Run(partition, Way.NEWER, sequence_number, sequence_number + 1).pop(1)
+    return [] if event is None else [event]

@@ -1,0 +1,271 @@
+"""Events of several partitions in one order, either way, read from the log as receivers' links do.
+
+    Run      one partition, one way: pieces of the log, the next event's place at hand
+    Merge    all of them: the nearest place first
+
+Reading happens on the event loop, out of page cache, a bounded piece at a time; between pieces others have
+their turn. A partition is first read when its turn comes: a hub of 1,024 partitions that is asked for its
+newest 50 events is read in at most 50 of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from tidegate.broker import EventHub, Partition, RecordBatch
+from tidegate.console.backend.events import EventCursor, EventPlace, Way
+from tidegate.model.errors import PositionOutOfRangeError
+from tidegate.model.position import EventPosition
+
+_PIECE_BYTES: Final = 512 * 1024
+"""What one read takes from the log, as a receiver's link does; a single batch may be larger."""
+_BUFFERED_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Kept of all runs together; beyond it a run keeps only the place of its next event, and reads it again."""
+_BACK_EVENTS_MIN: Final = 16
+_BACK_EVENTS_MAX: Final = 4096
+_LOOKS_PER_TURN: Final = 16
+"""Reads of the log before others have their turn: about 1 ms of work."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """An event as it lies in the log."""
+
+    place: EventPlace
+    section: memoryview
+
+
+class Run:
+    """The events of one partition from a place on, one way, until a bound."""
+
+    def __init__(self, partition: Partition, way: Way, start: int, until: int) -> None:
+        """start, until: half open, in ascending order whichever way it goes."""
+        self._partition = partition
+        self._partition_index = int(partition.partition_id)
+        self._way = way
+        self._start = start
+        self._until = until
+        self._batches: list[RecordBatch] = []  # the nearest last
+        self._event_index = 0  # of the next event in the nearest batch
+        self._event_offset = 0  # where its bytes start (NEWER) or end (OLDER)
+        self._back_events = _BACK_EVENTS_MIN
+        self.buffered_bytes = 0
+        """What it keeps in memory."""
+
+    def peek(self, bytes_max: int) -> EventPlace | None:
+        """The place of the next event; None: there is none. May read from the log."""
+        if not self._batches:
+            self._fill(bytes_max)
+            if not self._batches:
+                return None
+        batch = self._batches[-1]
+        number = batch.base_sequence_number + self._event_index
+        return EventPlace(batch.enqueued_time_ms, self._partition_index, number)
+
+    def pop(self, bytes_max: int) -> StoredEvent | None:
+        """Take the next event; None where there is none (any more). May read from the log."""
+        place = self.peek(bytes_max)
+        if place is None:
+            return None
+        batch, length = self._batches[-1], self._batches[-1].lengths[self._event_index]
+        if self._way is Way.NEWER:
+            at = self._event_offset
+            self._event_offset += length
+            self._event_index += 1
+            self._start = place.sequence_number + 1
+            is_over = self._event_index == len(batch.lengths)
+        else:
+            at = self._event_offset = self._event_offset - length
+            self._event_index -= 1
+            self._until = place.sequence_number
+            is_over = self._event_index < 0
+        if is_over or self._start >= self._until:
+            self._batches.pop()
+            self._enter()
+        return StoredEvent(place, batch.payload[at : at + length])
+
+    def release(self) -> None:
+        """Keep nothing in memory; what was read is read again."""
+        self._batches, self.buffered_bytes = [], 0
+
+    def _fill(self, bytes_max: int) -> None:
+        if self._start >= self._until:
+            return
+        if self._way is Way.NEWER:
+            self._batches = list(reversed(self._read_on(bytes_max)))
+        else:
+            self._batches = list(self._read_back(bytes_max))
+        self.buffered_bytes = sum(len(batch.payload) for batch in self._batches)
+        self._enter()
+
+    def _enter(self) -> None:
+        """Begin with the nearest batch: at its first or last event that counts; its others are skipped."""
+        while self._batches and self._start < self._until:
+            batch = self._batches[-1]
+            if self._way is Way.NEWER:
+                self._event_index = max(0, self._start - batch.base_sequence_number)
+                self._event_offset = sum(batch.lengths[: self._event_index])
+                if batch.base_sequence_number + self._event_index < self._until:
+                    return
+            else:
+                events = min(len(batch.lengths), self._until - batch.base_sequence_number)
+                self._event_index = events - 1
+                self._event_offset = sum(batch.lengths[: max(0, events)])
+                if events > 0 and batch.base_sequence_number + events > self._start:
+                    return
+            self._batches.pop()
+        self.release()
+
+    def _read_on(self, bytes_max: int) -> Sequence[RecordBatch]:
+        batches = self._partition.read_nowait(self._start, bytes_max=bytes_max)
+        return [batch for batch in batches if batch.base_sequence_number < self._until]
+
+    def _read_back(self, bytes_max: int) -> Sequence[RecordBatch]:
+        """The batches before ``until``: as many events as proved to fit, at least one batch."""
+        while self._start < self._until:
+            start = max(self._start, self._until - self._back_events)
+            batches, size, at = [], 0, start
+            while at < self._until and (size < bytes_max or self._back_events == 1):
+                read = self._partition.read_nowait(at, bytes_max=bytes_max if self._back_events > 1 else 1)
+                read = [batch for batch in read if batch.base_sequence_number < self._until]
+                if not read:
+                    at = self._until
+                    break
+                batches += read
+                size += sum(len(batch.payload) for batch in read)
+                at = max(at + 1, read[-1].until_sequence_number)
+            if at < self._until:  # the events are larger than was thought
+                self._back_events = max(1, self._back_events // 8)
+                continue
+            if batches:
+                if size < bytes_max // 4:
+                    self._back_events = min(_BACK_EVENTS_MAX, self._back_events * 4)
+                return batches
+            self._until = start  # a gap in the numbers, or retention has been here
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Which events of each partition count."""
+
+    partitions: Sequence[Partition]
+    position: EventPosition | None
+    """Nothing before it; None: everything."""
+
+    def floor(self, partition: Partition) -> int:
+        """The first event that counts. Raises PositionOutOfRangeError, InvalidArgumentError."""
+        if self.position is None:
+            return partition.begin_sequence_number
+        try:
+            return partition.resolve(self.position)
+        except PositionOutOfRangeError:
+            if len(self.partitions) == 1:
+                raise
+            return partition.next_sequence_number  # it has not come so far yet, others may have
+
+
+class Merge:
+    """The events of partitions from a cursor on, the nearest first."""
+
+    def __init__(self, way: Way) -> None:
+        self._way = way
+        self._heap: list[tuple[tuple[int, int, int], bool, int, Run]] = []
+        self._bytes_max = _PIECE_BYTES
+        self._buffered = 0
+        self._count = 0
+
+    def add(self, bounds: Bounds, partition: Partition, cursor: EventCursor | None) -> None:
+        """Take a partition in. Looks its places up in the index, reads no events."""
+        start, until = bounds.floor(partition), partition.next_sequence_number
+        # The nearest place that its next event can have: what is not read before that may stay unread.
+        nearest_ms = (
+            0 if self._way is Way.NEWER else partition.runtime_information().last_enqueued_time_ms or 0
+        )
+        if cursor is not None:
+            at = _sequence_number_at(partition, cursor.place)
+            if self._way is Way.NEWER:
+                start, nearest_ms = max(start, at), cursor.place.enqueued_time_ms
+            else:
+                until, nearest_ms = min(until, at), min(nearest_ms, cursor.place.enqueued_time_ms)
+        self.add_range(partition, start, until, nearest_ms=nearest_ms)
+
+    def add_range(self, partition: Partition, start: int, until: int, *, nearest_ms: int = 0) -> None:
+        """Take in a partition's events ``start`` to ``until``.
+
+        nearest_ms: a time that none of them lies before (NEWER) or behind (OLDER).
+        """
+        if start < until:
+            run = Run(partition, self._way, start, until)
+            number = start if self._way is Way.NEWER else until
+            self._push(EventPlace(nearest_ms, int(partition.partition_id), number), run, is_read=False)
+
+    def start(self) -> None:
+        """All partitions are in: what each may read at once is decided by their number."""
+        self._bytes_max = max(4 * 1024, _PIECE_BYTES * 4 // max(4, len(self._heap)))
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is another event (or was: what is not read yet, retention may be removing)."""
+        return bool(self._heap)
+
+    def take(self, events_max: int, bytes_max: int) -> list[StoredEvent]:
+        """The next events: about ``bytes_max`` bytes of them, at least one where there is one.
+
+        It may return none while there are more: then it has read so much that others should have their turn.
+        """
+        taken: list[StoredEvent] = []
+        size = looks = 0
+        while self._heap and len(taken) < events_max and size < bytes_max and looks < _LOOKS_PER_TURN:
+            if not self._heap[0][1]:
+                self._look()
+                looks += 1
+                continue
+            _, _, _, run = heapq.heappop(self._heap)
+            self._buffered -= run.buffered_bytes
+            event = run.pop(self._bytes_max)
+            if event is not None:  # else its piece was given up, and retention has removed what it held
+                taken.append(event)
+                size += len(event.section)
+            self._put_back(run)
+        return taken
+
+    def _look(self) -> None:
+        """Read where the nearest event may be."""
+        self._put_back(heapq.heappop(self._heap)[3])
+
+    def _put_back(self, run: Run) -> None:
+        place = run.peek(self._bytes_max)
+        if place is None:
+            return
+        if self._buffered + run.buffered_bytes > _BUFFERED_BYTES_MAX and self._heap:
+            run.release()
+        self._buffered += run.buffered_bytes
+        self._push(place, run, is_read=True)
+
+    def _push(self, place: EventPlace, run: Run, *, is_read: bool) -> None:
+        key = (place.enqueued_time_ms, place.partition_index, place.sequence_number)
+        if self._way is Way.OLDER:
+            key = (-key[0], -key[1], -key[2])
+        self._count += 1
+        heapq.heappush(self._heap, (key, is_read, self._count, run))
+
+
+def _sequence_number_at(partition: Partition, place: EventPlace) -> int:
+    """The first event of a partition that is at a place or behind it."""
+    index = int(partition.partition_id)
+    if index == place.partition_index:
+        return place.sequence_number
+    time_ms = place.enqueued_time_ms + (index < place.partition_index)
+    return partition.resolve(EventPosition.from_enqueued_time(_EPOCH + timedelta(milliseconds=time_ms)))
+
+
+def partitions_of(hub: EventHub, partition_id: str | None) -> Sequence[Partition]:
+    """Those that are asked for. Raises NotFoundError."""
+    return hub.partitions if partition_id is None else (hub.partition(partition_id),)

@@ -1,0 +1,280 @@
+"""Events that the console sends: through the broker's partitions, as those that are published over HTTP.
+
+Throughput units, sizes and full disks stop what is sent here as they stop everybody's. A set is sent by a
+task of its own, in steps of a tenth of a second, and each step is one batch per partition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from tidegate.broker import Broker, EventHub, Partition
+from tidegate.console.backend.events import (
+    SEND_BYTES_MAX,
+    SEND_EVENTS_MAX,
+    SEND_LINES_MAX,
+    SEND_RATE_MAX,
+    SEND_RUNS_MAX,
+    RunState,
+    SendPlan,
+    SendRun,
+    SentEvent,
+    Target,
+)
+from tidegate.model.clock import Clock
+from tidegate.model.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    QuotaExceededError,
+    ServerBusyError,
+    TidegateError,
+)
+from tidegate.model.events import EventData
+from tidegate.transport.tasks import TaskOwner
+from tidegate.wire.batch import wrap_event
+from tidegate.wire.event_codec import encode_event
+
+_STEPS_PER_S: Final = 10
+_BUSY_WAIT_S: Final = 1.0
+"""Before sending again, where the service did not say how long to wait."""
+_ENDED_RUNS_MAX: Final = 32
+"""Ended runs that are remembered."""
+
+_log = logging.getLogger(__name__)
+
+
+class EventSender:
+    """Sends single events and sets."""
+
+    def __init__(self, broker: Broker, *, clock: Clock) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._tasks = TaskOwner("console sending")
+        self._runs: OrderedDict[str, _Run] = OrderedDict()
+
+    async def close(self) -> None:
+        """Stop all runs; what was stored stays."""
+        await self._tasks.close()
+
+    async def send(self, hub: str, event: EventData, target: Target) -> SentEvent:
+        """See ``EventsView``."""
+        event_hub = self._broker.event_hub(hub)
+        key = target.partition_key
+        if target.key_path is not None:
+            key = target.key_path.text_in(event.body)
+        partition = _partition(event_hub, target.partition_id, key)
+        section = wrap_event(encode_event(event, key))
+        await self._broker.wait_uncongested()
+        result = await partition.append(section, array("I", (len(section),)))
+        return SentEvent(partition.partition_id, result.start_sequence_number)
+
+    async def start_run(self, plan: SendPlan, *, may_go_on: Callable[[], bool]) -> SendRun:
+        """See ``EventsView``."""
+        event_hub = self._broker.event_hub(plan.hub)
+        _check(plan)
+        if sum(run.state is RunState.SENDING for run in self._runs.values()) >= SEND_RUNS_MAX:
+            raise QuotaExceededError(
+                f"{SEND_RUNS_MAX} sets are being sent, the most at a time.",
+                next_step="Stop one, or wait until it has ended.",
+            )
+        if plan.target.partition_id is not None:
+            event_hub.partition(plan.target.partition_id)
+        sections = await asyncio.to_thread(_encoded, plan)
+        run = _Run(plan, sections, uuid.uuid4().hex[:12], started_s=self._clock.monotonic())
+        ended = [known for known in self._runs.values() if known.state is not RunState.SENDING]
+        for old in ended[: max(0, len(ended) - _ENDED_RUNS_MAX + 1)]:
+            del self._runs[old.run_id]
+        self._runs[run.run_id] = run
+        self._tasks.start(self._send_set(run, event_hub, may_go_on), name=f"set {run.run_id}")
+        return run.snapshot(self._clock.monotonic())
+
+    def run(self, hub: str, run_id: str) -> SendRun:
+        """See ``EventsView``."""
+        return self._find(hub, run_id).snapshot(self._clock.monotonic())
+
+    def runs(self, hub: str) -> Sequence[SendRun]:
+        """See ``EventsView``."""
+        now = self._clock.monotonic()
+        known = [run for run in self._runs.values() if run.plan.hub.lower() == hub.lower()]
+        return [run.snapshot(now) for run in reversed(known)]
+
+    def stop_run(self, hub: str, run_id: str) -> None:
+        """See ``EventsView``."""
+        self._find(hub, run_id).stop_requested.set()
+
+    def _find(self, hub: str, run_id: str) -> _Run:
+        run = self._runs.get(run_id)
+        if run is None or run.plan.hub.lower() != hub.lower():
+            raise NotFoundError(f"No set {run_id[:40]!r} is being sent to {hub[:80]!r}, or was lately.")
+        return run
+
+    async def _send_set(self, run: _Run, event_hub: EventHub, may_go_on: Callable[[], bool]) -> None:
+        try:
+            await self._send_steps(run, event_hub, may_go_on)
+            run.end(RunState.DONE if run.sent == run.total else RunState.STOPPED, self._clock.monotonic())
+        except TidegateError as error:
+            # What has a text for remote peers is told in full only in the log.
+            _log.info("sending a set to %s ended: %s", event_hub.name, error)
+            run.error = error.remote_text or error.message
+            run.next_step = "" if error.remote_text else error.next_step
+            run.end(RunState.FAILED, self._clock.monotonic())
+        except BaseException:
+            run.end(RunState.FAILED, self._clock.monotonic())
+            raise
+
+    async def _send_steps(self, run: _Run, event_hub: EventHub, may_go_on: Callable[[], bool]) -> None:
+        rate = run.plan.events_per_s
+        step_events = max(1, rate // _STEPS_PER_S)
+        due_s = self._clock.monotonic()
+        while run.sent < run.total and not run.stop_requested.is_set():
+            if not may_go_on():
+                run.error = "Whoever started it may no longer send here."
+                return
+            if self._broker.event_hub(run.plan.hub) is not event_hub:
+                raise NotFoundError(f"The event hub {event_hub.name!r} was deleted, and made anew.")
+            numbers = range(run.sent, min(run.total, run.sent + step_events))
+            await self._broker.wait_uncongested()
+            for batch in _batches(event_hub, run, numbers):
+                await self._append(run, batch)
+            # Time that was lost is not made up for: nobody wants a burst behind it.
+            now_s = self._clock.monotonic()
+            due_s = max(now_s, due_s + len(numbers) / rate)
+            if run.sent < run.total:
+                await _wait_set(run.stop_requested, due_s - now_s)
+
+    async def _append(self, run: _Run, batch: _Batch) -> None:
+        """Store a batch, however often the service is busy; gives up when the run is to stop."""
+        while not run.stop_requested.is_set():
+            try:
+                await batch.partition.append(b"".join(batch.sections), array("I", map(len, batch.sections)))
+            except ServerBusyError as error:
+                run.waits += 1
+                await _wait_set(run.stop_requested, error.retry_after_s or _BUSY_WAIT_S)
+                continue
+            run.sent += len(batch.sections)
+            run.sent_bytes += batch.size_bytes
+            return
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Events for one partition."""
+
+    partition: Partition
+    sections: list[bytes] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Run:
+    """``SendRun`` while it changes."""
+
+    plan: SendPlan
+    sections: Sequence[tuple[bytes, str | None]]
+    """Each line's stored form, and its key."""
+    run_id: str
+    started_s: float
+    state: RunState = RunState.SENDING
+    sent: int = 0
+    sent_bytes: int = 0
+    waits: int = 0
+    error: str = ""
+    next_step: str = ""
+    ended_s: float | None = None
+    stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def total(self) -> int:
+        """Events of all repeats."""
+        return len(self.sections) * self.plan.repeats
+
+    def end(self, state: RunState, now_s: float) -> None:
+        """It sends no more."""
+        self.state, self.ended_s = state, now_s
+
+    def snapshot(self, now_s: float) -> SendRun:
+        """How it is."""
+        return SendRun(
+            run_id=self.run_id,
+            hub=self.plan.hub,
+            state=self.state,
+            sent=self.sent,
+            total=self.total,
+            sent_bytes=self.sent_bytes,
+            events_per_s=self.plan.events_per_s,
+            elapsed_s=(now_s if self.ended_s is None else self.ended_s) - self.started_s,
+            waits=self.waits,
+            error=self.error,
+            next_step=self.next_step,
+        )
+
+
+def _check(plan: SendPlan) -> None:
+    size = sum(map(len, plan.bodies))
+    for is_right, words in (
+        (1 <= len(plan.bodies) <= SEND_LINES_MAX, f"1 to {SEND_LINES_MAX:,} lines, not {len(plan.bodies):,}"),
+        (size <= SEND_BYTES_MAX, f"at most {SEND_BYTES_MAX:,} bytes, not {size:,}"),
+        (plan.repeats >= 1, f"at least 1 repeat, not {plan.repeats}"),
+        (
+            len(plan.bodies) * plan.repeats <= SEND_EVENTS_MAX,
+            f"at most {SEND_EVENTS_MAX:,} events, not {len(plan.bodies):,} lines × {plan.repeats:,} repeats",
+        ),
+        (
+            1 <= plan.events_per_s <= SEND_RATE_MAX,
+            f"1 to {SEND_RATE_MAX:,} events per second, not {plan.events_per_s:,}",
+        ),
+    ):
+        if not is_right:
+            raise InvalidArgumentError(f"A set has {words}.")
+
+
+def _encoded(plan: SendPlan) -> list[tuple[bytes, str | None]]:
+    """Raises InvalidArgumentError naming the line that has no key, or too long a one."""
+    found: list[tuple[bytes, str | None]] = []
+    for number, body in enumerate(plan.bodies, 1):
+        key = plan.target.partition_key
+        if plan.target.key_path is not None:
+            try:
+                key = plan.target.key_path.text_in(body)
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(
+                    f"Line {number}: {error.message}", next_step="Nothing was sent."
+                ) from error
+        event = EventData(body, plan.properties, plan.content_type)
+        found.append((wrap_event(encode_event(event, key)), key))
+    return found
+
+
+def _batches(event_hub: EventHub, run: _Run, numbers: Iterable[int]) -> list[_Batch]:
+    """The events of these numbers, by partition, each batch within the hub's limit."""
+    bytes_max = event_hub.event_bytes_max
+    ready: list[_Batch] = []
+    open_batches: dict[str, _Batch] = {}
+    for number in numbers:
+        section, key = run.sections[number % len(run.sections)]
+        partition = _partition(event_hub, run.plan.target.partition_id, key)
+        batch = open_batches.get(partition.partition_id)
+        if batch is None or batch.size_bytes + len(section) > bytes_max:
+            batch = open_batches[partition.partition_id] = _Batch(partition)
+            ready.append(batch)
+        batch.sections.append(section)
+        batch.size_bytes += len(section)
+    return ready
+
+
+def _partition(event_hub: EventHub, partition_id: str | None, key: str | None) -> Partition:
+    return event_hub.partition_for(key) if partition_id is None else event_hub.partition(partition_id)
+
+
+async def _wait_set(event: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, seconds)):
+            await event.wait()
