@@ -193,6 +193,8 @@ READING: Final = (
         "interop/test_processor_sharing.py::test_both_sides_share_the_partitions",
         "interop/test_processor_sharing.py::test_each_side_goes_on_from_the_others_checkpoints",
         "interop/test_sdk_javascript.py::test_processor_with_checkpoints",
+        "interop/test_sdk_go.py::test_processors_with_checkpoints",
+        "interop/test_sdk_java.py::test_processors_with_checkpoints",
         note="Ours can share a consumer group with them.",
     ),
     done(
@@ -289,10 +291,12 @@ CAPACITY: Final = (
         "broker/test_throttling.py::test_one_unit_in_numbers",
         "interop/test_publishing.py::test_throttled_producer",
         "interop/test_sdk_javascript.py::test_throttled_producer_backs_off",
+        "interop/test_sdk_go.py::test_throttled_producer_backs_off",
+        "interop/test_sdk_java.py::test_throttled_producer_backs_off",
         "interop/test_publishing.py::test_throttled_consumer_gets_everything",
         "server/test_http.py::test_throttled_requests_are_told_when_to_come_back",
-        note="Off by default; set at run time. Who is refused waits and sends again: the JavaScript SDK does "
-        "that by itself, the Python SDK tells its caller.",
+        note="Off by default; set at run time. Who is refused waits and sends again: the SDKs for JavaScript, "
+        "Go and Java do that by themselves, Python's tells its caller.",
     ),
     done(
         "Tiers with their limits",

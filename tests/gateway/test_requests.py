@@ -12,7 +12,8 @@ from tidegate.amqp.events import ConnectionClosed
 from tidegate.amqp.message import Message, Properties, decode_message, encode_message
 from tidegate.amqp.performatives import Error, Target
 from tidegate.amqp.types import Symbol
-from tidegate.broker import ROOT_POLICY_NAME, Broker
+from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim
+from tidegate.model.sas import make_sas_token
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
 from tidegate.wire.management import (
     EventHubDescription,
@@ -196,6 +197,34 @@ async def test_management_needs_a_claim(stranger: Pair) -> None:
         ManagementRequest(Operation.CREATE_EVENT_HUB, "made"),
     ):
         assert stranger.request(*links, request.to_message()).status_code == 401
+
+
+async def test_a_token_in_the_request_is_good_for_it_alone(
+    stranger: Pair, broker: Broker, clock: ManualClock
+) -> None:
+    """A request may bring its own token, as Java's does; it opens no other hub, and nothing later."""
+    links = stranger.request_links("$management")
+
+    def ask(operation: Operation, audience: str, key: str, policy_name: str = ROOT_POLICY_NAME) -> int:
+        expiry = int(clock.now_utc().timestamp()) + 60
+        token = make_sas_token(audience=audience, key_name=policy_name, key=key, expiry=expiry)
+        request = ManagementRequest(operation, "hub", security_token=token)
+        return stranger.request(*links, request.to_message()).status_code
+
+    key = broker.policy(None, ROOT_POLICY_NAME).key
+    assert ask(Operation.READ_EVENT_HUB, f"amqp://{HOST}/hub", key) == 200
+    assert ask(Operation.READ_EVENT_HUB, f"amqp://{HOST}/hub/$management", key) == 200
+    assert ask(Operation.READ_EVENT_HUB, f"amqp://{HOST}/other", key) == 401
+    assert ask(Operation.READ_EVENT_HUB, f"amqp://{HOST}/hub", "wrong") == 401
+    broker.create_policy(None, "reader", [Claim.LISTEN])
+    reader = broker.policy(None, "reader").key
+    assert ask(Operation.READ_EVENT_HUB, f"amqp://{HOST}/hub", reader, "reader") == 200
+    assert ask(Operation.DELETE_EVENT_HUB, f"amqp://{HOST}/hub", reader, "reader") == 401
+    without = ManagementRequest(Operation.READ_EVENT_HUB, "hub")
+    assert stranger.request(*links, without.to_message()).status_code == 401
+    sender = stranger.session.attach_sender("s", target="hub")
+    stranger.exchange()
+    assert stranger.error_of(sender) is not None
 
 
 async def test_garbled_requests_are_refused(stranger: Pair) -> None:

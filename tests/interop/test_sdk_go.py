@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.interop.official_programs import check_processors, check_throttled_producer
 from tests.interop.support import tls_connection_string
 
+from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.hub import HubService
 
 pytestmark = pytest.mark.slow
@@ -106,3 +108,13 @@ def test_refusals(report: tuple[str, dict[str, Any]]) -> None:
     found = report[1]
     assert "too large" in found["too_large"]
     assert "no-such-hub" in found["unknown_hub"]
+
+
+def test_processors_with_checkpoints(program: Path, hub_service: HubService, azurite: AzuriteServer) -> None:
+    """Two of the SDK's processors with its blob store share the partitions; a third goes on behind them."""
+    check_processors([str(program), "processor"], hub_service, azurite)
+
+
+def test_throttled_producer_backs_off(program: Path) -> None:
+    """Over the throughput units the SDK is told so, waits, and loses and doubles nothing."""
+    check_throttled_producer([str(program), "throttled"], RUN_S_MAX)

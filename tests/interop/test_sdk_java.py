@@ -11,8 +11,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.interop.official_programs import check_processors, check_throttled_producer
 from tests.interop.support import tls_connection_string
 
+from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.hub import HubService
 
 pytestmark = pytest.mark.slow
@@ -20,7 +22,10 @@ pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parent / "java"
 BUILD_S_MAX = 240.0
 RUN_S_MAX = 120.0
-"""The program takes 5 s."""
+"""The programs take 5 s, where the SDK waits for a busy service 15 s."""
+
+QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""For programs that live for seconds."""
 
 Lines = dict[str, list[list[str]]]
 """First word of a line → the other words of each such line."""
@@ -28,7 +33,7 @@ Lines = dict[str, list[list[str]]]
 
 @pytest.fixture(scope="module")
 def class_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The SDK and the compiled program."""
+    """The SDK and the compiled programs."""
     tools = ("java", "javac", "keytool", "mvn")
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
@@ -43,9 +48,9 @@ def class_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     if fetched.returncode != 0:
         pytest.skip(f"NOT TESTED WITH THE JAVA SDK: Maven cannot fetch it: {fetched.stdout.decode()[-500:]}")
     path = listed.read_text().strip()
-    source = FOLDER / "src" / "main" / "java" / "Main.java"
+    sources = sorted(str(source) for source in (FOLDER / "src" / "main" / "java").glob("*.java"))
     subprocess.run(
-        ["javac", "-encoding", "UTF-8", "-cp", path, "-d", str(folder), str(source)],
+        ["javac", "-encoding", "UTF-8", "-cp", path, "-d", str(folder), *sources],
         check=True,
         timeout=BUILD_S_MAX,
     )
@@ -115,3 +120,15 @@ def test_owner_levels(report: Lines) -> None:
     ((condition, text),) = report["stolen"]
     assert condition == "LINK_STOLEN"
     assert "higher epoch of '2'" in text
+
+
+def test_processors_with_checkpoints(
+    class_path: str, hub_service: HubService, azurite: AzuriteServer
+) -> None:
+    """Two of the SDK's processors with its blob store share the partitions; a third goes on behind them."""
+    check_processors(["java", *QUICK_START, "-cp", class_path, "Processor"], hub_service, azurite)
+
+
+def test_throttled_producer_backs_off(class_path: str) -> None:
+    """Over the throughput units the SDK is told so, waits, and loses and doubles nothing."""
+    check_throttled_producer(["java", *QUICK_START, "-cp", class_path, "Throttled"], RUN_S_MAX)

@@ -66,8 +66,11 @@ class ConnectionClaims:
         for grant in self._broker.authorizer.authorize_key(name, key):
             self._keep(grant.resource, grant)
 
-    def require(self, path: str, claim: Claim | None) -> None:
-        """Raise UnauthorizedError unless a grant gives ``claim`` (None: any claim) on ``path`` now."""
+    def require(self, path: str, claim: Claim | None, *, token: str | None = None) -> None:
+        """Raise UnauthorizedError unless a grant gives ``claim`` (None: any claim) on ``path`` now.
+
+        token: one that came with the request itself. It is good for this request alone.
+        """
         now_utc = self._clock.now_utc()
         if now_utc.timestamp() < self._permitted_until.get((path, claim), 0):
             return
@@ -83,6 +86,10 @@ class ConnectionClaims:
                 self._permitted_until.clear()
             self._permitted_until[path, claim] = max(expiries)
             return
+        if token is not None:
+            grant = self._broker.authorize(token, path)
+            if any(grant.permits(path, wanted, now_utc=now_utc) for wanted in claims):
+                return
         what = "Any" if claim is None else claim.value
         if any(lost.covers(Audience.parse(path)) for lost in self._lost):
             raise UnauthorizedError(

@@ -1,6 +1,8 @@
 // Sends and receives with Azure's official Go SDK, and prints what came as one JSON object: a Python test judges it.
 //
 //	main CONNECTION_STRING EVENT_HUB [CA_FILE]
+//	main throttled CONNECTION_STRING EVENT_HUB COUNT BYTES
+//	main processor CONNECTION_STRING EVENT_HUB STORAGE_CONNECTION_STRING CONTAINER
 package main
 
 import (
@@ -53,13 +55,21 @@ type session struct {
 func main() {
 	ctx, cancel := context.WithTimeout(context.Background(), allS)
 	defer cancel()
-	found, err := run(ctx, os.Args[1:])
+	var err error
+	switch os.Args[1] {
+	case "throttled":
+		err = sendThrottled(ctx, os.Args[2:])
+	case "processor":
+		err = runProcessor(ctx, os.Args[2:])
+	default:
+		var found *report
+		if found, err = run(ctx, os.Args[1:]); err == nil {
+			err = json.NewEncoder(os.Stdout).Encode(found)
+		}
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
-	}
-	if err := json.NewEncoder(os.Stdout).Encode(found); err != nil {
-		panic(err)
 	}
 }
 
