@@ -16,7 +16,6 @@ from typing import TypeVar
 import pytest
 from tests.cli.support import COMMAND, Result, run_tidegate
 
-from tidegate.cli.lag import Lag, lag_of
 from tidegate.client import BlockingConsumer
 from tidegate.client.entities import PartitionProperties
 from tidegate.model.connection_string import ConnectionString
@@ -24,6 +23,7 @@ from tidegate.model.events import ReceivedEvent
 from tidegate.processor.blob_store import BlobStore
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.directory_store import DirectoryStore
+from tidegate.processor.lag import Lag, lag_of
 from tidegate.processor.lease import GroupKey, Lease
 from tidegate.processor.store import ProcessorStore
 from tidegate.sql import Database, SqlStore

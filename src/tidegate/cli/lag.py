@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,19 +21,12 @@ from tidegate.cli.options import (
     with_output,
 )
 from tidegate.cli.render import Output, OutputFormat
-from tidegate.cli.stores import (
-    LEASE_COLUMNS,
-    GroupView,
-    StoreChoice,
-    milliseconds_of,
-    time_of,
-    view_groups,
-)
+from tidegate.cli.stores import LEASE_COLUMNS, GroupView, StoreChoice, milliseconds_of, view_groups
 from tidegate.model.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from tidegate.client import EventHubConsumer, EventHubProperties, PartitionProperties
-    from tidegate.processor.checkpoint import ProcessorCheckpoint
+    from tidegate.processor.lag import Lag
 
 _COLUMNS = (
     *LEASE_COLUMNS,
@@ -45,61 +37,6 @@ _COLUMNS = (
     "lost_events",
 )
 _CLEAR_SCREEN = "\x1b[H\x1b[2J"
-
-
-@dataclass(frozen=True, slots=True)
-class Lag:
-    """How far a checkpoint is behind the end of its partition's log."""
-
-    events: int | None
-    """Still to be read. None: unknown, for the checkpoint has no sequence number or is not of this log."""
-    seconds: float | None
-    """Enqueued time of the log's last event minus that of the last processed one; 0 when caught up. None:
-    unknown, for nothing was processed yet, or when it was enqueued is not stored."""
-    lost_events: int | None
-    """Those that retention removed before they were read; None as for ``events``."""
-    is_beyond_log: bool = False
-    """The checkpoint is not of this log: it lies beyond its end, or counts in another hub of this name."""
-
-
-def lag_of(
-    partition: PartitionProperties,
-    checkpoint: ProcessorCheckpoint | None,
-    *,
-    event_hub_created_at_ms: int | None = None,
-) -> Lag:
-    """The lag of one partition; without a checkpoint everything that is held is to be read.
-
-    event_hub_created_at_ms: which hub the log is of; None: not compared with the checkpoint's.
-    """
-    # An empty partition of Azure may say -1; ours says where its next event will be.
-    begin = partition.next_sequence_number if partition.is_empty else max(0, partition.begin_sequence_number)
-    until = partition.next_sequence_number
-    if checkpoint is None:
-        return Lag(until - begin, 0.0 if begin == until else None, 0)
-    stored_ms = checkpoint.event_hub_created_at_ms
-    if None not in (stored_ms, event_hub_created_at_ms) and stored_ms != event_hub_created_at_ms:
-        return Lag(None, None, None, is_beyond_log=True)
-    if checkpoint.sequence_number is None:
-        is_at_end = checkpoint.offset is not None and checkpoint.offset == partition.last_enqueued_offset
-        return Lag(0, 0.0, 0) if is_at_end else Lag(None, _seconds(partition, checkpoint), None)
-    # -1, nothing is processed yet, asks for the first event there is: none is lost to it.
-    following = checkpoint.sequence_number + 1 if checkpoint.sequence_number >= 0 else begin
-    if following > until:
-        return Lag(None, None, None, is_beyond_log=True)
-    events = until - max(begin, following)
-    return Lag(
-        events,
-        _seconds(partition, checkpoint) if events else 0.0,
-        max(0, begin - following),
-    )
-
-
-def _seconds(partition: PartitionProperties, checkpoint: ProcessorCheckpoint) -> float | None:
-    processed = time_of(checkpoint.enqueued_time_ms)
-    if processed is None or partition.last_enqueued_time is None:
-        return None
-    return max(0.0, (partition.last_enqueued_time - processed).total_seconds())
 
 
 @with_output()
@@ -193,6 +130,8 @@ def _write(
     properties: EventHubProperties,
     partitions: Sequence[PartitionProperties],
 ) -> None:
+    from tidegate.processor.lag import lag_of
+
     created_at_ms = milliseconds_of(properties.created_at)
     records: list[dict[str, object]] = []
     lags: list[Lag] = []
