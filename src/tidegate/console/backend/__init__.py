@@ -19,8 +19,8 @@ class ConsoleBackend:
 
     access: AccessView
     service: ServiceView
+    pipelines: PipelinesView
     events: EventsView | None = None
-    pipelines: PipelinesView | None = None
     processing: ProcessingView | None = None
     """None: the service was given no database."""
     homes: HomesView | None = None

@@ -1,4 +1,4 @@
-"""What the console sees of the homes of the home security demo. ``server.console.homes`` has it."""
+"""What the console sees of the homes of the home security demo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the console sees of Spark pipelines that report on this machine. ``server.console.pipelines`` has it."""
+"""What the console sees of Spark pipelines that report on this machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PipelineEntry:
     history: Sequence[PipelineSample]
     """Of the last minutes, the oldest first; empty where it has not run meanwhile."""
     silent_s: float | None
-    """Seconds for which a process that is there has said nothing, though it should have; None: all is well."""
+    """Seconds for which a process that should say something has not; None: all is well."""
     is_stop_asked: bool
     """Whether it was asked to stop from here, and has not yet."""
 
@@ -77,7 +77,7 @@ class PipelinesView(Protocol):
         ...
 
     async def pipeline(self, name: str) -> PipelineEntry:
-        """One of them. Raises NotFoundError, InvalidArgumentError for a damaged file, StoreUnavailableError."""
+        """One of them. Raises NotFoundError, InvalidArgumentError (a damaged file), StoreUnavailableError."""
         ...
 
     async def log_tail(self, name: str) -> LogTail:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -9,8 +10,11 @@ from tidegate.console.app import ConsoleApp
 from tidegate.console.backend import ConsoleBackend
 from tidegate.server.console.access import BrokerAccess
 from tidegate.server.console.events import BrokerEvents
+from tidegate.server.console.homes import HomeSummaries
 from tidegate.server.console.parts import ConsoleParts
+from tidegate.server.console.pipelines import ReportedPipelines
 from tidegate.server.console.service import BrokerService
+from tidegate.transport.status_files import PipelineFiles
 
 
 @asynccontextmanager
@@ -19,10 +23,18 @@ async def console_of(parts: ConsoleParts) -> AsyncIterator[ConsoleApp]:
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(BrokerService(parts))
         events = await stack.enter_async_context(BrokerEvents(parts.broker, clock=parts.clock))
+        files = PipelineFiles.of_user(os.environ)
+        pipelines = await stack.enter_async_context(ReportedPipelines(files, parts.clock))
+        homes = None
+        if parts.settings.home_summaries is not None:
+            summaries = HomeSummaries(parts.settings.home_summaries, parts.clock)
+            homes = await stack.enter_async_context(summaries)
         backend = ConsoleBackend(
             access=BrokerAccess(parts.broker, parts.clock),
             service=service,
+            pipelines=pipelines,
             events=events,
+            homes=homes,
         )
         yield ConsoleApp(backend, clock=parts.clock)
 

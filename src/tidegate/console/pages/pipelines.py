@@ -1,0 +1,276 @@
+"""``/pipelines``: the Spark queries that report on this machine; ``/pipelines/NAME``: one of them, live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from tidegate.console.access import form_of, require_listen, require_manage, rights_of, session_of
+from tidegate.console.backend.paging import PAGE_SIZE, Page
+from tidegate.console.backend.pipelines import PipelineEntry, PipelineList, PipelineSample
+from tidegate.console.context import Console
+from tidegate.console.rendering import fragment, page
+from tidegate.model.errors import NotFoundError, TidegateError
+from tidegate.model.pipeline_status import PipelineState, PipelineStatus
+
+LIVE_EVERY_S = 1.0
+_LOG_EVERY = 3
+"""The log is looked at with every third beat."""
+
+STATE_LOOKS = {
+    PipelineState.RUNNING: "good",
+    PipelineState.STARTING: "warning",
+    PipelineState.STOPPING: "warning",
+    PipelineState.FAILED: "bad",
+    PipelineState.KILLED: "bad",
+}
+"""The others look like any text."""
+
+
+def routes(console: Console) -> list[Route]:
+    """What is served."""
+    pages = _Pages(console)
+    return [
+        Route("/pipelines", pages.show_list, methods=["GET"]),
+        Route("/pipelines/{name}", pages.show, methods=["GET"]),
+        Route("/pipelines/{name}/stop", pages.confirm_stop, methods=["GET"]),
+        Route("/pipelines/{name}/stop", pages.stop, methods=["POST"]),
+        Route("/console/live/pipelines", pages.live_list, methods=["GET"]),
+        Route("/console/live/pipelines/{name}", pages.live, methods=["GET"]),
+    ]
+
+
+class _Pages:
+    def __init__(self, console: Console) -> None:
+        self._streams = console.streams
+        self._view = console.backend.pipelines
+        self._clock = console.clock
+
+    # --- all ----------------------------------------------------------------------------------------------
+
+    async def show_list(self, request: Request) -> Response:
+        # A policy of one hub sees that hub's; whoever may see nothing at all is told so.
+        require_listen(request, rights_of(request).hub)
+        context = await self._list_context(request)
+        live = urlencode({name: context[name] for name in ("search", "after") if context[name]})
+        return page(request, "pipelines.html", live=live, **context)
+
+    async def live_list(self, request: Request) -> Response:
+        require_listen(request, rights_of(request).hub)
+
+        async def render() -> Mapping[str, str]:
+            context = await self._list_context(request) | {"now": self._clock.now_utc()}
+            return {
+                "pipelines": fragment(request, "pipelines_table.html", **context),
+                "tally": context["tally"],
+            }
+
+        return self._streams.stream(request, render, every_s=LIVE_EVERY_S)
+
+    async def _list_context(self, request: Request) -> dict[str, Any]:
+        search, after = request.query_params.get("search", "").strip(), request.query_params.get("after", "")
+        found = _seen_by(request, await self._view.pipelines())
+        shown = _page_of([entry for entry in found.entries if _matches(entry, search)], after)
+        return {
+            "entries": [_shown(entry) for entry in shown.items],
+            "list": shown,
+            "unreadable": found.unreadable,
+            "tally": _tally(found),
+            "is_any": bool(found.entries),
+            "directory": self._view.directory,
+            "search": search,
+            "after": after,
+        }
+
+    # --- one ----------------------------------------------------------------------------------------------
+
+    async def show(self, request: Request) -> Response:
+        context = await self._one_context(request)
+        log = await self._view.log_tail(context["name"])
+        return page(request, "pipeline.html", log=log, **context)
+
+    async def live(self, request: Request) -> Response:
+        await self._one_context(request)
+        beats = 0
+
+        async def render() -> Mapping[str, str] | None:
+            nonlocal beats
+            try:
+                context = await self._one_context(request) | {"now": self._clock.now_utc()}
+                fragments = {
+                    "pipeline": fragment(request, "pipeline_now.html", **context),
+                    "state": context["sentence"],
+                    "actions": fragment(request, "pipeline_actions.html", **context),
+                }
+                if beats % _LOG_EVERY == 0:
+                    log = await self._view.log_tail(context["name"])
+                    fragments["log"] = fragment(request, "pipeline_log.html", log=log)
+            except NotFoundError:
+                return None  # somebody deleted it
+            except TidegateError as error:
+                return {"state": str(error)}
+            beats += 1
+            return fragments
+
+        return self._streams.stream(request, render, every_s=LIVE_EVERY_S)
+
+    async def _one_context(self, request: Request) -> dict[str, Any]:
+        entry = await self._entry(request)
+        status = entry.status
+        behind = sorted(status.lag_by_partition.items(), key=lambda item: (-item[1], len(item[0]), item[0]))
+        return {
+            **_shown(entry),
+            "behind": behind[:PAGE_SIZE],
+            "behind_total": len(behind),
+            "chart": _chart(entry.history),
+            "sentence": _sentence(entry),
+            "may_stop": rights_of(request).may_manage(status.event_hub),
+        }
+
+    async def _entry(self, request: Request) -> PipelineEntry:
+        # First, so that who may see nothing does not learn which names there are.
+        require_listen(request, rights_of(request).hub)
+        entry = await self._view.pipeline(request.path_params["name"])
+        require_listen(request, entry.status.event_hub)
+        return entry
+
+    # --- stopping -----------------------------------------------------------------------------------------
+
+    async def confirm_stop(self, request: Request) -> Response:
+        entry = await self._entry(request)
+        require_manage(request, entry.status.event_hub)
+        return page(request, "pipeline_stop.html", **_shown(entry))
+
+    async def stop(self, request: Request) -> Response:
+        await form_of(request)
+        entry = await self._entry(request)
+        require_manage(request, entry.status.event_hub)
+        session = session_of(request)
+        try:
+            is_asked = await self._view.stop(entry.name)
+        except TidegateError as error:
+            session.flash("error", str(error))
+        else:
+            if is_asked:
+                session.flash("success", f"{entry.name} was asked to stop; its micro-batch comes to an end.")
+            else:
+                session.flash("warning", f"{entry.name} does not run.")
+        return RedirectResponse(f"/pipelines/{quote(entry.name, safe='')}", status_code=303)
+
+
+def _seen_by(request: Request, found: PipelineList) -> PipelineList:
+    rights = rights_of(request)
+    return PipelineList(
+        [entry for entry in found.entries if rights.may_listen(entry.status.event_hub)],
+        found.unreadable if rights.may_listen() else (),
+    )
+
+
+def _matches(entry: PipelineEntry, search: str) -> bool:
+    words = (entry.name, entry.status.event_hub, entry.status.target, entry.status.state.value)
+    return any(search.casefold() in word.casefold() for word in words)
+
+
+def _page_of(entries: Sequence[PipelineEntry], after: str) -> Page[PipelineEntry]:
+    rest = [entry for entry in entries if entry.name > after]
+    items = rest[:PAGE_SIZE]
+    return Page(items, total=len(entries), next=items[-1].name if len(rest) > PAGE_SIZE else None)
+
+
+def _shown(entry: PipelineEntry) -> dict[str, Any]:
+    """What templates know of a pipeline."""
+    status = entry.status
+    history = [sample for sample in entry.history if sample.processed_events_per_s is not None]
+    rates = [sample.processed_events_per_s or 0.0 for sample in history]
+    return {
+        "entry": entry,
+        "name": entry.name,
+        "status": status,
+        "look": STATE_LOOKS.get(status.state, ""),
+        "since": status.ended_at or status.started_at,
+        "rates": rates if len(rates) > 1 else None,
+        "rates_label": _rates_label(history),
+        "problem": _problem(entry),
+        "next_step": _next_step(status),
+        "address": f"/pipelines/{quote(entry.name, safe='')}",
+    }
+
+
+def _rates_label(history: Sequence[PipelineSample]) -> str:
+    if not history:
+        return ""
+    rates = [sample.processed_events_per_s or 0.0 for sample in history]
+    minutes = max(1, round((history[-1].at - history[0].at).total_seconds() / 60))
+    return (
+        f"Events processed per second in the last {minutes} min: "
+        f"now {rates[-1]:,.0f}, lowest {min(rates):,.0f}, highest {max(rates):,.0f}"
+    )
+
+
+def _problem(entry: PipelineEntry) -> str | None:
+    status = entry.status
+    if status.state is PipelineState.KILLED:
+        return f"Its process {status.process.pid} is gone, and left no word."
+    if status.error is not None:
+        return status.error
+    if entry.silent_s is not None:
+        return f"Its process is there and has said nothing for {entry.silent_s:,.0f} s."
+    return None
+
+
+def _next_step(status: PipelineStatus) -> str:
+    """What to do about it, where its error does not say so already."""
+    match status.state:
+        case PipelineState.KILLED:
+            return "Start it again: what it has committed stays, and it goes on from there."
+        case PipelineState.FAILED:
+            return "Its log, below, says more. Mended, it goes on where it was."
+        case PipelineState.STARTING | PipelineState.RUNNING | PipelineState.STOPPING:
+            return "It may hang, or wait for a disk, or be stopped (SIGSTOP); its log is below."
+        case _:
+            return ""
+
+
+def _sentence(entry: PipelineEntry) -> str:
+    """How it is, for those who hear it: it changes when the state does, not with every micro-batch."""
+    status = entry.status
+    if entry.is_stop_asked and status.state is not PipelineState.STOPPING:
+        return f"{entry.name} was asked to stop."
+    return f"{entry.name}: {status.state.value}."
+
+
+def _tally(found: PipelineList) -> str:
+    counts: dict[str, int] = {}
+    for entry in found.entries:
+        counts[entry.status.state.value] = counts.get(entry.status.state.value, 0) + 1
+    if found.unreadable:
+        counts["unreadable"] = len(found.unreadable)
+    if not counts:
+        return "No pipelines."
+    total = sum(counts.values())
+    parts = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+    return f"{total} {'pipeline' if total == 1 else 'pipelines'}: {parts}."
+
+
+def _chart(history: Sequence[PipelineSample]) -> dict[str, Any] | None:
+    """Two lines over time, as ``console.js`` has them; None: there are no two points yet."""
+    if len(history) < 2:
+        return None
+    return {
+        "times": [_seconds(sample.at) for sample in history],
+        "series": [
+            {"label": "events in", "values": [sample.input_events_per_s for sample in history]},
+            {"label": "processed", "values": [sample.processed_events_per_s for sample in history]},
+        ],
+        "unit": "/s",
+    }
+
+
+def _seconds(at: datetime) -> float:
+    return round(at.timestamp(), 1)

@@ -1,0 +1,235 @@
+"""The console's ``PipelinesView``: the status files of a state directory, looked at every few seconds.
+
+A file is read again when it has changed. The last minutes of each pipeline are kept here, for nobody else
+does, whether or not anybody looks: a page that is opened because something happened shows what came before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from types import TracebackType
+from typing import Final, Self
+
+from tidegate.console.backend.pipelines import (
+    LogTail,
+    PipelineEntry,
+    PipelineList,
+    PipelineSample,
+    UnreadablePipeline,
+)
+from tidegate.model.clock import Clock
+from tidegate.model.errors import InvalidArgumentError, NotFoundError, StoreUnavailableError, TidegateError
+from tidegate.model.pipeline_status import PipelineState, PipelineStatus, ProcessIdentity
+from tidegate.transport.status_files import PipelineFiles, ask_to_stop
+from tidegate.transport.tasks import TaskOwner
+from tidegate.transport.threads import Threads
+
+SAMPLE_EVERY_S: Final = 2.0
+HISTORY_S: Final = 300.0
+"""How long samples are kept."""
+SILENCE_S: Final = 15.0
+"""A pipeline writes every 5 s (``spark.progress_report.HEARTBEAT_S``): three that did not come."""
+LOG_TAIL_BYTES: Final = 48 * 1024
+
+_FRESH_S: Final = 0.5
+"""A look serves everybody for so long."""
+_log = logging.getLogger(__name__)
+
+_Look = dict[str, PipelineStatus | TidegateError]
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadFile:
+    """A status that is over, and the file that said so: neither changes without the other."""
+
+    changed_ns: int
+    status: PipelineStatus
+
+
+class ReportedPipelines:
+    """Pipelines that report below a state directory. An async context manager, which samples."""
+
+    def __init__(self, files: PipelineFiles, clock: Clock) -> None:
+        self._files = files
+        self._clock = clock
+        self._threads = Threads(1, name="console-pipelines")
+        self._tasks = TaskOwner("console: pipelines")
+        self._over: dict[str, _ReadFile] = {}
+        """Used in the thread only."""
+        self._look: _Look = {}
+        self._looked_at = float("-inf")
+        self._looking = asyncio.Lock()
+        self._history: dict[str, deque[PipelineSample]] = {}
+        self._asked: dict[str, ProcessIdentity] = {}
+        """Who was asked to stop: a second signal would end it at once."""
+
+    async def __aenter__(self) -> Self:
+        self._tasks.start(self._sample(), name="sampler")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._tasks.close()
+
+    @property
+    def directory(self) -> str:
+        """See ``PipelinesView``."""
+        return str(self._files.root)
+
+    async def pipelines(self) -> PipelineList:
+        """See ``PipelinesView``."""
+        found = await self._fresh_look()
+        return PipelineList(
+            [self._entry(name, item) for name, item in found.items() if isinstance(item, PipelineStatus)],
+            [
+                UnreadablePipeline(name, item)
+                for name, item in found.items()
+                if isinstance(item, TidegateError)
+            ],
+        )
+
+    async def pipeline(self, name: str) -> PipelineEntry:
+        """See ``PipelinesView``. Only names that a look has found lead to a file."""
+        found = (await self._fresh_look()).get(name)
+        if found is None:
+            raise NotFoundError(
+                f"No pipeline of the name {name[:80]!r} has run on this machine.",
+                next_step="Those that have are listed under Pipelines.",
+            )
+        if isinstance(found, TidegateError):
+            raise found
+        return self._entry(name, found)
+
+    async def log_tail(self, name: str) -> LogTail:
+        """See ``PipelinesView``."""
+        await self.pipeline(name)
+        return await self._threads.run(partial(self._read_log, name))
+
+    async def stop(self, name: str) -> bool:
+        """See ``PipelinesView``."""
+        self._looked_at = float("-inf")  # what may be done depends on it
+        entry = await self.pipeline(name)
+        if entry.status.state.is_over:
+            return False
+        if entry.is_stop_asked or entry.status.state is PipelineState.STOPPING:
+            return True
+        self._asked[name] = entry.status.process
+        is_asked = False
+        try:
+            is_asked = await self._threads.run(partial(ask_to_stop, entry.status))
+        finally:
+            if not is_asked:
+                self._asked.pop(name, None)
+        return is_asked
+
+    def _entry(self, name: str, status: PipelineStatus) -> PipelineEntry:
+        is_asked = self._asked.get(name) == status.process and not status.state.is_over
+        silent_s: float | None = None
+        if not status.state.is_over:
+            silent_s = (self._clock.now_utc() - status.updated_at).total_seconds()
+        return PipelineEntry(
+            name,
+            status,
+            tuple(self._history.get(name, ())),
+            silent_s if silent_s is not None and silent_s > SILENCE_S else None,
+            is_asked or status.state is PipelineState.STOPPING,
+        )
+
+    # --- looking ------------------------------------------------------------------------------------------
+
+    async def _sample(self) -> None:
+        complaint = ""
+        while True:
+            try:
+                self._remember(await self._fresh_look(), self._clock.now_utc())
+            except StoreUnavailableError as error:
+                if error.message != complaint:
+                    complaint = error.message
+                    _log.warning("%s", error)
+            await asyncio.sleep(SAMPLE_EVERY_S)
+
+    def _remember(self, found: _Look, now: datetime) -> None:
+        for name, status in found.items():
+            if isinstance(status, PipelineStatus) and not status.state.is_over:
+                self._history.setdefault(name, deque()).append(_sample_of(status, now))
+        for name, samples in list(self._history.items()):
+            while samples and samples[0].at < now - timedelta(seconds=HISTORY_S):
+                samples.popleft()
+            if not samples:
+                del self._history[name]
+        for name in self._asked.keys() - found.keys():
+            del self._asked[name]
+
+    async def _fresh_look(self) -> _Look:
+        async with self._looking:
+            if self._clock.monotonic() - self._looked_at > _FRESH_S:
+                self._look = await self._threads.run(self._look_now)
+                self._looked_at = self._clock.monotonic()
+            return self._look
+
+    def _look_now(self) -> _Look:
+        try:
+            names = self._files.names()
+        except OSError as error:
+            raise StoreUnavailableError(
+                f"{self._files.root} cannot be read: {error.strerror}.", next_step="Check its permissions."
+            ) from error
+        found: _Look = {}
+        for name in names:
+            try:
+                found[name] = self._read(name)
+            except NotFoundError:
+                continue  # deleted meanwhile
+            except InvalidArgumentError as error:
+                found[name] = error
+            except OSError as error:
+                found[name] = StoreUnavailableError(
+                    f"The status of {name} cannot be read: {error.strerror}.",
+                    next_step="Check its permissions.",
+                )
+        self._over = {name: read for name, read in self._over.items() if name in found}
+        return found
+
+    def _read(self, name: str) -> PipelineStatus:
+        changed_ns = os.stat(self._files.root / name / "status.json").st_mtime_ns
+        known = self._over.get(name)
+        if known is not None and known.changed_ns == changed_ns:
+            return known.status
+        status = self._files.read(name)
+        if status.state.is_over:
+            self._over[name] = _ReadFile(changed_ns, status)
+        return status
+
+    def _read_log(self, name: str) -> LogTail:
+        path = self._files.log_file(name)
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                start = file.seek(max(0, size - LOG_TAIL_BYTES))
+                content = file.read(LOG_TAIL_BYTES)
+        except FileNotFoundError:
+            return LogTail(str(path), "", is_whole=True)
+        except OSError as error:
+            raise StoreUnavailableError(
+                f"The log {path} cannot be read: {error.strerror}.", next_step="Check its permissions."
+            ) from error
+        if start:
+            content = content.partition(b"\n")[2]
+        return LogTail(str(path), content.decode(errors="replace"), is_whole=start == 0)
+
+
+def _sample_of(status: PipelineStatus, now: datetime) -> PipelineSample:
+    return PipelineSample(
+        now,
+        status.input_events_per_s,
+        status.processed_events_per_s,
+        status.batch_ms,
+        status.lag_events,
+    )
