@@ -288,6 +288,10 @@ class Partition:
         """Events and bytes handed to receivers since the start."""
         return self._delivered_events, self._delivered_bytes
 
+    def stored_bytes(self) -> int:
+        """Bytes of its log on disk; may ask the file system, and may be called from any thread."""
+        return self._log.stored_bytes()
+
     @property
     def appended(self) -> tuple[int, int]:
         """Events and bytes stored since the start."""

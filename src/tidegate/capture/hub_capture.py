@@ -13,7 +13,7 @@ from tidegate.capture.destination import CaptureDestinationError, Destination, o
 from tidegate.capture.partition_capture import PartitionCapture
 from tidegate.capture.state import StateFile
 from tidegate.capture.window import WindowLimits
-from tidegate.model.capture import CaptureSettings, CaptureStatistics
+from tidegate.model.capture import CaptureProgress, CaptureSettings, CaptureStatistics
 from tidegate.model.clock import Clock
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.threads import Threads
@@ -63,6 +63,10 @@ class HubCapture:
     async def close(self) -> None:
         """Stop. What was decided is done when the hub is captured next; an upload under way is given up."""
         await self._tasks.close()
+
+    def progress(self) -> list[CaptureProgress]:
+        """Of each partition, in order; empty until the destination is open."""
+        return [partition.progress() for partition in self._partitions]
 
     def statistics(self) -> CaptureStatistics:
         """At this moment."""

@@ -24,6 +24,7 @@ from tidegate.capture.avro_file import AvroEncoder
 from tidegate.capture.destination import CaptureDestinationError, Destination, Spool
 from tidegate.capture.state import PartitionState, PlannedFile, StateStore
 from tidegate.capture.window import ClosedWindow, Window, WindowLimits
+from tidegate.model.capture import CaptureProgress
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ClosedError, LogCorruptError, TidegateError
 from tidegate.transport.threads import Threads
@@ -115,6 +116,19 @@ class PartitionCapture:
         """Their bytes, as far as they were looked at: the rest follows once the file before is written."""
         planned = self._state.planned
         return (planned.event_bytes if planned else 0) + (self._window.event_bytes if self._window else 0)
+
+    def progress(self) -> CaptureProgress:
+        """How far it is now."""
+        state, partition_id = self._state, self.partition.partition_id
+        is_one_written = state.last_name_s is not None and state.planned is None
+        return CaptureProgress(
+            partition_id=partition_id,
+            next_sequence_number=state.next_sequence_number,
+            backlog_events=self.backlog_events,
+            last_file=self._file_name(partition_id, state.last_name_s or 0) if is_one_written else None,
+            planned_file=None if state.planned is None else state.planned.name,
+            last_error=self.counts.last_error if self.counts.is_failing else "",
+        )
 
     async def run(self) -> None:
         """Capture; returns when the partition closes. Cancellation: what was decided is done next time."""

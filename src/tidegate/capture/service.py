@@ -16,7 +16,7 @@ from pathlib import Path
 from tidegate.broker import Broker
 from tidegate.capture.hub_capture import HubCapture
 from tidegate.capture.window import WindowLimits
-from tidegate.model.capture import CaptureSettings, CaptureStatistics
+from tidegate.model.capture import CaptureProgress, CaptureSettings, CaptureStatistics
 from tidegate.model.clock import Clock
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.threads import Threads
@@ -72,6 +72,11 @@ class CaptureService:
             for event_hub in self._broker.list_event_hubs()
             if event_hub.description.hub_id in self._hubs
         }
+
+    def progress(self, hub_id: str) -> list[CaptureProgress]:
+        """Of each partition of a hub, in order; empty where it is not captured now, or not yet."""
+        hub = self._hubs.get(hub_id)
+        return [] if hub is None else hub.progress()
 
     async def _follow(self) -> None:
         while True:

@@ -125,6 +125,23 @@ class CaptureStatistics:
     """What that is, or was last."""
 
 
+@dataclass(frozen=True, slots=True)
+class CaptureProgress:
+    """How far the capture of one partition is."""
+
+    partition_id: str
+    next_sequence_number: int
+    """Events before it are in files; or no longer in the log."""
+    backlog_events: int
+    """Events in the log that are in no finished file."""
+    last_file: str | None
+    """Name of the last finished file, below the destination; None: none, or another is being written."""
+    planned_file: str | None
+    """Name of the file that is being written, or tried again; None: a window is open."""
+    last_error: str
+    """What keeps it from going on; empty: nothing does."""
+
+
 _KINDS: dict[str, type] = {"str": str, "bool": bool, "int": int}
 
 

@@ -23,7 +23,20 @@ class LogView:
     last_enqueued_time_ms: int | None
     """Milliseconds since 1970-01-01 UTC; None where no event was ever enqueued."""
 
+    def stored_bytes(self) -> int:
+        """Bytes of the segment files; may ask the file system, and may be called from any thread."""
+        return sum(map(_stored_bytes, self.segments[:-1])) + (self.end_position if self.segments else 0)
+
     @property
     def begin_sequence_number(self) -> int:
         """The first event held (``next_sequence_number`` where there is none)."""
         return self.segments[0].base_sequence_number if self.segments else self.next_sequence_number
+
+
+def _stored_bytes(segment: Segment) -> int:
+    if segment.sealed_bytes is not None:
+        return segment.sealed_bytes
+    try:
+        return segment.path.stat().st_size
+    except OSError:
+        return 0  # retention has just removed it

@@ -152,6 +152,10 @@ class PartitionLog:
         """Events and bytes stored since the start."""
         return self._appended_events, self._appended_bytes
 
+    def stored_bytes(self) -> int:
+        """Bytes of the log on disk; may ask the file system, and may be called from any thread."""
+        return self.writer.view.stored_bytes()
+
     # -- reading
 
     def read_nowait(self, start_sequence_number: int, *, bytes_max: int) -> list[RecordBatch]:

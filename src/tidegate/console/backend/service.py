@@ -1,9 +1,264 @@
-"""What the console sees of the namespace, and does to it. Implemented by ``server.console.service``."""
+"""What the console sees of the namespace, and does to it. Implemented by ``server.console.service``.
+
+Everything but deleting an event hub is done on the event loop and does not wait.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Protocol
+
+from tidegate.console.backend.paging import Page
+from tidegate.model.capture import CaptureProgress, CaptureSettings, CaptureStatistics
+from tidegate.model.limits import TierLimits
+
+HISTORY_SAMPLES: Final = 300
+"""How many samples the service keeps of the whole namespace, one a second."""
+
+RECENT_SAMPLES: Final = 60
+"""How many it keeps of each event hub."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Per second, over about the last second."""
+
+    incoming_events: float = 0.0
+    incoming_bytes: float = 0.0
+    outgoing_events: float = 0.0
+    outgoing_bytes: float = 0.0
+    throttled_requests: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The rates at one moment."""
+
+    time_utc: datetime
+    rates: Rates
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Where the log is, as it was looked at lately; None: not yet, or it cannot be told."""
+
+    log_bytes: int | None = None
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+
+    @property
+    def is_scarce(self) -> bool:
+        """Whether less than a twentieth is free."""
+        if self.free_bytes is None or self.total_bytes is None:
+            return False
+        return self.free_bytes < self.total_bytes / 20
+
+
+@dataclass(frozen=True, slots=True)
+class HubRow:
+    """An event hub in a list."""
+
+    name: str
+    partition_count: int
+    consumer_group_count: int
+    retention_hours: int
+    receivers: int
+    """Open now, in all consumer groups."""
+    rates: Rates
+    recent: tuple[float, ...]
+    """Events that came in per second, oldest first, ``RECENT_SAMPLES`` at most."""
+    throttled_requests: int
+    """Since the service started."""
+    is_captured: bool
+    capture_error: str
+    """What keeps Capture from going on; empty: nothing does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The whole namespace at one moment."""
+
+    history: tuple[Sample, ...]
+    """Oldest first, ``HISTORY_SAMPLES`` at most; the last one is now."""
+    hub_count: int
+    partition_count: int
+    connections: int
+    """AMQP connections that are open, over all transports."""
+    receivers: int
+    throttled_requests: int
+    """Batches refused for the throughput units, since the service started."""
+    throughput_units: int | None
+    """None: no limit."""
+    is_congested: bool
+    """Whether producers are not read from, because the disk is behind."""
+    disk: Disk
+    failing_captures: tuple[str, ...]
+    """Names of the hubs whose capture something keeps from going on."""
+
+    @property
+    def rates(self) -> Rates:
+        """Now."""
+        return self.history[-1].rates if self.history else Rates()
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroupRow:
+    """A consumer group of an event hub."""
+
+    name: str
+    receivers: int
+    """Open now."""
+    partitions_read: int
+    """Partitions with at least one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRow:
+    """A partition of an event hub."""
+
+    partition_id: str
+    begin_sequence_number: int
+    """The first event held; where none is, the number that the next one gets."""
+    last_sequence_number: int
+    """-1 where no event was ever enqueued."""
+    events_held: int
+    stored_bytes: int
+    last_enqueued_time: datetime | None
+    incoming_events_per_s: float | None
+    """None: nobody has looked for long enough."""
+    receivers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """An event hub."""
+
+    name: str
+    created_at: datetime
+    partition_count: int
+    retention_hours: int
+    retention_bytes: int | None
+    """Per partition; None: no limit but time."""
+    event_bytes_max: int
+    consumer_groups: tuple[ConsumerGroupRow, ...]
+    capture: CaptureSettings | None
+    capture_statistics: CaptureStatistics | None
+    """None: it is not captured now."""
+    rates: Rates
+    recent: tuple[float, ...]
+    """See ``HubRow.recent``."""
+    events_held: int
+    receivers: int
+    last_enqueued_time: datetime | None
+    throttled_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Who reads an event hub now."""
+
+    consumer_group: str
+    name: str | None
+    """Its own name for itself; None: it gave none."""
+    partition_count: int
+    """Of how many partitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """What is lost with an event hub."""
+
+    events_held: int
+    stored_bytes: int
+    partition_count: int
+    last_enqueued_time: datetime | None
+    consumer_groups: tuple[str, ...]
+    readers: tuple[Reader, ...]
+    policies: tuple[str, ...]
+    """Names of its own policies: their keys are worth nothing afterwards."""
+    is_captured: bool
+    uncaptured_events: int
+    """Events that are in no file of Capture; 0 where it is not captured."""
 
 
 class ServiceView(Protocol):
-    """Nothing yet."""
+    """The namespace. Names of event hubs are taken in any letter case; NotFoundError where there is none."""
+
+    def overview(self) -> Overview:
+        """The whole namespace now."""
+        ...
+
+    def busiest_hubs(self, count: int) -> list[HubRow]:
+        """The event hubs that most events came into and went out of in the last second."""
+        ...
+
+    def hubs(self, *, search: str, start: int) -> Page[HubRow]:
+        """The event hubs whose names hold ``search``, in any letter case, by name; from ``start`` on."""
+        ...
+
+    def hub(self, name: str) -> Hub:
+        """One event hub."""
+        ...
+
+    def partitions(self, name: str, *, start: int) -> Page[PartitionRow]:
+        """Its partitions, from the ``start``-th on. From the first call on their rates are measured, as long
+        as it is called again within a minute.
+        """
+        ...
+
+    def revoked_publishers(self, name: str, *, start: int) -> Page[str]:
+        """The publishers that may not send to it."""
+        ...
+
+    def capture_progress(self, name: str, *, start: int) -> Page[CaptureProgress]:
+        """How far each partition's capture is; empty where the hub is not captured now."""
+        ...
+
+    def deletion(self, name: str) -> Deletion:
+        """What would be lost with it."""
+        ...
+
+    def limits(self) -> TierLimits:
+        """What the namespace's tier allows."""
+        ...
+
+    def create_hub(self, name: str, *, partition_count: int, settings: Mapping[str, int | None]) -> str:
+        """Make an event hub; returns its name. settings: ``retention_hours``, ``retention_bytes`` and
+        ``event_bytes_max``, as far as they are not the defaults.
+
+        Raises InvalidArgumentError, AlreadyExistsError, LogFullError.
+        """
+        ...
+
+    def update_hub(self, name: str, settings: Mapping[str, int | None]) -> None:
+        """Change settings, all or none; see ``create_hub``. None is the default again.
+
+        Raises InvalidArgumentError, LogFullError.
+        """
+        ...
+
+    async def delete_hub(self, name: str) -> None:
+        """Remove an event hub with everything in it. Raises LogFullError."""
+        ...
+
+    def set_capture(self, name: str, settings: CaptureSettings | None) -> None:
+        """Have the hub captured, or (None) no longer. Raises LogFullError."""
+        ...
+
+    def create_consumer_group(self, name: str, group: str) -> None:
+        """Raises InvalidArgumentError, AlreadyExistsError, QuotaExceededError, LogFullError."""
+        ...
+
+    def delete_consumer_group(self, name: str, group: str) -> None:
+        """Raises NotFoundError, InvalidArgumentError (``$Default`` stays), LogFullError."""
+        ...
+
+    def revoke_publisher(self, name: str, publisher: str) -> None:
+        """Raises InvalidArgumentError, AlreadyExistsError, QuotaExceededError, LogFullError."""
+        ...
+
+    def restore_publisher(self, name: str, publisher: str) -> None:
+        """Raises NotFoundError, LogFullError."""
+        ...

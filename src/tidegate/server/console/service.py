@@ -1,20 +1,267 @@
-"""The namespace, as the console asks for it."""
+"""The namespace, as the console asks for it: the broker, its capture and the sampler."""
 
 from __future__ import annotations
 
-from typing import Self
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Self, TypeVar
 
+from tidegate.broker import UNCHANGED, EventHub, Partition
+from tidegate.console.backend.paging import PAGE_SIZE, Page
+from tidegate.console.backend.service import (
+    ConsumerGroupRow,
+    Deletion,
+    Hub,
+    HubRow,
+    Overview,
+    PartitionRow,
+    Reader,
+)
+from tidegate.model.capture import CaptureProgress, CaptureSettings, CaptureStatistics
+from tidegate.model.limits import TierLimits
 from tidegate.server.console.parts import ConsoleParts
+from tidegate.server.console.sampler import Sampler
+from tidegate.transport.tasks import TaskOwner
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class BrokerService:
-    """``console.backend.ServiceView`` of a running service."""
+    """``console.backend.ServiceView`` of a running service; enter it to have rates."""
 
     def __init__(self, parts: ConsoleParts) -> None:
-        self._parts = parts
+        self._broker = parts.broker
+        self._capture = parts.capture
+        self._amqp = parts.amqp
+        self._sampler = Sampler(parts.broker, parts.clock, parts.settings.data_dir)
+        self._tasks = TaskOwner("console")
 
     async def __aenter__(self) -> Self:
+        self._tasks.start(self._sampler.run(), name="sampler")
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        pass
+        await self._tasks.close()
+
+    def overview(self) -> Overview:
+        """See ``ServiceView``."""
+        hubs = self._broker.list_event_hubs()
+        return Overview(
+            history=tuple(self._sampler.history),
+            hub_count=len(hubs),
+            partition_count=sum(len(hub.partitions) for hub in hubs),
+            connections=self._amqp.connection_counts().active,
+            receivers=sum(map(_receivers, hubs)),
+            throttled_requests=self._broker.statistics().throttled_requests,
+            throughput_units=self._broker.throughput.units,
+            is_congested=self._broker.is_congested,
+            disk=self._sampler.disk,
+            failing_captures=tuple(
+                name for name, found in self._capture.statistics().items() if found.is_failing
+            ),
+        )
+
+    def busiest_hubs(self, count: int) -> list[HubRow]:
+        """See ``ServiceView``."""
+
+        def load(event_hub: EventHub) -> tuple[float, str]:
+            rates = self._sampler.hub(event_hub.description.hub_id).rates
+            return -(rates.incoming_events + rates.outgoing_events), event_hub.name.lower()
+
+        captures = self._capture.statistics()
+        busiest = sorted(self._broker.list_event_hubs(), key=load)[:count]
+        return [self._row(event_hub, captures) for event_hub in busiest]
+
+    def hubs(self, *, search: str, start: int) -> Page[HubRow]:
+        """See ``ServiceView``."""
+        wanted = search.lower()
+        found = [hub for hub in self._broker.list_event_hubs() if wanted in hub.name.lower()]
+        found.sort(key=lambda hub: hub.name.lower())
+        captures = self._capture.statistics()
+        return _page(found, start, lambda event_hub: self._row(event_hub, captures))
+
+    def hub(self, name: str) -> Hub:
+        """See ``ServiceView``."""
+        event_hub = self._broker.event_hub(name)
+        description = event_hub.description
+        samples = self._sampler.hub(description.hub_id)
+        return Hub(
+            name=description.name,
+            created_at=_time(description.created_at_ms),
+            partition_count=len(description.partition_ids),
+            retention_hours=description.retention_hours,
+            retention_bytes=description.retention_bytes,
+            event_bytes_max=description.event_bytes_max,
+            consumer_groups=_groups(event_hub),
+            capture=description.capture,
+            capture_statistics=self._capture.statistics().get(description.name),
+            rates=samples.rates,
+            recent=tuple(samples.recent),
+            events_held=_events_held(event_hub),
+            receivers=_receivers(event_hub),
+            last_enqueued_time=_last_enqueued(event_hub),
+            throttled_requests=event_hub.statistics().throttled_requests,
+        )
+
+    def partitions(self, name: str, *, start: int) -> Page[PartitionRow]:
+        """See ``ServiceView``."""
+        event_hub = self._broker.event_hub(name)
+        hub_id = event_hub.description.hub_id
+        self._sampler.watch_partitions(hub_id)
+
+        def row(partition: Partition) -> PartitionRow:
+            found = partition.runtime_information()
+            last = found.last_enqueued_time_ms
+            return PartitionRow(
+                partition_id=partition.partition_id,
+                begin_sequence_number=found.begin_sequence_number,
+                last_sequence_number=found.last_enqueued_sequence_number,
+                events_held=found.last_enqueued_sequence_number + 1 - found.begin_sequence_number,
+                stored_bytes=partition.stored_bytes(),
+                last_enqueued_time=None if last is None else _time(last),
+                incoming_events_per_s=self._sampler.partition_rate(hub_id, int(partition.partition_id)),
+                receivers=len(partition.receivers()),
+            )
+
+        return _page(event_hub.partitions, start, row)
+
+    def revoked_publishers(self, name: str, *, start: int) -> Page[str]:
+        """See ``ServiceView``."""
+        return _page(sorted(self._broker.event_hub(name).revoked_publishers, key=str.lower), start, str)
+
+    def capture_progress(self, name: str, *, start: int) -> Page[CaptureProgress]:
+        """See ``ServiceView``."""
+        hub_id = self._broker.event_hub(name).description.hub_id
+        return _page(self._capture.progress(hub_id), start, lambda progress: progress)
+
+    def deletion(self, name: str) -> Deletion:
+        """See ``ServiceView``."""
+        event_hub = self._broker.event_hub(name)
+        captured = self._capture.statistics().get(event_hub.name)
+        readers: Counter[tuple[str, str | None]] = Counter()
+        for partition in event_hub.partitions:
+            readers.update({(each.consumer_group, each.name) for each in partition.receivers()})
+        return Deletion(
+            events_held=_events_held(event_hub),
+            stored_bytes=sum(partition.stored_bytes() for partition in event_hub.partitions),
+            partition_count=len(event_hub.partitions),
+            last_enqueued_time=_last_enqueued(event_hub),
+            consumer_groups=event_hub.description.consumer_groups,
+            readers=tuple(
+                Reader(group, reader, count)
+                for (group, reader), count in sorted(readers.items(), key=lambda item: str(item[0]))
+            ),
+            policies=tuple(policy.name for policy in event_hub.policies),
+            is_captured=captured is not None,
+            uncaptured_events=0 if captured is None else captured.backlog_events,
+        )
+
+    def limits(self) -> TierLimits:
+        """See ``ServiceView``."""
+        return self._broker.limits
+
+    def create_hub(self, name: str, *, partition_count: int, settings: Mapping[str, int | None]) -> str:
+        """See ``ServiceView``."""
+        return self._broker.create_event_hub(
+            name,
+            partition_count=partition_count,
+            retention_hours=settings.get("retention_hours"),
+            retention_bytes=settings.get("retention_bytes"),
+            event_bytes_max=settings.get("event_bytes_max"),
+        ).name
+
+    def update_hub(self, name: str, settings: Mapping[str, int | None]) -> None:
+        """See ``ServiceView``."""
+        self._broker.update_event_hub(
+            name,
+            retention_hours=settings.get("retention_hours", UNCHANGED),
+            retention_bytes=settings.get("retention_bytes", UNCHANGED),
+            event_bytes_max=settings.get("event_bytes_max", UNCHANGED),
+        )
+
+    async def delete_hub(self, name: str) -> None:
+        """See ``ServiceView``."""
+        await self._broker.delete_event_hub(name)
+
+    def set_capture(self, name: str, settings: CaptureSettings | None) -> None:
+        """See ``ServiceView``."""
+        self._broker.set_capture(name, settings)
+
+    def create_consumer_group(self, name: str, group: str) -> None:
+        """See ``ServiceView``."""
+        self._broker.event_hub(name).create_consumer_group(group)
+
+    def delete_consumer_group(self, name: str, group: str) -> None:
+        """See ``ServiceView``."""
+        self._broker.event_hub(name).delete_consumer_group(group)
+
+    def revoke_publisher(self, name: str, publisher: str) -> None:
+        """See ``ServiceView``."""
+        self._broker.event_hub(name).revoke_publisher(publisher)
+
+    def restore_publisher(self, name: str, publisher: str) -> None:
+        """See ``ServiceView``."""
+        self._broker.event_hub(name).restore_publisher(publisher)
+
+    def _row(self, event_hub: EventHub, captures: Mapping[str, CaptureStatistics]) -> HubRow:
+        description = event_hub.description
+        samples = self._sampler.hub(description.hub_id)
+        captured = captures.get(description.name)
+        return HubRow(
+            name=description.name,
+            partition_count=len(description.partition_ids),
+            consumer_group_count=len(description.consumer_groups),
+            retention_hours=description.retention_hours,
+            receivers=_receivers(event_hub),
+            rates=samples.rates,
+            recent=tuple(samples.recent),
+            throttled_requests=samples.counts.throttled_requests,
+            is_captured=captured is not None,
+            capture_error=captured.last_error if captured is not None and captured.is_failing else "",
+        )
+
+
+def _page(found: Sequence[S], start: int, row: Callable[[S], T]) -> Page[T]:
+    start = max(0, start)
+    end = start + PAGE_SIZE
+    return Page(
+        [row(each) for each in found[start:end]],
+        len(found),
+        next=str(end) if end < len(found) else None,
+        previous=str(max(0, start - PAGE_SIZE)) if start > 0 else None,
+    )
+
+
+def _groups(event_hub: EventHub) -> tuple[ConsumerGroupRow, ...]:
+    receivers: Counter[str] = Counter()
+    partitions: Counter[str] = Counter()
+    for partition in event_hub.partitions:
+        groups = [each.consumer_group for each in partition.receivers()]
+        receivers.update(groups)
+        partitions.update(set(groups))
+    return tuple(
+        ConsumerGroupRow(name, receivers[name], partitions[name])
+        for name in event_hub.description.consumer_groups
+    )
+
+
+def _receivers(event_hub: EventHub) -> int:
+    return sum(len(partition.receivers()) for partition in event_hub.partitions)
+
+
+def _events_held(event_hub: EventHub) -> int:
+    return sum(each.next_sequence_number - each.begin_sequence_number for each in event_hub.partitions)
+
+
+def _last_enqueued(event_hub: EventHub) -> datetime | None:
+    found = [each.runtime_information().last_enqueued_time_ms for each in event_hub.partitions]
+    times = [time_ms for time_ms in found if time_ms is not None]
+    return _time(max(times)) if times else None
+
+
+def _time(time_ms: int) -> datetime:
+    return _UNIX_EPOCH + timedelta(milliseconds=time_ms)

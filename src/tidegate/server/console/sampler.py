@@ -1,0 +1,153 @@
+"""Rates for the console: the broker's counters, read once a second.
+
+An event pays nothing for it, and a second costs one look at each partition's counters; where there are so
+many that a look takes long, looks are further apart. What is kept is bounded: a few minutes of the namespace,
+one minute of each event hub, and ten seconds of the partitions of hubs that somebody looks at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tidegate.broker import Broker, EventHub, EventHubStatistics
+from tidegate.console.backend.service import HISTORY_SAMPLES, RECENT_SAMPLES, Disk, Rates, Sample
+from tidegate.model.clock import Clock
+from tidegate.model.errors import TidegateError
+
+SAMPLE_S: Final = 1.0
+_SHARE_MAX: Final = 0.02
+"""Of the event loop's time, for looking. Our choice."""
+_DISK_S: Final = 5.0
+_PARTITIONS_WATCHED_S: Final = 60.0
+_PARTITION_SAMPLES: Final = 11
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class HubSamples:
+    """What is known of one event hub."""
+
+    counts: EventHubStatistics
+    rates: Rates = field(default_factory=Rates)
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_SAMPLES))
+    """Events that came in per second."""
+    watched_until: float = float("-inf")
+    """Until then (monotonic) its partitions are looked at one by one."""
+    partitions: deque[tuple[float, array[int]]] = field(
+        default_factory=lambda: deque(maxlen=_PARTITION_SAMPLES)
+    )
+    """When (monotonic), and the next sequence number of each."""
+
+
+class Sampler:
+    """Keeps the rates while ``run`` runs."""
+
+    def __init__(self, broker: Broker, clock: Clock, data_dir: Path) -> None:
+        self.history: deque[Sample] = deque(maxlen=HISTORY_SAMPLES)
+        """Of the whole namespace."""
+        self.disk = Disk()
+        self._broker = broker
+        self._clock = clock
+        self._data_dir = data_dir
+        self._hubs: dict[str, HubSamples] = {}
+        self._totals = EventHubStatistics()
+        self._looked_at: float | None = None
+        self._disk_looked_at = float("-inf")
+
+    async def run(self) -> None:
+        """Look until cancelled. What fails once is tried again."""
+        while True:
+            started = self._clock.monotonic()
+            try:
+                self.look()
+                spent_s = self._clock.monotonic() - started
+                await self._look_at_disk()
+            except (TidegateError, OSError) as error:
+                spent_s = 0.0
+                _log.warning("the console's figures stand still for a moment: %s", error)
+            await asyncio.sleep(max(SAMPLE_S - spent_s, spent_s / _SHARE_MAX))
+
+    def look(self) -> None:
+        """Take one sample of everything."""
+        now = self._clock.monotonic()
+        seconds = now - self._looked_at if self._looked_at is not None else 0.0
+        known, self._hubs = self._hubs, {}
+        for event_hub in self._broker.list_event_hubs():
+            hub_id = event_hub.description.hub_id
+            samples = known.get(hub_id)
+            if samples is None:
+                samples = HubSamples(EventHubStatistics())
+            self._hubs[hub_id] = samples
+            self._look_at_hub(event_hub, samples, now, seconds)
+        totals = self._broker.statistics()
+        if seconds > 0.0:
+            rates = _rates(self._totals, totals, seconds)
+            self.history.append(Sample(self._clock.now_utc(), rates))
+        self._totals, self._looked_at = totals, now
+
+    def hub(self, hub_id: str) -> HubSamples:
+        """What is known of an event hub; nothing of one that was made just now."""
+        return self._hubs.get(hub_id) or HubSamples(EventHubStatistics())
+
+    def watch_partitions(self, hub_id: str) -> None:
+        """Look at the hub's partitions one by one for the next minute."""
+        if (samples := self._hubs.get(hub_id)) is not None:
+            samples.watched_until = self._clock.monotonic() + _PARTITIONS_WATCHED_S
+
+    def partition_rate(self, hub_id: str, index: int) -> float | None:
+        """Events per second that came into a partition lately; None: nobody has looked for long enough."""
+        looks = self.hub(hub_id).partitions
+        if len(looks) < 2:
+            return None
+        (since, first), (until, last) = looks[0], looks[-1]
+        return (last[index] - first[index]) / (until - since) if until > since else None
+
+    def _look_at_hub(self, event_hub: EventHub, samples: HubSamples, now: float, seconds: float) -> None:
+        counts = event_hub.statistics()
+        if seconds > 0.0:
+            samples.rates = _rates(samples.counts, counts, seconds)
+            samples.recent.append(samples.rates.incoming_events)
+        samples.counts = counts
+        if now < samples.watched_until:
+            numbers = (partition.next_sequence_number for partition in event_hub.partitions)
+            samples.partitions.append((now, array("q", numbers)))
+        elif samples.partitions:
+            samples.partitions.clear()
+
+    async def _look_at_disk(self) -> None:
+        now = self._clock.monotonic()
+        if now - self._disk_looked_at < _DISK_S:
+            return
+        self._disk_looked_at = now
+        partitions = [each for hub in self._broker.list_event_hubs() for each in hub.partitions]
+
+        def look() -> Disk:
+            log_bytes = sum(partition.stored_bytes() for partition in partitions)
+            try:
+                usage = shutil.disk_usage(self._data_dir)
+            except OSError:
+                return Disk(log_bytes)
+            return Disk(log_bytes, usage.free, usage.total)
+
+        self.disk = await asyncio.to_thread(look)
+
+
+def _rates(before: EventHubStatistics, after: EventHubStatistics, seconds: float) -> Rates:
+    def per_s(name: str) -> float:
+        return max(0.0, (getattr(after, name) - getattr(before, name)) / seconds)
+
+    return Rates(
+        incoming_events=per_s("incoming_events"),
+        incoming_bytes=per_s("incoming_bytes"),
+        outgoing_events=per_s("outgoing_events"),
+        outgoing_bytes=per_s("outgoing_bytes"),
+        throttled_requests=per_s("throttled_requests"),
+    )
