@@ -35,9 +35,13 @@ def plain_browser(console_address: str) -> PlainBrowser:
     return PlainBrowser(console_address)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """One headless Chromium for the whole run; skips loudly where there is none."""
+    """One headless Chromium per test file; skips loudly where there is none.
+
+    Not for the whole run: Playwright keeps an event loop running in the tests' thread, where no asynchronous
+    test can then be run. So a file that uses it has no asynchronous tests.
+    """
     executable = find_chromium()
     if executable is None:
         missing("NOT TESTED IN A BROWSER: there is no Chromium. Install it, or say where with CHROMIUM=PATH.")
