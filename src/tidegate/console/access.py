@@ -15,12 +15,13 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import FormData
+from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from tidegate.console.backend.access import AccessView, Credential, Rights
 from tidegate.model.clock import Clock
-from tidegate.model.errors import UnauthorizedError
+from tidegate.model.errors import InvalidArgumentError, UnauthorizedError
 from tidegate.transport.peers import is_loopback, is_loopback_peer
 
 COOKIE: Final = "tidegate-console"
@@ -31,6 +32,9 @@ SESSION_IDLE_S: Final = 8 * 3600.0
 
 SESSIONS_MAX: Final = 1_000
 """Sessions at once; the one that was used least lately makes room. Our choice: a few hundred KB."""
+
+FORM_BYTES_MAX: Final = 1024 * 1024
+"""Of a form, where its page does not ask for more."""
 
 FORM_TOKEN: Final = "form_token"
 """The hidden field of each form."""
@@ -189,12 +193,19 @@ def require_manage(request: HTTPConnection, hub: str | None = None) -> None:
         raise _missing("Manage", hub)
 
 
-async def form_of(request: Request) -> FormData:
-    """The form of a POST, once it is known to come from a page of this session.
+async def form_of(request: Request, *, bytes_max: int = FORM_BYTES_MAX) -> FormData:
+    """The form of a POST, once it is known to come from a page of this session. bytes_max: of all its fields.
 
-    Raises UnauthorizedError for a form without the session's token.
+    Raises UnauthorizedError for a form without the session's token, InvalidArgumentError for one that is
+    garbled or too large.
     """
-    form = await request.form()
+    size = request.headers.get("content-length", "")
+    if not size.isascii() or not size.isdigit() or int(size) > bytes_max:
+        raise InvalidArgumentError(f"The form has more than {bytes_max:,} bytes, or does not say how many.")
+    try:
+        form = await request.form(max_part_size=bytes_max)
+    except HTTPException as error:
+        raise InvalidArgumentError(f"The form cannot be read: {error.detail}.") from error
     token = form.get(FORM_TOKEN)
     is_ours = isinstance(token, str) and hmac.compare_digest(
         token.encode(), session_of(request).form_token.encode()

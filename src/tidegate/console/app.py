@@ -25,14 +25,30 @@ from tidegate.console.backend import ConsoleBackend
 from tidegate.console.context import Console
 from tidegate.console.errors import answer_of_exception, error_page
 from tidegate.console.live import LiveStreams
-from tidegate.console.pages import homes, overview, pipelines, sign_in
+from tidegate.console.pages import (
+    explorer,
+    explorer_event,
+    explorer_send,
+    homes,
+    overview,
+    pipelines,
+    sign_in,
+)
 from tidegate.console.rendering import STATIC_DIRECTORY, STATIC_PATH
 from tidegate.model.clock import Clock
 from tidegate.model.errors import TidegateError, UnauthorizedError
 
 _log = logging.getLogger(__name__)
 
-PAGES: Final = (overview, pipelines, homes, sign_in)
+PAGES: Final = (
+    overview,
+    explorer,
+    explorer_event,
+    explorer_send,
+    pipelines,
+    homes,
+    sign_in,
+)
 """The modules of ``console.pages``, by the address of their page."""
 
 PLACES: Final = ("hubs", "consumers", "dead-letters", "pipelines", "homes", "console")

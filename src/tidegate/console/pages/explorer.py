@@ -1,0 +1,233 @@
+"""``/hubs/NAME/explorer``: the events of a hub, a page at a time, and as they come.
+
+Looking needs Listen, and disturbs nobody: no receiver is opened. A page with a filter looks at a bounded
+number of events, says at how many, and offers to go on; it ends when its browser leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tidegate.console.access import require_listen
+from tidegate.console.backend.events import (
+    EventCursor,
+    EventPage,
+    EventsView,
+    ExploredEvent,
+    Way,
+    property_text,
+)
+from tidegate.console.context import Console
+from tidegate.console.errors import status_of
+from tidegate.console.pages.explorer_bodies import preview, value_text, visible
+from tidegate.console.pages.explorer_query import COUNTS, STARTS, ExplorerForm
+from tidegate.console.rendering import fragment, page
+from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError, TidegateError
+
+_PROPERTIES_SHOWN = 3
+_PROPERTY_CHARACTERS = 40
+
+
+def routes(console: Console) -> list[Route]:
+    """What is served."""
+    pages = _Pages(console)
+    return [
+        Route("/hubs/{hub}/explorer", pages.show, methods=["GET"]),
+        Route("/hubs/{hub}/explorer/page.jsonl", pages.download, methods=["GET"]),
+        Route("/hubs/{hub}/explorer/live", pages.show_live, methods=["GET"]),
+        Route("/console/live/hubs/{hub}/explorer", pages.stream, methods=["GET"]),
+    ]
+
+
+def events_of(console: Console) -> EventsView:
+    """The view that these pages show."""
+    assert console.backend.events is not None
+    return console.backend.events
+
+
+class _Pages:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._events = events_of(console)
+
+    async def show(self, request: Request) -> Response:
+        form = self._form(request)
+        context = self._context(form)
+        found: EventPage | None = None
+        problem: TidegateError | None = None
+        try:
+            form = form.fixed(now_utc=request.state.now)
+            found = await self._read(request, form)
+        except (InvalidArgumentError, PositionOutOfRangeError) as error:
+            problem = error
+        rows: Sequence[Mapping[str, Any]] = ()
+        if found is not None:
+            shown = tuple(reversed(found.events)) if form.fields["from"] == "newest" else tuple(found.events)
+            rows = await asyncio.to_thread(event_rows, shown)
+        return page(
+            request,
+            "explorer.html",
+            status_code=200 if problem is None else status_of(problem),
+            **context,
+            pager=form,
+            found=found,
+            rows=rows,
+            problem=problem,
+            same=_cursor_of(found, form),
+            key_partition=self._key_partition(form),
+        )
+
+    async def download(self, request: Request) -> Response:
+        """The page as JSON Lines, in the form that ``tidegate receive --nl`` writes."""
+        form = self._form(request)
+        found = await self._read(request, form)
+        events = tuple(reversed(found.events)) if form.fields["from"] == "newest" else tuple(found.events)
+        text = await asyncio.to_thread(json_lines, events)
+        return Response(
+            text,
+            media_type="application/x-ndjson",
+            headers={"Content-Disposition": f'attachment; filename="{form.hub}.jsonl"'},
+        )
+
+    async def show_live(self, request: Request) -> Response:
+        form = self._form(request)
+        context = self._context(form)
+        problem: TidegateError | None = None
+        try:
+            form.query(now_utc=request.state.now)
+        except InvalidArgumentError as error:
+            problem = error
+        return page(
+            request,
+            "explorer_live.html",
+            status_code=200 if problem is None else status_of(problem),
+            **context,
+            problem=problem,
+        )
+
+    async def stream(self, request: Request) -> Response:
+        form = self._form(request)
+        query = form.query(now_utc=request.state.now)
+        tail = self._events.tail(query)
+
+        async def render() -> Mapping[str, str] | None:
+            state = await tail.refresh()
+            rows = await asyncio.to_thread(event_rows, state.events)
+            request.state.now = self._console.clock.now_utc()
+            return {
+                "events": fragment(request, "explorer_rows.html", hub=form.hub, rows=rows),
+                "counts": fragment(request, "explorer_counts.html", state=state),
+            }
+
+        return self._console.streams.stream(request, render)
+
+    def _form(self, request: Request) -> ExplorerForm:
+        hub = request.path_params["hub"]
+        require_listen(request, hub)
+        return ExplorerForm.of(hub, request.query_params)
+
+    async def _read(self, request: Request, form: ExplorerForm) -> EventPage:
+        query = form.query(now_utc=request.state.now)
+
+        async def is_wanted() -> bool:
+            return not await request.is_disconnected()
+
+        return await self._events.read(query, form.cursor, is_wanted=is_wanted)
+
+    def _context(self, form: ExplorerForm) -> dict[str, Any]:
+        return {
+            "hub": form.hub,
+            "form": form,
+            "partition_ids": self._events.partition_ids(form.hub),
+            "starts": STARTS,
+            "counts": COUNTS,
+        }
+
+    def _key_partition(self, form: ExplorerForm) -> str | None:
+        """Where the events of the key are, when all partitions are looked through for them."""
+        if not form.fields["key"] or form.fields["partition"]:
+            return None
+        try:
+            return self._events.partition_of_key(form.hub, form.fields["key"])
+        except InvalidArgumentError:  # no event can have such a key
+            return None
+
+
+def _cursor_of(found: EventPage | None, form: ExplorerForm) -> EventCursor | None:
+    """What the same events are asked for with, whatever has come meanwhile."""
+    if found is None or not found.events:
+        return None
+    if form.fields["from"] == "newest":
+        return EventCursor(Way.OLDER, found.events[-1].place.after)
+    return EventCursor(Way.NEWER, found.events[0].place)
+
+
+def event_rows(events: Sequence[ExploredEvent]) -> list[Mapping[str, Any]]:
+    """Events as lines of a table."""
+    return [_row(event) for event in events]
+
+
+def _row(event: ExploredEvent) -> Mapping[str, Any]:
+    contents = event.contents
+    body, is_text = (event.problem, True) if contents is None else preview(contents)
+    properties = [] if contents is None else list(contents.properties.items())
+    shown = [
+        f"{visible(name)}={visible(property_text(value))}"[:_PROPERTY_CHARACTERS]
+        for name, value in properties[:_PROPERTIES_SHOWN]
+    ]
+    return {
+        "partition_id": event.partition_id,
+        "sequence_number": event.sequence_number,
+        "enqueued_time": event.enqueued_time,
+        "size_bytes": event.size_bytes,
+        "partition_key": None if contents is None else contents.partition_key,
+        "properties": shown,
+        "more_properties": len(properties) - len(shown),
+        "body": body,
+        "is_text": is_text,
+        "is_garbled": contents is None,
+    }
+
+
+def json_lines(events: Sequence[ExploredEvent]) -> str:
+    """Events as lines of JSON, in the form of ``tidegate receive --nl``."""
+    return "".join(f"{json.dumps(_record(event), ensure_ascii=False)}\n" for event in events)
+
+
+def _record(event: ExploredEvent) -> Mapping[str, object]:
+    contents = event.contents
+    body = body_base64 = None
+    if contents is not None and contents.body_value is not None:
+        body = value_text(contents.body_value)
+    elif contents is not None:
+        try:
+            body = contents.body.decode()
+        except UnicodeDecodeError:
+            body_base64 = b64encode(contents.body).decode()
+    return {
+        "partition": event.partition_id,
+        "sequence_number": event.sequence_number,
+        "offset": str(event.sequence_number),
+        "enqueued_time": event.enqueued_time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "partition_key": None if contents is None else contents.partition_key,
+        "properties": {} if contents is None else {k: _plain(v) for k, v in contents.properties.items()},
+        "body": body,
+        "body_base64": body_base64,
+    }
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no form for it
+    return value if value is None or isinstance(value, bool | int | float | str) else property_text(value)

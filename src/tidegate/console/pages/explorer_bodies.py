@@ -1,0 +1,227 @@
+"""Bodies of events for people: a line in a list; JSON, text or bytes as a whole. Pure: it runs in threads.
+
+Nothing that somebody sent breaks a page: what is not text is shown as bytes, characters without a shape as
+pictures of themselves, and what is compressed is opened up to a limit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from tidegate.console.backend.events import property_text
+from tidegate.model.events import EventContents
+
+PREVIEW_CHARACTERS: Final = 200
+"""Of a body in a list."""
+
+UNPACKED_BYTES_MAX: Final = 4 * 1024 * 1024
+"""What a compressed body is opened to at most: some 100 bytes can hold a gigabyte."""
+
+PRETTY_CHARACTERS_MAX: Final = 8 * 1024 * 1024
+"""JSON that would be longer when it is indented is shown as it came."""
+
+HEX_BYTES: Final = 8192
+"""Of a body's bytes on one page."""
+
+_HEX_LINE: Final = 16
+_INDENT_DEPTH_MAX: Final = 20
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
+_SHAPELESS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_PACKED_STARTS: Final = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
+
+
+class Look(Enum):
+    """How a body is shown."""
+
+    JSON = "json"
+    TEXT = "text"
+    HEX = "hex"
+
+
+@dataclass(frozen=True, slots=True)
+class BodyView:
+    """A body, shown one way."""
+
+    look: Look
+    looks: Sequence[Look]
+    """Those that it can be shown as."""
+    text: str
+    note: str
+    """What is to be said about it; empty: nothing."""
+    next_at: int | None = None
+    """HEX: where the next page begins, in bytes."""
+    previous_at: int | None = None
+
+
+def preview(contents: EventContents) -> tuple[str, bool]:
+    """A body in a line, and whether that is text; bytes are told in hexadecimal."""
+    if contents.body_value is not None:
+        return _one_line(value_text(contents.body_value)[: PREVIEW_CHARACTERS * 2]), True
+    start = contents.body[: PREVIEW_CHARACTERS * 4]
+    text = _text_of(start) if len(start) == len(contents.body) else _text_of(_whole_characters(start))
+    if text is None:
+        return contents.body[:24].hex(" "), False
+    return _one_line(text), True
+
+
+def body_view(contents: EventContents, wanted: Look | None, at: int) -> BodyView:
+    """A body as it was asked for, or as suits it best. at: where a page of bytes begins."""
+    raw = body_bytes(contents)
+    opened, note = _opened(raw)
+    text = _text_of(opened)
+    pretty = None if text is None else pretty_json(text)
+    looks = [Look.HEX]
+    if text is not None:
+        looks.insert(0, Look.TEXT)
+    if pretty is not None:
+        looks.insert(0, Look.JSON)
+    look = wanted if wanted in looks else looks[0]
+    if contents.body_value is not None:
+        note = "The body is an AMQP value, not bytes; this is how it reads in JSON."
+    elif not raw:
+        note = "The body is empty."
+    if look is Look.HEX:
+        start = min(at, max(0, len(raw) - 1)) // _HEX_LINE * _HEX_LINE
+        until = start + HEX_BYTES
+        return BodyView(
+            look,
+            looks,
+            hex_lines(raw[start:until], start),
+            "" if opened is raw else "These are the bytes as they were sent, compressed.",
+            next_at=until if until < len(raw) else None,
+            previous_at=max(0, start - HEX_BYTES) if start else None,
+        )
+    shown = pretty if look is Look.JSON else text
+    assert shown is not None
+    return BodyView(look, looks, visible(shown), note)
+
+
+def body_bytes(contents: EventContents) -> bytes:
+    """A body as a file has it; an AMQP value as JSON."""
+    if contents.body_value is None:
+        return contents.body
+    return value_text(contents.body_value).encode("utf-8", "replace")
+
+
+def value_text(value: object) -> str:
+    """An AMQP value, which may hold what JSON has no form for, as JSON."""
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(_plain(value, 0), ensure_ascii=False)
+    except ValueError:
+        return str(value)
+
+
+def pretty_json(text: str) -> str | None:
+    """The same JSON with a line per member, every token as it was sent; None: it is no JSON, or it would be
+    too long. Numbers, order and repeated names stay as they are, which a parser would not keep.
+    """
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    parts: list[str] = []
+    depth = size = 0
+    previous = ""
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        if token in "}]":
+            depth -= 1
+            if previous not in "{[":
+                parts.append(_new_line(depth))
+        elif previous and previous in "{[,":
+            parts.append(_new_line(depth))
+        parts.append(": " if token == ":" else token)
+        if token in "{[":
+            depth += 1
+        previous = token
+        size += len(token) + 2 * min(depth, _INDENT_DEPTH_MAX)
+        if size > PRETTY_CHARACTERS_MAX:
+            return None
+    return "".join(parts)
+
+
+def hex_lines(data: bytes, start: int) -> str:
+    """Bytes as ``hexdump -C`` writes them. start: the number of the first."""
+    lines: list[str] = []
+    for at in range(0, len(data), _HEX_LINE):
+        part = data[at : at + _HEX_LINE]
+        left, right = part[:8].hex(" "), part[8:].hex(" ")
+        shown = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
+        lines.append(f"{start + at:08x}  {left:<23}  {right:<23}  |{shown}|")
+    return "\n".join(lines)
+
+
+def visible(text: str) -> str:
+    """Text with a picture in the place of each character that has no shape."""
+    return _SHAPELESS.sub(lambda found: _picture(found[0]), text)
+
+
+def _picture(character: str) -> str:
+    code = ord(character)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "\u2421" if code == 0x7F else "\ufffd"
+
+
+def _opened(raw: bytes) -> tuple[bytes, str]:
+    """What is in a body that gzip or zlib has compressed, and a word on it; any other body as it is."""
+    if not raw.startswith(_PACKED_STARTS):
+        return raw, ""
+    machine = zlib.decompressobj(wbits=47)  # either kind, by what it starts with
+    try:
+        opened = machine.decompress(raw, UNPACKED_BYTES_MAX)
+    except zlib.error:
+        return raw, ""
+    if not machine.eof and len(opened) < UNPACKED_BYTES_MAX:
+        return raw, ""
+    words = f"The body is compressed: {len(raw):,} bytes, which hold {len(opened):,}"
+    return opened, f"{words}." if machine.eof else f"{words} and more."
+
+
+def _text_of(data: bytes) -> str | None:
+    """None for what is not text: no UTF-8, or with a zero byte in it."""
+    if b"\x00" in data:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _whole_characters(data: bytes) -> bytes:
+    """Without the character at the end that the cut went through."""
+    for length in range(1, 4):
+        if data[-length] & 0xC0 == 0xC0:
+            return data[:-length]
+    return data
+
+
+def _one_line(text: str) -> str:
+    line = visible(" ".join(text.split()))
+    return line if len(line) <= PREVIEW_CHARACTERS else f"{line[:PREVIEW_CHARACTERS]}…"
+
+
+def _new_line(depth: int) -> str:
+    return "\n" + "  " * min(depth, _INDENT_DEPTH_MAX)
+
+
+def _plain(value: object, depth: int) -> object:
+    if depth > 100:
+        return "…"
+    if isinstance(value, dict):
+        return {property_text(name): _plain(item, depth + 1) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, depth + 1) for item in value]
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int | float):
+        return int(value) if isinstance(value, int) else float(value)
+    return property_text(value)

@@ -1,0 +1,97 @@
+"""``/hubs/NAME/explorer/events/PARTITION/SEQUENCE_NUMBER``: one event with all there is to it, and its body
+as a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tidegate.console.access import require_listen
+from tidegate.console.backend.events import EventDetail, property_text
+from tidegate.console.context import Console
+from tidegate.console.pages.explorer import events_of
+from tidegate.console.pages.explorer_bodies import Look, body_bytes, body_view, pretty_json, visible
+from tidegate.console.rendering import page
+from tidegate.model.errors import NotFoundError
+
+_AROUND = 10
+
+
+def routes(console: Console) -> list[Route]:
+    """What is served."""
+    pages = _Pages(console)
+    place = "/hubs/{hub}/explorer/events/{partition}/{number}"
+    return [
+        Route(place, pages.show, methods=["GET"]),
+        Route(f"{place}/body", pages.download, methods=["GET"]),
+    ]
+
+
+class _Pages:
+    def __init__(self, console: Console) -> None:
+        self._events = events_of(console)
+
+    async def show(self, request: Request) -> Response:
+        detail = await self._find(request)
+        wanted, at = request.query_params.get("as", ""), request.query_params.get("at", "")
+        look = Look(wanted) if wanted in {look.value for look in Look} else None
+        start = int(at[:9]) if at.isascii() and at.isdigit() else 0
+        contents = detail.event.contents
+        view = None if contents is None else await asyncio.to_thread(body_view, contents, look, start)
+        return page(
+            request,
+            "explorer_event.html",
+            hub=request.path_params["hub"],
+            event=detail.event,
+            detail=detail,
+            contents=contents,
+            view=view,
+            properties=_properties(detail),
+            system={visible(name): visible(value) for name, value in detail.system.items()},
+            around=max(0, detail.event.sequence_number - _AROUND),
+        )
+
+    async def download(self, request: Request) -> Response:
+        detail = await self._find(request)
+        event = detail.event
+        if event.contents is None:
+            raise NotFoundError(f"The event {event.sequence_number} is no message, and has no body.")
+        body = body_bytes(event.contents)
+        name = f"{request.path_params['hub']}-{event.partition_id}-{event.sequence_number}"
+        kind = await asyncio.to_thread(_kind, body)
+        return Response(
+            body,
+            # Never what the sender calls it: a browser must not take it for a page of this site.
+            media_type="application/octet-stream",
+            headers={"Content-Disposition": f'attachment; filename="{name}.{kind}"'},
+        )
+
+    async def _find(self, request: Request) -> EventDetail:
+        hub, number = request.path_params["hub"], request.path_params["number"]
+        require_listen(request, hub)
+        if not number.isascii() or not number.isdigit() or len(number) > 18:
+            raise NotFoundError(f"{number[:40]!r} is no sequence number.")
+        return await self._events.event(hub, request.path_params["partition"], int(number))
+
+
+def _properties(detail: EventDetail) -> Mapping[str, tuple[str, str]]:
+    """Text and type of each application property."""
+    found: dict[str, Any] = {} if detail.event.contents is None else dict(detail.event.contents.properties)
+    return {
+        visible(name): (visible(property_text(value)), "null" if value is None else type(value).__name__)
+        for name, value in found.items()
+    }
+
+
+def _kind(body: bytes) -> str:
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return "bin"
+    return "json" if pretty_json(text) is not None else "txt"

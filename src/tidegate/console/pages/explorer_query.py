@@ -1,0 +1,122 @@
+"""What is asked of the explorer: the fields of its form, as its addresses hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+from urllib.parse import quote, urlencode
+
+from tidegate.console.backend import PAGE_SIZE
+from tidegate.console.backend.events import EVENTS_PER_PAGE_MAX, EventCursor, EventFilter, EventQuery
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.position import EventPosition
+from tidegate.model.position_text import parse_time
+
+STARTS: Final = {
+    "newest": "Newest first",
+    "oldest": "Oldest first",
+    "offset": "From offset",
+    "sequence": "From sequence number",
+    "time": "From enqueued time",
+}
+"""Where to begin, by its name in an address."""
+
+COUNTS: Final = (25, PAGE_SIZE, 100, 250, EVENTS_PER_PAGE_MAX)
+
+_FIELDS: Final = ("partition", "from", "value", "key", "property", "text", "count")
+_TEXT_CHARACTERS_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ExplorerForm:
+    """The fields as they were filled in; what is not there is empty."""
+
+    hub: str
+    fields: Mapping[str, str]
+    at: str = ""
+    """The cursor."""
+
+    @classmethod
+    def of(cls, hub: str, parameters: Mapping[str, str]) -> ExplorerForm:
+        """From an address."""
+        fields = {name: parameters.get(name, "").strip()[:_TEXT_CHARACTERS_MAX] for name in _FIELDS}
+        fields["text"] = parameters.get("text", "")[:_TEXT_CHARACTERS_MAX]  # its blanks may be meant
+        fields["from"] = fields["from"] or "newest"
+        fields["count"] = fields["count"] or str(PAGE_SIZE)
+        return cls(hub, fields, parameters.get("at", ""))
+
+    def query(self, *, now_utc: datetime) -> EventQuery:
+        """Raises InvalidArgumentError for what cannot be meant."""
+        fields = self.fields
+        name, has_value, value = fields["property"].partition("=")
+        if has_value and not name:
+            raise InvalidArgumentError(
+                f"The property {fields['property']!r} has no name.", next_step="Write name=value, or a name."
+            )
+        return EventQuery(
+            self.hub,
+            fields["partition"] or None,
+            _position(fields["from"], fields["value"], now_utc),
+            fields["from"] == "newest",
+            EventFilter(
+                fields["key"] or None, name or None, value if has_value else None, fields["text"] or None
+            ),
+            _count(fields["count"]),
+        )
+
+    @property
+    def cursor(self) -> EventCursor | None:
+        """Where the page goes on; None: it is a first page. Raises InvalidArgumentError."""
+        return EventCursor.parse(self.at) if self.at else None
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether anything is asked of the events themselves."""
+        return any(self.fields[name] for name in ("key", "property", "text"))
+
+    def address(self, *, page: str = "", cursor: EventCursor | None = None, **changed: str) -> str:
+        """Where the same is asked for, but for ``changed``. page: below the explorer's address."""
+        return f"/hubs/{quote(self.hub, safe='')}/explorer{page}{self.asked(cursor=cursor, **changed)}"
+
+    def asked(self, *, cursor: EventCursor | None = None, **changed: str) -> str:
+        """The part of an address behind its path."""
+        fields = {**self.fields, **changed}
+        if cursor is not None:
+            fields["at"] = cursor.format()
+        given = {name: value for name, value in fields.items() if value}
+        return f"?{urlencode(given)}" if given else ""
+
+    def fixed(self, *, now_utc: datetime) -> ExplorerForm:
+        """The same with a time ago as the time that it means now, so that its pages fit each other."""
+        if self.fields["from"] != "time":
+            return self
+        time = parse_time(self.fields["value"], now_utc=now_utc)
+        return ExplorerForm(self.hub, {**self.fields, "value": time.isoformat()}, self.at)
+
+
+def _position(start: str, value: str, now_utc: datetime) -> EventPosition | None:
+    if start in ("newest", "oldest"):
+        return None
+    if start not in STARTS:
+        raise InvalidArgumentError(f"Events cannot be read from {start[:40]!r}.")
+    if not value:
+        raise InvalidArgumentError(
+            f"{STARTS[start]}: which?", next_step="Fill in the field beside it: 4711, 2h or 2026-11-22T07:25."
+        )
+    if start == "time":
+        return EventPosition.from_enqueued_time(parse_time(value, now_utc=now_utc))
+    if start == "offset":
+        return EventPosition.from_offset(value, is_inclusive=True)
+    if not value.isascii() or not value.isdigit() or len(value) > 18:
+        raise InvalidArgumentError(
+            f"{value[:40]!r} is no sequence number.", next_step="It is a number, 0 or more."
+        )
+    return EventPosition.from_sequence_number(int(value))
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:6]) <= EVENTS_PER_PAGE_MAX:
+        raise InvalidArgumentError(f"A page has 1 to {EVENTS_PER_PAGE_MAX} events, not {text[:20]!r}.")
+    return int(text)

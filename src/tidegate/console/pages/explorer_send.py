@@ -1,0 +1,294 @@
+"""``/hubs/NAME/explorer/send``: send one event, or a set of them, repeatedly and at a rate. Needs Send.
+
+What is sent goes the way of every event: its size, the namespace's throughput units and the disk decide, and
+what they refuse is shown with what to do about it.
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import quote
+
+from starlette.datastructures import FormData, UploadFile
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from tidegate.console.access import form_of, require_listen, require_send, rights_of, session_of
+from tidegate.console.backend.events import (
+    SEND_BYTES_MAX,
+    SEND_EVENTS_MAX,
+    SEND_LINES_MAX,
+    SEND_RATE_MAX,
+    RunState,
+    SendPlan,
+    Target,
+    property_text,
+)
+from tidegate.console.context import Console
+from tidegate.console.errors import status_of
+from tidegate.console.pages.explorer import events_of
+from tidegate.console.pages.explorer_bodies import body_bytes
+from tidegate.console.rendering import fragment, page
+from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
+from tidegate.model.events import EventData
+from tidegate.model.json_path import JsonPath
+
+_FORM_BYTES_MAX: Final = SEND_BYTES_MAX + 1024 * 1024
+_EMPTY: Final[Mapping[str, str]] = {
+    "body": "",
+    "encoding": "text",
+    "content_type": "",
+    "partition_key": "",
+    "partition": "",
+    "properties": "",
+    "lines": "",
+    "key_path": "",
+    "repeats": "1",
+    "rate": "100",
+}
+
+
+def routes(console: Console) -> list[Route]:
+    """What is served."""
+    pages = _Pages(console)
+    place = "/hubs/{hub}/explorer"
+    return [
+        Route(f"{place}/send", pages.ask, methods=["GET"]),
+        Route(f"{place}/send", pages.send, methods=["POST"]),
+        Route(f"{place}/sets", pages.start, methods=["POST"]),
+        Route(f"{place}/sets/{{run}}", pages.show_run, methods=["GET"]),
+        Route(f"{place}/sets/{{run}}/stop", pages.stop, methods=["POST"]),
+        Route("/console/live/hubs/{hub}/sets/{run}", pages.stream, methods=["GET"]),
+    ]
+
+
+class _Pages:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._events = events_of(console)
+
+    async def ask(self, request: Request) -> Response:
+        hub = _hub(request)
+        if not rights_of(request).may_send(hub):
+            require_listen(request, hub)  # whoever may see events may see the form, and why it is off
+        fields = dict(_EMPTY)
+        if copied := request.query_params.get("copy"):
+            require_listen(request, hub)
+            fields |= await self._copy(hub, copied)
+        return self._form(request, fields)
+
+    async def send(self, request: Request) -> Response:
+        hub = _hub(request)
+        require_send(request, hub)
+        fields = _texts(await form_of(request, bytes_max=_FORM_BYTES_MAX))
+        try:
+            event = EventData(
+                _body(fields), _properties(fields["properties"]), fields["content_type"] or None
+            )
+            sent = await self._events.send(hub, event, _target(fields))
+        except NotFoundError:
+            raise
+        except TidegateError as error:
+            return self._form(request, fields, problem=error, is_single=True)
+        words = f"The event is stored: partition {sent.partition_id}, sequence number {sent.sequence_number}."
+        session_of(request).flash("success", words)
+        if rights_of(request).may_listen(hub):
+            where = f"events/{sent.partition_id}/{sent.sequence_number}"
+        else:
+            where = "send"
+        return RedirectResponse(f"{_place(hub)}/{where}", status_code=303)
+
+    async def start(self, request: Request) -> Response:
+        hub = _hub(request)
+        require_send(request, hub)
+        form = await form_of(request, bytes_max=_FORM_BYTES_MAX)
+        fields = _texts(form)
+        session = session_of(request)
+
+        def may_go_on() -> bool:
+            rights = self._console.sessions.rights(session)
+            return rights is not None and rights.may_send(hub)
+
+        try:
+            plan = SendPlan(
+                hub,
+                await _lines(form, fields),
+                _target(fields),
+                fields["content_type"] or None,
+                _properties(fields["properties"]),
+                _number(fields["repeats"], "repeats"),
+                _number(fields["rate"], "events per second"),
+            )
+            run = await self._events.start_run(plan, may_go_on=may_go_on)
+        except NotFoundError:
+            raise
+        except TidegateError as error:
+            return self._form(request, fields, problem=error, is_single=False)
+        finally:
+            await request.close()
+        return RedirectResponse(f"{_place(hub)}/sets/{run.run_id}", status_code=303)
+
+    async def show_run(self, request: Request) -> Response:
+        hub = _hub(request)
+        require_send(request, hub)
+        run = self._events.run(hub, request.path_params["run"])
+        return page(request, "explorer_set.html", hub=hub, run=run, is_sending=run.state is RunState.SENDING)
+
+    async def stop(self, request: Request) -> Response:
+        hub, run_id = _hub(request), request.path_params["run"]
+        require_send(request, hub)
+        await form_of(request)
+        self._events.stop_run(hub, run_id)
+        return RedirectResponse(f"{_place(hub)}/sets/{quote(run_id)}", status_code=303)
+
+    async def stream(self, request: Request) -> Response:
+        hub, run_id = _hub(request), request.path_params["run"]
+        require_send(request, hub)
+        self._events.run(hub, run_id)
+        is_over = False
+
+        async def render() -> Mapping[str, str] | None:
+            nonlocal is_over
+            if is_over:
+                return None
+            run = self._events.run(hub, run_id)
+            is_over = run.state is not RunState.SENDING
+            return {"progress": fragment(request, "explorer_progress.html", hub=hub, run=run)}
+
+        return self._console.streams.stream(request, render, every_s=0.5)
+
+    def _form(
+        self,
+        request: Request,
+        fields: Mapping[str, str],
+        *,
+        problem: TidegateError | None = None,
+        is_single: bool = True,
+    ) -> Response:
+        hub = _hub(request)
+        return page(
+            request,
+            "explorer_send.html",
+            status_code=200 if problem is None else status_of(problem),
+            hub=hub,
+            fields=fields,
+            problem=problem,
+            is_single=is_single,
+            may_send=rights_of(request).may_send(hub),
+            partition_ids=self._events.partition_ids(hub),
+            runs=self._events.runs(hub) if rights_of(request).may_send(hub) else (),
+            limits={
+                "lines": SEND_LINES_MAX,
+                "bytes": SEND_BYTES_MAX,
+                "events": SEND_EVENTS_MAX,
+                "rate": SEND_RATE_MAX,
+            },
+        )
+
+    async def _copy(self, hub: str, place: str) -> Mapping[str, str]:
+        """The fields that send an event again; types of properties other than text are lost."""
+        partition_id, _, number = place.partition(".")
+        if not number.isascii() or not number.isdigit() or len(number) > 18:
+            raise NotFoundError(f"{place[:40]!r} is no event.")
+        contents = (await self._events.event(hub, partition_id, int(number))).event.contents
+        if contents is None:
+            raise InvalidArgumentError("The event is no message, and cannot be sent again.")
+        body, encoding = body_bytes(contents), "text"
+        text = body.decode(errors="replace")
+        if text.encode() != body or "\x00" in text or "\r" in text:
+            text, encoding = b64encode(body).decode(), "base64"
+        lines = [f"{name}={property_text(value)}" for name, value in contents.properties.items()]
+        return {
+            "body": text,
+            "encoding": encoding,
+            "content_type": contents.content_type or "",
+            "partition_key": contents.partition_key or "",
+            "partition": "" if contents.partition_key else partition_id,
+            "properties": "\n".join(line for line in lines if "\n" not in line),
+        }
+
+
+def _hub(request: Request) -> str:
+    hub = request.path_params["hub"]
+    assert isinstance(hub, str)
+    return hub
+
+
+def _place(hub: str) -> str:
+    return f"/hubs/{quote(hub, safe='')}/explorer"
+
+
+def _texts(form: FormData) -> dict[str, str]:
+    """The fields that are text, with line ends as files have them: browsers send CR LF."""
+    given = {name: value.replace("\r\n", "\n") for name, value in form.items() if isinstance(value, str)}
+    return {name: given.get(name, default) for name, default in _EMPTY.items()}
+
+
+def _body(fields: Mapping[str, str]) -> bytes:
+    if fields["encoding"] != "base64":
+        return _encoded(fields["body"], "The body")
+    try:
+        return b64decode("".join(fields["body"].split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidArgumentError(f"The body is not base64: {error}.") from error
+
+
+def _properties(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        name, has_value, value = line.partition("=")
+        if not line.strip():
+            continue
+        if not has_value or not name.strip():
+            raise InvalidArgumentError(
+                f"Line {number} of the properties is {line[:40]!r}.",
+                next_step="Write name=value, one a line.",
+            )
+        found[name.strip()] = value
+    return found
+
+
+def _target(fields: Mapping[str, str]) -> Target:
+    chosen = {
+        "partition_id": fields["partition"].strip(),
+        "partition_key": fields["partition_key"],
+        "key_path": fields["key_path"].strip(),
+    }
+    given = {name: value for name, value in chosen.items() if value}
+    if len(given) > 1:
+        raise InvalidArgumentError(
+            "The partition, the partition key and the key's path exclude each other.",
+            next_step="Fill in one of them, or none: then the partitions take turns.",
+        )
+    path = given.get("key_path")
+    return Target(
+        given.get("partition_id"), given.get("partition_key"), None if path is None else JsonPath.parse(path)
+    )
+
+
+async def _lines(form: FormData, fields: Mapping[str, str]) -> list[bytes]:
+    """The events of a set: those of the file where one was given, else of the text; empty lines left out."""
+    file = form.get("file")
+    if isinstance(file, UploadFile) and file.filename:
+        content = await file.read(SEND_BYTES_MAX + 1)
+    else:
+        content = _encoded(fields["lines"], "The set")
+    return [line for line in (line.removesuffix(b"\r") for line in content.split(b"\n")) if line]
+
+
+def _number(text: str, what: str) -> int:
+    digits = text.strip()
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 12:
+        raise InvalidArgumentError(f"{text[:20]!r} is no number of {what}.", next_step="Write it as 100.")
+    return int(digits)
+
+
+def _encoded(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"{what} holds half a character: {error.reason}.") from error
