@@ -87,6 +87,15 @@ class PlainBrowser:
         assert answer.status == 303, (answer.status, answer.text)
         return self.get(answer.headers["location"])
 
+    def open(self, path: str) -> http.client.HTTPResponse:
+        """A stream that has begun; close it."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
+        cookies = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+        connection.request("GET", path, headers={"Cookie": cookies, "Connection": "close"})
+        response = connection.getresponse()
+        assert response.status == 200, response.read()
+        return response
+
     def ask(self, method: str, path: str, body: str | None, headers: dict[str, str]) -> Answer:
         """Send a request as it is, but for the cookies."""
         if self.cookies:

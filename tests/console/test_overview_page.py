@@ -2,16 +2,132 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tests.console.support import assert_accessible
+import pytest
+from tests.console.support import PlainBrowser, assert_accessible, console_service
+
+from tidegate.client import EventHubProducer
+from tidegate.console.backend.service import Disk, Overview, Rates, Sample
+from tidegate.console.live import STREAMS_MAX
+from tidegate.console.pages.overview import ProcessingFigures, list_notices
+from tidegate.model.events import EventData
+from tidegate.testing.hub import HubService
+from tidegate.transport.clock import SystemClock
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 
-def test_the_overview_in_a_browser(console_page: Page) -> None:
-    """It opens, signed in by the development key, and is accessible."""
+@contextmanager
+def load(service: HubService, hub: str) -> Iterator[None]:
+    """Events come into the hub all the while."""
+    is_over = threading.Event()
+
+    async def produce() -> None:
+        async with EventHubProducer.from_connection_string(service.connection_string, hub) as producer:
+            while not is_over.is_set():
+                await producer.send([EventData(b"x" * 100) for _ in range(20)])
+                await asyncio.sleep(0.02)
+
+    thread = threading.Thread(target=lambda: asyncio.run(produce()), name="load")
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_without_scripts_everything_is_there(service: HubService, plain_browser: PlainBrowser) -> None:
+    """The figures, the hubs by name, and words for what the charts show; nothing is asked of a database."""
+    hub = service.create_hub("plain-hub")
+    page = plain_browser.get("/")
+    assert page.status == 200
+    for words in ("Events in", "Open dead letters", "no database was given", f'href="/hubs/{hub}"'):
+        assert words in page.text
+
+
+def test_figures_follow_the_load(service: HubService, console_page: Page) -> None:
+    """Rates rise while events come in and fall afterwards, without a reload; it is accessible meanwhile."""
+    hub = service.create_hub("busy-hub")
     console_page.goto("/")
     assert console_page.get_by_role("heading", level=1).inner_text() == "Overview"
-    assert_accessible(console_page)
+    with load(service, hub):
+        rising = "() => parseFloat(document.getElementById('events-in').textContent) > 0"
+        console_page.wait_for_function(rising)
+        row = console_page.get_by_role("row", name=hub)
+        row.get_by_text(re.compile(r"^[1-9][\d,]* /s")).first.wait_for()
+        console_page.locator("#events-chart canvas").wait_for()
+        assert_accessible(console_page)
+    console_page.wait_for_function("() => parseFloat(document.getElementById('events-in').textContent) === 0")
+
+
+def test_live_figures_can_be_held_still(service: HubService, console_page: Page) -> None:
+    """Whoever reads may stop the clock: nothing changes until it goes on."""
+    hub = service.create_hub()
+    console_page.goto("/")
+    console_page.get_by_role("button", name="Pause").click()
+    console_page.evaluate("document.getElementById('events-in').textContent = 'held'")
+    with load(service, hub):
+        # Another page's figures show that time goes on meanwhile.
+        other = console_page.context.new_page()
+        other.goto("/")
+        other.wait_for_function("() => parseFloat(document.getElementById('events-in').textContent) > 0")
+        assert console_page.locator("#events-in").inner_text() == "held"
+        console_page.get_by_role("button", name="Go on").click()
+        console_page.wait_for_function("() => document.getElementById('events-in').textContent !== 'held'")
+
+
+def test_streams_end_when_the_service_stops_and_when_there_are_too_many(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """A live page does not hold the service up, and no number of them can."""
+    with console_service(tmp_path_factory.mktemp("streams")) as service:
+        assert service.ready.console is not None
+        browser = PlainBrowser(service.ready.console)
+        browser.get("/")
+        streams = [browser.open("/console/live/overview") for _ in range(STREAMS_MAX)]
+        for stream in streams:
+            assert stream.readline().startswith(b"event: ")
+        assert browser.get("/console/live/overview").status == 503
+        service.stop()
+        for stream in streams:
+            stream.read()
+            stream.close()
+
+
+def test_notices_tell_what_somebody_should_look_at() -> None:
+    """A full disk, a capture that fails, stalled partitions, throttling: the worst first; else nothing."""
+    rates = Rates(throttled_requests=1.0)
+    bad = _overview(rates, Disk(1, 4, 100), failing=("a", "b", "c", "d"))
+    notices = list_notices(bad, ProcessingFigures(stalled=2))
+    assert [notice.title for notice in notices] == [
+        "The disk is nearly full.",
+        "Capture cannot go on.",
+        "Partitions are stalled.",
+        "Requests are throttled.",
+    ]
+    assert notices[1].text == "a, b, c and 1 more."
+    assert list_notices(_overview(Rates(), Disk(1, 50, 100)), ProcessingFigures()) == []
+
+
+def _overview(rates: Rates, disk: Disk, failing: tuple[str, ...] = ()) -> Overview:
+    return Overview(
+        history=(Sample(SystemClock().now_utc(), rates),),
+        hub_count=1,
+        partition_count=1,
+        connections=0,
+        receivers=0,
+        throttled_requests=0,
+        throughput_units=None,
+        is_congested=False,
+        disk=disk,
+        failing_captures=failing,
+    )

@@ -37,6 +37,7 @@ from tidegate.console.pages import (
 from tidegate.console.rendering import STATIC_DIRECTORY, STATIC_PATH
 from tidegate.model.clock import Clock
 from tidegate.model.errors import TidegateError, UnauthorizedError
+from tidegate.transport.tasks import TaskOwner
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class ConsoleApp:
 
     def __init__(self, backend: ConsoleBackend, *, clock: Clock) -> None:
         sessions = Sessions(backend.access, clock)
-        self.console = Console(backend, sessions, LiveStreams(sessions), clock)
+        self.console = Console(backend, sessions, LiveStreams(sessions), clock, TaskOwner("console pages"))
         static: ASGIApp = StaticFiles(directory=STATIC_DIRECTORY)
         routes: list[BaseRoute] = [Mount(STATIC_PATH, static, name="static")]
         for module in PAGES:
@@ -95,9 +96,10 @@ class ConsoleApp:
         """What the gateway puts behind its own routes."""
         return ConsoleRoute(self.application)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End what is live, so that the HTTP face can stop; harmless twice."""
         self.console.streams.close()
+        await self.console.tasks.close()
 
 
 class ConsoleRoute(BaseRoute):

@@ -8,6 +8,7 @@ from tidegate.console.access import Sessions
 from tidegate.console.backend import ConsoleBackend
 from tidegate.console.live import LiveStreams
 from tidegate.model.clock import Clock
+from tidegate.transport.tasks import TaskOwner
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +19,5 @@ class Console:
     sessions: Sessions
     streams: LiveStreams
     clock: Clock
+    tasks: TaskOwner
+    """For what a page starts and does not wait for."""

@@ -134,7 +134,9 @@ class TidegateServer:
         )
         console = None
         if settings.is_console_served and (settings.http_port is not None or settings.https_port is not None):
-            parts = ConsoleParts(self._broker, self._capture, amqp, settings, self._clock)
+            parts = ConsoleParts(
+                self._broker, self._capture, amqp, settings, self._clock, lambda: self.ready
+            )
             console = await stack.enter_async_context(console_of(parts))
         http = HttpGateway(
             self._broker,
@@ -146,7 +148,7 @@ class TidegateServer:
         stack.push_async_callback(http.close)
         if console is not None:
             # Before the HTTP face, which waits for the answers that it streams.
-            stack.callback(console.close)
+            stack.push_async_callback(console.close)
         # Before the HTTP face, whose WebSockets it uses.
         stack.push_async_callback(amqp.close, drain_timeout_s=settings.drain_timeout_s)
         addresses: dict[str, str | None] = {

@@ -2,23 +2,206 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from tidegate.console.access import require_listen, rights_of
+from tidegate.console.backend import ProcessingView
+from tidegate.console.backend.service import Overview, Rates, Sample
 from tidegate.console.context import Console
-from tidegate.console.rendering import page
+from tidegate.console.rendering import bytes_text, duration, fragment, number, page
+from tidegate.model.errors import TidegateError
+
+HUBS_SHOWN: Final = 12
+"""Event hubs on the overview, the busiest first."""
+
+_PROCESSING_S: Final = 5.0
+"""Seconds between two questions to the database."""
+_PATIENCE_S: Final = 0.1
+"""Seconds that a page waits for an answer of it; the live figures bring it later."""
+
+_log = logging.getLogger(__name__)
 
 
 def routes(console: Console) -> list[Route]:
     """What is served."""
     pages = _Pages(console)
-    return [Route("/", pages.show, methods=["GET"])]
+    return [
+        Route("/", pages.show, methods=["GET"]),
+        Route("/console/live/overview", pages.live, methods=["GET"]),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessingFigures:
+    """What the database says of all consumer groups; None: not known."""
+
+    lag_s: float | None = None
+    lag_words: str = "no database was given"
+    stalled: int = 0
+    open_dead_letters: int | None = None
+    dead_letter_words: str = "no database was given"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that somebody should look at."""
+
+    kind: str
+    """``warning`` or ``error``."""
+    title: str
+    text: str
+    place: str = ""
+    """Where to look; empty: nowhere."""
+    place_name: str = ""
 
 
 class _Pages:
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._processing = _Processing(console)
 
     async def show(self, request: Request) -> Response:
-        return page(request, "overview.html")
+        rights = rights_of(request)
+        if rights.hub is not None:
+            return RedirectResponse(f"/hubs/{rights.hub}", status_code=303)
+        if not rights.can_listen:
+            return RedirectResponse("/hubs", status_code=303)
+        return page(request, "overview.html", **await self._context())
+
+    async def live(self, request: Request) -> Response:
+        require_listen(request)
+
+        async def render() -> Mapping[str, str]:
+            context = await self._context()
+            return {
+                name: fragment(request, f"overview_{name}.html", **context)
+                for name in ("notices", "figures", "load", "hubs")
+            }
+
+        return self._console.streams.stream(request, render)
+
+    async def _context(self) -> dict[str, Any]:
+        service = self._console.backend.service
+        overview, processing = service.overview(), await self._processing.figures()
+        return {
+            "overview": overview,
+            "processing": processing,
+            "hubs": service.busiest_hubs(HUBS_SHOWN),
+            "notices": list_notices(overview, processing),
+            "events_chart": _chart(
+                overview.history, "events/s", lambda rates: (rates.incoming_events, rates.outgoing_events)
+            ),
+            "bytes_chart": _chart(
+                overview.history, "bytes/s", lambda rates: (rates.incoming_bytes, rates.outgoing_bytes)
+            ),
+            "load_words": _words(overview),
+        }
+
+
+class _Processing:
+    """Asks the database now and then, once for all who look."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._figures = ProcessingFigures()
+        self._asked_at = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
+
+    async def figures(self) -> ProcessingFigures:
+        """The last answer; waits a moment for one that is under way."""
+        view = self._console.backend.processing
+        if view is None:
+            return ProcessingFigures()
+        now = self._console.clock.monotonic()
+        if self._asking is None and now - self._asked_at >= _PROCESSING_S:
+            self._asked_at = now
+            self._asking = self._console.tasks.start(self._ask(view), name="overview")
+        if self._asking is not None:
+            await asyncio.wait([self._asking], timeout=_PATIENCE_S)
+        return self._figures
+
+    async def _ask(self, view: ProcessingView) -> None:
+        try:
+            groups = await view.consumers.groups()
+            open_count = await view.dead_letters.open_count(None)
+        except TidegateError as error:
+            self._figures = ProcessingFigures(
+                lag_words="the database does not answer", dead_letter_words="the database does not answer"
+            )
+            _log.info("the overview cannot ask the database: %s", error)
+            return
+        finally:
+            self._asking = None
+        behind = max(groups, key=lambda group: group.lag_s or 0.0, default=None)
+        lag_s = None if behind is None else behind.lag_s
+        self._figures = ProcessingFigures(
+            lag_s=lag_s,
+            lag_words="no consumer group keeps a checkpoint"
+            if behind is None
+            else f"{behind.consumer_group} of {behind.event_hub}, {number(behind.lag_events)} events",
+            stalled=sum(group.stalled_count for group in groups),
+            open_dead_letters=open_count,
+            dead_letter_words="redrive or discard them" if open_count else "none is waiting",
+        )
+
+
+def list_notices(overview: Overview, processing: ProcessingFigures) -> list[Notice]:
+    """What somebody should look at, the worst first."""
+    notices = []
+    if overview.disk.is_scarce:
+        free = bytes_text(overview.disk.free_bytes)
+        text = f"{free} are free; a full disk refuses what producers send."
+        notices.append(Notice("error", "The disk is nearly full.", text))
+    if overview.failing_captures:
+        names = ", ".join(overview.failing_captures[:3])
+        more = len(overview.failing_captures) - 3
+        text = f"{names}{f' and {more} more' if more > 0 else ''}."
+        place = f"/hubs/{overview.failing_captures[0]}/capture"
+        notices.append(Notice("error", "Capture cannot go on.", text, place, "Why"))
+    if processing.stalled:
+        text = f"{number(processing.stalled)} have events to read and make no step."
+        notices.append(Notice("warning", "Partitions are stalled.", text, "/consumers", "Which"))
+    if overview.is_congested:
+        notices.append(Notice("warning", "The disk is behind.", "Producers wait until it has caught up."))
+    if overview.rates.throttled_requests:
+        text = "Producers send more than the throughput units let in."
+        notices.append(Notice("warning", "Requests are throttled.", text))
+    return notices
+
+
+def _chart(
+    history: Sequence[Sample], unit: str, values: Callable[[Rates], tuple[float, float]]
+) -> dict[str, object]:
+    pairs = [values(sample.rates) for sample in history]
+    return {
+        "times": [round(sample.time_utc.timestamp()) for sample in history],
+        "series": [
+            {"label": "in", "values": [round(value, 1) for value, _ in pairs]},
+            {"label": "out", "values": [round(value, 1) for _, value in pairs]},
+        ],
+        "unit": unit,
+    }
+
+
+def _words(overview: Overview) -> str:
+    """What the charts show, for whoever cannot see them."""
+    history = overview.history
+    if not history:
+        return "The first figures come in a second."
+    span = duration((history[-1].time_utc - history[0].time_utc).total_seconds() + 1)
+    most_in = max(sample.rates.incoming_events for sample in history)
+    most_out = max(sample.rates.outgoing_events for sample in history)
+    bytes_in = max(sample.rates.incoming_bytes for sample in history)
+    bytes_out = max(sample.rates.outgoing_bytes for sample in history)
+    return (
+        f"At most in the last {span}: in {number(round(most_in))} events and {bytes_text(bytes_in)}, "
+        f"out {number(round(most_out))} events and {bytes_text(bytes_out)} per second."
+    )

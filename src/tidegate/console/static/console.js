@@ -17,8 +17,9 @@ document.addEventListener("change", (event) => {
   if (event.target.matches("[data-submit]")) event.target.form?.requestSubmit();
 });
 
-// <div data-chart='{"times": [...], "series": [{"label": "in", "values": [...]}], "unit": "events/s"}'> is drawn by
-// uPlot. What a live update puts in its place is drawn again. The table or text beside it says the same.
+// Charts are drawn by uPlot from JSON: {"times": [...], "series": [{"label": "in", "values": [...]}], "unit": "events/s"}.
+// It is in <div id data-chart='JSON'> itself, or, where live updates must not touch the place, in
+// <data data-chart-for="ID" value='JSON'>. A text beside it says the same.
 const charts = new Map();
 
 function colour(name) {
@@ -34,16 +35,22 @@ function formatted(value, unit) {
   return `${value.toLocaleString("en", { maximumFractionDigits: 1 })} ${units[index]}`;
 }
 
-function draw(place) {
-  const told = JSON.parse(place.dataset.chart);
+function clock(time) {
+  return new Date(time * 1000).toISOString().slice(11, 19);
+}
+
+function draw(place, json) {
+  const told = JSON.parse(json);
   const data = [told.times, ...told.series.map((series) => series.values)];
   const key = place.id || place;
   const known = charts.get(key);
-  if (known && known.place === place) {
+  if (known) {
+    known.json = json;
+    if (known.place !== place) place.append(known.chart.root);
+    known.place = place;
     known.chart.setData(data);
     return;
   }
-  known?.chart.destroy();
   const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
   const chart = new uPlot(
     {
@@ -51,9 +58,12 @@ function draw(place) {
       height: Number(place.dataset.height || 160),
       cursor: { y: false },
       scales: { y: { range: (_, low, high) => [0, Math.max(high * 1.1, 1)] } },
-      axes: [axis, { ...axis, size: 76, values: (_, ticks) => ticks.map((tick) => formatted(tick, told.unit)) }],
+      axes: [
+        { ...axis, space: 80, values: (_, ticks) => ticks.map(clock) },
+        { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => formatted(tick, told.unit === "bytes/s" ? told.unit : "")) },
+      ],
       series: [
-        {},
+        { label: "UTC", value: (_, time) => (time === null ? "–" : clock(time)) },
         ...told.series.map((series, index) => ({
           label: series.label,
           stroke: colour(`--chart-${index + 1}`),
@@ -67,19 +77,23 @@ function draw(place) {
     data,
     place,
   );
-  charts.set(key, { place, chart });
+  charts.set(key, { place, chart, json });
 }
 
 function drawAll(root) {
   if (!root.querySelectorAll || typeof uPlot === "undefined") return;
+  const found = [...root.querySelectorAll("[data-chart], [data-chart-for]")];
+  if (root.matches?.("[data-chart], [data-chart-for]")) found.push(root);
+  for (const element of found) {
+    const place = element.dataset.chartFor ? document.getElementById(element.dataset.chartFor) : element;
+    if (place) draw(place, element.dataset.chart || element.getAttribute("value"));
+  }
   for (const [key, { place, chart }] of charts) {
     if (!place.isConnected) {
       chart.destroy();
       charts.delete(key);
     }
   }
-  if (root.matches?.("[data-chart]")) draw(root);
-  root.querySelectorAll("[data-chart]").forEach(draw);
 }
 
 document.addEventListener("DOMContentLoaded", () => drawAll(document));
@@ -90,10 +104,24 @@ window.addEventListener("resize", () => {
   }
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  for (const { place, chart } of charts.values()) {
-    chart.destroy();
-    place.replaceChildren();
-  }
+  const known = [...charts.values()];
   charts.clear();
-  drawAll(document);
+  for (const { place, chart, json } of known) {
+    chart.destroy();
+    draw(place, json);
+  }
 });
+
+// Live pages can be held still, to read them.
+const pause = document.querySelector("[data-pause]");
+if (pause && document.querySelector("[sse-connect]")) {
+  pause.hidden = false;
+  pause.addEventListener("click", () => {
+    const isPaused = pause.getAttribute("aria-pressed") !== "true";
+    pause.setAttribute("aria-pressed", String(isPaused));
+    pause.textContent = isPaused ? "Go on" : "Pause";
+  });
+  document.addEventListener("htmx:sseBeforeMessage", (event) => {
+    if (pause.getAttribute("aria-pressed") === "true") event.preventDefault();
+  });
+}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tidegate.broker import Broker
 from tidegate.capture import CaptureService
 from tidegate.gateway.amqp_server import AmqpGateway
 from tidegate.model.clock import Clock
+from tidegate.server.ready import ReadyInformation
 from tidegate.server.settings import ServerSettings
 
 
@@ -20,3 +22,5 @@ class ConsoleParts:
     amqp: AmqpGateway
     settings: ServerSettings
     clock: Clock
+    ready: Callable[[], ReadyInformation]
+    """Where the service listens; raises ClosedError until it does."""
