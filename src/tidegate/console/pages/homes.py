@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date, datetime
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -28,7 +29,7 @@ _ALARMS: Final = {
     "door_open": "Left open for more than 5 minutes",
     "carbon_monoxide": "Carbon monoxide",
 }
-_LEVELS: Final = ("quiet", "a little", "some", "a lot")
+_LEVELS: Final = ("none", "a little", "some", "a lot")
 
 
 def routes(console: Console) -> list[Route]:
@@ -123,7 +124,10 @@ class _Pages:
             except TidegateError as raised:
                 error = raised  # what was read last stays, with a word about its age
             context = _home_context(name, found, error) | {"now": self._clock.now_utc()}
-            fragments = {"home": fragment(request, "home_now.html", **context)}
+            fragments = {
+                "figures": fragment(request, "home_figures.html", **context),
+                "home": fragment(request, "home_now.html", **context),
+            }
             if found is not None:
                 fragments["sentence"] = _sentence(found.summary)
             return fragments
@@ -150,16 +154,20 @@ def _home_context(name: str, found: ShownHome | None, error: TidegateError | Non
     summary = found.summary
     return context | {
         "summary": summary,
-        "latest": summary.alarms[0] if summary.alarms else None,
         "open": [opening for opening in summary.openings if opening.is_open],
         "rooms": [
             ShownRoom(words_of(room.name), hours_strip(room), hours_in_words(room)) for room in summary.rooms
         ],
-        "openings": [(sensor_in_words(opening.sensor), opening) for opening in summary.openings],
-        "alarms": [(alarm_in_words(alarm), sensor_in_words(alarm.sensor), alarm) for alarm in summary.alarms],
+        "openings": [
+            (sensor_in_words(opening.sensor), opening, time_of_day(opening.since, summary.day))
+            for opening in summary.openings
+        ],
+        "alarms": [
+            (alarm_in_words(alarm), sensor_in_words(alarm.sensor), time_of_day(alarm.at, summary.day))
+            for alarm in summary.alarms
+        ],
         "activity": activity_chart(summary.activity),
         "activity_words": activity_in_words(summary.activity),
-        "levels": [(hour, _LEVELS[level]) for hour, level in enumerate(summary.activity) if level],
     }
 
 
@@ -234,12 +242,19 @@ def activity_chart(levels: tuple[int, ...]) -> Markup:
 
 def activity_in_words(levels: tuple[int, ...]) -> str:
     """The day's activity in a sentence."""
-    busy = [hour for hour, level in enumerate(levels) if level]
-    if not busy:
+    by_level = {
+        words: [str(hour) for hour, level in enumerate(levels) if level == known]
+        for known, words in enumerate(_LEVELS)
+        if known
+    }
+    parts = [f"{words} at {', '.join(hours)}" for words, hours in reversed(by_level.items()) if hours]
+    if not parts:
         return "No activity yet on this day"
-    highest = max(levels)
-    peak = ", ".join(str(hour) for hour, level in enumerate(levels) if level == highest)
-    return (
-        f"Activity in {len(busy)} of 24 hours, between {busy[0]} and {busy[-1] + 1} o'clock; "
-        f"most ({_LEVELS[highest]}) in the hours that begin at {peak}"
-    )
+    return f"Activity by hour: {'; '.join(parts)}; else none"
+
+
+def time_of_day(at: datetime, day: date | None) -> Markup:
+    """``06:15``, with the date where it is another day's; exact for whoever asks."""
+    words = f"{at:%H:%M}" if at.date() == day else f"{at:%Y-%m-%d %H:%M}"
+    exact = at.isoformat(timespec="milliseconds")
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(exact, exact, words)

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from markupsafe import escape
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
@@ -66,10 +67,13 @@ class _Pages:
 
         async def render() -> Mapping[str, str]:
             context = await self._list_context(request) | {"now": self._clock.now_utc()}
-            return {
-                "pipelines": fragment(request, "pipelines_table.html", **context),
-                "tally": context["tally"],
+            parts = {
+                "notices": "pipelines_notices.html",
+                "pipelines": "pipelines_table.html",
+                "pages": "pipelines_pages.html",
             }
+            fragments = {name: fragment(request, template, **context) for name, template in parts.items()}
+            return fragments | {"tally": context["tally"]}
 
         return self._streams.stream(request, render, every_s=LIVE_EVERY_S)
 
@@ -105,12 +109,14 @@ class _Pages:
                 context = await self._one_context(request) | {"now": self._clock.now_utc()}
                 fragments = {
                     "pipeline": fragment(request, "pipeline_now.html", **context),
+                    "facts": fragment(request, "pipeline_facts.html", **context),
+                    "lag": fragment(request, "pipeline_lag.html", **context),
                     "state": context["sentence"],
                     "actions": fragment(request, "pipeline_actions.html", **context),
                 }
                 if beats % _LOG_EVERY == 0:
                     log = await self._view.log_tail(context["name"])
-                    fragments["log"] = fragment(request, "pipeline_log.html", log=log)
+                    fragments["log"] = str(escape(log.text))
             except NotFoundError:
                 return None  # somebody deleted it
             except TidegateError as error:
