@@ -22,15 +22,15 @@ check: $(STAMP)  ## lint, format, types, import contracts, docs
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/test_docs.py tests/test_compatibility.py tests/demos/test_demo_guides.py -q -m "not slow"
+	$(BIN)/python -m pytest tests/test_docs.py tests/test_docs_site.py tests/test_docs_states.py tests/test_compatibility.py tests/demos/test_demo_guides.py -q -m "not slow"
 
 docs: $(STAMP)  ## renew the reference pages that are made from the code
 	$(BIN)/python -m tidegate.cli.reference docs/reference
 	$(BIN)/python -m tests.compatibility docs/reference
 
-site: $(STAMP)  ## build docs/ into site/index.html, which opens from the disk; warnings are errors
+site: $(STAMP)  ## build docs/ into site/; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "Built: site/index.html"
+	@echo "Built: site/index.html. It opens from the disk; with its search: $(PYTHON) -m http.server -d site"
 
 bench: $(STAMP)  ## throughput as ratios to baselines measured in the same run
 	$(BIN)/python -m bench $(ARGS)

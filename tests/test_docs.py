@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
 import shlex
 import subprocess
@@ -15,12 +16,22 @@ from tests.docs_support import PAGES, ROOT, environment_of, write_programs
 
 from tidegate.cli.app import app
 from tidegate.cli.reference import iter_commands, reference_pages
+from tidegate.cli.reference_api import API_PAGES, page_entries
+from tidegate.cli.reference_source import exported_entries
+from tidegate.gateway.metrics import METRICS
+from tidegate.gateway.metrics import PREFIX as METRIC_PREFIX
 from tidegate.model import errors, limits
+from tidegate.server.declared import DeclaredEventHub, DeclaredNamespace, DeclaredPolicy
 from tidegate.server.ready import ReadyInformation
 from tidegate.server.settings import ServerSettings
+from tidegate.spark import capture_options, file_sink_options, hub_writer_options, options
+from tidegate.spark.progress_metrics import PIPELINE_METRICS
+from tidegate.spark.progress_metrics import PREFIX as PIPELINE_METRIC_PREFIX
 from tidegate.testing.hub import HubService
 
 COMMANDS = dict(iter_commands(app))
+_NO_VARIABLES = {"TIDEGATE_STOPPED"}
+"""Names of other things that look like an environment variable's."""
 
 
 @pytest.mark.parametrize("name", list(reference_pages()))
@@ -54,11 +65,70 @@ def test_every_command_and_option_is_in_the_reference(name: str) -> None:
 
 
 def test_every_setting_and_ready_field_is_in_the_reference() -> None:
-    """docs/reference/service.md names every setting of the service and every field of the ready file."""
+    """settings.md names every setting, with words, and service.md what is declared and in the ready file."""
+    page = (ROOT / "docs/reference/settings.md").read_text(encoding="utf-8")
+    for name in {field.name for field in dataclasses.fields(ServerSettings)} - {"declared"}:
+        assert re.search(rf"^\| `{name}` \|.*\| \S[^|]+ \|$", page, flags=re.MULTILINE), name
     page = (ROOT / "docs/reference/service.md").read_text(encoding="utf-8")
-    for values in (ServerSettings, ReadyInformation):
+    for values in (DeclaredNamespace, DeclaredEventHub, DeclaredPolicy, ReadyInformation):
         for field in dataclasses.fields(values):
             assert f"`{field.name}`" in page, field.name
+
+
+def test_every_metric_is_in_the_reference() -> None:
+    """Of the service and of a pipeline, by the whole name."""
+    page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    for prefix, rows in ((METRIC_PREFIX, METRICS), (PIPELINE_METRIC_PREFIX, PIPELINE_METRICS)):
+        for row in rows:
+            assert f"| `{prefix}{row.name}` |" in page, row.name
+
+
+OPTIONS = {
+    "spark-source.md": options.KNOWN,
+    "spark-sinks.md": (*hub_writer_options._KNOWN, *file_sink_options._KNOWN),
+    "spark-capture.md": capture_options._KNOWN,
+}
+
+
+@pytest.mark.parametrize("name", list(OPTIONS))
+def test_every_option_of_a_spark_format_is_in_a_table_of_its_page(name: str) -> None:
+    """Each in the first column of a table; the names are those that the format itself refuses others by."""
+    page = (ROOT / "docs/reference" / name).read_text(encoding="utf-8")
+    cells = re.findall(r"^\| (.*?) \|", page, flags=re.MULTILINE)
+    documented = {word for cell in cells for word in re.findall(r"`([\w.]+)`", cell)}
+    assert not set(OPTIONS[name]) - documented
+
+
+@pytest.mark.parametrize("name", list(API_PAGES))
+def test_every_public_name_has_words_and_is_on_its_page(name: str) -> None:
+    """What is exported says what it is; so does each of its methods; and the page has them all."""
+    page = (ROOT / "docs/reference" / name).read_text(encoding="utf-8")
+    entries = list(page_entries(API_PAGES[name]))
+    assert entries
+    for entry in entries:
+        assert entry.words, f"{entry.module}.{entry.name} has no docstring"
+        assert f"\n## {entry.name}\n" in page, entry.name
+        for member in entry.members:
+            assert member.words or member.is_field, f"{entry.name}.{member.name} has no docstring"
+            first = member.text.partition("\n")[0]
+            assert first in page.replace("\\|", "|"), f"{entry.name}.{member.name}"
+
+
+@pytest.mark.parametrize("package", ["client", "processor", "sql", "spark"])
+def test_the_pages_have_what_the_package_really_exports(package: str) -> None:
+    """The page is made from the source's text; the package agrees that these are its names."""
+    exported = importlib.import_module(f"tidegate.{package}").__all__
+    assert [entry.name for entry in exported_entries(package)] == list(exported)
+
+
+def test_every_environment_variable_is_in_the_reference() -> None:
+    """What the program reads from its environment is said where people look things up."""
+    found = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        found |= set(re.findall(r"\bTIDEGATE_[A-Z_]+\b", path.read_text(encoding="utf-8")))
+    pages = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("docs/reference/*.md"))
+    for name in found - _NO_VARIABLES:
+        assert name in pages, name
 
 
 def _shell_commands(text: str) -> list[str]:
@@ -100,7 +170,12 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert linked.exists(), target
         if anchor:
             headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), flags=re.MULTILINE)
-            assert anchor in {heading.lower().replace(" ", "-") for heading in headings}, target
+            assert anchor in {_anchor(heading) for heading in headings}, target
+
+
+def _anchor(heading: str) -> str:
+    """As GitHub makes it, and MkDocs by the slugify of mkdocs.yml."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def test_the_licence_is_there() -> None:
