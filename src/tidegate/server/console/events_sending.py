@@ -44,7 +44,7 @@ from tidegate.wire.event_codec import encode_event
 
 _STEPS_PER_S: Final = 10
 _BUSY_WAIT_S: Final = 1.0
-"""Before sending again, where the service did not say how long to wait."""
+"""At most, before sending again where the service is busy: so a limit that was raised is soon noticed."""
 _ENDED_RUNS_MAX: Final = 32
 """Ended runs that are remembered."""
 
@@ -80,14 +80,11 @@ class EventSender:
         """See ``EventsView``."""
         event_hub = self._broker.event_hub(plan.hub)
         _check(plan)
-        if sum(run.state is RunState.SENDING for run in self._runs.values()) >= SEND_RUNS_MAX:
-            raise QuotaExceededError(
-                f"{SEND_RUNS_MAX} sets are being sent, the most at a time.",
-                next_step="Stop one, or wait until it has ended.",
-            )
+        self._check_room()
         if plan.target.partition_id is not None:
             event_hub.partition(plan.target.partition_id)
         sections = await asyncio.to_thread(_encoded, plan)
+        self._check_room()  # others may have begun meanwhile
         run = _Run(plan, sections, uuid.uuid4().hex[:12], started_s=self._clock.monotonic())
         ended = [known for known in self._runs.values() if known.state is not RunState.SENDING]
         for old in ended[: max(0, len(ended) - _ENDED_RUNS_MAX + 1)]:
@@ -109,6 +106,13 @@ class EventSender:
     def stop_run(self, hub: str, run_id: str) -> None:
         """See ``EventsView``."""
         self._find(hub, run_id).stop_requested.set()
+
+    def _check_room(self) -> None:
+        if sum(run.state is RunState.SENDING for run in self._runs.values()) >= SEND_RUNS_MAX:
+            raise QuotaExceededError(
+                f"{SEND_RUNS_MAX} sets are being sent, the most at a time.",
+                next_step="Stop one, or wait until it has ended.",
+            )
 
     def _find(self, hub: str, run_id: str) -> _Run:
         run = self._runs.get(run_id)
@@ -157,7 +161,8 @@ class EventSender:
                 await batch.partition.append(b"".join(batch.sections), array("I", map(len, batch.sections)))
             except ServerBusyError as error:
                 run.waits += 1
-                await _wait_set(run.stop_requested, error.retry_after_s or _BUSY_WAIT_S)
+                wait_s = _BUSY_WAIT_S if error.retry_after_s is None else error.retry_after_s
+                await _wait_set(run.stop_requested, min(wait_s, _BUSY_WAIT_S))
                 continue
             run.sent += len(batch.sections)
             run.sent_bytes += batch.size_bytes

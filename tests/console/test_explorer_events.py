@@ -1,0 +1,482 @@
+"""What the explorer reads and sends, beside the broker itself: no browser, no port."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from array import array
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate.broker import Broker, EventHub
+from tidegate.console.backend.events import (
+    SCANNED_EVENTS_MAX,
+    EventCursor,
+    EventFilter,
+    EventPage,
+    EventPlace,
+    EventQuery,
+    PageEnd,
+    RunState,
+    SendPlan,
+    Target,
+    Way,
+)
+from tidegate.console.pages.explorer import event_rows, json_lines
+from tidegate.console.pages.explorer_bodies import Look, body_view
+from tidegate.model.errors import (
+    EventTooLargeError,
+    InvalidArgumentError,
+    NotFoundError,
+    PositionOutOfRangeError,
+    QuotaExceededError,
+    ServerBusyError,
+)
+from tidegate.model.events import EventContents, EventData
+from tidegate.model.json_path import JsonPath
+from tidegate.model.position import EventPosition
+from tidegate.server.console.events import BrokerEvents
+from tidegate.server.console.events_decoding import event_detail, explored_event
+from tidegate.server.console.events_reading import StoredEvent
+from tidegate.storage.options import LogOptions
+from tidegate.wire.batch import wrap_event
+from tidegate.wire.event_codec import encode_event
+
+_WAIT_S = 30.0
+
+
+class _StepClock:
+    """The system's for durations; the wall clock stands where it was put, so that times tie."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+
+    def now_utc(self) -> datetime:
+        return self.now
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+@pytest.fixture
+def clock() -> _StepClock:
+    """The broker's clock."""
+    return _StepClock()
+
+
+@pytest.fixture
+async def broker(tmp_path: Path, clock: _StepClock) -> AsyncIterator[Broker]:
+    """A broker whose segments are small, so that reads meet their ends."""
+    opened = await Broker.open(tmp_path, clock=clock, options=LogOptions(segment_bytes_max=16 * 1024))
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def events(broker: Broker, clock: _StepClock) -> AsyncIterator[BrokerEvents]:
+    """What is tested."""
+    async with BrokerEvents(broker, clock=clock) as made:
+        yield made
+
+
+def _hub(broker: Broker, partition_count: int) -> EventHub:
+    broker.create_event_hub("hub", partition_count=partition_count, retention_hours=1)
+    return broker.event_hub("hub")
+
+
+async def _append(hub: EventHub, partition: int, *events: EventData, key: str | None = None) -> None:
+    sections = [wrap_event(encode_event(event, key)) for event in events]
+    await hub.partitions[partition].append(b"".join(sections), array("I", map(len, sections)))
+
+
+async def _wanted() -> bool:
+    return True
+
+
+async def _read(events: BrokerEvents, query: EventQuery, cursor: EventCursor | None = None) -> EventPage:
+    return await events.read(query, cursor, is_wanted=_wanted)
+
+
+def _places(page: EventPage) -> list[EventPlace]:
+    return [event.place for event in page.events]
+
+
+async def _fill(hub: EventHub, clock: _StepClock, source: random.Random, batches: int) -> list[EventPlace]:
+    """Batches of all sizes at times that often tie; returns where each event must be."""
+    places: list[EventPlace] = []
+    for _ in range(batches):
+        partition = source.randrange(len(hub.partitions))
+        count, size = source.choice(((1, 10), (1, 9000), (5, 100), (40, 30), (3, 4000)))
+        first = hub.partitions[partition].next_sequence_number
+        await _append(hub, partition, *[EventData(source.randbytes(size)) for _ in range(count)])
+        time_ms = int(clock.now.timestamp() * 1000)
+        places += [EventPlace(time_ms, partition, first + number) for number in range(count)]
+        clock.now += timedelta(milliseconds=source.choice((0, 0, 1, 50)))
+    return sorted(places)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_pages_are_the_whole_log_both_ways(
+    broker: Broker, events: BrokerEvents, clock: _StepClock, seed: int
+) -> None:
+    """Each event once, in one order, whatever batches, ties, segments and page sizes there are; each step
+    back shows what was seen before.
+    """
+    source = random.Random(seed)
+    hub = _hub(broker, source.choice((1, 3, 70)))
+    expected = await _fill(hub, clock, source, 150)
+    for is_newest_first in (False, True):
+        query = EventQuery("hub", is_newest_first=is_newest_first, count=source.choice((7, 50, 333)))
+        pages = [await _read(events, query)]
+        while (cursor := pages[-1].older if is_newest_first else pages[-1].newer) is not None:
+            pages.append(await _read(events, query, cursor))
+        in_order = list(reversed(pages)) if is_newest_first else pages
+        assert [place for page in in_order for place in _places(page)] == expected
+        assert all(len(page.events) == query.count for page in pages[:-1])
+        for earlier, later in pairwise(pages):
+            back = await _read(events, query, later.newer if is_newest_first else later.older)
+            assert _places(back) == _places(earlier)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_one_partition_and_every_position(
+    broker: Broker, events: BrokerEvents, clock: _StepClock, seed: int
+) -> None:
+    """A place to begin with leaves out what is before it, in one partition and in all."""
+    source = random.Random(seed)
+    hub = _hub(broker, 3)
+    expected = await _fill(hub, clock, source, 60)
+    place = source.choice(expected)
+    number, partition_id = place.sequence_number, str(place.partition_index)
+    for position in (
+        EventPosition.from_sequence_number(number),
+        EventPosition.from_offset(str(number), is_inclusive=True),
+    ):
+        own = [
+            p for p in expected if p.partition_index == place.partition_index and p.sequence_number >= number
+        ]
+        page = await _read(events, EventQuery("hub", partition_id, position, count=500))
+        assert _places(page) == own[:500]
+        page = await _read(events, EventQuery("hub", None, position, count=500))
+        assert _places(page) == [p for p in expected if p.sequence_number >= number][:500]
+    time = datetime.fromtimestamp(place.enqueued_time_ms / 1000, UTC)
+    page = await _read(events, EventQuery("hub", None, EventPosition.from_enqueued_time(time), count=500))
+    assert _places(page) == [p for p in expected if p.enqueued_time_ms >= place.enqueued_time_ms][:500]
+    beyond = EventPosition.from_sequence_number(10**6)
+    with pytest.raises(PositionOutOfRangeError):
+        await _read(events, EventQuery("hub", partition_id, beyond))
+    assert (await _read(events, EventQuery("hub", None, beyond))).events == ()
+
+
+async def test_what_retention_takes_away_is_passed_over(
+    broker: Broker, events: BrokerEvents, clock: _StepClock
+) -> None:
+    """A cursor into events that are gone leads to the first that are held, and back to nothing."""
+    hub = _hub(broker, 2)
+    expected = await _fill(hub, clock, random.Random(5), 120)
+    first = await _read(events, EventQuery("hub", count=10))
+    for partition in hub.partitions:
+        assert await partition.apply_retention(before_ms=0, bytes_max=20_000)
+    held = [
+        p for p in expected if p.sequence_number >= hub.partitions[p.partition_index].begin_sequence_number
+    ]
+    assert held[0] > expected[20]
+    assert _places(await _read(events, EventQuery("hub", count=500), first.newer)) == held[:500]
+    back = await _read(events, EventQuery("hub"), EventCursor(Way.OLDER, expected[15]))
+    assert (back.events, back.older, back.end) == ((), None, PageEnd.END)
+    with pytest.raises(NotFoundError, match="it holds"):
+        await events.event("hub", str(expected[0].partition_index), expected[0].sequence_number)
+
+
+async def test_filters_and_their_bound(broker: Broker, events: BrokerEvents) -> None:
+    """A scan ends at its bound, says what it looked at, goes on where it ended, and ends with its reader."""
+    hub = _hub(broker, 1)
+    total = SCANNED_EVENTS_MAX + 5_000
+    for start in range(0, total, 1000):
+        await _append(hub, 0, *[EventData(b"%d" % number) for number in range(start, start + 1000)])
+    rare = EventFilter(body_text=str(total - 1))
+    page = await _read(events, EventQuery("hub", filter=rare))
+    assert (page.events, page.looked_at, page.end) == ((), SCANNED_EVENTS_MAX, PageEnd.SCANNED)
+    page = await _read(events, EventQuery("hub", filter=rare), page.newer)
+    assert [event.sequence_number for event in page.events] == [total - 1]
+    assert (page.looked_at, page.end, page.newer) == (5_000, PageEnd.END, None)
+    asked = 0
+
+    async def gone() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked < 3
+
+    page = await events.read(EventQuery("hub", filter=rare), None, is_wanted=gone)
+    assert page.end is PageEnd.UNWANTED
+    assert page.looked_at < 5_000
+
+
+async def test_what_fits(broker: Broker, events: BrokerEvents) -> None:
+    """Key, property by name or with its value as it is shown, and body text in either case."""
+    hub = _hub(broker, 1)
+    await _append(hub, 0, EventData(b'{"City": "Kiel"}', {"n": 7, "on": True, "raw": b"\x01"}), key="a")
+    await _append(hub, 0, EventData(b"\xff\xfe", {"n": "8", "none": None}), key="b")
+    for wanted, numbers in (
+        (EventFilter(), [0, 1]),
+        (EventFilter(partition_key="a"), [0]),
+        (EventFilter(partition_key="A"), []),
+        (EventFilter(property_name="n"), [0, 1]),
+        (EventFilter(property_name="n", property_value="7"), [0]),
+        (EventFilter(property_name="on", property_value="true"), [0]),
+        (EventFilter(property_name="raw", property_value="01"), [0]),
+        (EventFilter(property_name="none", property_value="null"), [1]),
+        (EventFilter(body_text='"city": "kiel"'), [0]),
+        (EventFilter(partition_key="b", body_text="kiel"), []),
+    ):
+        page = await _read(events, EventQuery("hub", filter=wanted))
+        assert [event.sequence_number for event in page.events] == numbers, wanted
+
+
+async def test_large_events_make_short_pages(broker: Broker, events: BrokerEvents) -> None:
+    """A page has so many bytes and no more, and the next goes on behind it; a list shows a cut body."""
+    hub = _hub(broker, 1)
+    for number in range(40):
+        await _append(hub, 0, EventData(b"%04d" % number + b"x" * 1_000_000))
+    for is_newest_first in (False, True):
+        query, seen, cursor, pages = EventQuery("hub", is_newest_first=is_newest_first), 0, None, 0
+        while pages == 0 or cursor is not None:
+            page = await _read(events, query, cursor)
+            assert sum(event.size_bytes for event in page.events) < 18_000_000
+            assert all(len(row["body"]) < 300 for row in event_rows(page.events))
+            seen, cursor, pages = (
+                seen + len(page.events),
+                page.older if is_newest_first else page.newer,
+                pages + 1,
+            )
+        assert seen == 40
+        assert pages > 2
+
+
+async def test_looking_takes_nobodys_place(broker: Broker, events: BrokerEvents) -> None:
+    """Five readers are there, and looking counts neither as a sixth nor as delivered."""
+    hub = _hub(broker, 1)
+    await _append(hub, 0, EventData(b"seen"))
+    partition = hub.partitions[0]
+    for number in range(5):
+        partition.open_receiver("$Default", name=str(number), owner_level=None, on_stolen=lambda error: None)
+    assert len((await _read(events, EventQuery("hub"))).events) == 1
+    assert (await events.event("hub", "0", 0)).event.contents == EventContents(b"seen")
+    assert len(partition.receivers()) == 5
+    assert partition.delivered == (0, 0)
+
+
+async def test_a_tail_shows_what_comes(broker: Broker, events: BrokerEvents) -> None:
+    """Newest first, from now on, those that fit; a flood is counted and its end shown; the hub's end told."""
+    hub = _hub(broker, 2)
+    await _append(hub, 0, EventData(b"before"))
+    tail = events.tail(EventQuery("hub", filter=EventFilter(body_text="a"), count=3))
+    assert (await tail.refresh()).events == ()
+    await _append(hub, 1, EventData(b"a1"), EventData(b"b"), EventData(b"a2"))
+    state = await tail.refresh()
+    assert [event.contents.body for event in state.events if event.contents] == [b"a2", b"a1"]
+    assert (state.seen, state.skipped) == (3, 0)
+    for _ in range(12):
+        await _append(hub, 0, *[EventData(b"a%d" % number) for number in range(1000)])
+    state = await tail.refresh()
+    assert [event.sequence_number for event in state.events] == [12_000, 11_999, 11_998]
+    assert (state.seen, state.skipped) == (12_003, 7_000)
+    await broker.delete_event_hub("hub")
+    with pytest.raises(NotFoundError):
+        await tail.refresh()
+
+
+@settings(deadline=None, max_examples=300, derandomize=True)
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        # What begins like a message, or is one that was cut or altered.
+        st.tuples(
+            st.sampled_from(
+                (b"\x00\x53\x72\xc1", b"\x00\x53\x74\xd1\x00\x00", b"\x00\x53\x77\xa1", b"\x00\x53\x73\xc0")
+            ),
+            st.binary(max_size=60),
+        ).map(b"".join),
+        st.builds(
+            lambda body, at, byte: body[:at] + bytes((byte,)) + body[at + 1 :],
+            st.just(encode_event(EventData(b"\x1f\x8b" + b"body", {"n": 1, "t": "x"}, "text/plain"), "key")),
+            st.integers(0, 80),
+            st.integers(0, 255),
+        ),
+    )
+)
+def test_no_stored_bytes_break_a_page(encoded: bytes) -> None:
+    """Whatever a producer put into a batch has its line, its page and its line of JSON."""
+    stored = StoredEvent(EventPlace(1_795_000_000_000, 3, 7), memoryview(wrap_event(encoded)))
+    event = explored_event(stored)
+    assert (event.contents is None) == bool(event.problem)
+    assert event_rows([event])[0]["sequence_number"] == 7
+    assert json_lines([event]).count("\n") == 1
+    event_detail(stored, is_first=True, is_last=True)
+    if event.contents is not None:
+        for look in (None, *Look):
+            body_view(event.contents, look, 0)
+
+
+@given(st.integers(0, 10**14 - 1), st.integers(0, 9999), st.integers(0, 10**18 - 1), st.sampled_from(Way))
+def test_cursors_round_trip(time_ms: int, partition: int, number: int, way: Way) -> None:
+    """A cursor in an address means the same place."""
+    cursor = EventCursor(way, EventPlace(time_ms, partition, number))
+    assert EventCursor.parse(cursor.format()) == cursor
+
+
+@pytest.mark.parametrize(
+    "text", ["", "n", "n.1.2", "x.1.2.3", "n.1.2.3.4", "n.-1.2.3", "n.١.2.3", "n.1.2.3\n"]
+)
+def test_garbled_cursors_are_refused(text: str) -> None:
+    """Addresses are anybody's to write."""
+    with pytest.raises(InvalidArgumentError):
+        EventCursor.parse(text)
+
+
+# --- sending -------------------------------------------------------------------------------------------
+
+
+async def _ended(events: BrokerEvents, run_id: str) -> RunState:
+    await _until(lambda: events.run("hub", run_id).state is not RunState.SENDING)
+    return events.run("hub", run_id).state
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(_WAIT_S):
+        while not is_so():  # noqa: ASYNC110  (the console's pages look now and then, too)
+            await asyncio.sleep(0.01)
+
+
+def _plan(**changed: object) -> SendPlan:
+    bodies = [b'{"d": 1}', b'{"d": 2}']
+    plan = {"hub": "hub", "bodies": bodies, "target": Target(), "repeats": 3, "events_per_s": 1000} | changed
+    return SendPlan(**plan)  # type: ignore[arg-type]
+
+
+async def test_one_event_goes_where_it_is_sent(broker: Broker, events: BrokerEvents) -> None:
+    """By key as every SDK's would, to a partition, or in turns; too large a one is refused."""
+    hub = _hub(broker, 4)
+    event = EventData(b"body", {"n": "1"}, "text/plain")
+    sent = await events.send("hub", event, Target(partition_key="key"))
+    assert sent.partition_id == hub.partition_for("key").partition_id
+    found = (await events.event("hub", sent.partition_id, sent.sequence_number)).event.contents
+    assert found == EventContents(b"body", {"n": "1"}, "key", "text/plain")
+    assert (await events.send("hub", event, Target(partition_id="3"))).partition_id == "3"
+    assert len({(await events.send("hub", event, Target())).partition_id for _ in range(4)}) == 4
+    with pytest.raises(EventTooLargeError):
+        await events.send("hub", EventData(b"x" * 2_000_000), Target())
+    with pytest.raises(NotFoundError):
+        await events.send("hub", event, Target(partition_id="9"))
+    broker.throughput.set_units(1)
+    broker.throughput.use_up(60)
+    with pytest.raises(ServerBusyError):
+        await events.send("hub", event, Target())
+
+
+async def test_a_set_is_sent_whole(broker: Broker, events: BrokerEvents) -> None:
+    """Each line as often as asked for, in order per partition, with its key, type and properties."""
+    hub = _hub(broker, 4)
+    target = Target(key_path=JsonPath.parse(".d"))
+    plan = _plan(target=target, content_type="application/json", properties={"set": "a"})
+    run = await events.start_run(plan, may_go_on=lambda: True)
+    assert await _ended(events, run.run_id) is RunState.DONE
+    done = events.run("hub", run.run_id)
+    assert (done.sent, done.total, done.error) == (6, 6, "")
+    contents = [event.contents for event in (await _read(events, EventQuery("hub"))).events]
+    expected = [
+        EventContents(b'{"d": %d}' % d, {"set": "a"}, str(d), "application/json")
+        for d in (1, 2)
+        for _ in range(3)
+    ]
+    assert sorted(contents, key=str) == sorted(expected, key=str)
+    assert {hub.partition_for(str(d)).partition_id for d in (1, 2)} == {
+        event.partition_id for event in (await _read(events, EventQuery("hub"))).events
+    }
+
+
+async def test_a_set_stops_when_told(broker: Broker, events: BrokerEvents) -> None:
+    """By its button, and by the loss of the right to send; what was stored is what it says."""
+    hub = _hub(broker, 1)
+    run = await events.start_run(_plan(repeats=1_000_000, events_per_s=50), may_go_on=lambda: True)
+    events.stop_run("HUB", run.run_id)
+    assert await _ended(events, run.run_id) is RunState.STOPPED
+    steps = iter((True, True))
+    other = await events.start_run(_plan(repeats=1000, events_per_s=50), may_go_on=lambda: next(steps, False))
+    assert await _ended(events, other.run_id) is RunState.STOPPED
+    assert "may no longer send" in events.run("hub", other.run_id).error
+    told = [events.run("hub", known).sent for known in (run.run_id, other.run_id)]
+    assert sum(told) == hub.partitions[0].next_sequence_number
+    assert told[1] == 10
+    assert [known.run_id for known in events.runs("hub")] == [other.run_id, run.run_id]
+    with pytest.raises(NotFoundError):
+        events.run("other", run.run_id)
+
+
+async def test_a_busy_service_is_waited_for(broker: Broker, events: BrokerEvents) -> None:
+    """Throughput units hold a set up and lose nothing of it."""
+    hub = _hub(broker, 1)
+    broker.throughput.set_units(1)
+    broker.throughput.use_up(600)
+    run = await events.start_run(_plan(), may_go_on=lambda: True)
+    await _until(lambda: events.run("hub", run.run_id).waits > 0)
+    assert events.run("hub", run.run_id).sent == 0
+    broker.throughput.set_units(None)
+    assert await _ended(events, run.run_id) is RunState.DONE
+    assert hub.partitions[0].next_sequence_number == 6
+
+
+async def test_a_set_fails_with_a_reason(broker: Broker, events: BrokerEvents) -> None:
+    """A hub that is deleted under it, and lines that no hub takes."""
+    _hub(broker, 1)
+    run = await events.start_run(_plan(repeats=1000, events_per_s=20), may_go_on=lambda: True)
+    await broker.delete_event_hub("hub")
+    assert await _ended(events, run.run_id) is RunState.FAILED
+    assert events.run("hub", run.run_id).error
+    _hub(broker, 1)
+    run = await events.start_run(_plan(bodies=[b"x" * 2_000_000]), may_go_on=lambda: True)
+    assert await _ended(events, run.run_id) is RunState.FAILED
+    assert events.run("hub", run.run_id).next_step == "Send fewer events per batch, or smaller ones."
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"bodies": []}, "lines"),
+        ({"repeats": 0}, "repeat"),
+        ({"repeats": 10_000_000}, "events"),
+        ({"events_per_s": 0}, "per second"),
+        ({"events_per_s": 10**6}, "per second"),
+        ({"bodies": [b"x" * 1024 * 1024] * 17}, "bytes"),
+        ({"target": Target(key_path=JsonPath.parse(".none"))}, "Line 1: .*Nothing was sent"),
+    ],
+    ids=["no-lines", "no-repeats", "too-many", "no-rate", "too-fast", "too-large", "no-key"],
+)
+async def test_sets_are_bounded(
+    broker: Broker, events: BrokerEvents, changed: dict[str, object], words: str
+) -> None:
+    """What would run for ever or fill the memory is refused before anything is sent."""
+    _hub(broker, 1)
+    with pytest.raises(InvalidArgumentError, match=words):
+        await events.start_run(_plan(**changed), may_go_on=lambda: True)
+
+
+async def test_only_so_many_sets_at_once(broker: Broker, events: BrokerEvents) -> None:
+    """The ninth is refused, however they are started; one that ends makes room."""
+    _hub(broker, 1)
+    plan = _plan(repeats=1000, events_per_s=1)
+    runs = await asyncio.gather(
+        *(events.start_run(plan, may_go_on=lambda: True) for _ in range(9)), return_exceptions=True
+    )
+    started = [run for run in runs if not isinstance(run, BaseException)]
+    assert len(started) == 8
+    assert [type(run) for run in runs if isinstance(run, BaseException)] == [QuotaExceededError]
+    events.stop_run("hub", started[0].run_id)
+    await _ended(events, started[0].run_id)
+    await events.start_run(plan, may_go_on=lambda: True)
