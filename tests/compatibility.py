@@ -295,8 +295,8 @@ CAPACITY: Final = (
         "interop/test_sdk_java.py::test_throttled_producer_backs_off",
         "interop/test_publishing.py::test_throttled_consumer_gets_everything",
         "server/test_http.py::test_throttled_requests_are_told_when_to_come_back",
-        note="Off by default; set at run time. Who is refused waits and sends again: the SDKs for JavaScript, "
-        "Go and Java do that by themselves, Python's tells its caller.",
+        note="Off by default; set at run time. Who is refused waits and sends again: the SDKs for "
+        "JavaScript, Go and Java do that by themselves, Python's tells its caller.",
     ),
     done(
         "Tiers with their limits",
