@@ -1,0 +1,218 @@
+"""The pipelines' pages: every state in words, live figures, the log's end, and stopping once."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.console.pipeline_process import status_of
+from tests.console.support import PlainBrowser, assert_accessible, console_service
+
+from tidegate.broker import Claim
+from tidegate.model.pipeline_status import PipelineState, ProcessIdentity
+from tidegate.server.app import TidegateServer
+from tidegate.testing.hub import HubService
+from tidegate.transport.clock import SystemClock
+from tidegate.transport.status_files import PipelineFiles
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+HUB = "orders"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> PipelineFiles:
+    """The state directory that the service looks at."""
+    return PipelineFiles(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, files: PipelineFiles) -> Iterator[HubService]:
+    """A running service that looks at ``files``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIDEGATE_STATE_DIR", str(files.root.parent))
+        with console_service(tmp_path_factory.mktemp("console")) as started:
+            started.create_hub(HUB)
+            yield started
+
+
+@contextmanager
+def running(files: PipelineFiles, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A pipeline's process; it ends in order once its standard input is closed."""
+    words = [sys.executable, "-m", "tests.console.pipeline_process", str(files.root.parent), name, HUB]
+    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for(browser: PlainBrowser, path: str, pattern: str) -> str:
+    """Ask for a page until it says something; each request costs the service some milliseconds."""
+    deadline = SystemClock().monotonic() + 20
+    while True:
+        text = browser.get(path).text
+        if re.search(pattern, text):
+            return text
+        assert SystemClock().monotonic() < deadline, text
+
+
+def test_every_end_is_told_with_what_to_do(files: PipelineFiles, plain_browser: PlainBrowser) -> None:
+    """How it ended, when, why and what next; damaged files are named; nothing in them becomes markup."""
+    base = replace(status_of("x", HUB), ended_at=datetime(2026, 3, 2, 6, 15, tzinfo=UTC))
+    error = "A row <b>was</b> refused. Widen the column."
+    files.write(replace(base, name="done", state=PipelineState.ENDED, events_total=123_456))
+    files.write(replace(base, name="asked", state=PipelineState.STOPPED))
+    files.write(replace(base, name="broken", state=PipelineState.FAILED, error=error, dead_letters_open=31))
+    gone = ProcessIdentity(base.process.host, 2**22 + 1, "never")
+    files.write(replace(base, name="gone", process=gone, ended_at=None))
+    (files.root / "torn").mkdir(parents=True)
+    (files.root / "torn" / "status.json").write_text('{"version": 1, "na')
+    listed = wait_for(plain_browser, "/pipelines", "1 unreadable")
+    for words in ("ended", "stopped", "failed", "killed", "123,456", "31 open", "1 unreadable"):
+        assert words in listed
+    assert "A row &lt;b&gt;was&lt;/b&gt; refused." in listed
+    assert "torn/status.json: This is not the status of a pipeline. Delete it." in listed
+    assert f"process {gone.pid} is gone" in plain_browser.get("/pipelines/gone").text
+    one = plain_browser.get("/pipelines/broken").text
+    assert "<b>was</b>" not in one
+    assert "&lt;b&gt;was&lt;/b&gt; refused. Widen the column." in one
+    assert plain_browser.get("/pipelines/torn").status == 400
+    found = plain_browser.get("/pipelines?search=broken").text
+    assert "/pipelines/broken" in found
+    assert "/pipelines/done" not in found
+
+
+def test_a_process_that_says_nothing_is_noticed(files: PipelineFiles, plain_browser: PlainBrowser) -> None:
+    """Its process is there, but frozen, or without a disk."""
+    silent = status_of("silent", HUB)
+    files.write(replace(silent, updated_at=silent.updated_at - timedelta(minutes=3)))
+    wait_for(plain_browser, "/pipelines/silent", "has said nothing for 18")
+
+
+@pytest.mark.parametrize(
+    "name", ["nobody", "..", "%2e%2e", "..%2fdone", "done%2fstatus.json", "%00", "a%0ab"]
+)
+def test_only_pipelines_have_pages(plain_browser: PlainBrowser, name: str) -> None:
+    """No name leads to another file."""
+    for path in (f"/pipelines/{name}", f"/console/live/pipelines/{name}", f"/pipelines/{name}/stop"):
+        assert plain_browser.ask("GET", path, None, {}).status == 404
+
+
+def test_the_log_ends_where_it_ends(files: PipelineFiles, plain_browser: PlainBrowser) -> None:
+    """Of a long log the last lines are shown, whole ones; what is no text does no harm."""
+    files.write(replace(status_of("talker", HUB), state=PipelineState.ENDED))
+    wait_for(plain_browser, "/pipelines/talker", "spark.log")
+    lines = b"".join(b"line %d <i>\n" % number for number in range(20_000))
+    files.log_file("talker").write_bytes(lines + b"\xff\xfe last word")
+    text = plain_browser.get("/pipelines/talker").text
+    assert "last word" in text
+    assert "<i>" not in text
+    assert "line 19999 &lt;i&gt;" in text
+    assert "line 10000 " not in text
+    shown = text[text.index('sse-swap="log">') + len('sse-swap="log">') :].lstrip()
+    assert re.match(r"line \d+ &lt;i&gt;\n", shown)
+
+
+def test_stopping_needs_manage_and_is_said_first(
+    service: HubService, files: PipelineFiles, plain_browser: PlainBrowser
+) -> None:
+    """With Listen alone the button says why it is off, and the form is refused, as is one without a token."""
+
+    async def add(server: TidegateServer) -> str:
+        return server.broker.create_policy(HUB, "viewer", [Claim.LISTEN]).key
+
+    key = service.call(add)
+    with running(files, "guarded") as process:
+        text = wait_for(plain_browser, "/pipelines/guarded", "777")
+        assert 'href="/pipelines/guarded/stop"' in text
+        assert "777" in plain_browser.get("/pipelines/guarded/stop").text
+        assert plain_browser.post("/pipelines/guarded/stop", {"form_token": "guessed"}).status == 403
+        viewer = PlainBrowser(plain_browser.origin)
+        viewer.get("/console/sign-in")
+        signed_in = viewer.post("/console/sign-in", {"policy": "viewer", "key": key, "hub": HUB, "next": "/"})
+        assert signed_in.status == 303
+        assert "needs Manage on orders" in viewer.get("/pipelines/guarded").text
+        assert viewer.get("/pipelines/guarded/stop").status == 403
+        assert viewer.post("/pipelines/guarded/stop").status == 403
+        assert process.poll() is None
+
+
+def test_a_hubs_policy_sees_its_pipelines_only(
+    service: HubService, files: PipelineFiles, plain_browser: PlainBrowser
+) -> None:
+    """Those of other hubs are neither listed nor shown."""
+
+    async def add(server: TidegateServer) -> str:
+        return server.broker.create_policy(HUB, "narrow", [Claim.LISTEN]).key
+
+    files.write(replace(status_of("ours", HUB), state=PipelineState.ENDED))
+    files.write(replace(status_of("foreign", "payments"), state=PipelineState.ENDED))
+    key = service.call(add)
+    wait_for(plain_browser, "/pipelines", "/pipelines/foreign")
+    plain_browser.get("/console/sign-in")
+    plain_browser.post("/console/sign-in", {"policy": "narrow", "key": key, "hub": HUB, "next": "/"})
+    listed = plain_browser.get("/pipelines").text
+    assert "/pipelines/ours" in listed
+    assert "/pipelines/foreign" not in listed
+    assert plain_browser.get("/pipelines/foreign").status == 403
+    assert plain_browser.get("/console/live/pipelines/foreign").status == 403
+
+
+def test_a_pipeline_is_asked_to_stop_once(files: PipelineFiles, plain_browser: PlainBrowser) -> None:
+    """Who presses twice, while it comes to an end, does not end it in the middle of its work."""
+    with running(files, "patient") as process:
+        wait_for(plain_browser, "/pipelines/patient", "777")
+        plain_browser.get("/pipelines/patient/stop")
+        page = plain_browser.follow(plain_browser.post("/pipelines/patient/stop"))
+        assert "was asked to stop" in page.text
+        assert plain_browser.post("/pipelines/patient/stop").status == 303
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(20) == 0
+        assert "stopped" in wait_for(plain_browser, "/pipelines/patient", r">stopped</span>")
+        page = plain_browser.follow(plain_browser.post("/pipelines/patient/stop"))
+        assert "does not run" in page.text
+
+
+@pytest.mark.slow
+def test_a_browser_sees_it_live_and_stops_it(files: PipelineFiles, console_page: Page) -> None:
+    """Figures change without a reload, a killed process is told by itself; both pages are accessible."""
+    with running(files, "lively") as process:
+        console_page.goto("/pipelines")
+        row = console_page.locator("tr", has=console_page.get_by_role("link", name="lively"))
+        row.get_by_text("2,345 /s").wait_for()
+        row.get_by_role("img", name=re.compile("Events processed per second")).wait_for()
+        assert_accessible(console_page)
+        console_page.get_by_role("link", name="lively").click()
+        total = console_page.locator(".figure", has_text="micro-batches").locator("dd")
+        before = total.inner_text()
+        console_page.wait_for_function(
+            "before => document.body.innerText.indexOf(before) < 0", arg=before, timeout=15_000
+        )
+        console_page.locator("canvas").wait_for()
+        assert_accessible(console_page)
+        console_page.get_by_role("link", name="Stop…").click()
+        console_page.get_by_role("button", name="Stop lively").click()
+        console_page.get_by_text("was asked to stop; its micro-batch").wait_for()
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(20) == 0
+        console_page.locator(".state", has_text="stopped").wait_for()
+        assert console_page.get_by_role("link", name="Stop…").count() == 0
+    with running(files, "lively") as process:
+        console_page.locator(".state", has_text="running").wait_for()
+        process.send_signal(signal.SIGKILL)
+        console_page.locator(".state", has_text="killed").wait_for()
+        console_page.get_by_text("is gone, and left no word").wait_for()
