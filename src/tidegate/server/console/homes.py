@@ -23,6 +23,7 @@ from tidegate.console.backend.paging import Page
 from tidegate.model.clock import Clock
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, StoreUnavailableError
 from tidegate.model.home_summary import HomeSummary, summary_path
+from tidegate.model.limits import PARTITION_KEY_CHARACTERS_MAX
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.threads import Threads
 
@@ -126,6 +127,8 @@ class HomeSummaries:
 
     async def home(self, name: str) -> ShownHome:
         """See ``HomesView``."""
+        if len(name) > PARTITION_KEY_CHARACTERS_MAX:  # which homes' names are
+            raise _no_such_home(name)
         path = summary_path(name)
         for attempt in range(_MALFORMED_TRIES):
             content, written_at = await self._run(partial(self._read_now, name, path), READ_TIMEOUT_S)
