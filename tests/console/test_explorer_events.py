@@ -1,11 +1,11 @@
-"""What the explorer reads and sends, beside the broker itself: no browser, no port."""
+"""What the explorer reads, beside the broker itself: no browser, no port."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -23,23 +23,16 @@ from tidegate.console.backend.events import (
     EventPlace,
     EventQuery,
     PageEnd,
-    RunState,
-    SendPlan,
-    Target,
     Way,
 )
 from tidegate.console.pages.explorer import event_rows, json_lines
 from tidegate.console.pages.explorer_bodies import Look, body_view
 from tidegate.model.errors import (
-    EventTooLargeError,
     InvalidArgumentError,
     NotFoundError,
     PositionOutOfRangeError,
-    QuotaExceededError,
-    ServerBusyError,
 )
 from tidegate.model.events import EventContents, EventData
-from tidegate.model.json_path import JsonPath
 from tidegate.model.position import EventPosition
 from tidegate.server.console.events import BrokerEvents
 from tidegate.server.console.events_decoding import event_detail, explored_event
@@ -47,8 +40,6 @@ from tidegate.server.console.events_reading import StoredEvent
 from tidegate.storage.options import LogOptions
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.event_codec import encode_event
-
-_WAIT_S = 30.0
 
 
 class _StepClock:
@@ -338,145 +329,3 @@ def test_garbled_cursors_are_refused(text: str) -> None:
     """Addresses are anybody's to write."""
     with pytest.raises(InvalidArgumentError):
         EventCursor.parse(text)
-
-
-# --- sending -------------------------------------------------------------------------------------------
-
-
-async def _ended(events: BrokerEvents, run_id: str) -> RunState:
-    await _until(lambda: events.run("hub", run_id).state is not RunState.SENDING)
-    return events.run("hub", run_id).state
-
-
-async def _until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(_WAIT_S):
-        while not is_so():  # noqa: ASYNC110  (the console's pages look now and then, too)
-            await asyncio.sleep(0.01)
-
-
-def _plan(**changed: object) -> SendPlan:
-    bodies = [b'{"d": 1}', b'{"d": 2}']
-    plan = {"hub": "hub", "bodies": bodies, "target": Target(), "repeats": 3, "events_per_s": 1000} | changed
-    return SendPlan(**plan)  # type: ignore[arg-type]
-
-
-async def test_one_event_goes_where_it_is_sent(broker: Broker, events: BrokerEvents) -> None:
-    """By key as every SDK's would, to a partition, or in turns; too large a one is refused."""
-    hub = _hub(broker, 4)
-    event = EventData(b"body", {"n": "1"}, "text/plain")
-    sent = await events.send("hub", event, Target(partition_key="key"))
-    assert sent.partition_id == hub.partition_for("key").partition_id
-    found = (await events.event("hub", sent.partition_id, sent.sequence_number)).event.contents
-    assert found == EventContents(b"body", {"n": "1"}, "key", "text/plain")
-    assert (await events.send("hub", event, Target(partition_id="3"))).partition_id == "3"
-    assert len({(await events.send("hub", event, Target())).partition_id for _ in range(4)}) == 4
-    with pytest.raises(EventTooLargeError):
-        await events.send("hub", EventData(b"x" * 2_000_000), Target())
-    with pytest.raises(NotFoundError):
-        await events.send("hub", event, Target(partition_id="9"))
-    broker.throughput.set_units(1)
-    broker.throughput.use_up(60)
-    with pytest.raises(ServerBusyError):
-        await events.send("hub", event, Target())
-
-
-async def test_a_set_is_sent_whole(broker: Broker, events: BrokerEvents) -> None:
-    """Each line as often as asked for, in order per partition, with its key, type and properties."""
-    hub = _hub(broker, 4)
-    target = Target(key_path=JsonPath.parse(".d"))
-    plan = _plan(target=target, content_type="application/json", properties={"set": "a"})
-    run = await events.start_run(plan, may_go_on=lambda: True)
-    assert await _ended(events, run.run_id) is RunState.DONE
-    done = events.run("hub", run.run_id)
-    assert (done.sent, done.total, done.error) == (6, 6, "")
-    contents = [event.contents for event in (await _read(events, EventQuery("hub"))).events]
-    expected = [
-        EventContents(b'{"d": %d}' % d, {"set": "a"}, str(d), "application/json")
-        for d in (1, 2)
-        for _ in range(3)
-    ]
-    assert sorted(contents, key=str) == sorted(expected, key=str)
-    assert {hub.partition_for(str(d)).partition_id for d in (1, 2)} == {
-        event.partition_id for event in (await _read(events, EventQuery("hub"))).events
-    }
-
-
-async def test_a_set_stops_when_told(broker: Broker, events: BrokerEvents) -> None:
-    """By its button, and by the loss of the right to send; what was stored is what it says."""
-    hub = _hub(broker, 1)
-    run = await events.start_run(_plan(repeats=1_000_000, events_per_s=50), may_go_on=lambda: True)
-    events.stop_run("HUB", run.run_id)
-    assert await _ended(events, run.run_id) is RunState.STOPPED
-    steps = iter((True, True))
-    other = await events.start_run(_plan(repeats=1000, events_per_s=50), may_go_on=lambda: next(steps, False))
-    assert await _ended(events, other.run_id) is RunState.STOPPED
-    assert "may no longer send" in events.run("hub", other.run_id).error
-    told = [events.run("hub", known).sent for known in (run.run_id, other.run_id)]
-    assert sum(told) == hub.partitions[0].next_sequence_number
-    assert told[1] == 10
-    assert [known.run_id for known in events.runs("hub")] == [other.run_id, run.run_id]
-    with pytest.raises(NotFoundError):
-        events.run("other", run.run_id)
-
-
-async def test_a_busy_service_is_waited_for(broker: Broker, events: BrokerEvents) -> None:
-    """Throughput units hold a set up and lose nothing of it."""
-    hub = _hub(broker, 1)
-    broker.throughput.set_units(1)
-    broker.throughput.use_up(600)
-    run = await events.start_run(_plan(), may_go_on=lambda: True)
-    await _until(lambda: events.run("hub", run.run_id).waits > 0)
-    assert events.run("hub", run.run_id).sent == 0
-    broker.throughput.set_units(None)
-    assert await _ended(events, run.run_id) is RunState.DONE
-    assert hub.partitions[0].next_sequence_number == 6
-
-
-async def test_a_set_fails_with_a_reason(broker: Broker, events: BrokerEvents) -> None:
-    """A hub that is deleted under it, and lines that no hub takes."""
-    _hub(broker, 1)
-    run = await events.start_run(_plan(repeats=1000, events_per_s=20), may_go_on=lambda: True)
-    await broker.delete_event_hub("hub")
-    assert await _ended(events, run.run_id) is RunState.FAILED
-    assert events.run("hub", run.run_id).error
-    _hub(broker, 1)
-    run = await events.start_run(_plan(bodies=[b"x" * 2_000_000]), may_go_on=lambda: True)
-    assert await _ended(events, run.run_id) is RunState.FAILED
-    assert events.run("hub", run.run_id).next_step == "Send fewer events per batch, or smaller ones."
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"bodies": []}, "lines"),
-        ({"repeats": 0}, "repeat"),
-        ({"repeats": 10_000_000}, "events"),
-        ({"events_per_s": 0}, "per second"),
-        ({"events_per_s": 10**6}, "per second"),
-        ({"bodies": [b"x" * 1024 * 1024] * 17}, "bytes"),
-        ({"target": Target(key_path=JsonPath.parse(".none"))}, "Line 1: .*Nothing was sent"),
-    ],
-    ids=["no-lines", "no-repeats", "too-many", "no-rate", "too-fast", "too-large", "no-key"],
-)
-async def test_sets_are_bounded(
-    broker: Broker, events: BrokerEvents, changed: dict[str, object], words: str
-) -> None:
-    """What would run for ever or fill the memory is refused before anything is sent."""
-    _hub(broker, 1)
-    with pytest.raises(InvalidArgumentError, match=words):
-        await events.start_run(_plan(**changed), may_go_on=lambda: True)
-
-
-async def test_only_so_many_sets_at_once(broker: Broker, events: BrokerEvents) -> None:
-    """The ninth is refused, however they are started; one that ends makes room."""
-    _hub(broker, 1)
-    plan = _plan(repeats=1000, events_per_s=1)
-    runs = await asyncio.gather(
-        *(events.start_run(plan, may_go_on=lambda: True) for _ in range(9)), return_exceptions=True
-    )
-    started = [run for run in runs if not isinstance(run, BaseException)]
-    assert len(started) == 8
-    assert [type(run) for run in runs if isinstance(run, BaseException)] == [QuotaExceededError]
-    events.stop_run("hub", started[0].run_id)
-    await _ended(events, started[0].run_id)
-    await events.start_run(plan, may_go_on=lambda: True)

@@ -1,42 +1,42 @@
-"""The explorer and sending, as a browser without scripts sees them, and as Chromium does under live load."""
+"""The explorer, as a browser without scripts sees it, and as Chromium does under live load."""
 
 from __future__ import annotations
 
+import gzip
+import http.client
+import json
+import queue
 import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from html import unescape
+from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import pytest
-from tests.console.support import Answer, PlainBrowser
+from tests.console.explorer_support import link_of, rows_of, send_events, words_of
+from tests.console.support import PlainBrowser, assert_accessible
 
-from tidegate.client import EventHubProducer, run_blocking
+from tidegate.console.backend.events import (
+    EventCursor,
+    EventFilter,
+    EventPage,
+    EventQuery,
+    ExploredEvent,
+    PageEnd,
+    Wanted,
+)
 from tidegate.model.events import EventData
+from tidegate.server.console.events import BrokerEvents
+from tidegate.server.console.events_reading import StoredEvent
 from tidegate.testing.hub import HubService
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
-def _send(
-    service: HubService, hub: str, *events: EventData, partition: str = "0", key: str | None = None
-) -> None:
-    async def send() -> None:
-        async with EventHubProducer.from_connection_string(service.connection_string, hub) as producer:
-            await producer.send(events, partition_id=None if key else partition, partition_key=key)
-
-    run_blocking(send())
-
-
-def _rows(answer: Answer) -> list[str]:
-    """Partition and sequence number of each event of a page, in its order."""
-    return re.findall(r'explorer/events/(\d+/\d+)"', answer.text)
-
-
-def _link(answer: Answer, rel: str) -> str:
-    found = re.search(rf'href="([^"]+)" rel="{rel}"', answer.text)
-    assert found is not None, answer.text
-    return unescape(found[1])
-
-
-def _main(answer: Answer) -> str:
-    text = answer.text
-    return unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text[text.index("<main") :])))
+_KEY = "a-key-of-some-length"
 
 
 @pytest.fixture
@@ -50,15 +50,239 @@ def test_pages_of_all_partitions_lead_there_and_back(
 ) -> None:
     """Newest first: older pages follow, and the way back shows what was seen."""
     for number in range(70):
-        _send(service, hub, EventData(b"%d" % number), partition=str(number % 3))
+        send_events(service, hub, EventData(b"%d" % number), partition=str(number % 3))
     address = f"/hubs/{hub}/explorer?count=25"
     first = plain_browser.get(address)
-    second = plain_browser.get(_link(first, "next"))
-    third = plain_browser.get(_link(second, "next"))
-    seen = _rows(first) + _rows(second) + _rows(third)
+    second = plain_browser.get(link_of(first, "next"))
+    third = plain_browser.get(link_of(second, "next"))
+    seen = rows_of(first) + rows_of(second) + rows_of(third)
     assert seen == [f"{number % 3}/{number // 3}" for number in reversed(range(70))]
     assert 'rel="next"' not in third.text
-    assert _rows(plain_browser.get(_link(third, "prev"))) == _rows(second)
+    assert rows_of(plain_browser.get(link_of(third, "prev"))) == rows_of(second)
     oldest = plain_browser.get(f"{address}&from=oldest")
-    assert _rows(oldest) == list(reversed(seen))[:25]
-    assert _rows(plain_browser.get(_link(oldest, "next"))) == list(reversed(seen))[25:50]
+    assert rows_of(oldest) == list(reversed(seen))[:25]
+    assert rows_of(plain_browser.get(link_of(oldest, "next"))) == list(reversed(seen))[25:50]
+
+
+def test_a_first_page_keeps_its_events_for_the_download(
+    service: HubService, hub: str, plain_browser: PlainBrowser
+) -> None:
+    """What has come meanwhile is not in it; lines are those of tidegate receive --nl."""
+    send_events(service, hub, EventData(b'{"n": 1}', {"a": 1, "raw": b"\x00", "nan": float("nan")}), key="k")
+    send_events(service, hub, EventData(b"\xff\xfe"), partition="1")
+    page = plain_browser.get(f"/hubs/{hub}/explorer")
+    send_events(service, hub, EventData(b"later"))
+    link = re.search(r'href="([^"]+)" download', page.text)
+    assert link is not None
+    answer = plain_browser.get(unescape(link[1]))
+    assert answer.headers["content-disposition"] == f'attachment; filename="{hub}.jsonl"'
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    assert [f"{line['partition']}/{line['sequence_number']}" for line in lines] == rows_of(page)
+    assert [(line["body"], line["body_base64"]) for line in lines] == [(None, "//4="), ('{"n": 1}', None)]
+    assert lines[1]["properties"] == {"a": 1, "raw": "AA==", "nan": "nan"}
+    assert (lines[1]["partition_key"], lines[0]["partition_key"]) == ("k", None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("from=sequence", "which?"),
+        ("from=sequence&value=x", "no sequence number"),
+        ("from=offset&value=x", "offset"),
+        ("from=offset&value=99&partition=0", "99"),
+        ("from=time&value=yesterday", "not a time"),
+        ("from=nowhere", "nowhere"),
+        ("count=0", "1 to 500"),
+        ("count=9999999999999", "1 to 500"),
+        ("property=%3Dx", "no name"),
+        ("at=garbled", "no place"),
+    ],
+)
+def test_what_cannot_be_meant_is_told_beside_the_form(
+    service: HubService, hub: str, plain_browser: PlainBrowser, asked: str, words: str
+) -> None:
+    """The form keeps what was filled in, and nothing is shown as if it were the answer."""
+    send_events(service, hub, EventData(b"event"))
+    answer = plain_browser.get(f"/hubs/{hub}/explorer?{asked}")
+    assert answer.status in (400, 409)
+    assert words in words_of(answer)
+    assert rows_of(answer) == []
+
+
+def test_places_to_begin_with(service: HubService, hub: str, plain_browser: PlainBrowser) -> None:
+    """By offset and number from that event on; a time ago is fixed for the pages that follow."""
+    send_events(service, hub, *[EventData(b"%d" % number) for number in range(60)])
+    for start in ("offset", "sequence"):
+        answer = plain_browser.get(f"/hubs/{hub}/explorer?partition=0&from={start}&value=57")
+        assert rows_of(answer) == ["0/57", "0/58", "0/59"]
+    answer = plain_browser.get(f"/hubs/{hub}/explorer?from=time&value=1h&count=50")
+    assert rows_of(answer)[0] == "0/0"
+    assert "value=1h" not in link_of(answer, "next")
+    assert rows_of(plain_browser.get(link_of(answer, "next"))) == [f"0/{number}" for number in range(50, 60)]
+    assert rows_of(plain_browser.get(f"/hubs/{hub}/explorer?from=time&value=2100-01-01")) == []
+
+
+def test_filters_say_what_was_looked_at(service: HubService, hub: str, plain_browser: PlainBrowser) -> None:
+    """And where the events of a key are."""
+    send_events(service, hub, *[EventData(b"%d" % number, {"n": number}) for number in range(30)])
+    send_events(service, hub, EventData("Käse".encode()), key="k")
+    answer = plain_browser.get(f"/hubs/{hub}/explorer?property=n%3D7")
+    assert rows_of(answer) == ["0/7"]
+    assert "Looked at 31 events: 1 fits." in words_of(answer)
+    answer = plain_browser.get(f"/hubs/{hub}/explorer?text={quote('KÄSE')}")
+    assert "0 fit" in words_of(answer)  # only a to z are compared in either case
+    answer = plain_browser.get(f"/hubs/{hub}/explorer?text={quote('KäSE')}&key=k")
+    assert len(rows_of(answer)) == 1
+    partition = rows_of(answer)[0].partition("/")[0]
+    assert f"go to partition {partition}" in words_of(answer)
+
+
+def test_bodies_of_every_kind_have_their_page(
+    service: HubService, hub: str, plain_browser: PlainBrowser
+) -> None:
+    """JSON as it was sent, text, bytes, compressed and huge ones; markup stays text."""
+    huge = b'{"rows": [' + b", ".join(b'"<b>%06d</b>"' % number for number in range(60_000)) + b"]}"
+    bodies = {
+        b'{"b":1.10,"a":[],"b":2}': '{ "b": 1.10, "a": [], "b": 2 }',
+        b"<script>alert(1)</script>": "<script>alert(1)</script>",
+        b"\x00\x01\xff": "00000000 00 01 ff |...|",
+        b"bell\x07": "bell\u2407",
+        b"": "The body is empty.",
+        gzip.compress(b'{"packed": true}'): '{ "packed": true }',
+        gzip.compress(b"\x00" * 50_000_000): "50,0",
+        b"[" * 100_000: "[[[[",
+        huge[:1_000_000]: "<b>058000</b>",
+    }
+    for number, (body, words) in enumerate(bodies.items()):
+        send_events(service, hub, EventData(body))
+        assert len(rows_of(plain_browser.get(f"/hubs/{hub}/explorer"))) == number + 1
+        place = f"/hubs/{hub}/explorer/events/0/{number}"
+        answer = plain_browser.get(place)
+        assert answer.status == 200
+        if words != "50,0":
+            assert words in words_of(answer)
+        assert "<script>alert" not in answer.text
+        for look in ("json", "text", "hex", "nothing"):
+            assert plain_browser.get(f"{place}?as={look}&at=99999999").status == 200
+        file = plain_browser.get(f"{place}/body")
+        assert file.body == body
+        assert file.headers["content-type"] == "application/octet-stream"
+        assert file.headers["content-disposition"].startswith(f'attachment; filename="{hub}-0-{number}.')
+    assert len(plain_browser.get(f"/hubs/{hub}/explorer").body) < 40_000
+
+
+def test_bytes_come_in_parts(service: HubService, hub: str, plain_browser: PlainBrowser) -> None:
+    """And lead there and back."""
+    send_events(service, hub, EventData(bytes(range(256)) * 100))
+    place = f"/hubs/{hub}/explorer/events/0/0?as=hex"
+    answer = plain_browser.get(place)
+    assert "00001ff0" in answer.text
+    assert "00002000" not in answer.text
+    following = plain_browser.get(f"{place}&at=8192")
+    assert "00002000" in following.text
+    assert "at=0#" in following.text
+    assert "at=16384#" in following.text
+    assert "Bytes behind" not in plain_browser.get(f"{place}&at=24576").text
+
+
+@pytest.mark.parametrize("place", ["0/0", "0/99999999999999999999", "0/x", "9/0", "x/0"])
+def test_events_that_are_not_there(hub: str, plain_browser: PlainBrowser, place: str) -> None:
+    """Each is a page that says so."""
+    assert plain_browser.get(f"/hubs/{hub}/explorer/events/{place}").status == 404
+    assert plain_browser.get(f"/hubs/{hub}/explorer/events/{place}/body").status == 404
+    assert plain_browser.get("/hubs/none/explorer").status == 404
+    assert plain_browser.get("/console/live/hubs/none/explorer").status == 404
+
+
+def test_a_scan_ends_when_its_browser_leaves(
+    service: HubService, hub: str, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for it, so it must not go on looking."""
+    pages: queue.Queue[EventPage] = queue.Queue()
+    is_looking = threading.Event()
+    read = BrokerEvents.read
+
+    def look_slowly(stored: Sequence[StoredEvent], wanted: EventFilter) -> list[ExploredEvent]:
+        is_looking.set()
+        time.sleep(0.05)
+        return []
+
+    async def recorded(
+        self: BrokerEvents, query: EventQuery, cursor: EventCursor | None, *, is_wanted: Wanted
+    ) -> EventPage:
+        page = await read(self, query, cursor, is_wanted=is_wanted)
+        pages.put(page)
+        return page
+
+    for start in range(0, 20_000, 5_000):
+        send_events(service, hub, *[EventData(b"%d" % number) for number in range(start, start + 5_000)])
+    plain_browser.get("/")
+    monkeypatch.setattr("tidegate.server.console.events.fitting_events", look_slowly)
+    monkeypatch.setattr(BrokerEvents, "read", recorded)
+    connection = http.client.HTTPConnection(plain_browser.host, plain_browser.port or 80)
+    cookies = "; ".join(f"{name}={value}" for name, value in plain_browser.cookies.items())
+    connection.request("GET", f"/hubs/{hub}/explorer?text=nothing", headers={"Cookie": cookies})
+    assert is_looking.wait(10)
+    connection.close()
+    page = pages.get(timeout=20)
+    assert page.end is PageEnd.UNWANTED
+    assert page.looked_at < 20_000
+
+
+# --- in a browser --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _live_load(service: HubService, hub: str) -> Iterator[None]:
+    """Somebody publishes all the while, some 200 events a second."""
+    ending = threading.Event()
+
+    def work() -> None:
+        number = 0
+        while not ending.wait(0.05):
+            events = [
+                EventData(b'{"device": "d%d", "celsius": 21.5}' % (number + index), {"kind": "reading"})
+                for index in range(10)
+            ]
+            send_events(service, hub, *events, key=f"device-{number}")
+            number += 10
+
+    thread = threading.Thread(target=work, name="live load")
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
+
+
+@pytest.mark.slow
+def test_a_walk_under_live_load(service: HubService, hub: str, console_page: Page) -> None:
+    """Events come by themselves, are found, opened, and sent again; each page is accessible."""
+    page = console_page
+    with _live_load(service, hub):
+        page.goto(f"/hubs/{hub}/explorer/live?count=25")
+        page.get_by_text("events came since you began to look").wait_for()
+        first = page.locator("tbody tr").first.inner_text()
+        page.wait_for_function("first => document.querySelector('tbody tr').innerText !== first", arg=first)
+        assert_accessible(page)
+        page.get_by_role("link", name="Stop here").click()
+        page.get_by_label("Property").fill("kind=reading")
+        page.get_by_role("button", name="Show").click()
+        page.get_by_text("Looked at").wait_for()
+        assert page.locator("tbody tr").count() == 25
+        assert_accessible(page)
+        page.get_by_role("link", name="Older").click()
+        page.get_by_role("link", name="Newer").wait_for()
+        page.locator("tbody th a").first.click()
+        page.locator("pre", has_text='"celsius": 21.5').wait_for()
+        assert_accessible(page)
+        page.get_by_role("link", name="Bytes").click()
+        page.locator("pre", has_text="00000000  7b 22").wait_for()
+        assert_accessible(page)
+        page.get_by_role("link", name="Send a copy").click()
+        page.get_by_label("Body").fill('{"by": "hand"}')
+        assert_accessible(page)
+        page.get_by_role("button", name="Send", exact=True).click()
+        page.get_by_text("The event is stored").wait_for()
+        page.locator("pre", has_text='"by": "hand"').wait_for()
