@@ -30,6 +30,9 @@ from tidegate.console.pages import (
     explorer_event,
     explorer_send,
     homes,
+    hub,
+    hub_changes,
+    hubs,
     overview,
     pipelines,
     sign_in,
@@ -43,6 +46,9 @@ _log = logging.getLogger(__name__)
 
 PAGES: Final = (
     overview,
+    hubs,
+    hub,
+    hub_changes,
     explorer,
     explorer_event,
     explorer_send,
@@ -156,6 +162,7 @@ class _SignedIn:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
+        request.state.clock = self._console.clock
         request.state.now = self._console.clock.now_utc()
         request.state.session = request.state.rights = None
         path = request.url.path

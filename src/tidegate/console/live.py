@@ -12,6 +12,7 @@ Source: WHATWG HTML, "Server-sent events" (2026-09).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Final
 
@@ -19,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from tidegate.console.access import Session, Sessions, session_of
-from tidegate.model.errors import ServerBusyError
+from tidegate.model.errors import ServerBusyError, TidegateError
 
 STREAMS_MAX: Final = 64
 """Streams at once; each costs a rendering per beat. Our choice: browsers open 6 connections per host."""
@@ -29,6 +30,8 @@ KEEP_ALIVE_S: Final = 15.0
 
 END_EVENT: Final = "end"
 """The last event of a stream that is over: ``sse-close="end"`` keeps the browser from asking again."""
+
+_log = logging.getLogger(__name__)
 
 Render = Callable[[], Awaitable[Mapping[str, str] | None]]
 """The fragments by event name, None: it is over."""
@@ -51,7 +54,7 @@ class LiveStreams:
         changed, as the event of its name.
 
         render: called at once and then ``every_s`` seconds after it has returned; None ends the stream with
-        the event ``end``. An error that it raises ends the stream; the browser asks again.
+        the event ``end``, as does a TidegateError, unless it is transient: that is one beat without news.
         Raises ServerBusyError when there are too many streams.
         """
         if self._count >= STREAMS_MAX:
@@ -71,7 +74,7 @@ class LiveStreams:
             sent: dict[str, str] = {}
             quiet_s = 0.0
             while not self._is_closed.is_set() and self._sessions.rights(session) is not None:
-                fragments = await render()
+                fragments = await _rendered(render)
                 if fragments is None:
                     yield format_event(END_EVENT, "")
                     return
@@ -93,6 +96,16 @@ class LiveStreams:
                 await self._is_closed.wait()
         except TimeoutError:
             pass
+
+
+async def _rendered(render: Render) -> Mapping[str, str] | None:
+    try:
+        return await render()
+    except TidegateError as error:
+        if error.is_transient:
+            return {}
+        _log.info("a live page ends: %s", error)
+        return None
 
 
 def format_event(name: str, text: str) -> str:

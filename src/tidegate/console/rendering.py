@@ -58,7 +58,7 @@ def fragment(request: Request, template: str, **context: Any) -> str:
         "rights": getattr(request.state, "rights", None),
         "session": session,
         "form_token": _form_token(session),
-        "now": request.state.now,
+        "now": request.state.clock.now_utc(),
     }
     return environment().get_template(template).render(values | context)
 
@@ -76,6 +76,7 @@ def environment() -> jinja2.Environment:
     )
     loaded.filters |= {
         "number": number,
+        "counted": counted,
         "bytes": bytes_text,
         "rate": rate,
         "ago": ago,
@@ -94,6 +95,11 @@ def number(value: float | None) -> str:
     if value != round(value) and abs(value) < 100:
         return f"{value:,.1f}"
     return f"{round(value):,}"
+
+
+def counted(value: int, noun: str) -> str:
+    """``1 partition``, ``1,024 partitions``."""
+    return f"{number(value)} {noun}{'' if value == 1 else 's'}"
 
 
 def bytes_text(value: float | None) -> str:

@@ -1,0 +1,48 @@
+"""What the pages' forms share: plain fields, and numbers in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.datastructures import FormData
+
+from tidegate.model.errors import InvalidArgumentError
+
+_DIGITS_MAX = 19
+
+
+class FieldError(InvalidArgumentError):
+    """Something in one field of a form; ``field`` names it."""
+
+    def __init__(self, field: str, message: str, *, next_step: str = "") -> None:
+        super().__init__(message, next_step=next_step)
+        self.field = field
+
+
+def texts_of(form: FormData) -> dict[str, str]:
+    """The fields of a form that are text, without blanks at their ends."""
+    return {name: value.strip() for name, value in form.items() if isinstance(value, str)}
+
+
+def whole_number(fields: Mapping[str, str], field: str, noun: str) -> int:
+    """A number of a field. Raises FieldError."""
+    found = optional_number(fields, field, noun)
+    if found is None:
+        raise FieldError(field, f"{noun} is missing.")
+    return found
+
+
+def optional_number(fields: Mapping[str, str], field: str, noun: str) -> int | None:
+    """A number of a field, None where it is empty; groups of digits may be set apart. Raises FieldError."""
+    text = fields.get(field, "").replace(",", "").replace(" ", "").replace("\u202f", "")
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > _DIGITS_MAX:
+        raise FieldError(field, f"{noun} is {fields[field][:40]!r}.", next_step="Write a whole number.")
+    return int(text)
+
+
+def start_of(text: str | None) -> int:
+    """Where a page of a list begins, as an address has it; what is no number is 0."""
+    is_number = text is not None and text.isascii() and text.isdigit() and len(text) < 10
+    return int(text) if is_number and text is not None else 0

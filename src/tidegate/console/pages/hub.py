@@ -1,0 +1,196 @@
+"""``/hubs/NAME``: one event hub: its partitions, consumer groups and publishers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from tidegate.console.access import form_of, require_listen, require_manage, rights_of, session_of
+from tidegate.console.context import Console
+from tidegate.console.errors import status_of
+from tidegate.console.pages.forms import start_of, texts_of
+from tidegate.console.pages.hubs import pager
+from tidegate.console.rendering import fragment, page
+from tidegate.model.errors import NotFoundError, TidegateError
+from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+
+
+def routes(console: Console) -> list[Route]:
+    """What is served."""
+    pages = _Pages(console)
+    group = "/hubs/{hub}/groups/{group}/delete"
+    return [
+        Route("/hubs/{hub}", pages.show, methods=["GET"]),
+        Route("/console/live/hubs/{hub}", pages.live, methods=["GET"]),
+        Route("/hubs/{hub}/groups", pages.groups, methods=["GET"]),
+        Route("/hubs/{hub}/groups", pages.create_group, methods=["POST"]),
+        Route(group, pages.ask_to_delete_group, methods=["GET"]),
+        Route(group, pages.delete_group, methods=["POST"]),
+        Route("/hubs/{hub}/publishers", pages.publishers, methods=["GET"]),
+        Route("/hubs/{hub}/publishers", pages.revoke_publisher, methods=["POST"]),
+        Route("/hubs/{hub}/publishers/restore", pages.restore_publisher, methods=["POST"]),
+    ]
+
+
+class _Pages:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._service = console.backend.service
+
+    async def show(self, request: Request) -> Response:
+        name = request.path_params["hub"]
+        rights = rights_of(request)
+        if rights.may_send(name) and not rights.may_listen(name):
+            return RedirectResponse(f"/hubs/{quote(name, safe='')}/explorer/send", status_code=303)
+        require_listen(request, name)
+        return page(request, "hub.html", tab="partitions", **self._partitions(request))
+
+    async def live(self, request: Request) -> Response:
+        require_listen(request, request.path_params["hub"])
+
+        async def render() -> Mapping[str, str]:
+            context = self._partitions(request)
+            return {
+                name: fragment(request, f"hub_{name}.html", **context) for name in ("figures", "partitions")
+            }
+
+        return self._console.streams.stream(request, render)
+
+    async def groups(self, request: Request) -> Response:
+        return self._groups(request, {"name": ""}, None)
+
+    async def create_group(self, request: Request) -> Response:
+        fields = texts_of(await form_of(request))
+        name = fields.get("name", "")
+        return self._change(
+            request,
+            lambda hub: self._service.create_consumer_group(hub, name),
+            lambda error: self._groups(request, {"name": name}, error),
+            f"The consumer group {name} is there.",
+            "groups",
+        )
+
+    async def ask_to_delete_group(self, request: Request) -> Response:
+        return self._deletion_of_group(request, None)
+
+    async def delete_group(self, request: Request) -> Response:
+        await form_of(request)
+        group = request.path_params["group"]
+        return self._change(
+            request,
+            lambda hub: self._service.delete_consumer_group(hub, group),
+            lambda error: self._deletion_of_group(request, error),
+            f"The consumer group {group} is gone.",
+            "groups",
+        )
+
+    async def publishers(self, request: Request) -> Response:
+        return self._publishers(request, {"publisher": ""}, None)
+
+    async def revoke_publisher(self, request: Request) -> Response:
+        publisher = texts_of(await form_of(request)).get("publisher", "")
+        return self._change(
+            request,
+            lambda hub: self._service.revoke_publisher(hub, publisher),
+            lambda error: self._publishers(request, {"publisher": publisher}, error),
+            f"The publisher {publisher} may send no more.",
+            "publishers",
+        )
+
+    async def restore_publisher(self, request: Request) -> Response:
+        publisher = texts_of(await form_of(request)).get("publisher", "")
+        return self._change(
+            request,
+            lambda hub: self._service.restore_publisher(hub, publisher),
+            lambda error: self._publishers(request, {"publisher": ""}, error),
+            f"The publisher {publisher} may send again.",
+            "publishers",
+        )
+
+    def _change(
+        self,
+        request: Request,
+        change: Callable[[str], None],
+        refuse: Callable[[TidegateError], Response],
+        done: str,
+        tab: str,
+    ) -> Response:
+        """Do it if whoever asks may, and go back to the tab; what is wrong is told beside the form."""
+        name = request.path_params["hub"]
+        require_manage(request, name)
+        hub = self._service.hub(name)
+        try:
+            change(hub.name)
+        except TidegateError as error:
+            return refuse(error)
+        session_of(request).flash("success", done)
+        return RedirectResponse(f"/hubs/{hub.name}/{tab}", status_code=303)
+
+    def _partitions(self, request: Request) -> dict[str, Any]:
+        hub = self._service.hub(request.path_params["hub"])
+        found = self._service.partitions(hub.name, start=start_of(request.query_params.get("start")))
+        return {
+            "hub": hub,
+            "found": found,
+            "start": start_of(request.query_params.get("start")),
+            **pager(f"/hubs/{hub.name}", found),
+        }
+
+    def _groups(self, request: Request, fields: Mapping[str, str], problem: TidegateError | None) -> Response:
+        require_listen(request, request.path_params["hub"])
+        hub = self._service.hub(request.path_params["hub"])
+        return page(
+            request,
+            "hub_groups.html",
+            status_code=_status(problem),
+            tab="groups",
+            hub=hub,
+            fields=fields,
+            problem=problem,
+            default_group=DEFAULT_CONSUMER_GROUP,
+            limits=self._service.limits(),
+        )
+
+    def _deletion_of_group(self, request: Request, problem: TidegateError | None) -> Response:
+        require_listen(request, request.path_params["hub"])
+        hub = self._service.hub(request.path_params["hub"])
+        wanted = request.path_params["group"].lower()
+        group = next((group for group in hub.consumer_groups if group.name.lower() == wanted), None)
+        if group is None:
+            raise NotFoundError(f"The event hub {hub.name!r} has no consumer group {wanted[:80]!r}.")
+        return page(
+            request,
+            "hub_group_delete.html",
+            status_code=_status(problem),
+            tab="groups",
+            hub=hub,
+            group=group,
+            problem=problem,
+        )
+
+    def _publishers(
+        self, request: Request, fields: Mapping[str, str], problem: TidegateError | None
+    ) -> Response:
+        require_listen(request, request.path_params["hub"])
+        hub = self._service.hub(request.path_params["hub"])
+        found = self._service.revoked_publishers(hub.name, start=start_of(request.query_params.get("start")))
+        return page(
+            request,
+            "hub_publishers.html",
+            status_code=_status(problem),
+            tab="publishers",
+            hub=hub,
+            found=found,
+            fields=fields,
+            problem=problem,
+            **pager(f"/hubs/{hub.name}/publishers", found),
+        )
+
+
+def _status(problem: TidegateError | None) -> int:
+    return 200 if problem is None else status_of(problem)

@@ -1,0 +1,125 @@
+"""``/hubs``: the event hubs, and making one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from tidegate.console.access import form_of, require_listen, require_manage, rights_of, session_of
+from tidegate.console.backend.paging import Page
+from tidegate.console.backend.service import HubRow
+from tidegate.console.context import Console
+from tidegate.console.errors import status_of
+from tidegate.console.pages.forms import optional_number, start_of, texts_of, whole_number
+from tidegate.console.rendering import fragment, page
+from tidegate.model.errors import TidegateError
+
+CREATE_PATH = "/hubs/-/create"
+"""No event hub is named ``-``."""
+
+_BLANK = {
+    "name": "",
+    "partition_count": "4",
+    "retention_hours": "",
+    "retention_bytes": "",
+    "event_bytes_max": "",
+}
+
+
+def routes(console: Console) -> list[Route]:
+    """What is served."""
+    pages = _Pages(console)
+    return [
+        Route("/hubs", pages.list, methods=["GET"]),
+        Route("/console/live/hubs", pages.live, methods=["GET"]),
+        Route(CREATE_PATH, pages.ask, methods=["GET"]),
+        Route(CREATE_PATH, pages.create, methods=["POST"]),
+    ]
+
+
+class _Pages:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._service = console.backend.service
+
+    async def list(self, request: Request) -> Response:
+        rights = rights_of(request)
+        if rights.hub is not None:
+            return RedirectResponse(f"/hubs/{quote(rights.hub)}", status_code=303)
+        if not rights.can_listen:
+            return self._send_only(request)
+        return page(request, "hubs.html", **self._context(request))
+
+    async def live(self, request: Request) -> Response:
+        require_listen(request)
+
+        async def render() -> Mapping[str, str]:
+            return {"hubs": fragment(request, "hubs_table.html", **self._context(request))}
+
+        return self._console.streams.stream(request, render)
+
+    async def ask(self, request: Request) -> Response:
+        return self._form(request, _BLANK, None)
+
+    async def create(self, request: Request) -> Response:
+        fields = texts_of(await form_of(request))
+        require_manage(request)
+        try:
+            name = self._service.create_hub(
+                fields.get("name", ""),
+                partition_count=whole_number(fields, "partition_count", "The number of partitions"),
+                settings={
+                    "retention_hours": optional_number(fields, "retention_hours", "The retention"),
+                    "retention_bytes": optional_number(fields, "retention_bytes", "The size of a partition"),
+                    "event_bytes_max": optional_number(fields, "event_bytes_max", "The largest event"),
+                },
+            )
+        except TidegateError as error:
+            return self._form(request, _BLANK | fields, error)
+        session_of(request).flash("success", f"The event hub {name} is there.")
+        return RedirectResponse(f"/hubs/{name}", status_code=303)
+
+    def _form(self, request: Request, fields: Mapping[str, str], problem: TidegateError | None) -> Response:
+        return page(
+            request,
+            "hub_create.html",
+            status_code=200 if problem is None else status_of(problem),
+            fields=fields,
+            problem=problem,
+            limits=self._service.limits(),
+        )
+
+    def _send_only(self, request: Request) -> Response:
+        """Who may only send is told no names, but may write one."""
+        wanted = request.query_params.get("name", "").strip()
+        if wanted:
+            return RedirectResponse(f"/hubs/{quote(wanted, safe='')}/explorer/send", status_code=303)
+        return page(request, "hubs_send_only.html")
+
+    def _context(self, request: Request) -> dict[str, Any]:
+        search = request.query_params.get("search", "").strip()
+        found = self._service.hubs(search=search, start=start_of(request.query_params.get("start")))
+        return {
+            "hubs": found.items,
+            "found": found,
+            "search": search,
+            "query": urlencode(request.query_params.multi_items()),
+            **pager("/hubs", found, search=search),
+        }
+
+
+def pager(path: str, found: Page[HubRow] | Page[Any], **query: str) -> dict[str, str | None]:
+    """Addresses of the pages before and after, for ``pager.html``."""
+
+    def address(start: str | None) -> str | None:
+        if start is None:
+            return None
+        given = {name: value for name, value in query.items() if value}
+        return f"{path}?{urlencode(given | {'start': start})}"
+
+    return {"previous_page": address(found.previous), "next_page": address(found.next)}
