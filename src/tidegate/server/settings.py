@@ -25,7 +25,7 @@ PATH_FIELDS: Final = ("data_dir", "ready_file", "tls_certificate", "tls_key")
 """Settings that are paths; in a file, relative ones start at the file's own place."""
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", re.ASCII)
-_PIPELINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_PIPELINE = re.compile(r"(?:[A-Za-z_][\w.]*|[^-:\s][^:\n]*\.py):[A-Za-z_][\w.]*")
 _SECRET_FIELDS = ("root_key", "database", "home_summaries")
 _PORT_FIELDS = ("amqp_port", "amqps_port", "http_port", "https_port")
 
@@ -77,7 +77,8 @@ class ServerSettings:
     database: str | None = field(default=None, repr=False)
     """The SQL database whose leases, checkpoints and dead letters the console shows; None: it shows none."""
     redrive_pipelines: tuple[str, ...] = ()
-    """Pipelines (``module:name``) that the console may redrive dead letters with, each in its own process."""
+    """Pipelines (``module:name`` or ``path/to/file.py:name``) that the console may redrive dead letters with,
+    each in its own process."""
     home_summaries: str | None = field(default=None, repr=False)
     """Where the home security pipeline writes its summaries (a directory or an fsspec URL); None: the console
     shows no homes."""
@@ -113,7 +114,7 @@ class ServerSettings:
             if _PIPELINE.fullmatch(name) is None:
                 raise InvalidArgumentError(
                     f"The setting redrive_pipelines has {name[:80]!r}.",
-                    next_step="Write MODULE:NAME, as tidegate dlq redrive takes it.",
+                    next_step="Write MODULE:NAME or FILE.py:NAME, as tidegate dlq redrive takes it.",
                 )
 
     @property
