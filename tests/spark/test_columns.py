@@ -9,6 +9,8 @@ from uuid import UUID
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from tidegate.amqp.message import Message, Properties, encode_message
@@ -26,7 +28,7 @@ from tidegate.spark.schema import (
 )
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_codec import encode_event
-from tidegate.wire.event_texts import DECODE_ERROR_PROPERTY, decode_whole, text_of
+from tidegate.wire.event_texts import DECODE_ERROR_PROPERTY, EventTexts, decode_whole, text_of
 from tidegate.wire.packed_messages import packed
 
 
@@ -261,7 +263,54 @@ def test_what_is_not_asked_for_is_not_done(monkeypatch: pytest.MonkeyPatch) -> N
     assert done == ["packed", "locate_bodies", "_cut"]
     done.clear()
     event_batch("0", events, ["partitionKey", "properties"])
-    assert done == ["packed", "locate_bodies", "_cut", *["_decode_prefix"] * 5]
+    # Keys are cut out, then what comes between them and the bodies, of which each is another here.
+    assert done == ["packed", "locate_bodies", "_cut", "_cut", *["_decode_prefix"] * 5]
+
+
+def test_events_that_differ_in_their_keys_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred thousand devices with a key each: keys are cut out in columns, and what is left is the same
+    for all."""
+    done: list[bytes] = []
+
+    def decode(prefix: bytes) -> EventTexts:
+        done.append(prefix)
+        return EventTexts.decode(prefix) if prefix else EventTexts()
+
+    monkeypatch.setattr(columns, "_decode_prefix", decode)
+    keys = [f"schlüssel-{number}" * (number % 5) for number in range(200)]
+    messages = [encode_event(EventData(b"x", {"n": 1} if key else {}), key) for key in keys]
+    batch = event_batch("0", _events(*messages), ["partitionKey", "properties"])
+    assert batch.column("partitionKey").to_pylist() == keys
+    assert len(done) == 2
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.none(), st.text(max_size=20), st.text(min_size=250, max_size=300)),
+            st.sampled_from(({}, {"n": 1})),
+            st.lists(st.tuples(st.integers(0, 60), st.integers(0, 255)), max_size=2),
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_keys_are_what_the_decoder_says(
+    shapes: list[tuple[str | None, dict[str, PropertyValue], list[tuple[int, int]]]],
+) -> None:
+    """Whatever bytes are changed: a key is cut out only where the decoder finds the same."""
+    messages: list[bytes] = []
+    for key, properties, changes in shapes:
+        changed = bytearray(encode_event(EventData(b"body", properties), key))
+        for place, value in changes:
+            changed[place % len(changed)] = value
+        messages.append(bytes(changed))
+    for row, message in zip(_rows(*messages), messages, strict=True):
+        texts, _ = decode_whole(message)
+        if DECODE_ERROR_PROPERTY not in texts.system_properties:  # what is garbage, columns may not look at
+            assert row["partitionKey"] == texts.partition_key
+            assert dict(row["properties"]) == texts.properties  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(

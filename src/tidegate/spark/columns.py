@@ -2,9 +2,10 @@
 
 Theory of operation. A chunk of events is one buffer and the places of its messages. ``body_places`` finds in
 all of them at once where the prefix (annotations, properties) ends; bodies and prefixes are then taken out of
-the buffer by Arrow. Events of one producer share their prefix, or differ in a partition key, so each distinct
-prefix is decoded once per chunk and its columns are spread over the events. Only an event of another shape (a
-value body, a footer, several data sections) is decoded by itself.
+the buffer by Arrow. Events of one producer share their prefix, or differ in a partition key, which
+``key_places`` finds; so each distinct prefix is decoded once per chunk, without the key, and its columns are
+spread over the events. Only an event of another shape (a value body, a footer, several data sections) is
+decoded by itself.
 
 Only what is asked for is done: without ``body`` no body is cut out, without the columns of the prefix none is
 decoded, and without either no message is looked at.
@@ -19,15 +20,18 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute
 
 from tidegate.amqp.errors import DecodeError
 from tidegate.spark.body_places import BodyPlaces, Int64s, locate_bodies
+from tidegate.spark.key_places import locate_keys
 from tidegate.spark.schema import EVENT_ARROW_SCHEMA, arrow_schema
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_texts import EventTexts, decode_whole
 from tidegate.wire.packed_messages import packed
 
 _BINARY_BYTES_MAX = 2**31 - 1
+_compute: Any = pyarrow.compute  # its stubs know less than it does
 
 if TYPE_CHECKING:
     Column = pa.Array[Any]
@@ -87,6 +91,8 @@ class _Contents:
         self._messages: tuple[bytes, Int64s, Int64s] | None = None
         self._places: BodyPlaces | None = None
         self._distinct: tuple[list[EventTexts], npt.NDArray[np.int32]] | None = None
+        self._keys: Column | None = None
+        """Once ``_texts`` is known: the partition keys that it leaves out; null for other events."""
         self._decoded: dict[int, tuple[EventTexts, bytes | None]] = {}
 
     def encoded(self) -> Column:
@@ -114,6 +120,11 @@ class _Contents:
         )
         return values.take(pa.array(indices, type=pa.int32()))
 
+    def partition_key(self) -> Column:
+        """Partition keys: cut out where they were found, else from what is decoded."""
+        decoded = self.spread(lambda texts: texts.partition_key, "partitionKey")
+        return decoded if self._keys is None else _compute.coalesce(self._keys, decoded)
+
     def _buffer(self) -> tuple[bytes, Int64s, Int64s]:
         """One buffer, and where each message starts and ends in it."""
         if self._messages is None:
@@ -136,7 +147,8 @@ class _Contents:
         (payload, starts, _), places = self._buffer(), self._located()
         is_found = places.is_found
         found = np.flatnonzero(is_found)
-        prefixes = _cut(payload, starts[found], places.prefix_ends[found]).dictionary_encode()
+        self._keys, starts_behind = self._cut_keys(found)
+        prefixes = _cut(payload, starts_behind, places.prefix_ends[found]).dictionary_encode()
         assert isinstance(prefixes, pa.DictionaryArray)
         numbers = prefixes.indices.to_numpy()
         texts: list[EventTexts] = []
@@ -148,10 +160,29 @@ class _Contents:
                 is_found[found[numbers == number]] = False
         indices = np.empty(len(starts), dtype=np.int32)
         indices[found] = numbers
+        if self._keys is not None and not is_found[found].all():
+            self._keys = _compute.if_else(pa.array(is_found), self._keys, None)
         for index in np.flatnonzero(~is_found):
             indices[index] = len(texts)
             texts.append(self._decode_whole(int(index))[0])
         return texts, indices
+
+    def _cut_keys(self, found: Int64s) -> tuple[Column | None, Int64s]:
+        """The partition keys, and where these events go on behind them."""
+        payload, starts, _ = self._buffer()
+        starts = starts[found]
+        keys = locate_keys(payload, starts, self._located().prefix_ends[found])
+        is_key = np.zeros(len(self._events), dtype=bool)
+        is_key[found] = keys.is_found
+        if not is_key.any():
+            return None, starts
+        cut = _cut(payload, keys.starts[keys.is_found], keys.ends[keys.is_found])
+        try:
+            texts = cut.cast(pa.string())
+        except pa.ArrowInvalid:
+            return None, starts  # one of them is no text, as the decoder will say
+        column = _compute.replace_with_mask(pa.nulls(len(is_key), pa.string()), pa.array(is_key), texts)
+        return column, np.maximum(starts, keys.ends)
 
     def _decode_whole(self, index: int) -> tuple[EventTexts, bytes | None]:
         if index not in self._decoded:
@@ -162,7 +193,7 @@ class _Contents:
 @lru_cache(maxsize=4096)
 def _decode_prefix(prefix: bytes) -> EventTexts:
     """Kept from chunk to chunk: what one device sends it sends again."""
-    return EventTexts.decode(prefix)
+    return EventTexts.decode(prefix) if prefix else EventTexts()
 
 
 def _cut(payload: bytes, starts: Int64s, ends: Int64s) -> Column:
@@ -225,7 +256,7 @@ _CONTENT_COLUMNS: Final[Mapping[str, Callable[[_Contents], Column]]] = {
     "body": _Contents.body,
     "encodedEvent": _Contents.encoded,
     "publisher": lambda contents: contents.spread(lambda texts: texts.publisher, "publisher"),
-    "partitionKey": lambda contents: contents.spread(lambda texts: texts.partition_key, "partitionKey"),
+    "partitionKey": _Contents.partition_key,
     "properties": lambda contents: contents.spread(
         lambda texts: list(texts.properties.items()), "properties"
     ),
