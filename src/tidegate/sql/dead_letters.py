@@ -134,9 +134,13 @@ class DeadLetters:
         partition_id: str | None = None,
         sequence_number: int | None = None,
         *,
+        event_hub: str | None = None,
         limit: int | None = 100,
     ) -> Sequence[AuditEntry]:
-        """What was done to dead letters, the latest first; None leaves a field open."""
+        """What was done to dead letters, the latest first; None leaves a field open.
+
+        event_hub: of all its consumer groups.
+        """
         row = dead_letter_audit.c
         columns = [column for column in dead_letter_audit.columns if column.name != "id"]
         statement = select(*columns).order_by(row.id.desc()).limit(limit)
@@ -144,6 +148,9 @@ class DeadLetters:
             statement = statement.where(
                 row.event_hub == consumer.event_hub, row.consumer_group == consumer.consumer_group
             )
+        if event_hub is not None:
+            # Appended, so that SQLite walks from the latest back instead of sorting all of the hub.
+            statement = statement.where(row.event_hub.concat("") == ConsumerKey(event_hub).event_hub)
         if partition_id is not None:
             statement = statement.where(row.partition_id == partition_id)
         if sequence_number is not None:

@@ -210,8 +210,13 @@ class DeadLettersView(Protocol):
         """Those that the service's settings name."""
         ...
 
-    async def page(self, filter: LetterFilter, *, behind: LetterPlace | None, limit: int) -> Page[LetterLine]:
-        """Dead letters, the latest failure first; ``next`` is a ``LetterPlace`` as text."""
+    async def page(
+        self, filter: LetterFilter, *, behind: LetterPlace | None, limit: int, at_most_s: float
+    ) -> Page[LetterLine] | None:
+        """Dead letters, the latest failure first; ``next`` is a ``LetterPlace`` as text.
+
+        None: they are not found within ``at_most_s`` seconds, and are looked for: ask again.
+        """
         ...
 
     async def open_count(self, event_hub: str | None) -> int:

@@ -13,6 +13,7 @@ from tidegate.server.console.events import BrokerEvents
 from tidegate.server.console.homes import HomeSummaries
 from tidegate.server.console.parts import ConsoleParts
 from tidegate.server.console.pipelines import ReportedPipelines
+from tidegate.server.console.processing import SqlProcessing
 from tidegate.server.console.service import BrokerService
 from tidegate.transport.status_files import PipelineFiles
 
@@ -29,11 +30,15 @@ async def console_of(parts: ConsoleParts) -> AsyncIterator[ConsoleApp]:
         if parts.settings.home_summaries is not None:
             summaries = HomeSummaries(parts.settings.home_summaries, parts.clock)
             homes = await stack.enter_async_context(summaries)
+        processing = None
+        if parts.settings.database is not None:
+            processing = await stack.enter_async_context(SqlProcessing(parts, parts.settings.database))
         backend = ConsoleBackend(
             access=BrokerAccess(parts.broker, parts.clock),
             service=service,
             pipelines=pipelines,
             events=events,
+            processing=processing,
             homes=homes,
         )
         yield ConsoleApp(backend, clock=parts.clock)

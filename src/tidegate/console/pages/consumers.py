@@ -1,0 +1,181 @@
+"""``/consumers``: all consumer groups with their lag; ``/consumers/HUB/GROUP``: its lease table, live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tidegate.console.access import require_listen, rights_of
+from tidegate.console.backend.consumers import ConsumersView, GroupProgress, GroupSummary, PartitionProgress
+from tidegate.console.backend.paging import PAGE_SIZE
+from tidegate.console.context import Console
+from tidegate.console.rendering import fragment, page
+from tidegate.model.errors import TidegateError
+
+LIVE_EVERY_S = 2.0
+
+
+def routes(console: Console) -> list[Route]:
+    """What is served."""
+    pages = _Pages(console)
+    return [
+        Route("/consumers", pages.show_list, methods=["GET"]),
+        Route("/consumers/{hub}/{group}", pages.show, methods=["GET"]),
+        Route("/console/live/consumers", pages.live_list, methods=["GET"]),
+        Route("/console/live/consumers/{hub}/{group}", pages.live, methods=["GET"]),
+    ]
+
+
+def group_address(hub: str, group: str) -> str:
+    """The page of a consumer group."""
+    return f"/consumers/{quote(hub, safe='')}/{quote(group, safe='')}"
+
+
+class _Pages:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @property
+    def _view(self) -> ConsumersView | None:
+        processing = self._console.backend.processing
+        return None if processing is None else processing.consumers
+
+    async def show_list(self, request: Request) -> Response:
+        require_listen(request, rights_of(request).hub)
+        view = self._view
+        if view is None:
+            return page(request, "processing_absent.html", title="Consumers")
+        return page(request, "consumers.html", **await self._list(request, view))
+
+    async def live_list(self, request: Request) -> Response:
+        require_listen(request, rights_of(request).hub)
+        view = self._view
+
+        async def render() -> Mapping[str, str] | None:
+            if view is None:
+                return None
+            try:
+                context = await self._list(request, view) | {"now": self._console.clock.now_utc()}
+            except TidegateError as error:
+                return {"sentence": str(error)}
+            return {
+                "groups": fragment(request, "consumers_groups.html", **context),
+                "sentence": context["sentence"],
+            }
+
+        return self._console.streams.stream(request, render, every_s=LIVE_EVERY_S)
+
+    async def _list(self, request: Request, view: ConsumersView) -> dict[str, Any]:
+        rights, search = rights_of(request), request.query_params.get("search", "").strip()
+        seen = [group for group in await view.groups() if rights.may_listen(group.event_hub)]
+        wanted = search.lower()
+        found = [each for each in seen if wanted in f"{each.event_hub} {each.consumer_group}".lower()]
+        start = _start_of(request)
+        return {
+            "groups": found[start : start + PAGE_SIZE],
+            "address_of": lambda group: group_address(group.event_hub, group.consumer_group),
+            "is_any": bool(seen),
+            "search": search,
+            "start": start,
+            "total": len(found),
+            **_pages(start, len(found), search=search),
+            "live": _query(search=search, start=start),
+            "sentence": _sentence(seen),
+        }
+
+    async def show(self, request: Request) -> Response:
+        hub, _ = _names(request)
+        require_listen(request, hub)
+        view = self._view
+        if view is None:
+            return page(request, "processing_absent.html", title="Consumers")
+        return page(request, "consumer.html", **await self._one(request, view))
+
+    async def live(self, request: Request) -> Response:
+        hub, _ = _names(request)
+        require_listen(request, hub)
+        view = self._view
+
+        async def render() -> Mapping[str, str] | None:
+            if view is None:
+                return None
+            try:
+                context = await self._one(request, view) | {"now": self._console.clock.now_utc()}
+            except TidegateError as error:
+                return {"sentence": str(error)}
+            return {
+                "sums": fragment(request, "consumer_sums.html", **context),
+                "leases": fragment(request, "consumer_leases.html", **context),
+                "sentence": context["sentence"],
+            }
+
+        return self._console.streams.stream(request, render, every_s=LIVE_EVERY_S)
+
+    async def _one(self, request: Request, view: ConsumersView) -> dict[str, Any]:
+        hub, group = _names(request)
+        found = await view.group(hub, group)
+        only = request.query_params.get("only", "")
+        shown = [each for each in found.partitions if only != "trouble" or is_trouble(each)]
+        start = _start_of(request)
+        return {
+            "summary": found.summary,
+            "address": group_address(hub, group),
+            "partitions": shown[start : start + PAGE_SIZE],
+            "is_trouble": is_trouble,
+            "only": only,
+            "start": start,
+            "total": len(shown),
+            **_pages(start, len(shown), only=only),
+            "live": _query(only=only, start=start),
+            "may_move": rights_of(request).may_manage(hub),
+            "sentence": _sentence_of_one(found),
+        }
+
+
+def is_trouble(partition: PartitionProgress) -> bool:
+    """Whether a person should look at it."""
+    return partition.stalled_s is not None or partition.is_beyond_log or bool(partition.lost_events)
+
+
+def _sentence(groups: list[GroupSummary]) -> str:
+    """What is wrong, for those who hear it: changes only when that does."""
+    stalled = [f"{each.event_hub} / {each.consumer_group}" for each in groups if each.stalled_count]
+    if not stalled:
+        return "No partition is stalled." if groups else ""
+    more = f" and {len(stalled) - 3} more" if len(stalled) > 3 else ""
+    return f"Stalled partitions: {', '.join(stalled[:3])}{more}."
+
+
+def _sentence_of_one(group: GroupProgress) -> str:
+    stalled = [each.partition_id for each in group.partitions if each.stalled_s is not None]
+    if not stalled:
+        return "No partition is stalled."
+    more = f" and {len(stalled) - 5} more" if len(stalled) > 5 else ""
+    return f"Stalled: partition {', '.join(stalled[:5])}{more}."
+
+
+def _names(request: Request) -> tuple[str, str]:
+    return request.path_params["hub"], request.path_params["group"]
+
+
+def _start_of(request: Request) -> int:
+    text = request.query_params.get("start", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else 0
+
+
+def _pages(start: int, total: int, **fields: str) -> dict[str, str | None]:
+    """The addresses of the pages before and behind; None: there is none."""
+    following = start + PAGE_SIZE
+    return {
+        "previous": _query(**fields, start=max(0, start - PAGE_SIZE)) if start else None,
+        "next": _query(**fields, start=following) if following < total else None,
+    }
+
+
+def _query(**values: object) -> str:
+    return urlencode({name: value for name, value in values.items() if value})

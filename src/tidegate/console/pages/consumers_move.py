@@ -1,0 +1,137 @@
+"""``/consumers/HUB/GROUP/move``: checkpoints moved back or forward, with a dry run first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from tidegate.console.access import form_of, require_manage, rights_of
+from tidegate.console.backend.access import Rights
+from tidegate.console.backend.consumers import ConsumersView, MovePlan, MoveRequest, MoveTo
+from tidegate.console.context import Console
+from tidegate.console.errors import status_of
+from tidegate.console.pages.consumers import group_address
+from tidegate.console.pages.jobs import job_address
+from tidegate.console.rendering import page
+from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
+from tidegate.model.position_text import parse_time
+
+STEPS_SHOWN_MAX = 200
+"""Partitions that a dry run lists; its sums are over all."""
+
+QUICK_S = 1.0
+"""A job that ends within so many seconds is told as done at once."""
+
+
+def routes(console: Console) -> list[Route]:
+    """What is served."""
+    pages = _Pages(console)
+    return [
+        Route("/consumers/{hub}/{group}/move", pages.ask, methods=["GET"]),
+        Route("/consumers/{hub}/{group}/move", pages.move, methods=["POST"]),
+    ]
+
+
+def actor_of(rights: Rights) -> str:
+    """Who acts, for the audit trail."""
+    return f"console: {rights.policy_name}" + (f" of {rights.hub}" if rights.hub else "")
+
+
+class _Pages:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @property
+    def _view(self) -> ConsumersView:
+        processing = self._console.backend.processing
+        if processing is None:
+            raise NotFoundError(
+                "This service was given no database.", next_step="Start it with --database URL."
+            )
+        return processing.consumers
+
+    async def ask(self, request: Request) -> Response:
+        """The form, and the dry run of what it says."""
+        hub, group = request.path_params["hub"], request.path_params["group"]
+        require_manage(request, hub)
+        fields = {name: request.query_params.get(name, "").strip() for name in ("to", "value", "partition")}
+        plan, problem = None, None
+        if fields["to"]:
+            try:
+                plan = await self._view.plan_move(self._request_of(hub, group, fields))
+            except TidegateError as error:
+                problem = error
+        return self._page(request, fields, plan, problem)
+
+    async def move(self, request: Request) -> Response:
+        """Carry a dry run out."""
+        hub, group = request.path_params["hub"], request.path_params["group"]
+        require_manage(request, hub)
+        form = await form_of(request)
+        plan = self._view.plan(str(form.get("plan", "")))
+        if (plan.request.event_hub, plan.request.consumer_group) != (hub, group):
+            raise NotFoundError("The dry run is of another consumer group.")
+        try:
+            job = self._view.start_move(
+                plan.plan_id,
+                actor=actor_of(rights_of(request)),
+                is_rewind_allowed=form.get("rewind") == "yes",
+                is_forced=form.get("force") == "yes",
+            )
+        except InvalidArgumentError as error:
+            return self._page(request, _fields_of(plan.request), plan, error)
+        processing = self._console.backend.processing
+        assert processing is not None
+        await processing.jobs.wait_ended(job.job_id, at_most_s=QUICK_S)
+        return RedirectResponse(job_address(job.job_id), status_code=303)
+
+    def _page(
+        self,
+        request: Request,
+        fields: dict[str, str],
+        plan: MovePlan | None,
+        problem: TidegateError | None,
+    ) -> Response:
+        hub, group = request.path_params["hub"], request.path_params["group"]
+        context: dict[str, Any] = {
+            "hub": hub,
+            "group": group,
+            "address": group_address(hub, group),
+            "fields": fields,
+            "choices": list(MoveTo),
+            "plan": plan,
+            "steps": [] if plan is None else plan.steps[:STEPS_SHOWN_MAX],
+            "problem": problem,
+        }
+        status = 200 if problem is None else status_of(problem)
+        return page(request, "consumers_move.html", status_code=status, **context)
+
+    def _request_of(self, hub: str, group: str, fields: dict[str, str]) -> MoveRequest:
+        try:
+            to = MoveTo(fields["to"])
+        except ValueError as error:
+            raise InvalidArgumentError(f"{fields['to'][:40]!r} is no place to move to.") from error
+        value, number, time = fields["value"], None, None
+        if to is MoveTo.SEQUENCE_NUMBER:
+            if not (value.isascii() and value.isdigit() and len(value) < 19):
+                raise InvalidArgumentError(
+                    f"{value[:40]!r} is not a sequence number.", next_step="Give a number, 0 or more."
+                )
+            number = int(value)
+        elif to is MoveTo.TIME:
+            time = parse_time(value, now_utc=self._console.clock.now_utc())
+        return MoveRequest(hub, group, fields["partition"] or None, to, number, time)
+
+
+def _fields_of(request: MoveRequest) -> dict[str, str]:
+    value: object = request.sequence_number
+    if request.time is not None:
+        value = request.time.isoformat()
+    return {
+        "to": request.to.value,
+        "value": "" if value is None else str(value),
+        "partition": request.partition_id or "",
+    }

@@ -1,0 +1,267 @@
+"""``/dead-letters``: by reason and time, page by page; ``/dead-letters/HUB/GROUP/PARTITION/NUMBER``: one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tidegate.console.access import require_listen, rights_of
+from tidegate.console.backend.dead_letters import (
+    DeadLettersView,
+    LetterEvent,
+    LetterFilter,
+    LetterKey,
+    LetterPlace,
+    LetterState,
+)
+from tidegate.console.backend.paging import PAGE_SIZE
+from tidegate.console.context import Console
+from tidegate.console.errors import status_of
+from tidegate.console.pages.dead_letters_filter import LetterQuery, letter_address
+from tidegate.console.pages.dead_letters_histogram import histogram_of
+from tidegate.console.rendering import fragment, page
+from tidegate.model.errors import NotFoundError, TidegateError
+
+LIVE_EVERY_S = 2.0
+FIRST_PAINT_S = 0.1
+"""What is not found or counted by then comes live, or when the page is asked for again."""
+LIVE_WAIT_S = 30.0
+
+BODY_SHOWN_MAX = 256 * 1024
+"""Bytes of a body that a page shows; a download has all."""
+HEX_SHOWN_MAX = 4 * 1024
+HISTORY_MAX = 100
+
+
+def routes(console: Console) -> list[Route]:
+    """What is served."""
+    pages = _Pages(console)
+    one = "/dead-letters/{hub}/{group}/{partition}/{number:int}"
+    return [
+        Route("/dead-letters", pages.show_list, methods=["GET"]),
+        Route("/dead-letters/history", pages.history, methods=["GET"]),
+        Route(one, pages.show, methods=["GET"]),
+        Route(f"{one}/body", pages.download, methods=["GET"]),
+        Route("/console/live/dead-letters", pages.live_list, methods=["GET"]),
+    ]
+
+
+class _Pages:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @property
+    def _view(self) -> DeadLettersView | None:
+        processing = self._console.backend.processing
+        return None if processing is None else processing.dead_letters
+
+    # --- all ----------------------------------------------------------------------------------------------
+
+    async def show_list(self, request: Request) -> Response:
+        query = LetterQuery.of(request.query_params, rights_of(request))
+        require_listen(request, query.hub)
+        view = self._view
+        if view is None:
+            return page(request, "processing_absent.html", title="Dead letters")
+        context = self._frame(request, query)
+        try:
+            chosen = query.filter(now_utc=self._console.clock.now_utc())
+            behind = _place_of(request)
+            rows = await self._rows(view, query, chosen, behind, at_most_s=FIRST_PAINT_S)
+            sums = await self._sums(view, query, chosen, at_most_s=FIRST_PAINT_S)
+        except TidegateError as error:
+            if self._is_service_trouble(error):
+                raise
+            nothing: dict[str, Any] = {
+                "lines": [],
+                "next": None,
+                "is_sought": False,
+                "sums": None,
+                "histogram": None,
+            }
+            return page(
+                request,
+                "dead_letters.html",
+                status_code=status_of(error),
+                **context | nothing | {"problem": error, "live": None},
+            )
+        return page(request, "dead_letters.html", **context | rows | sums)
+
+    async def live_list(self, request: Request) -> Response:
+        query = LetterQuery.of(request.query_params, rights_of(request))
+        require_listen(request, query.hub)
+        view, is_sought = self._view, request.query_params.get("sought") == "1"
+        # Times ago are meant from when the page was asked for.
+        chosen = query.filter(now_utc=self._console.clock.now_utc())
+        behind = _place_of(request)
+
+        async def render() -> Mapping[str, str] | None:
+            nonlocal is_sought
+            if view is None:
+                return None
+            context = self._frame(request, query) | {"now": self._console.clock.now_utc()}
+            try:
+                if is_sought:
+                    rows = await self._rows(view, query, chosen, behind, at_most_s=LIVE_WAIT_S)
+                    is_sought = rows["is_sought"]
+                    return {"rows": fragment(request, "dead_letters_rows.html", **context | rows)}
+                sums = await self._sums(view, query, chosen, at_most_s=LIVE_WAIT_S)
+            except TidegateError as error:
+                return {"trouble": str(error)}
+            return {"sums": fragment(request, "dead_letters_sums.html", **context | sums), "trouble": ""}
+
+        return self._console.streams.stream(request, render, every_s=LIVE_EVERY_S)
+
+    def _frame(self, request: Request, query: LetterQuery) -> dict[str, Any]:
+        rights = rights_of(request)
+        behind = request.query_params.get("behind", "")
+        return {
+            "query": query,
+            "fields": query.fields,
+            "states": [state.value for state in LetterState],
+            "problem": None,
+            "behind": behind,
+            "is_hub_fixed": rights.hub is not None,
+            "may_act": rights.may_manage(query.hub),
+            "has_pipelines": self._view is not None and bool(self._view.redrive_pipelines),
+            "live": query.query(behind=behind),
+        }
+
+    async def _rows(
+        self,
+        view: DeadLettersView,
+        query: LetterQuery,
+        chosen: LetterFilter,
+        behind: LetterPlace | None,
+        *,
+        at_most_s: float,
+    ) -> dict[str, Any]:
+        found = await view.page(chosen, behind=behind, limit=PAGE_SIZE, at_most_s=at_most_s)
+        following = None if found is None or found.next is None else query.query(behind=found.next)
+        return {
+            "lines": [] if found is None else found.items,
+            "next": following,
+            "address_of": letter_address,
+            "is_sought": found is None,
+        }
+
+    async def _sums(
+        self, view: DeadLettersView, query: LetterQuery, chosen: LetterFilter, *, at_most_s: float
+    ) -> dict[str, Any]:
+        sums = await view.sums(chosen, at_most_s=at_most_s)
+        return {"sums": sums, "histogram": None if sums is None else histogram_of(sums.hours)}
+
+    async def history(self, request: Request) -> Response:
+        """Who did what to which dead letters."""
+        query = LetterQuery.of(request.query_params, rights_of(request))
+        require_listen(request, query.hub)
+        view = self._view
+        if view is None:
+            return page(request, "processing_absent.html", title="Dead letters")
+        acts = await view.history(query.hub, limit=HISTORY_MAX)
+        return page(request, "dead_letters_history.html", acts=acts, hub=query.hub, address_of=letter_address)
+
+    # --- one ----------------------------------------------------------------------------------------------
+
+    async def show(self, request: Request) -> Response:
+        key, view = self._one(request)
+        letter = await view.letter(key)
+        event, missing = None, None
+        try:
+            event = await view.event(key)
+        except TidegateError as error:
+            missing = error
+        query = LetterQuery.of(
+            {
+                "hub": key.event_hub,
+                "group": key.consumer_group,
+                "partition": key.partition_id,
+                "number": key.sequence_number,
+            },
+            rights_of(request),
+        )
+        return page(
+            request,
+            "dead_letter.html",
+            letter=letter,
+            line=letter.line,
+            event=event,
+            missing=missing,
+            shown=None if event is None else body_texts(event),
+            address=letter_address(key),
+            query=query,
+            is_open=letter.line.state is LetterState.OPEN,
+            may_act=rights_of(request).may_manage(key.event_hub),
+            has_pipelines=bool(view.redrive_pipelines),
+        )
+
+    async def download(self, request: Request) -> Response:
+        """The body as it is."""
+        key, view = self._one(request)
+        event = await view.event(key)
+        name = f"{key.event_hub}-{key.partition_id}-{key.sequence_number}.bin"
+        return Response(
+            event.body,
+            media_type="application/octet-stream",
+            headers={
+                "Content-Disposition": f'attachment; filename="{_plain(name)}"',
+                "Cache-Control": "no-store",
+            },
+        )
+
+    def _one(self, request: Request) -> tuple[LetterKey, DeadLettersView]:
+        parts = request.path_params
+        require_listen(request, parts["hub"])
+        if self._view is None or parts["number"] >= 1 << 63:
+            raise NotFoundError("There is no such dead letter.")
+        return LetterKey(parts["hub"], parts["group"], parts["partition"], parts["number"]), self._view
+
+    @staticmethod
+    def _is_service_trouble(error: TidegateError) -> bool:
+        return status_of(error) >= 500
+
+
+def body_texts(event: LetterEvent) -> dict[str, str | None]:
+    """The body as JSON (None: it is none), as text (None: it is not UTF-8), and in hexadecimal; each cut."""
+    body = event.body
+    text: str | None
+    if event.body_value is not None and not body:
+        return {"json": None, "text": event.body_value[:BODY_SHOWN_MAX], "hex": None}
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        text = None
+    pretty = None
+    if text is not None and len(body) <= BODY_SHOWN_MAX:
+        try:
+            pretty = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+        except (ValueError, RecursionError):
+            pretty = None
+    return {
+        "json": pretty,
+        "text": None if text is None else text[:BODY_SHOWN_MAX],
+        "hex": _hex(body[:HEX_SHOWN_MAX]),
+    }
+
+
+def _hex(body: bytes) -> str:
+    lines = []
+    for at in range(0, len(body), 16):
+        row = body[at : at + 16]
+        seen = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"{at:08x}  {row.hex(' '):<47}  {seen}")
+    return "\n".join(lines)
+
+
+def _place_of(request: Request) -> LetterPlace | None:
+    text = request.query_params.get("behind", "")
+    return LetterPlace.parse(text) if text else None
+
+
+def _plain(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in ".-_" else "_" for letter in name)

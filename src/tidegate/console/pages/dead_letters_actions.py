@@ -1,0 +1,162 @@
+"""``/dead-letters/discard`` and ``/dead-letters/redrive``: one dead letter or all that a filter means.
+
+Both say first what they would do. What is meant is fixed when they say so: what fails later is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from tidegate.console.access import form_of, require_manage, rights_of
+from tidegate.console.backend.dead_letters import DeadLettersView, LetterFilter, LetterState, RedriveRequest
+from tidegate.console.backend.jobs import Job
+from tidegate.console.context import Console
+from tidegate.console.errors import status_of
+from tidegate.console.pages.consumers_move import QUICK_S, actor_of
+from tidegate.console.pages.dead_letters_filter import LetterQuery
+from tidegate.console.pages.jobs import job_address
+from tidegate.console.rendering import page
+from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
+
+COUNT_S = 5.0
+"""For how long a confirmation waits for its numbers."""
+ATTEMPTS_MAX_DEFAULT = 10
+"""As ``tidegate dlq redrive`` has it: a dead letter that has failed so often is left alone."""
+
+
+def routes(console: Console) -> list[Route]:
+    """What is served."""
+    pages = _Pages(console)
+    return [
+        Route("/dead-letters/discard", pages.confirm_discard, methods=["GET"]),
+        Route("/dead-letters/discard", pages.discard, methods=["POST"]),
+        Route("/dead-letters/redrive", pages.ask_redrive, methods=["GET"]),
+        Route("/dead-letters/redrive", pages.redrive, methods=["POST"]),
+    ]
+
+
+class _Pages:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @property
+    def _view(self) -> DeadLettersView:
+        processing = self._console.backend.processing
+        if processing is None:
+            raise NotFoundError(
+                "This service was given no database.", next_step="Start it with --database URL."
+            )
+        return processing.dead_letters
+
+    async def confirm_discard(self, request: Request) -> Response:
+        """How many, by reason."""
+        query = LetterQuery.of(request.query_params, rights_of(request))
+        require_manage(request, query.hub)
+        return await self._page(request, "dead_letters_discard.html", query, {"because": ""}, None)
+
+    async def discard(self, request: Request) -> Response:
+        """Close them for good."""
+        form = await form_of(request)
+        query = LetterQuery.of(form, rights_of(request))
+        require_manage(request, query.hub)
+        because = str(form.get("because", "")).strip()[:2_000]
+        try:
+            job = self._view.start_discard(
+                self._meant(query), because=because, actor=actor_of(rights_of(request))
+            )
+        except InvalidArgumentError as error:
+            return await self._page(request, "dead_letters_discard.html", query, {"because": because}, error)
+        return await self._job(job)
+
+    async def ask_redrive(self, request: Request) -> Response:
+        """Which pipeline, how many; and how many there are, by reason."""
+        query = LetterQuery.of(request.query_params, rights_of(request))
+        require_manage(request, query.hub)
+        asked = {"pipeline": "", "maximum": "", "attempts_max": str(ATTEMPTS_MAX_DEFAULT)}
+        return await self._page(request, "dead_letters_redrive.html", query, asked, None)
+
+    async def redrive(self, request: Request) -> Response:
+        """Run them again: a dry run, unless ``mode`` says otherwise."""
+        form = await form_of(request)
+        query = LetterQuery.of(form, rights_of(request))
+        require_manage(request, query.hub)
+        asked = {name: str(form.get(name, "")).strip() for name in ("pipeline", "maximum", "attempts_max")}
+        try:
+            job = self._view.start_redrive(
+                RedriveRequest(
+                    pipeline=asked["pipeline"],
+                    filter=self._meant(query),
+                    maximum=_count(asked["maximum"], "how many to take at most"),
+                    attempts_max=_count(asked["attempts_max"], "the number of attempts")
+                    or ATTEMPTS_MAX_DEFAULT,
+                    is_dry_run=form.get("mode") != "earnest",
+                    actor=actor_of(rights_of(request)),
+                )
+            )
+        except InvalidArgumentError as error:
+            return await self._page(request, "dead_letters_redrive.html", query, asked, error)
+        return await self._job(job)
+
+    async def _page(
+        self,
+        request: Request,
+        template: str,
+        query: LetterQuery,
+        asked: Mapping[str, str],
+        problem: TidegateError | None,
+    ) -> Response:
+        now = self._console.clock.now_utc()
+        view, sums = self._view, None
+        try:
+            sums = await view.sums(self._meant(query), at_most_s=COUNT_S)
+        except InvalidArgumentError as error:
+            problem = error
+        fixed = _fixed(query, now)
+        context: dict[str, Any] = {
+            "query": query,
+            "fields": fixed,
+            "asked": asked,
+            "sums": sums,
+            "pipelines": view.redrive_pipelines,
+            "problem": problem,
+        }
+        return page(request, template, status_code=200 if problem is None else status_of(problem), **context)
+
+    def _meant(self, query: LetterQuery) -> LetterFilter:
+        """Open ones only, and none that fails from now on."""
+        now = self._console.clock.now_utc()
+        fields = {**query.fields, "state": LetterState.OPEN.value}
+        return LetterQuery(fields).filter(now_utc=now).until(now)
+
+    async def _job(self, job: Job) -> Response:
+        processing = self._console.backend.processing
+        assert processing is not None
+        await processing.jobs.wait_ended(job.job_id, at_most_s=QUICK_S)
+        return RedirectResponse(job_address(job.job_id), status_code=303)
+
+
+def _fixed(query: LetterQuery, now: datetime) -> Mapping[str, str]:
+    """The filter's fields for the form: times ago become times, and what fails from now on is not meant."""
+    fields = {**query.fields, "state": ""}
+    try:
+        chosen = LetterQuery(fields).filter(now_utc=now).until(now)
+    except InvalidArgumentError:
+        return fields
+    times = {"from": chosen.failed_from, "until": chosen.failed_until}
+    return fields | {
+        name: time.astimezone(UTC).isoformat() for name, time in times.items() if time is not None
+    }
+
+
+def _count(text: str, what: str) -> int | None:
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0):
+        raise InvalidArgumentError(f"{text[:40]!r} is not {what}.", next_step="Give a number, 1 or more.")
+    return int(text)

@@ -1,0 +1,84 @@
+"""Dead letters by hour, as bars and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from tidegate.console.backend.dead_letters import LetterCount
+
+HOURS_MAX: Final = 96
+"""A longer time is told by days. Our choice: bars of 7 pixels on a page of 700."""
+DAYS_MAX: Final = 120
+
+_WIDTH: Final = 720
+_HEIGHT: Final = 90
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One hour or day, and its place in the picture."""
+
+    start: datetime
+    until: datetime
+    count: int
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Bars from the first to the last hour (or day) that has any, those without included."""
+
+    bars: Sequence[Bar]
+    unit: str
+    """``hour`` or ``day``."""
+    earlier: int
+    """Those before the first bar, where there would be too many bars."""
+    most: int
+    width: int = _WIDTH
+    height: int = _HEIGHT
+
+
+def histogram_of(hours: Sequence[LetterCount]) -> Histogram | None:
+    """None where nothing is counted."""
+    if not hours:
+        return None
+    is_by_hour = hours[-1].start - hours[0].start < timedelta(hours=HOURS_MAX)
+    step, bars_max = (timedelta(hours=1), HOURS_MAX) if is_by_hour else (timedelta(days=1), DAYS_MAX)
+    counts: dict[datetime, int] = {}
+    for each in hours:
+        start = each.start if is_by_hour else each.start.replace(hour=0)
+        counts[start] = counts.get(start, 0) + each.count
+    last = max(counts)
+    first = max(min(counts), last - (bars_max - 1) * step)
+    starts = [first + index * step for index in range((last - first) // step + 1)]
+    most = max(counts.get(start, 0) for start in starts)
+    slot = _WIDTH / max(len(starts), 24)
+    bars = []
+    for index, start in enumerate(starts):
+        count = counts.get(start, 0)
+        # What is there is seen, however much more another hour has.
+        height = max(2.0, _HEIGHT * count / most) if count else 0.0
+        x, width = index * slot, slot * 0.85
+        bars.append(
+            Bar(
+                start,
+                start + step,
+                count,
+                round(x, 1),
+                round(_HEIGHT - height, 1),
+                round(width, 1),
+                round(height, 1),
+            )
+        )
+    return Histogram(
+        bars,
+        "hour" if is_by_hour else "day",
+        sum(count for start, count in counts.items() if start < first),
+        most,
+    )

@@ -1,0 +1,102 @@
+"""``/console/jobs``: redrives, discards and moves of checkpoints that were started here, with progress."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from tidegate.console.access import form_of, require_listen, require_manage, rights_of, session_of
+from tidegate.console.backend.jobs import Job, JobState, JobsView
+from tidegate.console.context import Console
+from tidegate.console.rendering import fragment, page
+from tidegate.model.errors import NotFoundError
+
+LIVE_EVERY_S = 0.5
+_LOOKS = {
+    JobState.DONE: "good",
+    JobState.INCOMPLETE: "warning",
+    JobState.FAILED: "bad",
+    JobState.CANCELLED: "warning",
+}
+
+
+def routes(console: Console) -> list[Route]:
+    """What is served."""
+    pages = _Pages(console)
+    return [
+        Route("/console/jobs", pages.show_list, methods=["GET"]),
+        Route("/console/jobs/{job_id}", pages.show, methods=["GET"]),
+        Route("/console/jobs/{job_id}/cancel", pages.cancel, methods=["POST"]),
+        Route("/console/live/jobs/{job_id}", pages.live, methods=["GET"]),
+    ]
+
+
+def job_address(job_id: str) -> str:
+    """The page of a job."""
+    return f"/console/jobs/{job_id}"
+
+
+class _Pages:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @property
+    def _view(self) -> JobsView:
+        processing = self._console.backend.processing
+        if processing is None:
+            raise NotFoundError(
+                "This service was given no database.", next_step="Start it with --database URL."
+            )
+        return processing.jobs
+
+    async def show_list(self, request: Request) -> Response:
+        rights = rights_of(request)
+        require_listen(request, rights.hub)
+        jobs = [job for job in self._view.jobs() if rights.may_listen(job.event_hub)]
+        return page(request, "jobs.html", jobs=jobs, looks=_LOOKS, address_of=job_address)
+
+    async def show(self, request: Request) -> Response:
+        return page(request, "job.html", **self._context(request))
+
+    async def live(self, request: Request) -> Response:
+        self._context(request)
+        is_told = False
+
+        async def render() -> Mapping[str, str] | None:
+            nonlocal is_told
+            if is_told:
+                return None
+            context = self._context(request) | {"now": self._console.clock.now_utc()}
+            job = context["job"]
+            is_told = not job.is_running
+            return {
+                "job": fragment(request, "job_now.html", **context),
+                "actions": fragment(request, "job_actions.html", **context),
+                "sentence": f"{job.title}: {job.state.value}.",
+            }
+
+        return self._console.streams.stream(request, render, every_s=LIVE_EVERY_S)
+
+    async def cancel(self, request: Request) -> Response:
+        await form_of(request)
+        job = self._view.job(request.path_params["job_id"])
+        require_manage(request, job.event_hub)
+        self._view.cancel(job.job_id)
+        ended = await self._view.wait_ended(job.job_id, at_most_s=2.0)
+        if not ended.is_running:
+            session_of(request).flash("warning", f"The job is {ended.state.value}; what it committed stays.")
+        return RedirectResponse(job_address(job.job_id), status_code=303)
+
+    def _context(self, request: Request) -> dict[str, Any]:
+        job: Job = self._view.job(request.path_params["job_id"])
+        require_listen(request, job.event_hub)
+        return {
+            "job": job,
+            "look": _LOOKS.get(job.state, ""),
+            "address": job_address(job.job_id),
+            "may_act": rights_of(request).may_manage(job.event_hub),
+        }

@@ -1,0 +1,163 @@
+"""Moves of checkpoints from the console: where to, found in the log; and carried out one by one.
+
+The rules are those of ``tidegate checkpoint set``: backwards only where that was said, not while a host has
+the partition unless that was said, and a hub of the same name that was made anew counts as backwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.broker import EventHub, Partition
+from tidegate.console.backend.consumers import MoveRequest, MoveStep, MoveTo
+from tidegate.console.backend.jobs import JobState, JobTable
+from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
+from tidegate.model.position import EventPosition
+from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.server.console.consumer_rows import ConsumerRows, StoredRows
+from tidegate.server.console.jobs import RunningJob
+from tidegate.sql import CheckpointReader, ConsumerKey, Database, LeaseReader, move_checkpoint
+
+_PARTITIONS_PER_TURN: Final = 16
+"""Partitions whose log is read before others on the event loop have their turn."""
+_COLUMNS: Final = ("Partition", "From", "To", "Events", "Result")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMove:
+    """Where one partition's checkpoint is to be."""
+
+    after: ProcessorCheckpoint
+
+    @property
+    def following(self) -> int:
+        """The event that processing goes on with."""
+        assert self.after.sequence_number is not None
+        return self.after.sequence_number + 1
+
+    def step(self, rows: ConsumerRows) -> MoveStep:
+        """Compared with what is stored."""
+        partition_id = self.after.partition_id
+        stored = rows.checkpoints.get(partition_id)
+        before = None if stored is None else stored.next_sequence_number
+        is_other_hub = stored is not None and stored.event_hub_created_at_ms not in (
+            None,
+            self.after.event_hub_created_at_ms,
+        )
+        return MoveStep(
+            partition_id=partition_id,
+            before=before,
+            after=self.following,
+            # Without a sequence number only an offset or a time is stored.
+            is_comparable=stored is None or (before is not None and not is_other_hub),
+            owner=rows.owner(partition_id),
+        )
+
+
+async def plan_moves(hub: EventHub, request: MoveRequest) -> list[PlannedMove]:
+    """Find the target in the log of each partition that is meant.
+
+    Raises NotFoundError (no such partition), PositionOutOfRangeError (not in the log).
+    """
+    if request.partition_id is None:
+        partitions = list(hub.partitions)
+    else:
+        partitions = [hub.partition(request.partition_id)]
+    moves = []
+    for index, partition in enumerate(partitions):
+        if index % _PARTITIONS_PER_TURN == _PARTITIONS_PER_TURN - 1:
+            await asyncio.sleep(0)
+        following = _following(partition, request)
+        moves.append(PlannedMove(_checkpoint_before(partition, following, hub.description.created_at_ms)))
+    return moves
+
+
+def carry_out(
+    database: Database,
+    consumer: ConsumerKey,
+    moves: Sequence[tuple[MoveStep, PlannedMove]],
+    running: RunningJob,
+    tell: Callable[[Mapping[str, object]], object],
+    *,
+    actor: str,
+    is_rewind_allowed: bool,
+    is_forced: bool,
+) -> None:
+    """Move them, each in a transaction of its own; runs in a thread, and ends early where it is cancelled.
+
+    A checkpoint that is not where the plan saw it is left alone unless ``is_forced``.
+    Raises InvalidArgumentError where a host has a partition and ``is_forced`` was not said: none was moved.
+    """
+    rows = StoredRows.of_rows(
+        CheckpointReader(database).read(consumer).values(), LeaseReader(database).read(consumer).values()
+    ).of(consumer)
+    held = {step.partition_id: owner for step, _ in moves if (owner := rows.owner(step.partition_id))}
+    if held and not is_forced:
+        said = ", ".join(f"{partition_id} by {owner}" for partition_id, owner in list(held.items())[:5])
+        raise InvalidArgumentError(
+            f"{len(held)} partitions are processed now ({said}); no checkpoint was moved.",
+            next_step="Stop those hosts first, or say that they may be moved all the same.",
+        )
+    results: list[tuple[object, ...]] = []
+    moved = left = 0
+    for done, (step, move) in enumerate(moves):
+        if running.is_cancelled:
+            break
+        stored = rows.checkpoints.get(step.partition_id)
+        now = None if stored is None else stored.next_sequence_number
+        result = "left: somebody else has moved it since the dry run"
+        if now == step.before or is_forced:
+            outcome = move_checkpoint(
+                database, consumer, move.after, owner=actor, is_rewind_allowed=is_rewind_allowed
+            )
+            is_there = outcome.is_moved or outcome.next_sequence_number == move.following
+            result = "moved" if is_there else "left: it lies further already"
+        is_moved = result == "moved"
+        moved, left = moved + is_moved, left + (not is_moved)
+        results.append((step.partition_id, step.before, step.after, step.events, result))
+        if done % 16 == 15:
+            tell({"done": done + 1, "total": len(moves)})
+    tell(
+        {
+            "done": len(results),
+            "total": len(moves),
+            "counts": {"moved": moved, "left": left},
+            "tables": (JobTable("Checkpoints", _COLUMNS, results),),
+            **({"state": JobState.INCOMPLETE} if left else {}),
+        }
+    )
+
+
+def _following(partition: Partition, request: MoveRequest) -> int:
+    """The sequence number that processing goes on with."""
+    begin, until = partition.begin_sequence_number, partition.next_sequence_number
+    if request.to is MoveTo.EARLIEST:
+        return begin
+    if request.to is MoveTo.LATEST:
+        return until
+    if request.to is MoveTo.TIME:
+        assert request.time is not None
+        return partition.resolve(EventPosition.from_enqueued_time(request.time))
+    number = request.sequence_number
+    assert number is not None
+    if not begin <= number <= until:
+        raise PositionOutOfRangeError(
+            f"Partition {partition.partition_id} cannot go on with event {number}: its log begins at "
+            f"{begin}, and its next event will be {until}.",
+            next_step=f"Give a number from {begin} to {until}, or choose earliest or latest.",
+        )
+    return number
+
+
+def _checkpoint_before(partition: Partition, following: int, created_at_ms: int) -> ProcessorCheckpoint:
+    """The checkpoint of the event before ``following``; with offset and time where the log still tells."""
+    last = following - 1
+    offset = time_ms = None
+    if last >= partition.begin_sequence_number:
+        batches = partition.read_nowait(last, bytes_max=1)
+        if batches and batches[0].base_sequence_number <= last:
+            offset, time_ms = str(last), batches[0].enqueued_time_ms
+    return ProcessorCheckpoint(partition.partition_id, last, offset, time_ms, created_at_ms)

@@ -1,0 +1,200 @@
+"""Consumer groups: rows of leases and checkpoints beside the ends of the log; and moves of checkpoints.
+
+Theory of operation. A look reads both tables in a thread, notes on the event loop where the logs begin and
+end (the rows first: the log only grows, so no checkpoint seems to lie beyond its end), and joins them in a
+thread. All who look within a second share one look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from tidegate.console.backend.consumers import GroupProgress, GroupSummary, MovePlan, MoveRequest
+from tidegate.console.backend.jobs import Job, JobKind
+from tidegate.model.errors import InvalidArgumentError, NotFoundError
+from tidegate.server.console.checkpoint_moves import PlannedMove, carry_out, plan_moves
+from tidegate.server.console.consumer_rows import HubLog, LogEnd, StoredRows, progress_of, unread_of
+from tidegate.server.console.jobs import Jobs, RunningJob
+from tidegate.server.console.lazy_database import LazyDatabase
+from tidegate.server.console.parts import ConsoleParts
+from tidegate.sql import CheckpointReader, ConsumerKey, Database, LeaseReader
+
+_LOOK_S: Final = 1.0
+"""A look serves all who look within so many seconds."""
+_UNREAD_LOOKUPS_MAX: Final = 64
+"""Reads of the log per look, to find out since when an event has waited; the rest follow with later looks."""
+_UNREAD_KEPT_MAX: Final = 20_000
+_PLANS_MAX: Final = 64
+_PARTITIONS_PER_TURN: Final = 64
+"""Partitions looked at before others on the event loop have their turn."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    at_s: float
+    groups: Mapping[ConsumerKey, GroupProgress]
+
+
+class SqlConsumers:
+    """``console.backend.ConsumersView``."""
+
+    def __init__(self, parts: ConsoleParts, database: LazyDatabase, jobs: Jobs) -> None:
+        self._broker = parts.broker
+        self._clock = parts.clock
+        self._database = database
+        self._jobs = jobs
+        self._lock = asyncio.Lock()
+        self._last: _Look | None = None
+        self._unread: OrderedDict[tuple[str, int, str, int], datetime] = OrderedDict()
+        """When the event that a checkpoint waits at was enqueued: by hub, its age, partition and number."""
+        self._plans: OrderedDict[str, tuple[MovePlan, Sequence[PlannedMove]]] = OrderedDict()
+
+    async def groups(self) -> Sequence[GroupSummary]:
+        """As ``ConsumersView`` says."""
+        look = await self._look()
+        found = [group.summary for group in look.groups.values()]
+        return sorted(found, key=lambda each: (each.event_hub.lower(), each.consumer_group))
+
+    async def group(self, event_hub: str, consumer_group: str) -> GroupProgress:
+        """As ``ConsumersView`` says."""
+        look = await self._look()
+        found = look.groups.get(ConsumerKey(event_hub, consumer_group))
+        if found is None:
+            raise NotFoundError(
+                f"The consumer group {consumer_group[:80]!r} of {event_hub[:80]!r} has no lease and no "
+                "checkpoint in this database.",
+                next_step="It appears with its first lease or checkpoint.",
+            )
+        return found
+
+    async def plan_move(self, request: MoveRequest) -> MovePlan:
+        """As ``ConsumersView`` says."""
+        consumer = ConsumerKey(request.event_hub, request.consumer_group)
+        moves = await plan_moves(self._broker.event_hub(request.event_hub), request)
+        rows = await self._database.ask(lambda database: _read(database).of(consumer))
+        plan = MovePlan(secrets.token_urlsafe(12), request, [move.step(rows) for move in moves])
+        self._plans[plan.plan_id] = plan, moves
+        while len(self._plans) > _PLANS_MAX:
+            self._plans.popitem(last=False)
+        return plan
+
+    def plan(self, plan_id: str) -> MovePlan:
+        """As ``ConsumersView`` says."""
+        return self._find_plan(plan_id)[0]
+
+    def start_move(self, plan_id: str, *, actor: str, is_rewind_allowed: bool, is_forced: bool) -> Job:
+        """As ``ConsumersView`` says."""
+        plan, moves = self._find_plan(plan_id)
+        if plan.rewind_count and not is_rewind_allowed:
+            raise InvalidArgumentError(
+                f"{plan.rewind_count} checkpoints would go backwards; nothing was moved.",
+                next_step="Say that events may be processed again.",
+            )
+        request = plan.request
+        consumer = ConsumerKey(request.event_hub, request.consumer_group)
+
+        async def work(running: RunningJob) -> None:
+            loop = asyncio.get_running_loop()
+            await self._database.change(
+                lambda database: carry_out(
+                    database,
+                    consumer,
+                    list(zip(plan.steps, moves, strict=True)),
+                    running,
+                    lambda changes: loop.call_soon_threadsafe(lambda: running.tell(**changes)),
+                    actor=actor,
+                    is_rewind_allowed=is_rewind_allowed,
+                    is_forced=is_forced,
+                )
+            )
+            self._last = None
+
+        job = self._jobs.start(
+            JobKind.MOVE,
+            f"Checkpoints of {request.event_hub} / {consumer.consumer_group} to {_words(request)}",
+            work,
+            event_hub=request.event_hub,
+            actor=actor,
+        )
+        # A plan is carried out once: what it compares with is no longer so afterwards.
+        del self._plans[plan_id]
+        return job
+
+    def _find_plan(self, plan_id: str) -> tuple[MovePlan, Sequence[PlannedMove]]:
+        found = self._plans.get(plan_id)
+        if found is None:
+            raise NotFoundError(
+                "This dry run is not known any more: it was carried out, or others came after it.",
+                next_step="Make a new one.",
+            )
+        return found
+
+    async def _look(self) -> _Look:
+        async with self._lock:
+            if self._last is not None and self._clock.monotonic() - self._last.at_s < _LOOK_S:
+                return self._last
+            rows = await self._database.ask(_read)
+            logs = {name: log for name in rows.event_hubs() if (log := await self._log_of(name)) is not None}
+            now = self._clock.now_utc()
+            self._find_unread(rows, logs, now)
+            unread = dict(self._unread)
+            groups = await self._database.ask(
+                lambda _: {
+                    each: progress_of(each, rows.of(each), logs.get(each.event_hub), unread, now)
+                    for each in rows.consumers()
+                }
+            )
+            self._last = _Look(self._clock.monotonic(), groups)
+            return self._last
+
+    async def _log_of(self, name: str) -> HubLog | None:
+        """Where the partitions of a hub begin and end; None: there is no such hub here."""
+        try:
+            hub = self._broker.event_hub(name)
+        except NotFoundError:
+            return None
+        ends = {}
+        for index, partition in enumerate(hub.partitions):
+            if index % _PARTITIONS_PER_TURN == _PARTITIONS_PER_TURN - 1:
+                await asyncio.sleep(0)
+            ends[partition.partition_id] = LogEnd.of(partition.runtime_information())
+        return HubLog(hub.name, hub.description.created_at_ms, ends)
+
+    def _find_unread(self, rows: StoredRows, logs: Mapping[str, HubLog], now: datetime) -> None:
+        """Learn since when the events wait that checkpoints have not passed for long; a few per look."""
+        lookups = 0
+        for name, created_at_ms, partition_id, number in unread_of(rows, logs, now):
+            key = (name, created_at_ms, partition_id, number)
+            if key in self._unread:
+                self._unread.move_to_end(key)
+                continue
+            lookups += 1
+            if lookups > _UNREAD_LOOKUPS_MAX:
+                break
+            batches = self._broker.event_hub(name).partition(partition_id).read_nowait(number, bytes_max=1)
+            if batches:
+                self._unread[key] = _EPOCH + timedelta(milliseconds=batches[0].enqueued_time_ms)
+        while len(self._unread) > _UNREAD_KEPT_MAX:
+            self._unread.popitem(last=False)
+
+
+def _read(database: Database) -> StoredRows:
+    # Checkpoints first: one that is older than its lease is at least a consistent one.
+    checkpoints = CheckpointReader(database).read_all()
+    return StoredRows.of_rows(checkpoints, LeaseReader(database).read_all())
+
+
+def _words(request: MoveRequest) -> str:
+    if request.sequence_number is not None:
+        return f"event {request.sequence_number:,}"
+    if request.time is not None:
+        return f"{request.time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return request.to.value

@@ -1,0 +1,330 @@
+"""Dead letters of the console's database, in pages and sums; discards and redrives as jobs.
+
+Sums over a million dead letters take a second, so they are counted once for all who ask for the same, and a
+page does not wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from tidegate.amqp.errors import DecodeError
+from tidegate.broker import Broker
+from tidegate.console.backend.dead_letters import (
+    LetterAct,
+    LetterCount,
+    LetterDetail,
+    LetterEvent,
+    LetterFilter,
+    LetterKey,
+    LetterLine,
+    LetterPlace,
+    LetterReason,
+    LetterState,
+    LetterSums,
+    RedriveRequest,
+)
+from tidegate.console.backend.events import property_text
+from tidegate.console.backend.jobs import Job, JobKind
+from tidegate.console.backend.paging import Page
+from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
+from tidegate.server.console.jobs import Jobs, RunningJob
+from tidegate.server.console.lazy_database import LazyDatabase
+from tidegate.server.console.parts import ConsoleParts
+from tidegate.server.console.redrive import RedriveProcess
+from tidegate.server.console.shared_answers import SharedAnswers
+from tidegate.sql import (
+    AuditEntry,
+    ConsumerKey,
+    Database,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetters,
+    DeadLetterStatus,
+)
+from tidegate.sql.dead_letter_pages import DeadLetterLine, DeadLetterPages, DeadLetterPlace
+from tidegate.wire.batch import unwrap
+from tidegate.wire.event_codec import decode_event
+
+_REASONS_MAX: Final = 20
+"""Reasons that a page shows."""
+_SUMS_S: Final = 5.0
+"""Sums serve all who ask for the same within so many seconds."""
+_HISTORY_MAX: Final = 100
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class SqlDeadLetters:
+    """``console.backend.DeadLettersView``."""
+
+    def __init__(self, parts: ConsoleParts, database: LazyDatabase, jobs: Jobs) -> None:
+        self._parts = parts
+        self._database = database
+        self._jobs = jobs
+        self._pages: SharedAnswers[object, Page[LetterLine]] = SharedAnswers(parts.clock, kept_s=0.5)
+        self._sums: SharedAnswers[LetterFilter, LetterSums] = SharedAnswers(parts.clock, kept_s=_SUMS_S)
+
+    @property
+    def redrive_pipelines(self) -> Sequence[str]:
+        """As ``DeadLettersView`` says."""
+        return self._parts.settings.redrive_pipelines
+
+    async def page(
+        self, filter: LetterFilter, *, behind: LetterPlace | None, limit: int, at_most_s: float
+    ) -> Page[LetterLine] | None:
+        """As ``DeadLettersView`` says."""
+        return await self._pages.ask(
+            (filter, behind, limit), lambda: self._page(filter, behind, limit), at_most_s=at_most_s
+        )
+
+    async def _page(self, filter: LetterFilter, behind: LetterPlace | None, limit: int) -> Page[LetterLine]:
+        stored, place = _stored_filter(filter), None if behind is None else _stored_place(behind)
+        # One more than is shown tells whether there is another page.
+        found = await self._database.ask(
+            lambda database: DeadLetterPages(database).page(stored, behind=place, limit=limit + 1)
+        )
+        lines = [_line(each) for each in found[:limit]]
+        following = None
+        if len(found) > limit:
+            following = LetterPlace(lines[-1].last_failed_at, lines[-1].key).format()
+        return Page(lines, None, following)
+
+    async def open_count(self, event_hub: str | None) -> int:
+        """As ``DeadLettersView`` says."""
+        return await self._database.ask(
+            lambda database: DeadLetters(database).count(DeadLetterFilter(event_hub=event_hub))
+        )
+
+    async def sums(self, filter: LetterFilter, *, at_most_s: float) -> LetterSums | None:
+        """As ``DeadLettersView`` says."""
+        return await self._sums.ask(filter, lambda: self._count(filter), at_most_s=at_most_s)
+
+    async def letter(self, key: LetterKey) -> LetterDetail:
+        """As ``DeadLettersView`` says."""
+        consumer = ConsumerKey(key.event_hub, key.consumer_group)
+
+        def read(database: Database) -> tuple[DeadLetter, Sequence[AuditEntry]]:
+            letters = DeadLetters(database)
+            found = letters.show(consumer, key.partition_id, key.sequence_number)
+            return found, letters.audit(consumer, key.partition_id, key.sequence_number, limit=_HISTORY_MAX)
+
+        found, history = await self._database.ask(read)
+        return LetterDetail(
+            line=LetterLine(
+                key=_key(found),
+                last_failed_at=found.last_failed_at,
+                partition_key=found.partition_key,
+                error_type=found.error_type,
+                reason=found.reason,
+                state=LetterState(found.status.value),
+                attempts=found.attempts,
+                pipeline=found.pipeline,
+            ),
+            offset=found.offset,
+            enqueued_time=_EPOCH + timedelta(milliseconds=found.enqueued_time_ms),
+            first_failed_at=found.first_failed_at,
+            traceback=found.traceback,
+            copied_bytes=None if found.payload is None else len(found.payload),
+            history=[_act(each) for each in history],
+        )
+
+    async def event(self, key: LetterKey) -> LetterEvent:
+        """As ``DeadLettersView`` says."""
+        consumer = ConsumerKey(key.event_hub, key.consumer_group)
+        letter = await self._database.ask(
+            lambda database: DeadLetters(database).show(consumer, key.partition_id, key.sequence_number)
+        )
+        encoded = _encoded_in_log(self._parts.broker, letter)
+        if encoded is not None:
+            return _event(encoded, is_copy=False)
+        if letter.payload is not None:
+            return _event(letter.payload, is_copy=True)
+        raise NotFoundError(
+            "The log no longer holds this event, and its dead letter has no copy of it.",
+            next_step="Discard it. Copied payloads would outlive the log.",
+        )
+
+    async def history(self, event_hub: str | None, *, limit: int) -> Sequence[LetterAct]:
+        """As ``DeadLettersView`` says."""
+
+        def read(database: Database) -> Sequence[AuditEntry]:
+            return DeadLetters(database).audit(event_hub=event_hub, limit=limit)
+
+        return [_act(each) for each in await self._database.ask(read)]
+
+    def start_discard(self, filter: LetterFilter, *, because: str, actor: str) -> Job:
+        """As ``DeadLettersView`` says."""
+        if not because.strip():
+            raise InvalidArgumentError(
+                "Discarding needs a reason.", next_step="Say why; the audit trail keeps it."
+            )
+        stored = _stored_filter(filter)
+
+        async def work(running: RunningJob) -> None:
+            loop = asyncio.get_running_loop()
+
+            def tell(done: int) -> None:
+                loop.call_soon_threadsafe(lambda: running.tell(done=done, counts={"discarded": done}))
+                if running.is_cancelled:
+                    raise _StoppedError("The discard was cancelled.")
+
+            def discard(database: Database) -> int:
+                letters = DeadLetters(database)
+                total = letters.count(stored)
+                loop.call_soon_threadsafe(lambda: running.tell(total=total))
+                return letters.discard(stored, reason=because, actor=actor, progress=tell)
+
+            count = await self._database.change(discard)
+            running.tell(done=count, counts={"discarded": count})
+            self._forget()
+
+        return self._jobs.start(
+            JobKind.DISCARD,
+            f"Discard {_words(filter)}: {because}",
+            work,
+            event_hub=filter.event_hub,
+            actor=actor,
+        )
+
+    def start_redrive(self, request: RedriveRequest) -> Job:
+        """As ``DeadLettersView`` says."""
+        if request.pipeline not in self.redrive_pipelines:
+            raise InvalidArgumentError(
+                f"{request.pipeline[:80]!r} is not among the pipelines that the console may redrive with.",
+                next_step="Add it to the service's setting redrive_pipelines.",
+            )
+        process = RedriveProcess(self._database.secret_url, self._parts.ready(), request)
+
+        async def work(running: RunningJob) -> None:
+            try:
+                await process.run(running)
+            finally:
+                self._forget()
+
+        return self._jobs.start(
+            JobKind.DRY_RUN if request.is_dry_run else JobKind.REDRIVE,
+            f"{'Dry run: redrive' if request.is_dry_run else 'Redrive'} {_words(request.filter)} "
+            f"through {request.pipeline}",
+            work,
+            event_hub=request.filter.event_hub,
+            actor=request.actor,
+        )
+
+    async def close(self) -> None:
+        """End what is being counted."""
+        await self._pages.close()
+        await self._sums.close()
+
+    async def _count(self, filter: LetterFilter) -> LetterSums:
+        stored = _stored_filter(filter)
+        hours = await self._database.count(lambda database: DeadLetterPages(database).counts_by_hour(stored))
+        reasons = await self._database.count(
+            lambda database: DeadLetters(database).counts_by_reason(stored, limit=_REASONS_MAX)
+        )
+        return LetterSums(
+            total=sum(each.count for each in hours),
+            hours=[LetterCount(each.start, each.count) for each in hours],
+            reasons=[
+                LetterReason(
+                    each.error_type, each.reason, each.count, each.first_failed_at, each.last_failed_at
+                )
+                for each in reasons
+            ],
+            counted_at=self._parts.clock.now_utc(),
+        )
+
+    def _forget(self) -> None:
+        self._pages.forget()
+        self._sums.forget()
+
+
+class _StoppedError(TidegateError):
+    """Ends a discard between two transactions."""
+
+
+def _stored_filter(filter: LetterFilter) -> DeadLetterFilter:
+    return DeadLetterFilter(
+        event_hub=filter.event_hub,
+        consumer_group=filter.consumer_group,
+        partition_id=filter.partition_id,
+        sequence_numbers=None if filter.sequence_number is None else (filter.sequence_number,),
+        status=None if filter.state is None else DeadLetterStatus(filter.state.value),
+        error_type=filter.error_type,
+        reason_contains=filter.reason,
+        failed_from=filter.failed_from,
+        failed_until=filter.failed_until,
+    )
+
+
+def _stored_place(place: LetterPlace) -> DeadLetterPlace:
+    key = place.key
+    return DeadLetterPlace(
+        place.last_failed_at, key.event_hub, key.consumer_group, key.partition_id, key.sequence_number
+    )
+
+
+def _key(found: DeadLetter | DeadLetterLine | AuditEntry) -> LetterKey:
+    return LetterKey(found.event_hub, found.consumer_group, found.partition_id, found.sequence_number)
+
+
+def _line(found: DeadLetterLine) -> LetterLine:
+    return LetterLine(
+        key=_key(found),
+        last_failed_at=found.last_failed_at,
+        partition_key=found.partition_key,
+        error_type=found.error_type,
+        reason=found.reason,
+        state=LetterState(found.status.value),
+        attempts=found.attempts,
+        pipeline=found.pipeline,
+    )
+
+
+def _act(entry: AuditEntry) -> LetterAct:
+    return LetterAct(_key(entry), entry.action, entry.actor, entry.at, entry.detail)
+
+
+def _words(filter: LetterFilter) -> str:
+    if filter.is_one:
+        return f"event {filter.sequence_number} of partition {filter.partition_id} of {filter.event_hub}"
+    return f"dead letters of {filter.event_hub or 'all event hubs'}"
+
+
+def _encoded_in_log(broker: Broker, letter: DeadLetter) -> bytes | None:
+    """The event as the log has it; None where it has it no more, or has another in its place."""
+    try:
+        partition = broker.event_hub(letter.event_hub).partition(letter.partition_id)
+        batches = partition.read_nowait(letter.sequence_number, bytes_max=1)
+    except TidegateError:
+        return None
+    if not batches:
+        return None
+    batch = batches[0]
+    index = letter.sequence_number - batch.base_sequence_number
+    # A hub that was made anew has other events with the same numbers.
+    if not 0 <= index < len(batch.lengths) or batch.enqueued_time_ms != letter.enqueued_time_ms:
+        return None
+    start = sum(batch.lengths[:index])
+    section = batch.payload[start : start + batch.lengths[index]]
+    try:
+        return bytes(unwrap(section))
+    except DecodeError:
+        return bytes(section)
+
+
+def _event(encoded: bytes, *, is_copy: bool) -> LetterEvent:
+    try:
+        contents = decode_event(encoded)
+    except DecodeError as error:
+        return LetterEvent(is_copy, encoded, None, (), None, problem=str(error))
+    return LetterEvent(
+        is_copy=is_copy,
+        body=bytes(contents.body),
+        body_value=None if contents.body_value is None else property_text(contents.body_value),
+        properties=[(str(name), property_text(value)) for name, value in contents.properties.items()],
+        content_type=contents.content_type,
+    )

@@ -1,0 +1,125 @@
+"""The console's long work: each job is a task of the service, and ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tidegate.console.backend.jobs import JOBS_KEPT_MAX, JOBS_RUNNING_MAX, Job, JobKind, JobState
+from tidegate.model.clock import Clock
+from tidegate.model.errors import NotFoundError, QuotaExceededError, TidegateError
+from tidegate.transport.tasks import TaskOwner
+
+
+class RunningJob:
+    """A job as the work that it does sees it. Everything is called on the event loop."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.is_cancelled = False
+        """Read by work that goes on in a thread, between two transactions."""
+
+    def tell(self, **changes: Any) -> None:  # Any: the fields of Job
+        """Change what people see of it."""
+        self.job = replace(self.job, **changes)
+
+
+Work = Callable[[RunningJob], Awaitable[None]]
+"""Does a job; what it raises ends the job as failed, a cancellation as cancelled."""
+
+
+class Jobs:
+    """``console.backend.JobsView``."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._tasks = TaskOwner("console jobs")
+        self._jobs: OrderedDict[str, RunningJob] = OrderedDict()
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    def start(self, kind: JobKind, title: str, work: Work, *, event_hub: str | None, actor: str) -> Job:
+        """Begin a job. Raises QuotaExceededError where too many are at work."""
+        if len(self._running) >= JOBS_RUNNING_MAX:
+            raise QuotaExceededError(
+                f"{JOBS_RUNNING_MAX} jobs are at work, the most that the console runs at once.",
+                next_step="Wait for one to end, or cancel it.",
+            )
+        job_id = secrets.token_hex(6)
+        running = RunningJob(Job(job_id, kind, title, event_hub, actor, self._clock.now_utc()))
+        self._jobs[job_id] = running
+        self._forget()
+        self._running[job_id] = self._tasks.start(self._run(running, work), name=f"{kind} {job_id}")
+        return running.job
+
+    def job(self, job_id: str) -> Job:
+        """As ``JobsView`` says."""
+        return self._find(job_id).job
+
+    def jobs(self) -> Sequence[Job]:
+        """As ``JobsView`` says."""
+        return [each.job for each in reversed(self._jobs.values())]
+
+    def cancel(self, job_id: str) -> None:
+        """As ``JobsView`` says."""
+        running, task = self._find(job_id), self._running.get(job_id)
+        if task is not None and not running.is_cancelled:
+            running.is_cancelled = True
+            task.cancel()
+
+    async def wait_ended(self, job_id: str, *, at_most_s: float) -> Job:
+        """As ``JobsView`` says."""
+        running, task = self._find(job_id), self._running.get(job_id)
+        if task is not None:
+            await asyncio.wait([task], timeout=at_most_s)
+        return running.job
+
+    async def close(self) -> None:
+        """End all jobs, and wait for their end."""
+        for running in self._jobs.values():
+            running.is_cancelled = True
+        await self._tasks.close()
+
+    async def _run(self, running: RunningJob, work: Work) -> None:
+        state, message, next_step = JobState.DONE, running.job.message, ""
+        try:
+            await work(running)
+            state, message = running.job.state, running.job.message
+            if state is JobState.RUNNING:
+                state = JobState.DONE
+        except asyncio.CancelledError:
+            state, message = JobState.CANCELLED, "What it had committed by then stays."
+            if not running.is_cancelled:
+                raise
+        except TidegateError as error:
+            state, message, next_step = JobState.FAILED, error.message, error.next_step or ""
+        except Exception:
+            # The task's owner logs it; people are told where.
+            state, message = JobState.FAILED, "The service failed; its log says how."
+            raise
+        finally:
+            del self._running[running.job.job_id]
+            running.tell(
+                state=state,
+                message=message,
+                next_step=next_step or running.job.next_step,
+                ended_at=self._clock.now_utc(),
+            )
+
+    def _find(self, job_id: str) -> RunningJob:
+        running = self._jobs.get(job_id)
+        if running is None:
+            raise NotFoundError(
+                "There is no such job any more: the console forgets the oldest, and the service all when it "
+                "stops.",
+                next_step="The audit trail of dead letters says what was done.",
+            )
+        return running
+
+    def _forget(self) -> None:
+        ended = [job_id for job_id, each in self._jobs.items() if not each.job.is_running]
+        for job_id in ended[: max(0, len(self._jobs) - JOBS_KEPT_MAX)]:
+            del self._jobs[job_id]

@@ -1,0 +1,77 @@
+"""The database of the console: opened when it is first asked, asked in threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from sqlalchemy.engine import make_url
+
+from tidegate.model.errors import DatabaseUnavailableError
+from tidegate.sql import Database
+from tidegate.sql.database import absolute_url, sqlite_file
+from tidegate.transport.threads import Threads
+
+T = TypeVar("T")
+
+_THREADS: Final = 4
+"""Questions to the database at once: the pages of a few people; others wait their turn (our choice)."""
+
+_COUNTING_THREADS: Final = 2
+"""Sums over all dead letters at once, each of which may take seconds."""
+
+_LOCK_WAIT_S: Final = 20.0
+"""For how long a change waits for other writers before it says so (our choice: somebody is looking)."""
+
+
+class LazyDatabase:
+    """The database that the settings name, opened when it is first asked; a failure is tried anew."""
+
+    def __init__(self, url: str) -> None:
+        self._url = absolute_url(url)
+        self._file = sqlite_file(url)
+        self._lock = threading.Lock()
+        self._database: Database | None = None
+        self._threads = Threads(_THREADS, name="tidegate-console-sql")
+        self._counting_threads = Threads(_COUNTING_THREADS, name="tidegate-console-sums")
+
+    @property
+    def display_url(self) -> str:
+        """For people: without its password."""
+        return make_url(self._url).render_as_string(hide_password=True)
+
+    @property
+    def secret_url(self) -> str:
+        """With its password, for a process that needs it."""
+        return self._url
+
+    async def ask(self, question: Callable[[Database], T]) -> T:
+        """What ``question`` returns, in a thread. Raises what it raises, and what opening does."""
+        return await self._threads.run(lambda: question(self._open()))
+
+    async def count(self, question: Callable[[Database], T]) -> T:
+        """As ``ask``, for what may take long: others do not wait behind it."""
+        return await self._counting_threads.run(lambda: question(self._open()))
+
+    async def change(self, deed: Callable[[Database], T]) -> T:
+        """As ``ask``. Cancellation: waits until the deed has ended."""
+        return await self._threads.run_whole(lambda: deed(self._open()))
+
+    async def close(self) -> None:
+        """Close its connections."""
+        with self._lock:
+            database, self._database = self._database, None
+        if database is not None:
+            await self._threads.run_whole(database.close)
+
+    def _open(self) -> Database:
+        with self._lock:
+            if self._database is None:
+                if self._file is not None and not self._file.exists():
+                    raise DatabaseUnavailableError(
+                        f"There is no SQLite database {self._file} yet.",
+                        next_step="It comes with the first host or pipeline that writes to it.",
+                    )
+                self._database = Database.open(self._url, lock_wait_s=_LOCK_WAIT_S)
+            return self._database

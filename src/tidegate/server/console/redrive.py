@@ -1,0 +1,237 @@
+"""A redrive as a process of its own: ``tidegate dlq redrive``, so that users' code never runs in the service.
+
+Secrets (the database's password, the service's key) reach it through its environment, never as arguments,
+which every user of the machine can read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import orjson
+
+from tidegate.console.backend.dead_letters import RedriveRequest
+from tidegate.console.backend.jobs import JobState, JobTable
+from tidegate.model.errors import TidegateError
+from tidegate.server.console.jobs import RunningJob
+from tidegate.server.ready import ReadyInformation
+from tidegate.transport.tasks import TaskOwner
+
+_OUTPUT_LINES_MAX: Final = 200
+_LINE_BYTES_MAX: Final = 1024 * 1024
+"""Longer lines of the process end the reading of it; the report has at most 2,000 reasons."""
+_REPORT_BYTES_MAX: Final = 16 * 1024 * 1024
+_ROWS_MAX: Final = 100
+_STOP_S: Final = 5.0
+"""How long the process gets to end by itself; its transactions make SIGKILL harmless."""
+_COUNTS: Final = (
+    "considered",
+    "redriven",
+    "rows",
+    "failed",
+    "waiting",
+    "lost",
+    "exhausted",
+    "taken_by_others",
+)
+
+
+class RedriveFailedError(TidegateError):
+    """The process of a redrive ended without a report."""
+
+
+class RedriveProcess:
+    """One run of the command."""
+
+    def __init__(self, database_url: str, ready: ReadyInformation, request: RedriveRequest) -> None:
+        self._database_url = database_url
+        self._ready = ready
+        self._request = request
+        self._output: deque[str] = deque(maxlen=_OUTPUT_LINES_MAX)
+
+    async def run(self, running: RunningJob) -> None:
+        """Run it to its end. Raises RedriveFailedError. Cancellation: the process is ended first."""
+        process = await asyncio.create_subprocess_exec(
+            *self._command(),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+            env=self._environment(),
+            limit=_LINE_BYTES_MAX,
+            # What ends the service by Ctrl-C does not reach it: the service ends it.
+            start_new_session=True,
+        )
+        try:
+            async with TaskOwner("redrive") as tasks:
+                told = tasks.start(self._follow(process, running), name="progress")
+                report = await _read(process)
+                await told
+                code = await process.wait()
+        finally:
+            await _end(process)
+            running.tell(output="\n".join(self._output))
+        self._tell_end(running, code, report)
+
+    def _command(self) -> Sequence[str]:
+        request, filter = self._request, self._request.filter
+        options: list[tuple[str, object]] = [
+            ("--pipeline", request.pipeline),
+            ("--max", request.maximum),
+            ("--attempts-max", request.attempts_max),
+            ("--actor", request.actor),
+            ("--hub", filter.event_hub),
+            ("--group", filter.consumer_group),
+            ("--partition", filter.partition_id),
+            ("--error-type", filter.error_type),
+            ("--reason", filter.reason),
+            ("--sequence-number", filter.sequence_number),
+            ("--failed-since", None if filter.failed_from is None else filter.failed_from.isoformat()),
+            ("--failed-until", None if filter.failed_until is None else filter.failed_until.isoformat()),
+        ]
+        command = [sys.executable, "-m", "tidegate.cli", "dlq", "redrive", "--json", "--progress"]
+        # One word each: a reason that begins with a dash is no option.
+        command += [f"{name}={value}" for name, value in options if value is not None]
+        if request.is_dry_run:
+            command.append("--dry-run")
+        if self._ready.connection_string_plain is None and self._ready.ca_file is not None:
+            command.append(f"--ca-file={self._ready.ca_file}")
+        return command
+
+    def _environment(self) -> Mapping[str, str]:
+        connection_string = self._ready.connection_string_plain or self._ready.connection_string
+        return os.environ | {
+            "TIDEGATE_DATABASE": self._database_url,
+            "TIDEGATE_CONNECTION_STRING": connection_string,
+        }
+
+    async def _follow(self, process: Process, running: RunningJob) -> None:
+        """Take the progress out of what the process writes for people, and keep the rest."""
+        assert process.stderr is not None
+        while True:
+            try:
+                line = await process.stderr.readline()
+            except ValueError:
+                continue  # a line beyond the limit, of which the beginning was dropped
+            if not line:
+                return
+            counts = _progress(line)
+            if counts is None:
+                self._output.append(line.decode(errors="replace").rstrip())
+                running.tell(output="\n".join(self._output))
+                continue
+            total = counts.pop("total", None)
+            running.tell(done=counts.get("considered", 0), total=total, counts=counts)
+
+    def _tell_end(self, running: RunningJob, code: int, report: bytes) -> None:
+        try:
+            found = orjson.loads(report) if report else None
+        except orjson.JSONDecodeError:
+            found = None
+        said = self._output[-1] if self._output else ""
+        if not isinstance(found, dict):
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            raise RedriveFailedError(
+                f"The redrive ended with {how} and no report. {said}".rstrip(),
+                next_step="What it wrote is below; batches that it had committed stay.",
+            )
+        counts = {name: found[name] for name in _COUNTS if isinstance(found.get(name), int)}
+        running.tell(
+            state=JobState.DONE if code == 0 else JobState.INCOMPLETE,
+            done=counts.get("considered", running.job.done),
+            total=counts.get("considered", running.job.total),
+            counts=counts,
+            tables=[table for table in _tables(found) if table.rows],
+            message="" if code == 0 else said,
+            follow_up=self._follow_up() if self._request.is_dry_run else {},
+        )
+
+    def _follow_up(self) -> Mapping[str, str]:
+        request, filter = self._request, self._request.filter
+        fields: dict[str, object] = {
+            "pipeline": request.pipeline,
+            "maximum": request.maximum,
+            "attempts_max": request.attempts_max,
+            "hub": filter.event_hub,
+            "group": filter.consumer_group,
+            "partition": filter.partition_id,
+            "error_type": filter.error_type,
+            "reason": filter.reason,
+            "number": filter.sequence_number,
+            "from": None if filter.failed_from is None else filter.failed_from.isoformat(),
+            "until": None if filter.failed_until is None else filter.failed_until.isoformat(),
+        }
+        return {name: str(value) for name, value in fields.items() if value is not None}
+
+
+def _progress(line: bytes) -> dict[str, int] | None:
+    if not line.startswith(b'{"progress"'):
+        return None
+    try:
+        found = orjson.loads(line)["progress"]
+        return {str(name): int(value) for name, value in found.items()}
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _tables(report: Mapping[str, object]) -> list[JobTable]:
+    failures = ("error_type", "reason", "count", "partition", "sequence_number")
+    reasons = ("error_type", "reason", "considered", "redriven", "failed", "waiting")
+    return [
+        JobTable(
+            "Why they failed again",
+            ("Error", "Reason", "Dead letters", "First: partition", "First: number"),
+            _rows(report.get("failures"), failures),
+        ),
+        JobTable(
+            "By the reason they had before",
+            ("Error", "Reason", "Considered", "Redriven", "Failed", "Waiting"),
+            _rows(report.get("by_reason"), reasons),
+        ),
+    ]
+
+
+def _rows(found: object, names: Sequence[str]) -> list[tuple[object, ...]]:
+    if not isinstance(found, list):
+        return []
+    return [tuple(each.get(name) for name in names) for each in found[:_ROWS_MAX] if isinstance(each, dict)]
+
+
+async def _read(process: Process) -> bytes:
+    assert process.stdout is not None
+    pieces: list[bytes] = []
+    size = 0
+    while piece := await process.stdout.read(64 * 1024):
+        size += len(piece)
+        if size <= _REPORT_BYTES_MAX:
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+async def _end(process: Process) -> None:
+    """End the process and what it started: SIGTERM, and SIGKILL where that does not do."""
+    if process.returncode is not None:
+        return
+    _signal(process, signal.SIGTERM)
+    try:
+        async with asyncio.timeout(_STOP_S):
+            await process.wait()
+    except TimeoutError:
+        pass
+    finally:
+        if process.returncode is None:
+            _signal(process, signal.SIGKILL)
+            await process.wait()
+
+
+def _signal(process: Process, number: signal.Signals) -> None:
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return

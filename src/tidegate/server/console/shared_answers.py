@@ -1,0 +1,86 @@
+"""Answers that take long: worked out once for all who ask for the same, and kept for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Hashable
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+from tidegate.model.clock import Clock
+from tidegate.model.errors import TidegateError
+from tidegate.transport.tasks import TaskOwner
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+_ANSWERS_MAX: Final = 64
+"""Answers kept; the one asked for least lately goes first."""
+_WORK_SHARE: Final = 10
+"""An answer is kept for so many times as long as it took: a page that somebody leaves open costs a tenth of a
+core at most."""
+
+
+@dataclass(slots=True)
+class _Answer(Generic[T]):
+    task: asyncio.Task[T | TidegateError]
+    started_s: float
+    ended_s: float | None = None
+
+    def is_kept(self, now_s: float, kept_s: float) -> bool:
+        if self.ended_s is None:
+            return True
+        if self.task.cancelled() or self.task.exception() or isinstance(self.task.result(), TidegateError):
+            return False
+        return now_s - self.ended_s < max(kept_s, _WORK_SHARE * (self.ended_s - self.started_s))
+
+
+class SharedAnswers(Generic[K, T]):
+    """Answers by key. Used on the event loop."""
+
+    def __init__(self, clock: Clock, *, kept_s: float) -> None:
+        """kept_s: for how long an answer serves at least."""
+        self._clock = clock
+        self._kept_s = kept_s
+        self._tasks = TaskOwner("console answers")
+        self._answers: OrderedDict[K, _Answer[T]] = OrderedDict()
+
+    async def ask(self, key: K, work: Callable[[], Coroutine[Any, Any, T]], *, at_most_s: float) -> T | None:
+        """The answer, worked out by ``work`` unless one is kept; None: it is not there after ``at_most_s``
+        seconds, and will be. Raises what the work raised; that is kept for nobody.
+        """
+        now_s = self._clock.monotonic()
+        answer = self._answers.get(key)
+        if answer is None or not answer.is_kept(now_s, self._kept_s):
+            answer = self._answers[key] = _Answer(self._tasks.start(_told(work()), name="answer"), now_s)
+            answer.task.add_done_callback(lambda _, ended=answer: self._note_end(ended))  # type: ignore[misc]
+        self._answers.move_to_end(key)
+        while len(self._answers) > _ANSWERS_MAX:
+            self._answers.popitem(last=False)
+        done, _ = await asyncio.wait([answer.task], timeout=at_most_s)
+        if not done:
+            return None
+        result = answer.task.result()
+        if isinstance(result, TidegateError):
+            raise result
+        return result
+
+    def forget(self) -> None:
+        """Keep none of what is known: it has changed."""
+        self._answers.clear()
+
+    async def close(self) -> None:
+        """End what is being worked out."""
+        await self._tasks.close()
+
+    def _note_end(self, answer: _Answer[T]) -> None:
+        answer.ended_s = self._clock.monotonic()
+
+
+async def _told(work: Coroutine[Any, Any, T]) -> T | TidegateError:
+    """An error that is on purpose is told to whoever asked, and is no failure of the task."""
+    try:
+        return await work
+    except TidegateError as error:
+        return error
