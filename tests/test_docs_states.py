@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.docs_support import ROOT
+from tests.sql.support import CONSUMER, PIPELINE, LogOfEvents, event_with
 
 from tidegate.amqp import states
 from tidegate.cli.reference_diagrams import draw_machine
 from tidegate.cli.reference_states import MACHINES, STATES, Machine, Step, machine
+from tidegate.model.events import ReceivedEvent
 from tidegate.model.pipeline_status import PipelineState
+from tidegate.processor import ProcessorCheckpoint
+from tidegate.sql import (
+    Database,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetters,
+    DeadLetterStatus,
+    move_checkpoint,
+    process_partition_batch,
+)
 
 _IDS = [each.name for each in MACHINES]
 _SVG = "{http://www.w3.org/2000/svg}"
@@ -38,6 +51,59 @@ def _label(name: str) -> str:
 def test_every_state_of_the_code_is_drawn(name: str) -> None:
     """A state that the code gets has to be put into the picture."""
     assert set(machine(name).states) == {state.value for state in STATES[name]}
+
+
+def test_dead_letters_take_the_steps_that_are_drawn(tmp_path: Path) -> None:
+    """From each status, all that can be done to a dead letter, for real: what is seen is what is drawn."""
+    seen: set[tuple[str, str]] = set()
+    with Database.open(f"sqlite:///{tmp_path / 'letters.db'}") as database:
+        database.ensure_table(PIPELINE.table)
+        for number, start in enumerate(DeadLetterStatus):
+            for offset, act in enumerate((_redrive_in_vain, _redrive, _discard, _process_again)):
+                event = event_with({"delay": None}, 10 * number + offset)
+                _process_again(database, event)
+                {"open": lambda *_: None, "redriven": _redrive, "discarded": _discard}[start](database, event)
+                assert _status(database, event) == start
+                attempts = _letter(database, event).attempts
+                act(database, event)
+                if _status(database, event) != start or _letter(database, event).attempts != attempts:
+                    seen.add((start, _status(database, event)))
+    assert seen == {(step.start, step.end) for step in machine("dead-letter").steps}
+
+
+def _letter(database: Database, event: ReceivedEvent) -> DeadLetter:
+    return DeadLetters(database).show(CONSUMER, event.partition_id, event.sequence_number)
+
+
+def _status(database: Database, event: ReceivedEvent) -> str:
+    return _letter(database, event).status.value
+
+
+def _only(event: ReceivedEvent) -> DeadLetterFilter:
+    return DeadLetterFilter(sequence_numbers=(event.sequence_number,))
+
+
+def _redrive_in_vain(database: Database, event: ReceivedEvent) -> None:
+    DeadLetters(database).redrive(PIPELINE, LogOfEvents([event]), filter=_only(event))
+
+
+def _redrive(database: Database, event: ReceivedEvent) -> None:
+    corrected = replace(PIPELINE, handler=lambda _: None)
+    DeadLetters(database).redrive(corrected, LogOfEvents([event]), filter=_only(event))
+
+
+def _discard(database: Database, event: ReceivedEvent) -> None:
+    DeadLetters(database).discard(_only(event), reason="a test")
+
+
+def _process_again(database: Database, event: ReceivedEvent) -> None:
+    """Process the event, with its checkpoint set back to it where it was processed before."""
+    before = ProcessorCheckpoint(event.partition_id, sequence_number=event.sequence_number - 1)
+    move_checkpoint(database, CONSUMER, before, is_rewind_allowed=True)
+    number = event.sequence_number
+    process_partition_batch(
+        database, PIPELINE, "0", [event], start_sequence_number=number, until_sequence_number=number + 1
+    )
 
 
 def test_a_pipeline_that_is_over_stays_so() -> None:
