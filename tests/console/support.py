@@ -139,7 +139,7 @@ def assert_accessible(page: Page) -> None:
         missing(
             "NOT TESTED FOR ACCESSIBILITY: axe-core is not installed. Install Node.js and run `make npm`."
         )
-    for scheme, size in (("light", WIDE), ("dark", WIDE), ("light", NARROW), ("dark", NARROW)):
+    for scheme, size in (("light", WIDE), ("dark", WIDE), ("light", NARROW)):
         page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
         page.set_viewport_size({"width": size["width"], "height": size["height"]})
         where = f"{page.url} {scheme} {size['width']}px"
