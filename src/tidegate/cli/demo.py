@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidegate.cli.demo_home_security import home_security
-from tidegate.cli.demo_support import print_table, tell, termination_unwinds
+from tidegate.cli.demo_support import (
+    KeepServing,
+    check,
+    print_table,
+    tell,
+    termination_unwinds,
+    wait_for_interrupt,
+)
 from tidegate.cli.installed import check_installed
 from tidegate.cli.options import DATABASE_VARIABLE, with_output
 from tidegate.cli.render import Output, OutputFormat
@@ -50,8 +57,9 @@ def flights(
     events_per_trigger: Annotated[
         int, typer.Option(min=1, metavar="N", help="Events of one micro-batch at most.")
     ] = 48_000,
+    keep_serving: KeepServing = False,
 ) -> None:
-    """Send 336,776 real flights through the log and Spark into SQL, with one crash, exactly once.
+    """Send 336,776 flights through Spark into SQL, exactly once.
 
     It starts a service, publishes every flight that left New York City in 2013, runs a Spark pipeline over
     them into SQL, kills that once with SIGKILL in mid-batch, starts it again, and checks every figure to
@@ -60,6 +68,7 @@ def flights(
     \b
     Examples:
       tidegate demo flights
+      tidegate demo flights --keep-serving
       tidegate demo flights --data-dir ./flights --database postgresql://user@host/name --json
     """
     from tidegate.cli.demo_screen import DemoScreen
@@ -72,9 +81,16 @@ def flights(
         events_per_trigger=events_per_trigger,
         flights_max=flights_max,
     )
+
+    def show(report: FlightsReport) -> None:
+        screen.close()
+        tell(output, report, summary=_summary, draw=_print_report)
+        if keep_serving:
+            wait_for_interrupt(screen.note)
+
     with termination_unwinds(), DemoScreen() as screen:
-        report = run_flights_demo(wanted, screen)
-    tell(output, report, summary=_summary, draw=_print_report)
+        report = run_flights_demo(wanted, screen, show)
+    check(report)
 
 
 def _summary(report: FlightsReport) -> dict[str, object]:

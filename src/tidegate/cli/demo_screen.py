@@ -44,12 +44,17 @@ class DemoScreen:
         traceback: TracebackType | None,
     ) -> None:
         if error is None:
-            self._finish_step()
+            self.close()
         self._progress.stop()
         if isinstance(error, KeyboardInterrupt):
             self.note(
                 "Interrupted. Nothing runs any more; with the same --data-dir the demo goes on from here."
             )
+
+    def close(self) -> None:
+        """The last step is done: nothing is drawn any more; harmless twice."""
+        self._finish_step()
+        self._progress.stop()
 
     def step(self, title: str) -> None:
         """A new step begins; the one before it is done."""

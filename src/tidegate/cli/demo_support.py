@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 import typer
 
@@ -43,13 +45,30 @@ R = TypeVar("R", bound=Report)
 def tell(
     output: Output, report: R, *, summary: Callable[[R], Record], draw: Callable[[Output, R], None]
 ) -> None:
-    """Show a report as one JSON object or as tables. Raises CheckFailedError where figures do not hold."""
+    """Show a report as one JSON object or as tables."""
     if output.format is OutputFormat.JSON:
         output.record(summary(report))
     else:
         draw(output, report)
+
+
+def check(report: Report) -> None:
+    """Raise CheckFailedError where figures do not hold."""
     if report.failures:
         raise CheckFailedError("The figures do not hold: " + "; ".join(report.failures) + ".")
+
+
+KeepServing = Annotated[
+    bool,
+    typer.Option("--keep-serving", help="Leave service and console up at the end, until Ctrl-C."),
+]
+
+
+def wait_for_interrupt(note: Callable[[str], None]) -> None:
+    """Return on Ctrl-C."""
+    note("The service is left up, to be looked at. Ctrl-C ends it.")
+    with contextlib.suppress(KeyboardInterrupt):
+        threading.Event().wait()
 
 
 def print_table(output: Output, title: str, records: Sequence[Record]) -> None:

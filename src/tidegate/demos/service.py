@@ -1,4 +1,4 @@
-"""The demo's service: ``tidegate serve`` as a process of its own, on a free port of loopback."""
+"""The demo's service: ``tidegate serve`` with its console as a process, on free ports of loopback."""
 
 from __future__ import annotations
 
@@ -6,33 +6,64 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
+from tidegate.demos.observer import DemoObserver
 from tidegate.demos.processes import ChildSession
 from tidegate.model.errors import OperationTimeoutError
+from tidegate.server.emulator_config import EMULATOR_KEY
 from tidegate.server.ready import ReadyInformation
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
+STATE_VARIABLE: Final = "TIDEGATE_STATE_DIR"
+"""Where the demo's pipeline reports, and its console looks."""
 _POLL_S = 0.02
 
 
-@contextmanager
-def running_service(data_dir: Path, files_dir: Path) -> Iterator[ReadyInformation]:
-    """Run the service over ``data_dir``, and stop it at the end.
+@dataclass(frozen=True, slots=True)
+class ConsoleOptions:
+    """What the console of a demo's service is given."""
 
-    files_dir: where its log and its ready file go. The user's profile is left alone.
+    database_url: str = field(repr=False)
+    redrive_pipelines: tuple[str, ...] = ()
+    home_summaries: str | None = None
+
+
+@contextmanager
+def running_service(
+    data_dir: Path, files_dir: Path, console: ConsoleOptions, observer: DemoObserver
+) -> Iterator[ReadyInformation]:
+    """Run the service over ``data_dir``, tell where it is, and stop it at the end.
+
+    files_dir: where its log, its ready file and the pipelines' status go. The user's profile is left alone.
+    A new data directory gets the development key, so that the console lets in who is on this machine.
     Raises ChildFailedError where it does not start (e.g. the directory is in use), with what it said.
     """
     ready_file = files_dir / "ready.json"
     ready_file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "tidegate.cli", "serve", "--data-dir", str(data_dir)]
-    command += ["--amqp-port", "0", "--ready-file", str(ready_file)]
+    command += ["--amqp-port", "0", "--http-port", "0", "--ready-file", str(ready_file)]
+    for name in console.redrive_pipelines:
+        command += ["--redrive-pipeline", name]
+    if console.home_summaries is not None:
+        command += ["--home-summaries", console.home_summaries]
+    # Secrets not on the command line, which everybody on the machine can read.
+    environment = {
+        "TIDEGATE_CONFIG_DIR": str(files_dir),
+        "TIDEGATE_DATABASE": console.database_url,
+        STATE_VARIABLE: str(files_dir),
+    }
+    if not (data_dir / "catalog.json").exists():
+        environment["TIDEGATE_ROOT_KEY"] = EMULATOR_KEY
     log_file = files_dir / "service.log"
-    with ChildSession(
-        "service", command, log_file=log_file, environment={"TIDEGATE_CONFIG_DIR": str(files_dir)}
-    ) as child:
-        yield _wait_until_ready(child, ready_file)
+    with ChildSession("service", command, log_file=log_file, environment=environment) as child:
+        ready = _wait_until_ready(child, ready_file)
+        observer.note(f"The service listens on {ready.amqp}; its data lies in {data_dir}.")
+        observer.note(f"Watch it in a browser: {ready.console}")
+        yield ready
         child.terminate(timeout_s=STOP_TIMEOUT_S)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -31,13 +32,15 @@ from tidegate.demos.flights.results import dead_letters_by_partition, prepare_re
 from tidegate.demos.flights.scoring import flight_performance, pipeline
 from tidegate.demos.flights.spark_stage import PipelineRun, SparkStage
 from tidegate.demos.observer import DemoObserver
-from tidegate.demos.service import running_service
+from tidegate.demos.service import ConsoleOptions, running_service
 from tidegate.server.event_loop import new_event_loop
 from tidegate.server.ready import ReadyInformation
 from tidegate.sql import Database, DeadLetterFilter, DeadLetters, ReasonCount
 
 FILES_DIR_NAME = "demo-flights"
 """Where the demo's own files (logs of its children, Spark's journal) lie in the data directory."""
+CORRECTED_PIPELINE = "tidegate.demos.flights:corrected_pipeline"
+"""What the dead letters are redriven with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +112,14 @@ class FlightsReport:
         return tuple(failures)
 
 
-def run_flights_demo(demo: FlightsDemo, observer: DemoObserver) -> FlightsReport:
+def run_flights_demo(
+    demo: FlightsDemo,
+    observer: DemoObserver,
+    on_report: Callable[[FlightsReport], None] = lambda report: None,
+) -> FlightsReport:
     """Run the whole demo; returns what came of it, whether or not the figures hold.
 
+    on_report: called with that while the service still runs.
     Raises ChildFailedError where the service or the pipeline ended on its own, and what opening the database
     and publishing raise.
     Cancellation: an exception raised in this thread (KeyboardInterrupt) ends the children and comes through.
@@ -121,8 +129,11 @@ def run_flights_demo(demo: FlightsDemo, observer: DemoObserver) -> FlightsReport
     files_dir.mkdir(mode=0o700, exist_ok=True)
     url = demo.database_url or f"sqlite:///{data_dir / 'flights.db'}"
     observer.step("Starting the service")
-    with Database.open(url) as database, running_service(data_dir, files_dir) as ready:
-        observer.note(f"The service listens on {ready.amqp}; its data lies in {data_dir}.")
+    console = ConsoleOptions(url, redrive_pipelines=(CORRECTED_PIPELINE,))
+    with (
+        Database.open(url) as database,
+        running_service(data_dir, files_dir, console, observer) as ready,
+    ):
         observer.step("Reading the flights")
         flights = list(islice(read_flights(), demo.flights_max))
         observer.step("Publishing")
@@ -141,7 +152,9 @@ def run_flights_demo(demo: FlightsDemo, observer: DemoObserver) -> FlightsReport
         )
         run = stage.run(publication.events_by_partition)
         observer.step("Checking every figure")
-        return _make_report(demo, data_dir, database, publication, run)
+        made = _make_report(demo, data_dir, database, publication, run)
+        on_report(made)
+        return made
 
 
 def _make_data_dir(data_dir: Path | None) -> Path:

@@ -13,7 +13,10 @@ from pathlib import Path
 
 from tidegate.demos.flights.scoring import pipeline
 from tidegate.demos.flights.spark_stage import CONNECTION_STRING_VARIABLE, DATABASE_VARIABLE
+from tidegate.demos.reporting import reported
+from tidegate.model.pipeline_status import PipelineState
 from tidegate.spark import Trigger, explain, run_pipeline, spark_session
+from tidegate.sql import ConsumerKey
 
 TRANSACTIONS_PER_BATCH = 12
 """About three per hub partition: so that most of a micro-batch's time is between its first commit and its
@@ -27,20 +30,32 @@ def main() -> int:
     parser.add_argument("--started-file", type=Path, required=True, help="made when the query has begun")
     parser.add_argument("--events-per-trigger", type=int, required=True)
     arguments = parser.parse_args()
+    connection_string, database_url = os.environ[CONNECTION_STRING_VARIABLE], os.environ[DATABASE_VARIABLE]
     spark = spark_session("tidegate demo flights")
     try:
-        query = run_pipeline(
+        with reported(
             spark,
-            pipeline,
-            connection_string=os.environ[CONNECTION_STRING_VARIABLE],
-            database_url=os.environ[DATABASE_VARIABLE],
-            checkpoint_location=arguments.checkpoint_dir,
-            trigger=Trigger(is_available_now=True),
-            max_events_per_trigger=arguments.events_per_trigger,
-            transaction_rows_max=max(1, arguments.events_per_trigger // TRANSACTIONS_PER_BATCH),
-        )
-        arguments.started_file.touch()
-        query.awaitTermination()
+            pipeline.name,
+            ConsumerKey(pipeline.event_hub, pipeline.consumer_group),
+            connection_string=connection_string,
+            database_url=database_url,
+            sink="sql",
+            target=pipeline.table.name,
+            checkpoint=str(arguments.checkpoint_dir),
+        ) as reporter:
+            query = run_pipeline(
+                spark,
+                pipeline,
+                connection_string=connection_string,
+                database_url=database_url,
+                checkpoint_location=arguments.checkpoint_dir,
+                trigger=Trigger(is_available_now=True),
+                max_events_per_trigger=arguments.events_per_trigger,
+                transaction_rows_max=max(1, arguments.events_per_trigger // TRANSACTIONS_PER_BATCH),
+            )
+            reporter.report_state(PipelineState.RUNNING)
+            arguments.started_file.touch()
+            query.awaitTermination()
     except Exception as error:  # whatever ends a query: the log gets one sentence instead of Java's pages
         sys.stderr.write(f"{explain(error)}\n")
         return 1

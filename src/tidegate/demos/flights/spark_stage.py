@@ -13,6 +13,7 @@ from tidegate.demos.flights.crash import MidBatch, find_mid_batch
 from tidegate.demos.flights.results import processed_events
 from tidegate.demos.observer import DemoObserver
 from tidegate.demos.processes import ChildSession
+from tidegate.demos.service import STATE_VARIABLE
 from tidegate.model.errors import DatabaseUnavailableError
 from tidegate.sql import Database
 
@@ -47,7 +48,11 @@ class SparkStage:
         observer: DemoObserver,
     ) -> None:
         """database_url: with its password, for the driver."""
-        self._environment = {CONNECTION_STRING_VARIABLE: connection_string, DATABASE_VARIABLE: database_url}
+        self._environment = {
+            CONNECTION_STRING_VARIABLE: connection_string,
+            DATABASE_VARIABLE: database_url,
+            STATE_VARIABLE: str(files_dir),
+        }
         self._database = database
         self._files_dir = files_dir
         self._events_per_trigger = events_per_trigger

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,20 @@ from sqlalchemy import make_url
 from tidegate.client import EventHubAdministrator
 from tidegate.demos.home_security.check import count_by, failures_of, prepare_database, read_tables
 from tidegate.demos.home_security.generator import GeneratorPlan
-from tidegate.demos.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB, PARTITION_COUNT
+from tidegate.demos.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB, PARTITION_COUNT, home_name
 from tidegate.demos.home_security.stage import Crash, LiveStage, StageRun
 from tidegate.demos.home_security.status import CONNECTION_STRING_VARIABLE, DATABASE_VARIABLE
 from tidegate.demos.home_security.summaries import SummaryStore
 from tidegate.demos.home_security.verify import recompute
 from tidegate.demos.observer import DemoObserver
-from tidegate.demos.service import running_service
+from tidegate.demos.service import STATE_VARIABLE, ConsoleOptions, running_service
 from tidegate.model.errors import AlreadyExistsError
 from tidegate.sql import Database
 
 FILES_DIR_NAME = "demo-home-security"
 """Where the demo's own files (logs of its children, Spark's checkpoint) lie in the data directory."""
+HOME_SHOWN = 42
+"""Number of the home whose page people are told of."""
 PARTITIONS_APART_S = 3.0
 """How far partitions may be apart in real time before an alarm's timer could fire too early."""
 
@@ -91,9 +93,14 @@ class HomeSecurityReport:
     """What does not hold, one sentence each; empty: every figure holds."""
 
 
-def run_home_security_demo(demo: HomeSecurityDemo, observer: DemoObserver) -> HomeSecurityReport:
+def run_home_security_demo(
+    demo: HomeSecurityDemo,
+    observer: DemoObserver,
+    on_report: Callable[[HomeSecurityReport], None] = lambda report: None,
+) -> HomeSecurityReport:
     """Run the whole demo; returns what came of it, whether or not the figures hold.
 
+    on_report: called with that while the service still runs.
     Raises AlreadyExistsError where the data directory holds an earlier run, ChildFailedError where a child
     ended on its own, and what opening the database raises.
     Cancellation: the first KeyboardInterrupt ends the generator only, and the figures so far are checked; a
@@ -105,14 +112,25 @@ def run_home_security_demo(demo: HomeSecurityDemo, observer: DemoObserver) -> Ho
     url = demo.database_url or f"sqlite:///{data_dir / 'homes.db'}"
     summaries_url = demo.summaries_url or str(data_dir / "summaries")
     observer.step("Starting the service")
-    with Database.open(url) as database, running_service(data_dir, files_dir) as ready:
-        observer.note(f"The service listens on {ready.amqp}; its data lies in {data_dir}.")
+    console = ConsoleOptions(url, home_summaries=summaries_url)
+    with (
+        Database.open(url) as database,
+        running_service(data_dir, files_dir, console, observer) as ready,
+    ):
+        home = home_name(min(HOME_SHOWN, demo.plan.homes - 1))
+        observer.note(
+            f"What the resident of one home sees, once it was heard of: {ready.console}homes/{home}"
+        )
         asyncio.run(_create_hub(ready.connection_string))
         if prepare_database(database):
             observer.note("The database held the results of an earlier run: cleared.")
         observer.step(f"Watching {demo.plan.homes:,} homes for {demo.duration_s:.0f} s")
         stage = LiveStage(
-            environment={CONNECTION_STRING_VARIABLE: ready.connection_string, DATABASE_VARIABLE: url},
+            environment={
+                CONNECTION_STRING_VARIABLE: ready.connection_string,
+                DATABASE_VARIABLE: url,
+                STATE_VARIABLE: str(files_dir),
+            },
             database=database,
             files_dir=files_dir,
             plan=demo.plan,
@@ -123,7 +141,9 @@ def run_home_security_demo(demo: HomeSecurityDemo, observer: DemoObserver) -> Ho
         )
         run = stage.run()
         observer.step("Recomputing every figure from the log")
-        return _report(demo, data_dir, database, ready.connection_string, summaries_url, run)
+        made = _report(demo, data_dir, database, ready.connection_string, summaries_url, run)
+        on_report(made)
+        return made
 
 
 def _make_data_dir(data_dir: Path | None) -> Path:

@@ -1,0 +1,73 @@
+"""A demo's Spark driver reports as ``tidegate pipeline run`` does, so that the console shows its pipeline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from pyspark.sql import SparkSession
+
+from tidegate.model.connection_string import ConnectionString
+from tidegate.model.pipeline_status import PipelineState, PipelineStatus
+from tidegate.spark import explain
+from tidegate.spark.progress import listening
+from tidegate.spark.progress_report import PipelineReporter
+from tidegate.sql import ConsumerKey, Database, DeadLetterFilter, DeadLetters
+from tidegate.transport.clock import SystemClock
+from tidegate.transport.status_files import PipelineFiles, this_process
+
+_LAST_WORD_S = 5.0
+
+
+@contextmanager
+def reported(
+    spark: SparkSession,
+    name: str,
+    consumer: ConsumerKey,
+    *,
+    connection_string: str,
+    database_url: str,
+    sink: str,
+    target: str,
+    checkpoint: str,
+) -> Iterator[PipelineReporter]:
+    """Report the query ``name`` while this is open: enter it before the query starts, and tell the reporter
+    when it runs. Its end is told here, with the error that ended it.
+
+    The status goes to the user's state directory, or that in ``TIDEGATE_STATE_DIR``.
+    """
+    now = SystemClock().now_utc()
+    first = PipelineStatus(
+        name=name,
+        state=PipelineState.STARTING,
+        process=this_process(),
+        event_hub=consumer.event_hub,
+        consumer_group=consumer.consumer_group,
+        namespace=ConnectionString.parse(connection_string).host,
+        sink=sink,
+        target=target,
+        checkpoint=checkpoint,
+        started_at=now,
+        updated_at=now,
+    )
+    chosen = DeadLetterFilter(event_hub=consumer.event_hub, consumer_group=consumer.consumer_group)
+    with ExitStack() as stack:
+        letters = DeadLetters(stack.enter_context(Database.open(database_url)))
+        reporter = stack.enter_context(
+            PipelineReporter(
+                first,
+                clock=SystemClock(),
+                write=PipelineFiles.of_user(os.environ).write,
+                count_dead_letters=lambda: letters.count(chosen),
+            )
+        )
+        listener = stack.enter_context(listening(spark, name, reporter))
+        try:
+            yield reporter
+        except Exception as error:
+            reporter.report_state(PipelineState.FAILED, error=explain(error))
+            raise
+        # Spark tells of the last micro-batch, and then of the end, some time after both.
+        listener.is_over.wait(_LAST_WORD_S)
+        reporter.report_state(PipelineState.ENDED)
