@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 from tests.cli.support import run_tidegate
+from typer.testing import CliRunner
 
 from tidegate import __version__
 from tidegate.cli.app import app
@@ -93,6 +94,47 @@ def test_help_imports_nothing_heavy() -> None:
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout.splitlines()[-1] == "loaded: []"
+
+
+def test_the_help_is_a_table_of_contents() -> None:
+    """Every command is under one heading, with one whole sentence on its line; so is each group's."""
+    shown = run_tidegate("--help", environment={"COLUMNS": "80"}).out
+    sections = shown.partition("Show this message and exit.\n")[2].split("Exit codes:")[0]
+    lines = [line for line in sections.splitlines() if line.strip()]
+    headings = [line for line in lines if not line.startswith(" ")]
+    assert len(headings) > 3
+    assert all(heading.endswith(":") for heading in headings)
+    names = [line.split()[0] for line in lines if line.startswith(" ")]
+    assert len(names) == len(set(names))
+    assert set(names) == {name.partition(" ")[0] for name in COMMANDS}
+    groups = sorted({name.partition(" ")[0] for name in COMMANDS if " " in name})
+    for text in (shown, *(help_of(group) for group in groups)):
+        listed = text.partition("message and exit.")[2]
+        assert "..." not in listed
+        assert not [line for line in listed.splitlines() if line.startswith("     ")]
+
+
+def help_of(group: str) -> str:
+    """A group's help, made in this process."""
+    return CliRunner().invoke(app, [group, "--help"], prog_name="tidegate", env={"COLUMNS": "80"}).output
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_who_takes_a_connection_string_takes_a_profile(name: str) -> None:
+    """A service is named in one way everywhere."""
+    options = {option for parameter in COMMANDS[name].params for option in parameter.opts}
+    assert ("--profile" in options) == ("--connection-string" in options and name != "profile save")
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_who_shows_results_shows_them_in_every_format(name: str) -> None:
+    """All of --table --json --nl --csv, or none; what is no list of records has two of them."""
+    options = {option for parameter in COMMANDS[name].params for option in parameter.opts}
+    found = options & {"--table", "--json", "--nl", "--csv"}
+    few = {"pipeline stop", "demo flights", "demo home-security"}
+    assert found in (
+        ({"--table", "--json"},) if name in few else (set(), {"--table", "--json", "--nl", "--csv"})
+    )
 
 
 def test_no_arguments_shows_help(tmp_path: Path) -> None:

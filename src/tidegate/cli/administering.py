@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
-
-import typer
+from typing import TYPE_CHECKING, TypeVar
 
 from tidegate.cli.connection import ServiceConnection, impatient_namespace, resolve_connection
 from tidegate.model.connection_string import ConnectionString
@@ -17,8 +15,6 @@ if TYPE_CHECKING:
     from tidegate.client import EventHubAdministrator
 
 T = TypeVar("T")
-
-HubArgument = Annotated[str, typer.Argument(metavar="HUB", help="The event hub.")]
 
 OFF = "off"
 """Said in place of a number, to take a limit away."""

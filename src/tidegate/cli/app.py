@@ -11,6 +11,7 @@ from tidegate.cli.audit import audit
 from tidegate.cli.capture import capture_app
 from tidegate.cli.check import check
 from tidegate.cli.checkpoint import checkpoint_app
+from tidegate.cli.completion import completion, prepare_completion
 from tidegate.cli.demo import demo_app
 from tidegate.cli.dlq import dlq_app
 from tidegate.cli.exit_codes import ExitCode, exit_code_of
@@ -18,9 +19,10 @@ from tidegate.cli.group import group_app
 from tidegate.cli.hub import hub_app
 from tidegate.cli.lag import lag
 from tidegate.cli.lease import lease_app
-from tidegate.cli.options import with_output
+from tidegate.cli.options import with_output, with_profile
 from tidegate.cli.pipeline import pipeline_app
 from tidegate.cli.policy import policy_app
+from tidegate.cli.profile import profile_app
 from tidegate.cli.publisher import publisher_app
 from tidegate.cli.receive import receive
 from tidegate.cli.render import Output
@@ -29,6 +31,7 @@ from tidegate.cli.serve import serve
 from tidegate.cli.spark import spark_app
 from tidegate.cli.throughput import throughput_app
 from tidegate.cli.tier import tier_app
+from tidegate.cli.tree import ContentsGroup, change_commands
 from tidegate.model.errors import TidegateError
 
 EXIT_CODE_HELP = "; ".join(
@@ -38,12 +41,25 @@ EXIT_CODE_HELP = "; ".join(
         f"{ExitCode.USAGE} the words are off",
         f"{ExitCode.UNREACHABLE} it could not reach the service or was not let in",
         f"{ExitCode.CHECK_FAILED} a check found something wrong",
-        "128 + N ended by signal N",
+        "128 + N ended by signal N (130: Ctrl-C; 141: nobody reads its output any more)",
     )
 )
 
+
+class _Contents(ContentsGroup):
+    sections = (
+        ("The service", ("serve", "check", "demo")),
+        ("Event hubs and their events", ("hub", "group", "capture", "send", "receive")),
+        ("Who may, and how much", ("policy", "publisher", "throughput", "tier")),
+        ("Consumers", ("lag", "lease", "checkpoint")),
+        ("Pipelines into SQL", ("pipeline", "dlq", "audit", "spark")),
+        ("This command line", ("profile", "completion", "version")),
+    )
+
+
 app = typer.Typer(
     name="tidegate",
+    cls=_Contents,
     help="Tidegate: a self-hosted Event Hubs, and exactly-once Spark pipelines on top of it.",
     epilog=f"Exit codes: {EXIT_CODE_HELP}.",
     no_args_is_help=True,
@@ -105,10 +121,14 @@ app.add_typer(spark_app, name="spark")
 app.add_typer(demo_app, name="demo")
 app.command()(check)
 app.command()(audit)
+app.add_typer(profile_app, name="profile")
+app.command()(completion)
+change_commands(app, with_profile)
 
 
 def run() -> None:
     """Run the command line; leaves the process with an ``ExitCode``."""
+    prepare_completion()
     try:
         app(prog_name="tidegate")
     except TidegateError as error:

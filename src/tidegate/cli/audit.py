@@ -10,7 +10,13 @@ import typer
 
 from tidegate.cli.connection import FIRST_CONTACT_TIMEOUT_S, ServiceConnection, resolve_connection
 from tidegate.cli.exit_codes import CheckFailedError
-from tidegate.cli.options import CaFileOption, ConnectionStringOption, DatabaseOption, with_output
+from tidegate.cli.options import (
+    CaFileOption,
+    ConnectionStringOption,
+    DatabaseOption,
+    HubArgument,
+    with_output,
+)
 from tidegate.cli.render import Output, OutputFormat
 from tidegate.cli.stores import open_database
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
@@ -41,7 +47,7 @@ _FINDING_COLUMNS = ("partition", "kind", "from", "until", "events")
 @with_output(OutputFormat.JSON, OutputFormat.NL, OutputFormat.CSV)
 def audit(
     output: Output,
-    hub: Annotated[str, typer.Argument(metavar="HUB", help="The event hub.")],
+    hub: HubArgument,
     table: Annotated[
         str,
         typer.Option(
@@ -82,7 +88,7 @@ def audit(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Compare a table, row by row, with the log, the checkpoints and the dead letters.
+    """Compare a table with log, checkpoints and dead letters.
 
     Every event before the checkpoint must have one row, or an open or discarded dead letter. Named are, per
     partition, as half-open ranges of sequence numbers: gaps (neither), duplicates (more than one row), rows

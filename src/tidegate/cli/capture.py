@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.administering import HubArgument, administer
-from tidegate.cli.options import CaFileOption, ConnectionStringOption, with_output
+from tidegate.cli.administering import administer
+from tidegate.cli.options import CaFileOption, ConnectionStringOption, HubArgument, with_output
 from tidegate.cli.render import Output
 from tidegate.model.capture import NAME_FORMAT_DEFAULT, CaptureSettings
 from tidegate.model.limits import (
@@ -36,7 +36,7 @@ def show(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Show how an event hub is captured; where it is not, destination is empty.
+    """Show how an event hub is captured. Where it is not, destination is empty.
 
     \b
     Example:
@@ -89,7 +89,7 @@ def set_capture(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Have an event hub's events captured; replaces all its capture settings.
+    """Have an event hub's events captured. All its capture settings are replaced.
 
     Capture begins with the oldest event held, or goes on where it stopped.
 

@@ -33,7 +33,7 @@ def check(
         ),
     ] = False,
 ) -> None:
-    """Read the catalog and all logs of a data directory, and verify every checksum.
+    """Verify every checksum of a data directory: its catalog and logs.
 
     Each damage is listed with the half-open range of sequence numbers that it costs. Exit code 4 if there is
     damage and it was not repaired. A damaged catalog cannot be repaired: it comes back from a backup.

@@ -17,6 +17,7 @@ from tidegate.cli.options import (
     ConnectionStringOption,
     DatabaseOption,
     GroupsOption,
+    HubArgument,
     NamespaceOption,
     with_output,
 )
@@ -29,8 +30,6 @@ checkpoint_app = typer.Typer(help="Look at checkpoints, and move them.", no_args
 
 _LIST_COLUMNS = ("consumer_group", "partition", "checkpoint", "offset", "enqueued_time", "event_hub_created")
 _MOVE_COLUMNS = ("consumer_group", "partition", "before", "after", "events", "is_set")
-
-HubArgument = Annotated[str, typer.Argument(metavar="HUB", help="The event hub.")]
 
 
 class CheckpointNotMovedError(TidegateError):
@@ -133,7 +132,7 @@ def set_checkpoint(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Set where a consumer group goes on in some partitions, and say what that skips or repeats.
+    """Set where a group goes on, and say what that skips or repeats.
 
     before and after are the events that processing goes on with; events is how many are skipped, or, where
     it is negative, processed again. Going backwards needs --rewind: rows that exist already are then written

@@ -1,6 +1,7 @@
 """Where the service is, for every command that talks to one.
 
-Order: ``--connection-string``, then ``TIDEGATE_CONNECTION_STRING``, then the profile that ``tidegate
+Order: ``--connection-string`` or ``--profile``, then ``TIDEGATE_CONNECTION_STRING``, then the profile that
+``TIDEGATE_PROFILE`` names, else the one chosen with ``tidegate profile use``, else the one that ``tidegate
 serve`` left for this user.
 """
 
@@ -12,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidegate.cli.exit_codes import NoConnectionError
-from tidegate.cli.options import CONNECTION_STRING_VARIABLE
 from tidegate.model.connection_string import ConnectionString
 
 if TYPE_CHECKING:
     from tidegate.client import EventHubProperties, Namespace
 
+CONNECTION_STRING_VARIABLE = "TIDEGATE_CONNECTION_STRING"
 FIRST_CONTACT_TIMEOUT_S = 10.0
 """How long a person at the terminal waits for a service that is not there."""
 
@@ -36,24 +37,35 @@ def resolve_connection(
 ) -> ServiceConnection:
     """The connection to use.
 
-    Raises ConnectionStringError for one that does not parse, InvalidArgumentError for a damaged profile, and
-    NoConnectionError where none of the sources has one.
+    Raises ConnectionStringError for one that does not parse, InvalidArgumentError for a profile that is
+    damaged or not there, and NoConnectionError where none of the sources has one.
     """
-    ca_text = None if ca_file is None else str(ca_file)
     text = connection_string or environment.get(CONNECTION_STRING_VARIABLE)
     if text:
         ConnectionString.parse(text)
-        return ServiceConnection(text, ca_text)
-    from tidegate.server.ready import profile_path, read_profile
+        return ServiceConnection(text, None if ca_file is None else str(ca_file))
+    from tidegate.cli.profiles import LOCAL, PROFILE_VARIABLE, chosen_profile
+    from tidegate.server.ready import profile_path
 
-    profile = read_profile(environment)
-    if profile is None:
+    name = chosen_profile(environment)
+    if name == LOCAL and not profile_path(environment).exists():
         raise NoConnectionError(
-            "Nothing says where the service is: there is no --connection-string, no "
-            f"{CONNECTION_STRING_VARIABLE}, and no profile at {profile_path(environment)}.",
-            next_step="Start one with `tidegate serve`, or give --connection-string.",
+            "Nothing says where the service is: there is no --connection-string, no --profile, no "
+            f"{CONNECTION_STRING_VARIABLE}, no {PROFILE_VARIABLE}, and no profile at "
+            f"{profile_path(environment)}.",
+            next_step="Start one with `tidegate serve`, or save a connection: `tidegate profile save NAME`.",
         )
-    return ServiceConnection(profile.connection_string, ca_text or profile.ca_file)
+    return connection_of_profile(name, ca_file, environment)
+
+
+def connection_of_profile(
+    name: str, ca_file: Path | None, environment: Mapping[str, str]
+) -> ServiceConnection:
+    """The connection that a profile keeps. Raises InvalidArgumentError where there is none of that name."""
+    from tidegate.cli.profiles import load_profile
+
+    profile = load_profile(name, environment)
+    return ServiceConnection(profile.connection_string, profile.ca_file if ca_file is None else str(ca_file))
 
 
 def impatient_namespace(connection: ServiceConnection) -> Namespace:

@@ -25,6 +25,7 @@ from tidegate.cli.options import (
     CaFileOption,
     ConnectionStringOption,
     DatabaseOption,
+    HubArgument,
     with_output,
 )
 from tidegate.cli.render import Output
@@ -107,7 +108,7 @@ def list_dead_letters(
 @with_output()
 def show(
     output: Output,
-    hub: Annotated[str, typer.Argument(metavar="HUB", help="The event hub.")],
+    hub: HubArgument,
     partition: Annotated[str, typer.Argument(metavar="PARTITION", help="The partition.")],
     sequence_number: Annotated[
         int, typer.Argument(metavar="SEQUENCE_NUMBER", help="The event's sequence number.")
@@ -157,7 +158,7 @@ def show(
 @with_output()
 def history(
     output: Output,
-    hub: Annotated[str, typer.Argument(metavar="HUB", help="The event hub.")],
+    hub: HubArgument,
     partition: Annotated[
         str | None, typer.Argument(metavar="[PARTITION]", help="The partition; else all.")
     ] = None,

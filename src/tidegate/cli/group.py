@@ -7,13 +7,16 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.administering import HubArgument, administer
-from tidegate.cli.options import CaFileOption, ConnectionStringOption, with_output
+from tidegate.cli.administering import administer
+from tidegate.cli.completing import complete_group
+from tidegate.cli.options import CaFileOption, ConnectionStringOption, HubArgument, with_output
 from tidegate.cli.render import Output
 
 group_app = typer.Typer(help="Make, list and delete consumer groups.", no_args_is_help=True)
 
-GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
+GroupArgument = Annotated[
+    str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)
+]
 
 
 @group_app.command("create")

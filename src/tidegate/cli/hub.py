@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidegate.cli.administering import administer, number_or_off, open_administrator
+from tidegate.cli.completing import complete_hub
 from tidegate.cli.connection import ServiceConnection, impatient_namespace, resolve_connection
 from tidegate.cli.options import CaFileOption, ConnectionStringOption, with_output
 from tidegate.cli.render import Output
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 hub_app = typer.Typer(help="Make, list, show, change and delete event hubs.", no_args_is_help=True)
 
-HubArgument = Annotated[str, typer.Argument(metavar="NAME", help="The event hub.")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="The event hub.", autocompletion=complete_hub)
+]
 
 _HUB_COLUMNS = (
     "name",
@@ -48,7 +51,7 @@ _PARTITION_COLUMNS = (
 @with_output()
 def create(
     output: Output,
-    name: HubArgument,
+    name: NameArgument,
     partitions: Annotated[
         int,
         typer.Option(min=1, max=PARTITIONS_MAX, metavar="N", help="Partitions; cannot be changed later."),
@@ -99,7 +102,7 @@ def create(
 @with_output()
 def update(
     output: Output,
-    name: HubArgument,
+    name: NameArgument,
     retention_hours: Annotated[
         int | None,
         typer.Option(min=1, max=RETENTION_HOURS_MAX, metavar="H", help="Hours that events are kept."),
@@ -154,7 +157,7 @@ def list_hubs(
 @with_output()
 def show(
     output: Output,
-    name: HubArgument,
+    name: NameArgument,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
@@ -178,7 +181,7 @@ def show(
 
 @hub_app.command("delete")
 def delete(
-    name: HubArgument,
+    name: NameArgument,
     yes: Annotated[
         bool, typer.Option("--yes", help="Do not ask; on anything but a terminal it never asks.")
     ] = False,

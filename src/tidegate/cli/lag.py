@@ -17,6 +17,7 @@ from tidegate.cli.options import (
     ConnectionStringOption,
     DatabaseOption,
     GroupsOption,
+    HubArgument,
     NamespaceOption,
     with_output,
 )
@@ -42,7 +43,7 @@ _CLEAR_SCREEN = "\x1b[H\x1b[2J"
 @with_output()
 def lag(
     output: Output,
-    hub: Annotated[str, typer.Argument(metavar="HUB", help="The event hub.")],
+    hub: HubArgument,
     group: GroupsOption = None,
     database: DatabaseOption = None,
     checkpoint_dir: CheckpointDirOption = None,
@@ -57,7 +58,7 @@ def lag(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Show, for each consumer group and partition, how far it is behind the end of the log.
+    """Show how far consumer groups are behind the end of the log.
 
     The lease table (consumer group, partition, owner, acquired, offset), with the age of the lease, its
     epoch, and: checkpoint: the sequence number of the last processed event (-1: none yet); end_of_log: that

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from tidegate.cli.options import (
@@ -13,6 +11,7 @@ from tidegate.cli.options import (
     ConnectionStringOption,
     DatabaseOption,
     GroupsOption,
+    HubArgument,
     NamespaceOption,
     with_output,
 )
@@ -26,7 +25,7 @@ lease_app = typer.Typer(help="Look at the leases of Event Processor Hosts.", no_
 @with_output()
 def list_leases(
     output: Output,
-    hub: Annotated[str, typer.Argument(metavar="HUB", help="The event hub.")],
+    hub: HubArgument,
     group: GroupsOption = None,
     database: DatabaseOption = None,
     checkpoint_dir: CheckpointDirOption = None,
@@ -35,7 +34,7 @@ def list_leases(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """List who has which partition, since when, and how long ago the lease was renewed.
+    """List who has which partition, since when, and when it was renewed.
 
     A partition that no host ever had is not listed; one that was released has no owner. Nothing is asked of
     the service.

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Concatenate, ParamSpec
+from typing import Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
+from tidegate.cli.completing import complete_group, complete_hub, complete_profile
+from tidegate.cli.connection import CONNECTION_STRING_VARIABLE, connection_of_profile
+from tidegate.cli.profiles import PROFILE_VARIABLE
 from tidegate.cli.render import Output, OutputFormat
 from tidegate.model.errors import InvalidArgumentError
 
 P = ParamSpec("P")
 
-CONNECTION_STRING_VARIABLE = "TIDEGATE_CONNECTION_STRING"
 DATABASE_VARIABLE = "TIDEGATE_DATABASE"
 STORAGE_VARIABLE = "AZURE_STORAGE_CONNECTION_STRING"
 """As Azure's own command line has it."""
@@ -25,9 +28,23 @@ ConnectionStringOption = Annotated[
     typer.Option(
         "--connection-string",
         metavar="TEXT",
-        help=f"Where the service is, and the key. Else {CONNECTION_STRING_VARIABLE}, else the profile that "
-        "`tidegate serve` left for this user.",
+        help=f"Where the service is, and the key. Else {CONNECTION_STRING_VARIABLE}, else a profile.",
     ),
+]
+
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME",
+        help=f"A connection saved with `tidegate profile`. Else {PROFILE_VARIABLE}, else the one in use, "
+        "else that of `tidegate serve`.",
+        autocompletion=complete_profile,
+    ),
+]
+
+HubArgument = Annotated[
+    str, typer.Argument(metavar="HUB", help="The event hub.", autocompletion=complete_hub)
 ]
 
 CaFileOption = Annotated[
@@ -78,7 +95,10 @@ NamespaceOption = Annotated[
 GroupsOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--group", metavar="NAME", help="A consumer group; may be given several times. Else $Default."
+        "--group",
+        metavar="NAME",
+        help="A consumer group; may be given several times. Else $Default.",
+        autocompletion=complete_group,
     ),
 ]
 
@@ -119,6 +139,36 @@ def with_output(
         return run  # type: ignore[return-value]  # the signature that typer sees is P plus the flags
 
     return decorate
+
+
+def with_profile(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that takes a connection string the option ``--profile``, which stands for one.
+
+    Other commands are returned as they are. Giving both is an InvalidArgumentError.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    if not {"connection_string", "ca_file"} <= set(signature.parameters):
+        return command
+
+    def run(*, profile: str | None = None, **arguments: Any) -> None:
+        if profile is not None:
+            if arguments["connection_string"] is not None:
+                raise InvalidArgumentError(
+                    "--profile and --connection-string exclude each other.", next_step="Give one of them."
+                )
+            found = connection_of_profile(profile, arguments["ca_file"], os.environ)
+            arguments["connection_string"] = found.connection_string
+            arguments["ca_file"] = None if found.ca_file is None else Path(found.ca_file)
+        command(**arguments)
+
+    functools.update_wrapper(run, command)
+    parameters = list(signature.parameters.values())
+    place = list(signature.parameters).index("connection_string")
+    option = inspect.Parameter("profile", parameters[place].kind, default=None, annotation=ProfileOption)
+    parameters.insert(place, option)
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
 
 
 def _parameter_name(output_format: OutputFormat) -> str:

@@ -68,7 +68,9 @@ def replay(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Run a pipeline over captured events for what retention has dropped, and then go on live.
+    """Run a pipeline over captured events, then go on live.
+
+    Captured events stand in for what retention has dropped.
 
     It begins where the pipeline's SQL checkpoint stands, or with the first captured event, reads each
     partition from Capture's files up to where its log begins, and goes on in the log like `pipeline run`:

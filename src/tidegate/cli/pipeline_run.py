@@ -44,7 +44,9 @@ def run(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Run a pipeline that a Python file declares, until Ctrl-C, SIGTERM or `tidegate pipeline stop`.
+    """Run a pipeline that a Python file declares.
+
+    It runs until Ctrl-C, SIGTERM or `tidegate pipeline stop`.
 
     The file's NAME is a tidegate.spark.StreamPipeline or a tidegate.sql.Pipeline. Each micro-batch is a line
     on standard error (on a terminal one line that is redrawn), or with --nl, --json or --csv a record on

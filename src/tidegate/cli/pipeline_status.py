@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from tidegate.cli.completing import complete_pipeline
 from tidegate.cli.options import with_output
 from tidegate.cli.render import Output, OutputFormat
 from tidegate.model.errors import OperationTimeoutError
@@ -35,10 +36,15 @@ _POLL_S = 0.1
 def status(
     output: Output,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The pipeline; else all that ever ran here.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="The pipeline; else all that ever ran here.",
+            autocompletion=complete_pipeline,
+        ),
     ] = None,
 ) -> None:
-    """Show how the pipelines of this machine are: those that run, and how the others ended.
+    """Show which pipelines of this machine run, and how others ended.
 
     state is one of starting, running, stopping, stopped (it was asked to), ended (all there was is done),
     failed, and killed (its process is gone without a word); since: from when on; batch: the last micro-batch;
@@ -65,7 +71,9 @@ def status(
 @with_output(OutputFormat.TABLE, OutputFormat.JSON)
 def stop(
     output: Output,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The pipeline.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The pipeline.", autocompletion=complete_pipeline)
+    ],
     timeout: Annotated[
         float, typer.Option(min=0.1, metavar="S", help="How long to wait for its end, in seconds.")
     ] = 60.0,

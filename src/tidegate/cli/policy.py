@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidegate.cli.administering import administer
+from tidegate.cli.completing import complete_hub, complete_policy
 from tidegate.cli.connection import resolve_connection
 from tidegate.cli.options import CaFileOption, ConnectionStringOption, with_output
 from tidegate.cli.render import Output
@@ -18,13 +19,21 @@ if TYPE_CHECKING:
     from tidegate.client import PolicyProperties
 
 policy_app = typer.Typer(
-    help="Policies: who may send, listen and manage, in the namespace or in one event hub.",
+    help="Policies: who may send, listen and manage.",
     no_args_is_help=True,
 )
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The policy.")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="The policy.", autocompletion=complete_policy)
+]
 HubOption = Annotated[
-    str | None, typer.Option("--hub", metavar="HUB", help="A policy of this event hub. Else the namespace's.")
+    str | None,
+    typer.Option(
+        "--hub",
+        metavar="HUB",
+        help="A policy of this event hub. Else the namespace's.",
+        autocompletion=complete_hub,
+    ),
 ]
 WithConnectionStringOption = Annotated[
     bool,
@@ -70,7 +79,7 @@ def list_policies(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """List the policies of the namespace, or of an event hub; their keys are not shown.
+    """List the policies of the namespace, or of an event hub. Their keys are not shown.
 
     \b
     Example:
@@ -131,7 +140,7 @@ def regenerate(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Replace a policy's primary key by a random one; the old one is worth nothing at once.
+    """Replace a policy's primary key by a random one. The old one is worth nothing at once.
 
     To change keys without an interruption: give everybody the secondary key's connection string, regenerate
     the primary, give them the primary's, regenerate the secondary.

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.administering import HubArgument, administer
-from tidegate.cli.options import CaFileOption, ConnectionStringOption, with_output
+from tidegate.cli.administering import administer
+from tidegate.cli.options import CaFileOption, ConnectionStringOption, HubArgument, with_output
 from tidegate.cli.render import Output
 
 publisher_app = typer.Typer(
-    help="Revoke and restore publishers: those who send as HUB/publishers/NAME.", no_args_is_help=True
+    help="Publishers, who send as HUB/publishers/NAME: revoke and restore.", no_args_is_help=True
 )
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The publisher.")]
@@ -25,7 +25,7 @@ def revoke(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Let a publisher send no more, whatever its token says; its open links end.
+    """Let a publisher send no more, whatever its token says. Its open links end.
 
     \b
     Example:

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from tidegate.cli.completing import complete_group
 from tidegate.cli.connection import resolve_connection
-from tidegate.cli.options import CaFileOption, ConnectionStringOption, with_output
+from tidegate.cli.options import CaFileOption, ConnectionStringOption, HubArgument, with_output
 from tidegate.cli.render import Output
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.model.position_text import parse_position
@@ -17,7 +18,7 @@ from tidegate.model.position_text import parse_position
 @with_output()
 def receive(
     output: Output,
-    hub: Annotated[str, typer.Argument(metavar="HUB", help="The event hub to read.")],
+    hub: HubArgument,
     from_: Annotated[
         str,
         typer.Option(
@@ -34,7 +35,7 @@ def receive(
     ] = True,
     partition: Annotated[str | None, typer.Option(metavar="ID", help="Only this partition.")] = None,
     group: Annotated[
-        str, typer.Option(metavar="NAME", help="Consumer group to read as.")
+        str, typer.Option(metavar="NAME", help="Consumer group to read as.", autocompletion=complete_group)
     ] = DEFAULT_CONSUMER_GROUP,
     body: Annotated[bool, typer.Option("--body", help="Only the bodies, one a line.")] = False,
     connection_string: ConnectionStringOption = None,

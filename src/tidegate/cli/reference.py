@@ -87,9 +87,11 @@ def _command_page() -> str:
         "",
         _MADE,
         "",
-        "Commands that talk to a service find it by `--connection-string`, else "
-        "`TIDEGATE_CONNECTION_STRING`, else the profile that `tidegate serve` left for this user (in "
-        "`TIDEGATE_CONFIG_DIR`, else `tidegate/profile.json` in the user's configuration directory).",
+        "Commands that talk to a service find it by `--connection-string` or `--profile`, else "
+        "`TIDEGATE_CONNECTION_STRING`, else the profile that `TIDEGATE_PROFILE` names, else the one chosen "
+        "with `tidegate profile use`, else the one that `tidegate serve` left for this user. Profiles are in "
+        "`TIDEGATE_CONFIG_DIR`, else in `tidegate` in the user's configuration directory, readable by this "
+        "user alone.",
         "",
         "Results go to standard output as a table, or as `--json` (one value), `--nl` (one object per "
         "line) or `--csv`; progress and remarks go to standard error.",

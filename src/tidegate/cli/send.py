@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 
 from tidegate.cli.connection import resolve_connection
-from tidegate.cli.options import CaFileOption, ConnectionStringOption
+from tidegate.cli.options import CaFileOption, ConnectionStringOption, HubArgument
 from tidegate.model.errors import InvalidArgumentError
 
 
 def send(
-    hub: Annotated[str, typer.Argument(metavar="HUB", help="The event hub to send to.")],
+    hub: HubArgument,
     file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Read the lines of this file instead of standard input."),

@@ -125,7 +125,7 @@ def serve(
         ),
     ] = LogFormat.TEXT,
 ) -> None:
-    """Run the service: a durable event log that every official Event Hubs SDK can talk to.
+    """Run the service that every official Event Hubs SDK can talk to.
 
     Port 0 is any free one. Once any port is given, a face without one is off. Stop it with Ctrl-C or SIGTERM:
     connections get time to finish, and everything acknowledged is on disk either way.

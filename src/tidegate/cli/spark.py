@@ -49,7 +49,7 @@ def package(
         ),
     ] = None,
 ) -> None:
-    """Write what executors need to run Tidegate and a pipeline, and say how to submit it.
+    """Write what executors need to run a pipeline, and how to submit it.
 
     The package's path goes to standard output; what it holds, and the spark-submit command to use next, to
     standard error.

@@ -1,15 +1,25 @@
-"""Lines from a file descriptor, without making the event loop wait for whoever types or pipes them."""
+"""The two ends of a pipe: lines that come from one, and whether anybody still reads the other.
+
+Neither makes the event loop wait for whoever types, pipes or reads.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import select
+import stat
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import CancelledError
+from contextlib import asynccontextmanager
+from typing import TextIO
 
 _CHUNK_BYTES = 1 << 20
 _CHUNKS_QUEUED_MAX = 4
+_READER_LOOK_S = 0.25
+"""How long nobody reads a pipe before its writer notices without writing."""
 
 
 async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
@@ -35,6 +45,37 @@ async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
             yield [line.removesuffix(b"\r") for line in lines]
     if rest:
         yield [rest.removesuffix(b"\r")]
+
+
+@asynccontextmanager
+async def until_reader_goes(stream: TextIO) -> AsyncIterator[None]:
+    """Run the body until whoever reads ``stream`` has gone; then BrokenPipeError, as a write would raise it.
+
+    Without this, ``receive … | head -1`` would stay until the next event. Files and terminals have no reader
+    that could go.
+    """
+    if not stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
+        yield
+        return
+    try:
+        async with asyncio.TaskGroup() as group:
+            watch = group.create_task(_watch_reader(stream.fileno()))
+            try:
+                yield
+            finally:
+                watch.cancel()
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _watch_reader(descriptor: int) -> None:
+    # Asked now and then: an event loop that watches a descriptor makes it non-blocking, and the stream is to
+    # go on waiting for a slow reader.
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    while not poll.poll(0):  # noqa: ASYNC110 - nobody would set an event
+        await asyncio.sleep(_READER_LOOK_S)
+    raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def _pump(descriptor: int, chunks: asyncio.Queue[bytes | OSError], loop: asyncio.AbstractEventLoop) -> None:

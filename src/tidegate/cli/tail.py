@@ -11,6 +11,7 @@ from datetime import datetime
 
 from tidegate.cli.connection import ServiceConnection, check_event_hub
 from tidegate.cli.render import Output, OutputFormat, Record
+from tidegate.cli.stream_lines import until_reader_goes
 from tidegate.client import EventHubConsumer, EventHubProperties, PartitionProperties
 from tidegate.model.errors import NotFoundError
 from tidegate.model.events import ReceivedEvent
@@ -52,12 +53,18 @@ async def show_events(
     selection: Selection,
     writer: BodyWriter | RecordWriter,
 ) -> None:
-    """Show what ``selection`` means; interrupted, it says how many events it has shown and ends well."""
+    """Show what ``selection`` means; interrupted, it says how many events it has shown and ends well.
+
+    Raises BrokenPipeError once nobody reads standard output any more, also where no event comes.
+    """
     try:
         partition_ids = _chosen_partitions(await check_event_hub(connection, hub), selection.partition_id)
-        async with EventHubConsumer.from_connection_string(
-            connection.connection_string, hub, consumer_group=group, ca_file=connection.ca_file
-        ) as consumer:
+        async with (
+            until_reader_goes(sys.stdout),
+            EventHubConsumer.from_connection_string(
+                connection.connection_string, hub, consumer_group=group, ca_file=connection.ca_file
+            ) as consumer,
+        ):
             await _Tail(consumer, selection, writer).run(partition_ids)
     except asyncio.CancelledError:
         # Being interrupted is how a tail ends well.

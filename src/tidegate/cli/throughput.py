@@ -21,7 +21,9 @@ throughput_app = typer.Typer(
 def show(
     output: Output, connection_string: ConnectionStringOption = None, ca_file: CaFileOption = None
 ) -> None:
-    """Show the units (none: no limit) and what was refused and delayed since the service started.
+    """Show the throughput units, and what was refused and delayed. None is no limit.
+
+    What was refused and delayed counts from the start of the service.
 
     \b
     Example:
@@ -38,7 +40,7 @@ def set_units(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Set the throughput units of the namespace, at once and for later starts.
+    """Set the throughput units of the namespace. It counts at once and for later starts.
 
     A unit is 1 MB or 1,000 events per second in, and 2 MB or 4,096 events per second out. Producers beyond it
     are told to come back later (some SDKs do so by themselves); readers beyond it are slowed.

@@ -53,10 +53,15 @@ class ReadyInformation:
 def write_ready_file(path: Path, information: ReadyInformation) -> None:
     """Write ``information`` so that a reader sees either nothing or all of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    write_private_file(path, information.to_json() + "\n")
+
+
+def write_private_file(path: Path, text: str) -> None:
+    """Write a file that only this user may read; a reader sees the old text or all of the new."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(information.to_json() + "\n")
+        file.write(text)
     os.replace(temporary, path)
 
 

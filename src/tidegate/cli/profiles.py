@@ -1,0 +1,119 @@
+"""Named connections of this user: ``production``, ``staging``, and ``local``, that of ``tidegate serve``.
+
+Each is a file ``profiles/NAME.json`` beside the profile of ``tidegate serve``, written whole and with mode
+0600, for it holds a key. The one that commands use when nothing else is said is in ``profiles/.chosen``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.server.ready import profile_path, read_profile, write_private_file
+
+LOCAL: Final = "local"
+"""The profile that ``tidegate serve`` left; it cannot be saved or deleted by hand."""
+PROFILE_VARIABLE: Final = "TIDEGATE_PROFILE"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_CHOSEN: Final = ".chosen"
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How to reach one service."""
+
+    connection_string: str = field(repr=False)
+    ca_file: str | None = None
+    """The certificate authority to trust besides the system's; None: only the system's."""
+
+
+def profile_names(environment: Mapping[str, str]) -> list[str]:
+    """The names there are, sorted; ``local`` first where a service has left its profile."""
+    saved = sorted(path.stem for path in _directory(environment).glob("*.json") if _NAME.fullmatch(path.stem))
+    return [LOCAL, *saved] if profile_path(environment).exists() else saved
+
+
+def load_profile(name: str, environment: Mapping[str, str]) -> Profile:
+    """The profile of that name. Raises InvalidArgumentError where there is none, or none that can be read."""
+    if name == LOCAL:
+        left = read_profile(environment)
+        if left is None:
+            raise InvalidArgumentError(
+                "There is no profile 'local': no `tidegate serve` of this user has left one.",
+                next_step="Start one with `tidegate serve`.",
+            )
+        return Profile(left.connection_string, left.ca_file)
+    path = _path(name, environment)
+    try:
+        return Profile(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        names = ", ".join(profile_names(environment)) or "none"
+        raise InvalidArgumentError(
+            f"There is no profile {name!r}.",
+            next_step=f"Save it with `tidegate profile save {name}`. There are: {names}.",
+        ) from None
+    except (ValueError, TypeError) as error:
+        raise InvalidArgumentError(f"{path} is not a profile.", next_step="Save it again.") from error
+
+
+def save_profile(name: str, profile: Profile, environment: Mapping[str, str]) -> None:
+    """Keep a profile, in place of an earlier one of that name. Raises InvalidArgumentError for the name."""
+    if name == LOCAL:
+        raise InvalidArgumentError(
+            "The profile 'local' is the one that `tidegate serve` writes.", next_step="Choose another name."
+        )
+    path = _path(name, environment)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_private_file(path, json.dumps(asdict(profile)) + "\n")
+
+
+def delete_profile(name: str, environment: Mapping[str, str]) -> None:
+    """Forget a profile, and that it was chosen. Raises InvalidArgumentError where there is none."""
+    load_profile(name, environment)
+    if name == LOCAL:
+        raise InvalidArgumentError(
+            "The profile 'local' is the one that `tidegate serve` writes.",
+            next_step=f"Delete {profile_path(environment)} if no service of yours is to be found any more.",
+        )
+    _path(name, environment).unlink(missing_ok=True)
+    if chosen_profile(environment) == name:
+        choose_profile(LOCAL, environment)
+
+
+def choose_profile(name: str, environment: Mapping[str, str]) -> None:
+    """Have commands use this profile when nothing else is said; ``local``: the one of ``tidegate serve``."""
+    directory = _directory(environment)
+    if name == LOCAL:
+        (directory / _CHOSEN).unlink(missing_ok=True)
+        return
+    load_profile(name, environment)
+    write_private_file(directory / _CHOSEN, name + "\n")
+
+
+def chosen_profile(environment: Mapping[str, str]) -> str:
+    """The name in ``TIDEGATE_PROFILE``, else the one chosen with ``tidegate profile use``, else ``local``."""
+    named = environment.get(PROFILE_VARIABLE)
+    if named:
+        return named
+    try:
+        return (_directory(environment) / _CHOSEN).read_text(encoding="utf-8").strip() or LOCAL
+    except FileNotFoundError:
+        return LOCAL
+
+
+def _directory(environment: Mapping[str, str]) -> Path:
+    return profile_path(environment).parent / "profiles"
+
+
+def _path(name: str, environment: Mapping[str, str]) -> Path:
+    if not _NAME.fullmatch(name):
+        raise InvalidArgumentError(
+            f"{name[:80]!r} is no name for a profile.",
+            next_step="Use up to 64 letters, digits, dots, dashes and underscores.",
+        )
+    return _directory(environment) / f"{name}.json"

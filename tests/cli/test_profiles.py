@@ -1,0 +1,135 @@
+"""Named connections: kept for this user alone, found in the promised order, shown without their key."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from tests.cli.support import run_tidegate
+
+from tidegate.cli.connection import resolve_connection
+from tidegate.cli.profiles import (
+    LOCAL,
+    Profile,
+    choose_profile,
+    chosen_profile,
+    delete_profile,
+    load_profile,
+    profile_names,
+    save_profile,
+)
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.testing.hub import HubService
+
+KEY = "s3cret+key="
+STRING = f"Endpoint=sb://{{host}}/;SharedAccessKeyName=Root;SharedAccessKey={KEY}"
+
+
+def profile(host: str) -> Profile:
+    """One that leads to ``host``."""
+    return Profile(STRING.format(host=host))
+
+
+def test_saved_chosen_and_forgotten(lonely: dict[str, str]) -> None:
+    """A profile is there until it is deleted; deleting the chosen one goes back to the service's own."""
+    assert profile_names(lonely) == []
+    save_profile("b", profile("b.example"), lonely)
+    save_profile("a", Profile(STRING.format(host="a.example"), "/ca.pem"), lonely)
+    save_profile("b", profile("new.example"), lonely)
+    assert profile_names(lonely) == ["a", "b"]
+    assert load_profile("b", lonely) == profile("new.example")
+    assert load_profile("a", lonely).ca_file == "/ca.pem"
+    choose_profile("a", lonely)
+    assert chosen_profile(lonely) == "a"
+    delete_profile("a", lonely)
+    assert (profile_names(lonely), chosen_profile(lonely)) == (["b"], LOCAL)
+
+
+def test_only_this_user_may_read_it(lonely: dict[str, str]) -> None:
+    """The directory and the file that holds the key are closed to others; no half-written file is left."""
+    save_profile("a", profile("a.example"), lonely)
+    folder = Path(lonely["TIDEGATE_CONFIG_DIR"]) / "profiles"
+    assert [path.name for path in folder.iterdir()] == ["a.json"]
+    assert stat.S_IMODE((folder / "a.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert KEY not in repr(load_profile("a", lonely))
+
+
+@pytest.mark.parametrize("name", ["", "..", "../a", "a/b", ".chosen", "-x", "a" * 65, "a\n"])
+def test_names_that_are_none(name: str, lonely: dict[str, str]) -> None:
+    """A name is a name: it leads nowhere else in the file system."""
+    with pytest.raises(InvalidArgumentError, match="no name for a profile"):
+        save_profile(name, profile("x"), lonely)
+    with pytest.raises(InvalidArgumentError, match="no name for a profile"):
+        load_profile(name, lonely)
+
+
+def test_the_order_in_which_they_are_found(lonely: dict[str, str]) -> None:
+    """The variable with the string, then the variable with the name, then what was chosen."""
+    for name in ("chosen", "named"):
+        save_profile(name, profile(f"{name}.example"), lonely)
+    choose_profile("chosen", lonely)
+
+    def host() -> str:
+        return resolve_connection(None, None, lonely).connection_string.partition("//")[2].partition("/")[0]
+
+    assert host() == "chosen.example"
+    lonely["TIDEGATE_PROFILE"] = "named"
+    assert host() == "named.example"
+    lonely["TIDEGATE_CONNECTION_STRING"] = STRING.format(host="string.example")
+    assert host() == "string.example"
+
+
+def test_a_damaged_profile_is_told_without_what_is_in_it(lonely: dict[str, str]) -> None:
+    """Whoever edited the file by hand is told which one it is; what is in it stays there."""
+    save_profile("a", profile("a.example"), lonely)
+    path = Path(lonely["TIDEGATE_CONFIG_DIR"]) / "profiles" / "a.json"
+    for text in ("{", '{"key": "s3cret"}', f'"{KEY}"'):
+        path.write_text(text)
+        with pytest.raises(InvalidArgumentError, match=r"a\.json is not a profile") as raised:
+            load_profile("a", lonely)
+        assert "s3cret" not in str(raised.value)
+
+
+def test_commands_take_a_profile(lonely: dict[str, str], hub_service: HubService) -> None:
+    """Saved from a pipe, listed without its key, and used by name in place of a connection string."""
+    string = hub_service.connection_string
+    saved = run_tidegate("profile", "save", "mine", environment=lonely, input_bytes=f"{string}\n".encode())
+    assert saved.code == 0, saved.err
+    key = string.partition("SharedAccessKey=")[2].partition(";")[0]
+    listed = run_tidegate("profile", "list", "--json", environment=lonely)
+    address = string.partition("//")[2].partition(";")[0].rstrip("/")
+    assert listed.json() == [
+        {
+            "name": "mine",
+            "used": False,
+            "endpoint": address,
+            "event_hub": None,
+            "key_name": "RootManageSharedAccessKey",
+            "ca_file": None,
+        }
+    ]
+    assert key not in saved.err + saved.out + listed.out
+    assert run_tidegate("tier", "show", environment=lonely).code == 3
+    assert run_tidegate("tier", "show", "--profile", "mine", environment=lonely).code == 0
+    both = run_tidegate(
+        "tier", "show", "--profile", "mine", "--connection-string", string, environment=lonely
+    )
+    assert both.code == 2
+    assert "exclude each other" in both.err
+    unknown = run_tidegate("tier", "show", "--profile", "yours", environment=lonely)
+    assert unknown.code == 2
+    assert "There are: mine" in unknown.err
+    assert run_tidegate("profile", "use", "mine", environment=lonely).code == 0
+    assert run_tidegate("tier", "show", environment=lonely).code == 0
+    assert run_tidegate("profile", "delete", "mine", environment=lonely).code == 0
+    assert run_tidegate("tier", "show", environment=lonely).code == 3
+
+
+def test_what_is_no_connection_string_is_not_saved(lonely: dict[str, str]) -> None:
+    """A key pasted alone is refused at once, and not repeated."""
+    refused = run_tidegate("profile", "save", "mine", environment=lonely, input_bytes=KEY.encode())
+    assert refused.code == 2
+    assert KEY not in refused.err
+    assert profile_names(lonely) == []
