@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from tidegate.testing.hub import HubService
@@ -22,6 +24,19 @@ def write_programs(directory: Path) -> Path:
             names.add(name)
             (directory / name).write_text(program, encoding="utf-8")
     return directory
+
+
+def build_site(configuration: Path, directory: Path) -> None:
+    """Build the site that a ``mkdocs.yml`` describes, as ``make site`` does. Raises CalledProcessError."""
+    words = ["build", "--strict", "--config-file", str(configuration), "-d", str(directory)]
+    subprocess.run(
+        [sys.executable, "-m", "mkdocs", *words],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
 
 
 def environment_of(service: HubService) -> dict[str, str]:

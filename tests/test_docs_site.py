@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from html.parser import HTMLParser
@@ -13,7 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from tests.docs_support import ROOT
+from tests.docs_support import ROOT, build_site
 
 _LOADING = {"src", "srcset", "poster", "data", "action", "formaction", "background", "manifest"}
 """Attributes that make a browser fetch, whatever element they are of (``a`` has none of them)."""
@@ -23,29 +21,8 @@ _LOADING = {"src", "srcset", "poster", "data", "action", "formaction", "backgrou
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site."""
     directory = tmp_path_factory.mktemp("site")
-    _build(ROOT / "mkdocs.yml", directory)
+    build_site(ROOT / "mkdocs.yml", directory)
     return directory
-
-
-def _build(configuration: Path, directory: Path) -> None:
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "mkdocs",
-            "build",
-            "--strict",
-            "--config-file",
-            configuration,
-            "-d",
-            directory,
-        ],
-        cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
 
 
 class _Page(HTMLParser):
@@ -132,7 +109,7 @@ def test_no_link_is_dead(site: Path) -> None:
                 assert unquote(parts.fragment) in anchors, f"{path.relative_to(site)} links to {link}"
 
 
-def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
+def test_a_dead_link_fails_thebuild_site(tmp_path: Path) -> None:
     """Strict is strict: the configuration that people build with does not pass over it."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text("# Home\n\n[nowhere](nowhere.md)\n", encoding="utf-8")
@@ -140,5 +117,5 @@ def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
     text = text.replace("docs/site_hooks.py", str(ROOT / "docs/site_hooks.py"))
     (tmp_path / "mkdocs.yml").write_text(text, encoding="utf-8")
     with pytest.raises(subprocess.CalledProcessError) as failed:
-        _build(tmp_path / "mkdocs.yml", tmp_path / "site")
+        build_site(tmp_path / "mkdocs.yml", tmp_path / "site")
     assert "nowhere.md" in failed.value.stderr.decode()
