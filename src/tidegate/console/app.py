@@ -26,6 +26,10 @@ from tidegate.console.context import Console
 from tidegate.console.errors import answer_of_exception, error_page
 from tidegate.console.live import LiveStreams
 from tidegate.console.pages import (
+    consumers,
+    consumers_move,
+    dead_letters,
+    dead_letters_actions,
     explorer,
     explorer_event,
     explorer_send,
@@ -33,6 +37,7 @@ from tidegate.console.pages import (
     hub,
     hub_changes,
     hubs,
+    jobs,
     overview,
     pipelines,
     sign_in,
@@ -55,6 +60,11 @@ PAGES: Final = (
     pipelines,
     homes,
     sign_in,
+    consumers,
+    consumers_move,
+    dead_letters,
+    dead_letters_actions,
+    jobs,
 )
 """The modules of ``console.pages``, by the address of their page."""
 

@@ -51,8 +51,9 @@ from tidegate.wire.event_codec import decode_event
 
 _REASONS_MAX: Final = 20
 """Reasons that a page shows."""
+_PAGES_S: Final = 0.5
 _SUMS_S: Final = 5.0
-"""Sums serve all who ask for the same within so many seconds."""
+"""Pages and sums serve all who ask for the same within so many seconds."""
 _HISTORY_MAX: Final = 100
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -65,7 +66,7 @@ class SqlDeadLetters:
         self._parts = parts
         self._database = database
         self._jobs = jobs
-        self._pages: SharedAnswers[object, Page[LetterLine]] = SharedAnswers(parts.clock, kept_s=0.5)
+        self._pages: SharedAnswers[object, Page[LetterLine]] = SharedAnswers(parts.clock, kept_s=_PAGES_S)
         self._sums: SharedAnswers[LetterFilter, LetterSums] = SharedAnswers(parts.clock, kept_s=_SUMS_S)
 
     @property

@@ -1,0 +1,71 @@
+"""What the tests of consumers and dead letters share: events in the log, policies, jobs that end."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+
+from tests.console.support import Answer, PlainBrowser
+
+from tidegate.broker import Claim
+from tidegate.model.events import EventData
+from tidegate.server.app import TidegateServer
+from tidegate.testing.hub import HubService
+from tidegate.wire.batch import wrap_event
+from tidegate.wire.event_codec import encode_event
+
+DEADLINE_S = 30.0
+
+
+def append(service: HubService, hub: str, bodies: Sequence[bytes], *, partition_id: str = "0") -> int:
+    """Put events into a partition as one batch; returns the first one's sequence number."""
+    sections = [wrap_event(encode_event(EventData(body))) for body in bodies]
+
+    async def append_all(server: TidegateServer) -> int:
+        partition = server.broker.event_hub(hub).partition(partition_id)
+        result = await partition.append(b"".join(sections), [len(each) for each in sections])
+        return result.start_sequence_number
+
+    return service.call(append_all)
+
+
+def signed_in(service: HubService, hub: str | None, *claims: Claim) -> PlainBrowser:
+    """A browser that has signed in with a new policy of the namespace (None) or of a hub."""
+    name = f"policy-{time.monotonic_ns()}"
+
+    async def create(server: TidegateServer) -> str:
+        key = server.broker.create_policy(hub, name, claims).key
+        assert key is not None
+        return key
+
+    key = service.call(create)
+    assert service.ready.console is not None
+    browser = PlainBrowser(service.ready.console)
+    assert browser.post("/console/sign-in", {"policy": name, "key": key, "hub": hub or ""}).status == 303
+    assert "form_token" in browser.get("/consumers").text  # its forms have another token than before
+    return browser
+
+
+def ended_job(browser: PlainBrowser, answer: Answer) -> str:
+    """The page of the job that a form has started, once the job has ended."""
+    assert answer.status == 303, (answer.status, answer.text)
+    address = answer.headers["location"]
+    assert re.fullmatch(r"/console/jobs/[0-9a-f]+", address)
+    deadline = time.monotonic() + DEADLINE_S
+    while 'class="state ">running' in (page := browser.get(address).text):
+        assert time.monotonic() < deadline, page
+        time.sleep(0.05)
+    return page
+
+
+def hidden_fields(page: str) -> dict[str, str]:
+    """What the hidden fields of a page hold, but for the form's token."""
+    found = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', page)
+    return {name: value for name, value in found if name != "form_token"}
+
+
+def text_of(page: str) -> str:
+    """A page's words in one line, without its tags."""
+    content = page[page.index("<main") :]
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", content))

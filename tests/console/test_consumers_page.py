@@ -1,0 +1,344 @@
+"""Consumers in the console: leases and lag as they are, stalls told, checkpoints moved as was shown."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.console.processing_support import DEADLINE_S, append, ended_job, hidden_fields, signed_in, text_of
+from tests.console.support import PlainBrowser, assert_accessible, console_service
+
+from tidegate.broker import Claim, PartitionRuntimeInformation
+from tidegate.console.backend.consumers import PartitionProgress
+from tidegate.model.events import ReceivedEvent
+from tidegate.processor import (
+    EventProcessor,
+    EventProcessorHost,
+    EventProcessorOptions,
+    PartitionContext,
+    PartitionManagerOptions,
+    ProcessorCheckpoint,
+)
+from tidegate.server.console import consumer_rows, consumers
+from tidegate.server.console.consumer_rows import (
+    LEASE_DURATION_S,
+    STALL_TIMEOUT_S,
+    ConsumerRows,
+    HubLog,
+    LogEnd,
+    progress_of,
+)
+from tidegate.sql import (
+    Checkpoint,
+    CheckpointReader,
+    ConsumerKey,
+    Database,
+    LeaseRow,
+    SqlStore,
+    move_checkpoint,
+)
+from tidegate.sql.lease_rows import LeaseTable
+from tidegate.testing.hub import HubService
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from playwright.sync_api import Page
+
+HUB = "telemetry"
+NOW = datetime(2026, 11, 22, 6, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """The database of the service; each test has consumer groups of its own in it."""
+    with Database.open(f"sqlite:///{tmp_path_factory.mktemp('processing')}/reports.db") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, database: Database) -> Iterator[HubService]:
+    """A service with 3 partitions of 10 events; nothing that it has read is kept for the next page."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(consumers, "_LOOK_S", 0.0)
+        with console_service(tmp_path_factory.mktemp("console"), database=database.url) as started:
+            started.create_hub(HUB, partition_count=3)
+            for partition_id in ("0", "1", "2"):
+                append(started, HUB, [b"x"] * 10, partition_id=partition_id)
+            yield started
+
+
+def _checkpoint(database: Database, group: str, partition_id: str, sequence_number: int) -> None:
+    """As a host of this group has it."""
+    target = ProcessorCheckpoint(partition_id, sequence_number, str(sequence_number))
+    move_checkpoint(database, ConsumerKey(HUB, group), target, owner="a-host", is_rewind_allowed=True)
+
+
+def _following(database: Database, group: str) -> dict[str, int | None]:
+    found = CheckpointReader(database).read(ConsumerKey(HUB, group))
+    return {partition_id: each.next_sequence_number for partition_id, each in found.items()}
+
+
+def test_groups_and_their_lag(service: HubService, database: Database, plain_browser: PlainBrowser) -> None:
+    """A host's group with its lease, a pipeline's without, and one of a hub that is not here."""
+    _checkpoint(database, "spark", "0", 3)
+    _checkpoint(database, "hosts", "1", 9)
+    LeaseTable(database).acquire(ConsumerKey(HUB, "hosts"), "1", "host-a", version=None)
+    move_checkpoint(database, ConsumerKey("elsewhere", "hosts"), ProcessorCheckpoint("0", 1))
+    page = text_of(plain_browser.get("/consumers").text)
+    assert "elsewhere hosts no such hub here" in page
+    assert "telemetry hosts 2 without a host 3 1 1 20" in page
+    assert "telemetry spark behind 3 – – 26" in page
+    assert "spark" not in text_of(plain_browser.get("/consumers?search=HOSTS").text)
+    one = text_of(plain_browser.get(f"/consumers/{HUB}/hosts").text)
+    assert "1 caught up host-a" in one
+    assert "0 not begun no lease" in one
+    assert "No partition is stalled" in one
+    assert plain_browser.get(f"/consumers/{HUB}/nobody").status == 404
+
+
+def test_moving_shows_first_what_it_does(
+    service: HubService, database: Database, plain_browser: PlainBrowser
+) -> None:
+    """The dry run counts what is skipped and repeated; then exactly that is done, once."""
+    for partition_id, number in (("0", 3), ("1", 9)):
+        _checkpoint(database, "moved", partition_id, number)
+    address = f"/consumers/{HUB}/moved/move"
+    page = plain_browser.get(f"{address}?to=sequence-number&value=6").text
+    assert "2 events would be skipped, 4 processed again , in 3 partitions" in text_of(page)
+    assert "Of 1 it is not known" in text_of(page)
+    assert _following(database, "moved") == {"0": 4, "1": 10}
+    fields = hidden_fields(page)
+    refused = plain_browser.post(address, fields)
+    assert (refused.status, "would go backwards; nothing was moved" in refused.text) == (400, True)
+    append(service, HUB, [b"later"])
+    done = text_of(ended_job(plain_browser, plain_browser.post(address, {**fields, "rewind": "yes"})))
+    assert "Moved 3" in done
+    assert _following(database, "moved") == {"0": 6, "1": 6, "2": 6}
+    stored = CheckpointReader(database).read(ConsumerKey(HUB, "moved"))["0"]
+    assert (stored.offset, stored.owner) == ("5", "console: RootManageSharedAccessKey")
+    assert stored.enqueued_time_ms is not None
+    assert plain_browser.post(address, {**fields, "rewind": "yes"}).status == 404
+
+
+@pytest.mark.parametrize(
+    ("query", "following"),
+    [("to=earliest", 0), ("to=latest", 10), ("to=time&value=1h", 0), ("to=time&value=2999-01-01", 10)],
+)
+def test_every_place_to_move_to(
+    query: str, following: int, service: HubService, database: Database, plain_browser: PlainBrowser
+) -> None:
+    """One partition of several; the others stay where they are."""
+    group = f"to-{query[3:7]}-{following}"
+    _checkpoint(database, group, "1", 4)
+    _checkpoint(database, group, "2", 4)
+    address = f"/consumers/{HUB}/{group}/move"
+    page = plain_browser.get(f"{address}?{query}&partition=2").text
+    ended_job(plain_browser, plain_browser.post(address, {**hidden_fields(page), "rewind": "yes"}))
+    assert _following(database, group) == {"1": 5, "2": following}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "to=nowhere",
+        "to=sequence-number&value=x",
+        "to=sequence-number&value=",
+        "to=sequence-number&value=99999",
+        "to=time&value=soon",
+        "to=latest&partition=17",
+        "to=latest&partition=%3Cb%3E",
+    ],
+)
+def test_what_cannot_be_moved_to_is_said_beside_the_form(query: str, plain_browser: PlainBrowser) -> None:
+    """Without a failure of the service, and with what was entered kept."""
+    answer = plain_browser.get(f"/consumers/{HUB}/any/move?{query}")
+    assert answer.status in (400, 404, 409)
+    assert 'role="alert"' in answer.text
+    assert "<b>" not in answer.text
+
+
+def test_a_host_at_work_is_not_moved_under_its_feet(
+    service: HubService, database: Database, plain_browser: PlainBrowser
+) -> None:
+    """Unless that is said; a checkpoint that moved after the dry run is left, and that is told."""
+    consumer = ConsumerKey(HUB, "busy")
+    _checkpoint(database, "busy", "0", 2)
+    _checkpoint(database, "busy", "1", 2)
+    address = f"/consumers/{HUB}/busy/move?to=latest&partition=0"
+    page = plain_browser.get(address).text
+    LeaseTable(database).acquire(consumer, "0", "host-b", version=None)
+    refused = ended_job(plain_browser, plain_browser.post(address.split("?")[0], hidden_fields(page)))
+    assert "1 partitions are processed now (0 by host-b); no checkpoint was moved." in text_of(refused)
+    page = plain_browser.get(address).text
+    assert "Hosts process 1 of these partitions now" in text_of(page)
+    forced = {**hidden_fields(page), "force": "yes"}
+    assert "Moved 1" in text_of(ended_job(plain_browser, plain_browser.post(address.split("?")[0], forced)))
+    address = f"/consumers/{HUB}/busy/move?to=latest&partition=1"
+    page = plain_browser.get(address).text
+    _checkpoint(database, "busy", "1", 5)
+    left = text_of(ended_job(plain_browser, plain_browser.post(address.split("?")[0], hidden_fields(page))))
+    assert "somebody else has moved it since the dry run" in left
+    assert _following(database, "busy")["1"] == 6
+
+
+def test_rights_decide_who_moves(service: HubService, database: Database) -> None:
+    """Listen of a hub sees that hub's groups; Manage of another moves nothing here."""
+    service.create_hub("neighbour", partition_count=1)
+    _checkpoint(database, "guarded", "0", 2)
+    reader = signed_in(service, HUB, Claim.LISTEN)
+    assert "elsewhere" not in reader.get("/consumers").text
+    assert "Needs Manage" in reader.get(f"/consumers/{HUB}/guarded").text
+    assert reader.get(f"/consumers/{HUB}/guarded/move?to=latest").status == 403
+    neighbour = signed_in(service, "neighbour", Claim.MANAGE)
+    assert neighbour.get(f"/consumers/{HUB}/guarded").status == 403
+    assert service.ready.console is not None
+    owner = PlainBrowser(service.ready.console)
+    plan = hidden_fields(owner.get(f"/consumers/{HUB}/guarded/move?to=latest").text)
+    # A plan of another group, through an address that the policy may use.
+    assert neighbour.post("/consumers/neighbour/guarded/move", plan).status == 404
+    assert _following(database, "guarded") == {"0": 3}
+
+
+def test_many_partitions_come_in_pages(
+    service: HubService, database: Database, plain_browser: PlainBrowser
+) -> None:
+    """120 partitions: 50 to a page, each once, 2 before 10."""
+    service.create_hub("wide", partition_count=120)
+    move_checkpoint(database, ConsumerKey("wide"), ProcessorCheckpoint("7", 0))
+    seen: list[str] = []
+    for start in (0, 50, 100):
+        page = plain_browser.get(f"/consumers/wide/%24Default?start={start}").text
+        seen += [part.split("<", 1)[0] for part in page.split('<th scope="row" class="n">')[1:]]
+    assert seen == [str(number) for number in range(120)]
+    assert "There are no partitions" in plain_browser.get("/consumers/wide/%24Default?start=999").text
+
+
+class _Counting(EventProcessor):
+    """Processes quickly, and moves its checkpoint."""
+
+    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        await context.checkpoint(events[-1])
+
+
+@contextmanager
+def _host(service: HubService, database: Database, group: str) -> Iterator[None]:
+    """A real host in a thread of its own."""
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+    started = threading.Event()
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        running.append((asyncio.get_running_loop(), stop))
+        store = SqlStore(database)
+        host = EventProcessorHost.from_connection_string(
+            service.connection_string,
+            HUB,
+            store=store,
+            consumer_group=group,
+            host_name="host-of-the-test",
+            options=EventProcessorOptions(receive_timeout_s=0.2),
+            manager_options=PartitionManagerOptions(lease_duration_s=2.0, renew_interval_s=0.3),
+        )
+        await host.register(_Counting)
+        started.set()
+        await stop.wait()
+        await host.unregister()
+        await store.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    assert started.wait(DEADLINE_S)
+    try:
+        yield
+    finally:
+        loop, stop = running[0]
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+
+
+@pytest.mark.slow
+def test_in_a_browser(
+    service: HubService, database: Database, console_page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under live load the table follows a host; its end is told as a stall; every page is accessible."""
+    monkeypatch.setattr(consumer_rows, "STALL_TIMEOUT_S", 0.5)
+    address = f"/consumers/{HUB}/%24Default"
+    with _host(service, database, "$Default"):
+        deadline = time.monotonic() + DEADLINE_S
+        while len(_following(database, "$Default")) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        console_page.goto(address)
+        console_page.get_by_role("cell", name="host-of-the-test").first.wait_for()
+        end = append(service, HUB, [b"live"] * 5) + 4
+        console_page.get_by_role("row", name="0 caught up").get_by_role("cell", name=f"{end:,}").wait_for()
+        assert_accessible(console_page)
+    append(service, HUB, [b"nobody reads it"])
+    console_page.get_by_text("Stalled: partition 0.").wait_for()
+    console_page.get_by_role("link", name="Only those in trouble").click()
+    console_page.get_by_text("Partitions 1 to 1 of 1 in trouble").wait_for()
+    console_page.goto("/consumers")
+    console_page.get_by_text("Stalled partitions: telemetry").wait_for()
+    assert_accessible(console_page)
+    console_page.goto(f"{address}/move")
+    console_page.get_by_label("To", exact=True).select_option("latest")
+    console_page.get_by_role("button", name="Show what it would do").click()
+    console_page.get_by_text("1 events would be skipped, 0 processed again").wait_for()
+    assert_accessible(console_page)
+    console_page.get_by_role("button", name="Move 3 checkpoints").press("Enter")
+    console_page.get_by_role("heading", name="Move of checkpoints").wait_for()
+    assert_accessible(console_page)
+    assert _following(database, "$Default")["0"] == end + 2
+
+
+ages = st.floats(min_value=0, max_value=1_000)
+
+
+def _rows(moved_s: float, lease_s: float, following: int) -> ConsumerRows:
+    moved_at = NOW - timedelta(seconds=moved_s)
+    checkpoint = Checkpoint("h", "g", "0", following, None, None, None, "token", "a", 1, moved_at)
+    lease = LeaseRow("h", "g", "0", "host", 1, moved_at, moved_at, 1, lease_s)
+    return ConsumerRows({"0": checkpoint}, {"0": lease})
+
+
+def _seen(rows: ConsumerRows, begin: int, until: int, waiting_s: float | None) -> PartitionProgress:
+    information = PartitionRuntimeInformation("h", "0", begin, until - 1, str(until - 1), 0, begin >= until)
+    log = HubLog("h", 1, {"0": LogEnd.of(information)})
+    number = max(begin, rows.checkpoints["0"].next_sequence_number or 0)
+    unread = {} if waiting_s is None else {("h", 1, "0", number): NOW - timedelta(seconds=waiting_s)}
+    return progress_of(ConsumerKey("h", "g"), rows, log, unread, NOW).partitions[0]
+
+
+@given(ages, ages, ages, st.integers(0, 20), st.integers(0, 10), st.integers(0, 15))
+def test_a_stall_is_what_hosts_call_one(
+    moved_s: float, lease_s: float, waiting_s: float, following: int, begin: int, more: int
+) -> None:
+    """Events to read and no step, for twice a lease: both, and neither alone."""
+    until = begin + more
+    found = _seen(_rows(moved_s, lease_s, following), begin, until, waiting_s)
+    is_behind = following < until
+    assert found.is_beyond_log == (following > until)
+    assert found.is_lease_over == (lease_s >= LEASE_DURATION_S)
+    expected = is_behind and more > 0 and min(moved_s, waiting_s) >= STALL_TIMEOUT_S
+    assert (found.stalled_s is not None) == expected
+    if not found.is_beyond_log:
+        assert found.lag_events == until - max(begin, following)
+        assert found.lost_events == (max(0, begin - following) if following > 0 else 0)
+
+
+def test_a_group_without_leases_can_stall_too() -> None:
+    """A Spark pipeline's checkpoint that stays behind; one whose wait is not known yet is not accused."""
+    rows = replace(_rows(STALL_TIMEOUT_S + 1, 0, 3), leases={})
+    assert _seen(rows, 0, 9, STALL_TIMEOUT_S + 5).stalled_s == pytest.approx(STALL_TIMEOUT_S + 1)
+    assert _seen(rows, 0, 9, None).stalled_s is None

@@ -1,0 +1,464 @@
+"""Dead letters in the console: found by reason and time, seen whole, discarded and run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import text
+from tests.console.processing_support import (
+    DEADLINE_S,
+    append,
+    ended_job,
+    hidden_fields,
+    signed_in,
+    text_of,
+)
+from tests.console.support import PlainBrowser, assert_accessible, console_service
+
+from tidegate.broker import Claim
+from tidegate.client import BlockingConsumer
+from tidegate.console.backend.dead_letters import LetterCount, LetterKey, LetterPlace
+from tidegate.console.pages.dead_letters_histogram import DAYS_MAX, HOURS_MAX, histogram_of
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.events import EventData
+from tidegate.server.console import dead_letters, shared_answers
+from tidegate.sql import (
+    ConsumerKey,
+    Database,
+    DeadLetterFilter,
+    DeadLetters,
+    DeadLetterStatus,
+    NewDeadLetter,
+    Pipeline,
+    load_pipeline,
+    process_partition_batch,
+)
+from tidegate.testing.hub import HubService
+from tidegate.wire.event_codec import encode_event
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+PIPELINES = """
+import json, os, time
+from pathlib import Path
+from sqlalchemy import BigInteger, Column, MetaData, Table, Text
+from tidegate.sql import Pipeline
+
+table = Table(
+    "reading", MetaData(),
+    Column("sequence_number", BigInteger, primary_key=True, autoincrement=False),
+    Column("text", Text, nullable=False),
+)
+
+def first(event):
+    value = json.loads(event.body)
+    if value["celsius"] is None:
+        raise ValueError("the sensor gave no temperature")
+    return {"sequence_number": event.sequence_number, "text": str(value["celsius"])}
+
+def corrected(event):
+    value = json.loads(event.body)
+    if value.get("is_broken"):
+        raise ValueError("the sensor is broken")
+    return {"sequence_number": event.sequence_number, "text": str(value["celsius"])}
+
+def hanging(event):
+    mark = Path(__file__).with_suffix(".pid")
+    mark.with_suffix(".new").write_text(str(os.getpid()))
+    mark.with_suffix(".new").rename(mark)
+    time.sleep(120)
+
+first_pipeline = Pipeline("readings", "HUB", table, first)
+corrected_pipeline = Pipeline("readings", "HUB", table, corrected)
+hanging_pipeline = Pipeline("readings", "HUB", table, hanging)
+"""
+
+HUB = "readings"
+READINGS = ConsumerKey(HUB)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the service's database and its pipelines are."""
+
+    database_url: str
+    pipelines: Path
+
+    def pipeline(self, name: str) -> str:
+        """A pipeline's name, as the settings have it."""
+        return f"{self.pipelines}:{name}"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """A database and pipelines that no test has used."""
+    directory = tmp_path_factory.mktemp("processing")
+    file = directory / "pipelines_of_readings.py"
+    file.write_text(PIPELINES.replace("HUB", HUB))
+    return Place(f"sqlite:///{directory}/readings.db", file)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, place: Place) -> Iterator[HubService]:
+    """A service with a database, and with pipelines to redrive with."""
+    pipelines = [place.pipeline(f"{name}_pipeline") for name in ("corrected", "hanging")]
+    directory = tmp_path_factory.mktemp("console")
+    with pytest.MonkeyPatch.context() as patch:
+        # What one test has asked for is not kept for the next.
+        patch.setattr(dead_letters, "_PAGES_S", 0.0)
+        patch.setattr(dead_letters, "_SUMS_S", 0.0)
+        patch.setattr(shared_answers, "_WORK_SHARE", 0)
+        with console_service(directory, database=place.database_url, redrive_pipelines=pipelines) as started:
+            started.create_hub(HUB, partition_count=1)
+            started.create_hub("other", partition_count=1)
+            yield started
+
+
+@pytest.fixture
+def letters(service: HubService, place: Place) -> Iterator[DeadLetters]:
+    """Three open dead letters of ten events, one of them of a broken sensor; one of another hub."""
+    events = [{"celsius": None if number in (3, 5, 8) else number} for number in range(10)]
+    events[8]["is_broken"] = 1
+    start = append(service, HUB, [json.dumps(event).encode() for event in events])
+    pipeline = load_pipeline(place.pipeline("first_pipeline"))
+    assert isinstance(pipeline, Pipeline)
+    with (
+        Database.open(place.database_url) as database,
+        BlockingConsumer(service.connection_string, HUB) as consumer,
+    ):
+        database.ensure_table(pipeline.table)
+        with database.writing() as connection, connection.begin():
+            for name in ("dead_letter", "dead_letter_audit", "checkpoint"):
+                connection.execute(text(f"DELETE FROM tidegate_{name}"))
+        process_partition_batch(
+            database,
+            pipeline,
+            partition_id="0",
+            start_sequence_number=start,
+            until_sequence_number=start + 10,
+            events=list(consumer.read_events(HUB, "0", range(start, start + 10))),
+        )
+        found = DeadLetters(database)
+        found.add(ConsumerKey("other"), "0", [NewDeadLetter(1, "1", 0, "KeyError", "<b>'x'</b>")])
+        yield found
+
+
+def _numbers(letters: DeadLetters, status: DeadLetterStatus) -> list[int]:
+    found = letters.list(DeadLetterFilter(event_hub=HUB, status=status))
+    first = min(
+        letter.sequence_number for letter in letters.list(DeadLetterFilter(event_hub=HUB, status=None))
+    )
+    return [letter.sequence_number - first + 3 for letter in found]
+
+
+def test_dead_letters_are_found_and_seen_whole(letters: DeadLetters, plain_browser: PlainBrowser) -> None:
+    """The list is filtered by its fields; one shows its error, its event three ways, and what was done."""
+    everything = text_of(plain_browser.get("/dead-letters").text)
+    assert "4 open dead letters" in everything
+    assert "the sensor gave no temperature" in everything
+    markup = plain_browser.get("/dead-letters?hub=OTHER").text
+    assert "<b>&#39;x" not in markup
+    assert "&lt;b&gt;" in markup
+    assert "1 open dead letter matches" in text_of(markup)
+    assert "None matches" in plain_browser.get("/dead-letters?reason=nothing+of+the+kind").text
+    assert "There are none" in plain_browser.get("/dead-letters?state=redriven").text
+    letter = letters.list(DeadLetterFilter(event_hub=HUB))[0]
+    address = f"/dead-letters/{HUB}/%24Default/0/{letter.sequence_number}"
+    assert address in plain_browser.get(f"/dead-letters?hub={HUB}&group=$default&partition=0&from=1h").text
+    page = plain_browser.get(address).text
+    shown = text_of(page)
+    for words in ("ValueError: the sensor gave no temperature", "From the log", "Traceback", "in first"):
+        assert words in shown
+    assert "{&#34;celsius&#34;: null}" in page
+    assert "7b 22 63 65" in page
+    body = plain_browser.get(f"{address}/body")
+    assert (body.body, body.headers["content-type"]) == (b'{"celsius": null}', "application/octet-stream")
+    assert "attachment" in body.headers["content-disposition"]
+
+
+def test_an_event_that_the_log_has_let_go_comes_from_its_copy(
+    letters: DeadLetters, plain_browser: PlainBrowser
+) -> None:
+    """The copy is shown as what it is; where there is none, the page says what can be done."""
+    payload = encode_event(EventData(b"\xff\x00 no text"))
+    letters.add(
+        READINGS, "0", [NewDeadLetter(10_000_000, "1", 5, "ValueError", "long gone", payload=payload)]
+    )
+    page = plain_browser.get(f"/dead-letters/{HUB}/%24Default/0/10000000").text
+    assert "The log has let it go" in page
+    assert "ff 00 20 6e" in page
+    assert "has no copy of it" in plain_browser.get("/dead-letters/other/%24Default/0/1").text
+    assert plain_browser.get("/dead-letters/other/%24Default/0/2").status == 404
+
+
+@pytest.mark.parametrize(
+    "query", ["behind=x", "behind=W10", "behind=%FF", "from=soon", "state=lost", "number=-1", "number=9e9"]
+)
+def test_what_cannot_be_meant_is_said(query: str, letters: DeadLetters, plain_browser: PlainBrowser) -> None:
+    """A garbled address is the reader's error: a page with the filter, not a failure of the service."""
+    answer = plain_browser.get(f"/dead-letters?{query}")
+    assert answer.status == 400
+    assert "Not found." in text_of(answer.text)
+    assert plain_browser.get(f"/console/live/dead-letters?{query}").status == 400
+
+
+def test_discarding_says_first_what_it_means(letters: DeadLetters, plain_browser: PlainBrowser) -> None:
+    """Numbers by reason, then a reason of one's own; what failed after the page was shown is left alone."""
+    page = plain_browser.get(f"/dead-letters/discard?hub={HUB}").text
+    assert "3 open dead letters" in text_of(page)
+    fields = hidden_fields(page)
+    assert fields["hub"] == HUB
+    letters.add(READINGS, "0", [NewDeadLetter(10_000_001, "1", 5, "ValueError", "came later")])
+    refused = plain_browser.post("/dead-letters/discard", {**fields, "because": " "})
+    assert (refused.status, "Say why" in refused.text) == (400, True)
+    assert letters.count(DeadLetterFilter(event_hub=HUB)) == 4
+    done = ended_job(
+        plain_browser, plain_browser.post("/dead-letters/discard", {**fields, "because": "test data"})
+    )
+    assert "Discarded 3" in text_of(done)
+    assert [letter.reason for letter in letters.list(DeadLetterFilter(event_hub=HUB))] == ["came later"]
+    trail = text_of(plain_browser.get(f"/dead-letters/history?hub={HUB}").text)
+    assert trail.count("console: RootManageSharedAccessKey test data") == 3
+    assert letters.count(DeadLetterFilter(event_hub="other")) == 1
+
+
+def test_redriving_is_tried_and_then_done(
+    letters: DeadLetters, plain_browser: PlainBrowser, place: Place
+) -> None:
+    """The dry run tells what would fail and why, and leaves no trace; then it is done by one button."""
+    page = plain_browser.get(f"/dead-letters/redrive?hub={HUB}").text
+    form = {**hidden_fields(page), "pipeline": place.pipeline("corrected_pipeline"), "mode": "dry"}
+    tried = ended_job(plain_browser, plain_browser.post("/dead-letters/redrive", form))
+    words = text_of(tried)
+    assert "done in part" in words
+    assert "Would be redriven 2" in words
+    assert "the sensor is broken" in words
+    assert _numbers(letters, DeadLetterStatus.OPEN) == [3, 5, 8]
+    earnest = {**hidden_fields(tried), "mode": "earnest"}
+    done = ended_job(plain_browser, plain_browser.post("/dead-letters/redrive", earnest))
+    assert "Redriven 2" in text_of(done)
+    assert _numbers(letters, DeadLetterStatus.OPEN) == [8]
+    assert _numbers(letters, DeadLetterStatus.REDRIVEN) == [3, 5]
+    (broken,) = letters.list(DeadLetterFilter(event_hub=HUB))
+    history = text_of(plain_browser.get(f"/dead-letters/{HUB}/%24Default/0/{broken.sequence_number}").text)
+    assert "redrive failed console: RootManageSharedAccessKey ValueError: the sensor is broken" in history
+    assert "Attempts 2" in history
+    assert "Redriven 2" in text_of(done)
+    assert "Redrive" in text_of(plain_browser.get("/console/jobs").text)
+
+
+def test_a_redrive_that_cannot_be_is_told(
+    letters: DeadLetters, plain_browser: PlainBrowser, place: Place
+) -> None:
+    """A pipeline that the settings do not name, one of another hub, and numbers that are none."""
+    name = place.pipeline("corrected_pipeline")
+    unknown = {"pipeline": "os:system"}
+    for form in (unknown, {"pipeline": name, "maximum": "0"}, {"pipeline": name, "attempts_max": "x"}):
+        assert plain_browser.post("/dead-letters/redrive", {"hub": HUB, **form}).status == 400
+    answer = plain_browser.post("/dead-letters/redrive", {"hub": "other", "pipeline": name})
+    other = ended_job(plain_browser, answer)
+    assert "failed" in other
+    assert f"The pipeline is for {HUB}/$Default, not for other/$Default." in text_of(other)
+    assert letters.count() == 4
+
+
+def test_a_redrive_ends_when_it_is_cancelled(
+    letters: DeadLetters, plain_browser: PlainBrowser, place: Place
+) -> None:
+    """Its process is gone, and every dead letter is as it was."""
+    mark = place.pipelines.with_suffix(".pid")
+    mark.unlink(missing_ok=True)
+    form = {"hub": HUB, "pipeline": place.pipeline("hanging_pipeline"), "mode": "earnest"}
+    job = plain_browser.post("/dead-letters/redrive", form).headers["location"]
+    process_id = _process_of(mark)
+    assert "0 of 3 done" in text_of(plain_browser.get(job).text)
+    assert plain_browser.post(f"{job}/cancel").status == 303
+    assert "cancelled" in plain_browser.get(job).text
+    _wait_gone(process_id)
+    assert _numbers(letters, DeadLetterStatus.OPEN) == [3, 5, 8]
+
+
+def test_rights_decide_what_is_seen_and_done(letters: DeadLetters, service: HubService, place: Place) -> None:
+    """Listen of a hub sees that hub's alone and changes nothing; a form sent all the same is refused."""
+    browser = signed_in(service, "other", Claim.LISTEN)
+    page = text_of(browser.get("/dead-letters").text)
+    assert "1 open dead letter" in page
+    assert "sensor" not in page
+    assert "Needs Manage" in page
+    for path in (
+        f"/dead-letters?hub={HUB}",
+        f"/dead-letters/{HUB}/%24Default/0/3",
+        f"/dead-letters/history?hub={HUB}",
+    ):
+        assert browser.get(path).status == 403
+    assert browser.get("/dead-letters/discard?hub=other").status == 403
+    form = {"because": "mine", "pipeline": place.pipeline("corrected_pipeline")}
+    for path in ("/dead-letters/discard", "/dead-letters/redrive"):
+        for hub in ("", "other", HUB):
+            assert browser.post(path, {**form, "hub": hub}).status == 403
+    manager = signed_in(service, "other", Claim.MANAGE)
+    assert manager.post("/dead-letters/discard", {**form, "hub": HUB}).status == 403
+    # A form that names no hub means the policy's own.
+    assert "Discarded 1" in text_of(ended_job(manager, manager.post("/dead-letters/discard", form)))
+    assert letters.count() == 3
+    assert signed_in(service, HUB, Claim.MANAGE).get(_latest_job(service)).status == 403
+
+
+def _latest_job(service: HubService) -> str:
+    """The address of the latest job."""
+    assert service.ready.console is not None
+    page = PlainBrowser(service.ready.console).get("/console/jobs").text
+    return page[page.index("/console/jobs/") :].split('"', 1)[0]
+
+
+def test_pages_follow_each_other(letters: DeadLetters, plain_browser: PlainBrowser) -> None:
+    """Fifty to a page; the last one leads nowhere."""
+    new = [NewDeadLetter(20_000_000 + number, "1", 5, "ValueError", "many") for number in range(120)]
+    letters.add(READINGS, "0", new)
+    path, seen = "?reason=many", []
+    while path:
+        page = plain_browser.get(f"/dead-letters{path}").text
+        rows = page[page.index('aria-label="Dead letters"') :]
+        seen += [part.split('"', 1)[0] for part in rows.split(f'href="/dead-letters/{HUB}/')[1:]]
+        following = rows.split('rel="next"')[0].rsplit('href="', 1)[1] if 'rel="next"' in rows else ""
+        path = following.split('"', 1)[0].replace("&amp;", "&")
+    assert len(seen) == len(set(seen)) == 120
+
+
+def test_without_a_database_the_pages_say_how_to_give_one(tmp_path: Path) -> None:
+    """And where there is a database that is not there yet, that is said."""
+    with console_service(tmp_path / "none") as service:
+        assert service.ready.console is not None
+        browser = PlainBrowser(service.ready.console)
+        for path in ("/dead-letters", "/consumers"):
+            answer = browser.get(path)
+            assert (answer.status, "tidegate serve --database" in answer.text) == (200, True)
+        assert browser.get("/console/jobs").status == 404
+        assert browser.post("/dead-letters/discard", {"because": "x"}).status == 404
+    with console_service(tmp_path / "late", database=f"sqlite:///{tmp_path}/late.db") as service:
+        assert service.ready.console is not None
+        browser = PlainBrowser(service.ready.console)
+        for path in ("/dead-letters", "/consumers"):
+            answer = browser.get(path)
+            assert (answer.status, "It comes with the first host" in answer.text) == (503, True)
+        Database.open(f"sqlite:///{tmp_path}/late.db").close()
+        assert browser.get("/dead-letters").status == 200
+    assert not (tmp_path / "none.db").exists()
+
+
+@pytest.mark.slow
+def test_a_redrive_ends_with_the_service(
+    letters: DeadLetters, service: HubService, place: Place, plain_browser: PlainBrowser
+) -> None:
+    """Nothing that the console has started outlives the service."""
+    mark = place.pipelines.with_suffix(".pid")
+    mark.unlink(missing_ok=True)
+    form = {"hub": HUB, "pipeline": place.pipeline("hanging_pipeline"), "mode": "earnest"}
+    plain_browser.post("/dead-letters/redrive", form)
+    process_id = _process_of(mark)
+    service.restart()
+    _wait_gone(process_id)
+    assert _numbers(letters, DeadLetterStatus.OPEN) == [3, 5, 8]
+
+
+@pytest.mark.slow
+def test_in_a_browser(letters: DeadLetters, console_page: Page, place: Place) -> None:
+    """Sums follow what fails; one dead letter is redriven from its page; every page is accessible."""
+    console_page.goto("/dead-letters")
+    console_page.get_by_text("4 open dead letters.").wait_for()
+    letters.add(READINGS, "0", [NewDeadLetter(30_000_000, "1", 5, "LateError", "came now")])
+    console_page.get_by_text("5 open dead letters.").wait_for()
+    assert_accessible(console_page)
+    console_page.get_by_role("link", name="the sensor gave no temperature").click()
+    console_page.get_by_text("3 open dead letters match.").wait_for()
+    console_page.get_by_role("region", name="Dead letters").get_by_role("link").last.click()
+    assert_accessible(console_page)
+    console_page.get_by_role("link", name="Redrive…").click()
+    console_page.get_by_text("1 open dead letter").first.wait_for()
+    assert_accessible(console_page)
+    console_page.get_by_label("Pipeline").select_option(place.pipeline("corrected_pipeline"))
+    console_page.get_by_role("button", name="Dry run").press("Enter")
+    console_page.get_by_text("This was a dry run").wait_for(timeout=DEADLINE_S * 1000)
+    assert_accessible(console_page)
+    console_page.get_by_role("button", name="Redrive now").press("Enter")
+    console_page.get_by_role("heading", name="Redrive", exact=True).wait_for()
+    console_page.get_by_text("done", exact=True).wait_for(timeout=DEADLINE_S * 1000)
+    assert letters.count(DeadLetterFilter(event_hub=HUB)) == 3
+    console_page.goto(f"/dead-letters/discard?hub={HUB}")
+    assert_accessible(console_page)
+
+
+names = st.text(max_size=8)
+
+
+@given(
+    st.datetimes(timezones=st.just(UTC)),
+    names,
+    names,
+    names,
+    st.integers(min_value=-(1 << 63) + 1, max_value=(1 << 63) - 1),
+)
+def test_a_place_survives_its_address(
+    at: datetime, hub: str, group: str, partition: str, number: int
+) -> None:
+    """Whatever names hold."""
+    place = LetterPlace(at, LetterKey(hub, group, partition, number))
+    assert LetterPlace.parse(place.format()) == place
+
+
+@given(st.text() | st.binary().map(lambda raw: raw.hex()))
+def test_a_garbled_place_is_an_error_of_the_address(garbled: str) -> None:
+    """And nothing else."""
+    try:
+        LetterPlace.parse(garbled)
+    except InvalidArgumentError:
+        return
+
+
+@given(st.dictionaries(st.integers(0, 24 * 300), st.integers(1, 1_000_000), min_size=1, max_size=60))
+def test_a_histogram_leaves_nothing_out(hours: dict[int, int]) -> None:
+    """Bars and those before them are all there are, in order, side by side, and none outside the picture."""
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    counts = [LetterCount(begin + timedelta(hours=hour), count) for hour, count in sorted(hours.items())]
+    found = histogram_of(counts)
+    assert found is not None
+    assert sum(bar.count for bar in found.bars) + found.earlier == sum(hours.values())
+    assert len(found.bars) <= (HOURS_MAX if found.unit == "hour" else DAYS_MAX)
+    for bar, following in pairwise(found.bars):
+        assert bar.until == following.start
+        assert bar.x + bar.width <= following.x
+    for bar in found.bars:
+        assert 0 <= bar.y <= found.height
+        assert bar.x + bar.width <= found.width
+        assert (bar.height > 0) == (bar.count > 0)
+
+
+def _process_of(mark: Path) -> int:
+    deadline = time.monotonic() + DEADLINE_S
+    while not mark.exists():
+        assert time.monotonic() < deadline, "the handler was not run"
+        time.sleep(0.05)
+    return int(mark.read_text())
+
+
+def _wait_gone(process_id: int) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            os.kill(process_id, 0)
+        except ProcessLookupError:
+            return
+        assert time.monotonic() < deadline, "the process of the redrive goes on"
+        time.sleep(0.05)
