@@ -20,6 +20,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tidegate.demos.home_security.latencies import Latencies
 from tidegate.demos.home_security.pipeline import ARRIVALS, SPARK_SETTINGS, HomeSecurity, start_home_security
 from tidegate.demos.home_security.status import CONNECTION_STRING_VARIABLE, DATABASE_VARIABLE, write_status
+from tidegate.demos.home_security.tables import CONSUMER, NAME, home_alarm, home_minute
+from tidegate.demos.reporting import reported
+from tidegate.model.pipeline_status import PipelineState
 from tidegate.spark import explain, spark_session
 from tidegate.spark.offsets import StreamOffset
 from tidegate.transport.clock import SystemClock
@@ -99,13 +102,24 @@ def main() -> int:
     spark = spark_session("tidegate demo home-security", master=given.master, configuration=SPARK_SETTINGS)
     try:
         progress = ProgressFile(given.status_file)
-        query = start_home_security(spark, wanted, on_committed=progress.note_commit)
-        while not given.stop_file.exists() and query.isActive:
+        with reported(
+            spark,
+            NAME,
+            CONSUMER,
+            connection_string=wanted.connection_string,
+            database_url=wanted.database_url,
+            sink="sql-batch",
+            target=f"{home_minute.name}, {home_alarm.name}",
+            checkpoint=str(wanted.checkpoint_location),
+        ) as reporter:
+            query = start_home_security(spark, wanted, on_committed=progress.note_commit)
+            reporter.report_state(PipelineState.RUNNING)
+            while not given.stop_file.exists() and query.isActive:
+                progress.update(query)
+                time.sleep(_LOOK_EVERY_S)
+            query.processAllAvailable()
             progress.update(query)
-            time.sleep(_LOOK_EVERY_S)
-        query.processAllAvailable()
-        progress.update(query)
-        query.stop()
+            query.stop()
     except Exception as error:  # whatever ends a query: the log gets one sentence instead of Java's pages
         sys.stderr.write(f"{explain(error)}\n")
         return 1
