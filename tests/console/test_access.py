@@ -106,7 +106,7 @@ def test_a_hubs_policy_signs_in_for_that_hub(service: HubService, plain_browser:
     assert _sign_in(plain_browser, "local", KEY) == 403
     assert _sign_in(plain_browser, "local", KEY, hub="elsewhere") == 403
     assert _sign_in(plain_browser, "local", KEY, hub=hubs[1].upper()) == 303
-    assert f"on {hubs[1]}" in plain_browser.get("/").text
+    assert f"on {hubs[1]}" in plain_browser.follow(plain_browser.get("/")).text
 
 
 def test_forms_come_from_the_sessions_own_pages(service: HubService, plain_browser: PlainBrowser) -> None:
@@ -125,6 +125,16 @@ def test_forms_come_from_the_sessions_own_pages(service: HubService, plain_brows
     assert plain_browser.post("/console/sign-out", {"form_token": other.form_token}).status == 403
     assert plain_browser.post("/console/sign-out", {"form_token": ""}).status == 403
     assert plain_browser.get("/").status == 200
+
+
+def test_whoever_is_nobody_cannot_send_much(plain_browser: PlainBrowser) -> None:
+    """A form is bounded, before anything of it is read, and so is one that does not say how long it is."""
+    large = {"policy": ROOT_POLICY_NAME, "key": "x" * 20_000}
+    assert plain_browser.post("/console/sign-in", large).status == 400
+    chunked = {"Transfer-Encoding": "chunked", "Content-Type": "application/x-www-form-urlencoded"}
+    assert plain_browser.ask("POST", "/console/sign-in", "0\r\n\r\n", chunked).status == 400
+    garbled = {"Content-Type": "multipart/form-data"}
+    assert plain_browser.ask("POST", "/console/sign-in", "x", garbled).status == 400
 
 
 def test_the_development_key_signs_in_on_this_machine_only(tmp_path: Path) -> None:

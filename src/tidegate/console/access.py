@@ -199,13 +199,7 @@ async def form_of(request: Request, *, bytes_max: int = FORM_BYTES_MAX) -> FormD
     Raises UnauthorizedError for a form without the session's token, InvalidArgumentError for one that is
     garbled or too large.
     """
-    size = request.headers.get("content-length", "")
-    if not size.isascii() or not size.isdigit() or int(size) > bytes_max:
-        raise InvalidArgumentError(f"The form has more than {bytes_max:,} bytes, or does not say how many.")
-    try:
-        form = await request.form(max_part_size=bytes_max)
-    except HTTPException as error:
-        raise InvalidArgumentError(f"The form cannot be read: {error.detail}.") from error
+    form = await read_form(request, bytes_max=bytes_max)
     token = form.get(FORM_TOKEN)
     is_ours = isinstance(token, str) and hmac.compare_digest(
         token.encode(), session_of(request).form_token.encode()
@@ -216,6 +210,17 @@ async def form_of(request: Request, *, bytes_max: int = FORM_BYTES_MAX) -> FormD
             next_step="Go back, reload the page and send it again.",
         )
     return form
+
+
+async def read_form(request: Request, *, bytes_max: int) -> FormData:
+    """A form, whoever sent it; pages use ``form_of``. Raises InvalidArgumentError (garbled, too large)."""
+    size = request.headers.get("content-length", "")
+    if not size.isascii() or not size.isdigit() or int(size) > bytes_max:
+        raise InvalidArgumentError(f"The form has more than {bytes_max:,} bytes, or does not say how many.")
+    try:
+        return await request.form(max_part_size=bytes_max)
+    except HTTPException as error:
+        raise InvalidArgumentError(f"The form cannot be read: {error.detail}.") from error
 
 
 def check_origin(request: HTTPConnection) -> None:

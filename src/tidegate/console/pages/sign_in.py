@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Final
 from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from tidegate.console.access import cookie_name, form_of, set_cookie
+from tidegate.console.access import cookie_name, form_of, read_form, set_cookie
 from tidegate.console.context import Console
 from tidegate.console.rendering import page
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import ConnectionStringError, UnauthorizedError
+
+_FORM_BYTES_MAX: Final = 16 * 1024
+"""Whoever sends it is nobody yet: room for a connection string and an address."""
+
+_log = logging.getLogger(__name__)
 
 
 def routes(console: Console) -> list[Route]:
@@ -39,7 +46,7 @@ class _Pages:
         return page(request, "sign_in.html", wanted=wanted, policy_name="", hub="", problem=None)
 
     async def sign_in(self, request: Request) -> Response:
-        form = await request.form()
+        form = await read_form(request, bytes_max=_FORM_BYTES_MAX)
         fields = {name: value for name, value in form.items() if isinstance(value, str)}
         wanted = _own_address(fields.get("next", "/"))
         name, key, hub = (
@@ -54,6 +61,8 @@ class _Pages:
                 key = parsed.shared_access_key or ""
             session = self._console.sessions.sign_in(name, key, hub or None)
         except (UnauthorizedError, ConnectionStringError) as error:
+            host = request.client.host if request.client is not None else "an unknown address"
+            _log.info("signing in to the console as %.80r from %s was refused", name, host)
             return page(
                 request,
                 "sign_in.html",
