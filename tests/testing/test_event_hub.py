@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -232,17 +236,69 @@ def test_a_process_for_other_languages() -> None:
 
 
 @pytest.mark.slow
-def test_the_emulators_file_is_taken_as_it_is(tmp_path: Path) -> None:
-    """A drop-in for the official emulator: its Config.json, the hubs that it names."""
-    config = tmp_path / "Config.json"
-    entity = {"Name": "eh1", "PartitionCount": "2", "ConsumerGroups": [{"Name": "cg1"}]}
-    namespace = {"Type": "EventHub", "Name": "emulatorNs1", "Entities": [entity]}
-    config.write_text(
-        json.dumps({"UserConfig": {"NamespaceConfig": [namespace], "LoggingConfig": {"Type": "File"}}})
-    )
-    with Child("--config", str(config)) as child:
-        connection_string = str(child.ready["connection_string"])
+def test_it_stands_in_for_the_emulator(tmp_path: Path) -> None:
+    """Its Config.json as it is, and its addresses and key as they are written into tests of others."""
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        port, http_port = first.getsockname()[1], second.getsockname()[1]
+    config = _emulator_file(tmp_path)
+    with Child("--config", str(config), "--port", str(port), "--http-port", str(http_port)) as child:
+        assert child.ready["event_hubs"] == {"eh1": f"{child.ready['connection_string']};EntityPath=eh1"}
+        connection_string = (
+            f"Endpoint=sb://localhost:{port};SharedAccessKeyName=RootManageSharedAccessKey;"
+            "SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true;"
+        )
         with EventHubProducerClient.from_connection_string(
             connection_string, eventhub_name="eh1"
         ) as producer:
             assert producer.get_partition_ids() == ["0", "1"]
+            _send(producer, "event")
+        with urllib.request.urlopen(f"http://localhost:{http_port}/health", timeout=_WAIT_S) as answer:
+            assert json.load(answer)["status"] == "healthy"
+        taken = subprocess.run(
+            [sys.executable, "-m", "tidegate.testing", "--port", str(port)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_WAIT_S,
+        )
+        assert taken.returncode == 1
+        assert f"Cannot listen on 127.0.0.1:{port}" in taken.stderr
+
+
+@pytest.mark.slow
+def test_a_signal_ends_it_without_a_trace(tmp_path: Path) -> None:
+    """Test runners of other languages end their children so; the log of each run would pile up."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tidegate.testing"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )
+    with process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["ok"]
+        assert list(tmp_path.iterdir())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(_WAIT_S) == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_hub_with_a_name_is_gone_when_its_block_ends(service: TestedService) -> None:
+    """And one without soon after: the next test does not wait for it."""
+    with service.event_hub("named"):
+        assert "named" in service.event_hubs()
+    assert "named" not in service.event_hubs()
+    with service.event_hub() as hub:
+        pass
+    deadline = time.monotonic() + _WAIT_S
+    while hub.name in service.event_hubs():
+        assert time.monotonic() < deadline
+
+
+def _emulator_file(directory: Path) -> Path:
+    config = directory / "Config.json"
+    entity = {"Name": "eh1", "PartitionCount": "2", "ConsumerGroups": [{"Name": "cg1"}]}
+    namespace = {"Type": "EventHub", "Name": "emulatorNs1", "Entities": [entity]}
+    document = {"UserConfig": {"NamespaceConfig": [namespace], "LoggingConfig": {"Type": "File"}}}
+    config.write_text(json.dumps(document))
+    return config

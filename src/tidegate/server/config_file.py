@@ -64,6 +64,11 @@ def load_settings(path: Path, *, data_dir: Path | None = None) -> ServerSettings
         ) from error
 
 
+def is_emulator_file(path: Path) -> bool:
+    """Whether a file has the official emulator's form. Raises InvalidArgumentError as ``load_settings``."""
+    return is_emulator_config(_read(path))
+
+
 def _read(path: Path) -> Mapping[str, object]:
     try:
         # Editors on Windows put a byte order mark before UTF-8.

@@ -1,8 +1,9 @@
 """An event hub for tests in any language: ``python -m tidegate.testing``, a child process of the test run.
 
-It starts a service on free ports with a temporary log and prints one line of JSON: connection strings and
-what else is to be known. Then it reads commands, one JSON object a line, from its standard input, and answers
-each with one line; at the end of its input it stops, so that it never outlives the tests.
+It starts a service on free ports with a temporary log and prints one line of JSON: connection strings, of
+the namespace and of each event hub, and what else is to be known. Then it reads commands, one JSON object a
+line, from its standard input, and answers each with one line; at the end of its input it stops, so that it
+never outlives the tests.
 
     {"do": "create", "name": "orders", "partition_count": 2}     {"ok": true, "connection_string": "…"}
     {"do": "delete", "name": "orders"}                           {"ok": true}
@@ -11,12 +12,17 @@ each with one line; at the end of its input it stops, so that it never outlives 
 ``refuse`` {"is_refused"}, ``hold`` {"is_held"}, ``delay`` {"seconds"}, ``throttle`` {"seconds"},
 ``steal_epoch`` {"name", "partition_id", "consumer_group"} and ``mend`` are ``Faults``' methods. What is wrong
 with a command is answered {"ok": false, "error": "…"}.
+
+In the place of the official emulator, for tests that have its addresses and its key written into them:
+
+    python -m tidegate.testing --config Config.json --port 5672 --http-port 5300
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -41,12 +47,30 @@ def main() -> int:
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="event hubs from a file: the official emulator's, or ours"
     )
+    parser.add_argument(
+        "--port", type=int, default=0, metavar="N", help="where clients connect (any free port)"
+    )
+    parser.add_argument(
+        "--http-port", type=int, default=0, metavar="N", help="publishing by REST, /health (any free port)"
+    )
+    parser.add_argument(
+        "--root-key",
+        metavar="KEY",
+        help="key of RootManageSharedAccessKey (a random one; with the emulator's file the emulator's)",
+    )
     arguments = parser.parse_args()
+    # As at the end of the input: nothing is left behind where a test run ends its children by a signal.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        with TestedService(config=arguments.config) as service:
+        with TestedService(
+            config=arguments.config,
+            root_key=arguments.root_key,
+            port=arguments.port,
+            http_port=arguments.http_port,
+        ) as service:
             commands = Commands(service)
             for name in arguments.hub:
-                commands.answer({"do": "create", "name": name, "partition_count": arguments.partitions})
+                service.create(name, partition_count=arguments.partitions)
             _print(commands.ready())
             for line in sys.stdin:
                 if line.strip():
@@ -64,7 +88,6 @@ class Commands:
 
     def __init__(self, service: TestedService) -> None:
         self._service = service
-        self._hubs: dict[str, TestedEventHub] = {}
 
     def ready(self) -> Answer:
         """The first line."""
@@ -74,7 +97,7 @@ class Commands:
             "connection_string": self._service.connection_string,
             "connection_string_direct": ready.connection_string_plain,
             "http": ready.http,
-            "event_hubs": {name: hub.connection_string for name, hub in self._hubs.items()},
+            "event_hubs": {name: hub.connection_string for name, hub in self._service.event_hubs().items()},
         }
 
     def answer_line(self, line: str) -> Answer:
@@ -108,12 +131,10 @@ class Commands:
 
     def _create(self, name: str | None = None, partition_count: int = 4, **settings: object) -> Answer:
         made = self._service.create(name, partition_count=partition_count, **settings)  # type: ignore[arg-type]
-        self._hubs[made.name] = made
         return {"name": made.name, "connection_string": made.connection_string}
 
     def _delete(self, name: str) -> None:
         self._service.delete(name)
-        self._hubs.pop(name, None)
 
     def _steal_epoch(self, name: str, partition_id: str, **group: str) -> None:
         TestedEventHub(name, 0, self._service).faults.steal_epoch(partition_id, **group)

@@ -11,7 +11,7 @@ connect through a proxy in front of the service, which is where lines are cut an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,12 +20,15 @@ from typing import Self
 
 from tidegate.client import BlockingConsumer, EventHubProducer, run_blocking
 from tidegate.model.connection_string import ConnectionString
-from tidegate.model.errors import NotFoundError, ReceiverStolenError
+from tidegate.model.errors import InvalidArgumentError, NotFoundError, ReceiverStolenError
 from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.server.app import TidegateServer
+from tidegate.server.config_file import is_emulator_file
+from tidegate.server.emulator_config import EMULATOR_KEY
 from tidegate.testing.hub import HubService
 from tidegate.testing.proxy import CuttingProxy
+from tidegate.transport.tasks import TaskOwner
 
 _EPOCH_MAX = 2**63 - 1
 
@@ -35,10 +38,20 @@ class TestedService:
 
     __test__ = False  # pytest takes classes of this name for tests
 
-    def __init__(self, *, config: Path | None = None) -> None:
-        """config: as of ``HubService``: what is declared there is there from the start."""
-        self.service = HubService(is_http_used=True, config=config)
+    def __init__(
+        self, *, config: Path | None = None, root_key: str | None = None, port: int = 0, http_port: int = 0
+    ) -> None:
+        """config: as of ``HubService``: what is declared there is there from the start. root_key: None makes
+        one up, or is the official emulator's with a file of its form, as its users have it in their
+        connection strings. port, http_port: where clients connect, 0 is any free port; the emulator's are
+        5672 and 5300.
+        """
+        if root_key is None and config is not None and is_emulator_file(config):
+            root_key = EMULATOR_KEY
+        self.service = HubService(is_http_used=True, config=config, root_key=root_key, http_port=http_port)
+        self._port = port
         self._proxy: CuttingProxy | None = None
+        self._removals = TaskOwner("removal of tested event hubs")
 
     @property
     def connection_string(self) -> str:
@@ -53,16 +66,24 @@ class TestedService:
         return self._proxy
 
     def __enter__(self) -> Self:
+        """Raises InvalidArgumentError for a port that cannot be had."""
         self.service.start()
 
         async def start_proxy(server: TidegateServer) -> CuttingProxy:
             assert self.service.ready.amqp is not None
             host, _, port = self.service.ready.amqp.rpartition(":")
             proxy = CuttingProxy(host, int(port))
-            await proxy.start()
+            await proxy.start(self._port)
             return proxy
 
-        self._proxy = self.service.call(start_proxy)
+        try:
+            self._proxy = self.service.call(start_proxy)
+        except OSError as error:
+            self.service.close()
+            raise InvalidArgumentError(
+                f"Cannot listen on 127.0.0.1:{self._port}: {error.strerror or error}.",
+                next_step="Give another port; 0 is any free one.",
+            ) from error
         return self
 
     def __exit__(
@@ -70,10 +91,20 @@ class TestedService:
     ) -> None:
         proxy, self._proxy = self._proxy, None
         try:
+            self.service.call(lambda server: self._removals.close())
             if proxy is not None:
                 self.service.call(lambda server: proxy.close())
         finally:
             self.service.close()
+
+    def event_hubs(self) -> Mapping[str, TestedEventHub]:
+        """Those that there are, by name."""
+
+        async def find(server: TidegateServer) -> dict[str, int]:
+            hubs = server.broker.list_event_hubs()
+            return {hub.name: len(hub.partitions) for hub in hubs}
+
+        return {name: TestedEventHub(name, count, self) for name, count in self.service.call(find).items()}
 
     def create(
         self,
@@ -96,11 +127,7 @@ class TestedService:
     def delete(self, name: str) -> None:
         """Remove an event hub with its events; nothing where the test has removed it."""
 
-        async def delete(server: TidegateServer) -> None:
-            with suppress(NotFoundError):
-                await server.broker.delete_event_hub(name)
-
-        self.service.call(delete)
+        self.service.call(lambda server: _delete(server, name))
 
     @contextmanager
     def event_hub(
@@ -121,8 +148,20 @@ class TestedService:
         try:
             yield made
         finally:
-            made.faults.mend()
-            self.delete(made.name)
+            self._leave(made.name, is_awaited=name is not None)
+
+    def _leave(self, name: str, *, is_awaited: bool) -> None:
+        """Mend the faults and remove a hub. Not awaited: the next test, whose hub has another name, need not
+        wait until the disk has forgotten this one.
+        """
+
+        async def leave(server: TidegateServer) -> None:
+            _mend(server, self.proxy)
+            removal = self._removals.start(_delete(server, name), name=name)
+            if is_awaited:
+                await removal
+
+        self.service.call(leave)
 
 
 @dataclass(frozen=True)
@@ -247,13 +286,21 @@ class Faults:
         """Undo all of them."""
 
         async def mend(server: TidegateServer) -> None:
-            proxy = self._owner.proxy
-            proxy.refuse(False)
-            proxy.hold(False)
-            proxy.delay_s = 0.0
-            server.broker.throughput.set_units(None)
+            _mend(server, self._owner.proxy)
 
         self._owner.service.call(mend)
+
+
+def _mend(server: TidegateServer, proxy: CuttingProxy) -> None:
+    proxy.refuse(False)
+    proxy.hold(False)
+    proxy.delay_s = 0.0
+    server.broker.throughput.set_units(None)
+
+
+async def _delete(server: TidegateServer, name: str) -> None:
+    with suppress(NotFoundError):
+        await server.broker.delete_event_hub(name)
 
 
 def _ignore(error: ReceiverStolenError) -> None:

@@ -127,13 +127,18 @@ class HubService(_Hub):
         is_tls_used: bool = False,
         is_http_used: bool = False,
         config: Path | None = None,
+        root_key: str | None = None,
+        http_port: int = 0,
     ) -> None:
         """data_dir: None is a temporary one. config: a configuration file as ``tidegate serve`` takes it, the
-        official emulator's among them; of its own ports and directory nothing is taken. Nothing runs before
-        ``start`` (or ``with``).
+        official emulator's among them; of its own ports and directory nothing is taken. root_key: None is
+        the file's, or made up. http_port: 0 is any free one. Nothing runs before ``start`` (or ``with``).
         """
         super().__init__(data_dir, is_tls_used=is_tls_used, is_http_used=is_http_used)
+        if is_http_used:
+            self._ports["http_port"] = http_port
         self._config = config
+        self._root_key = root_key
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: TidegateServer | None = None
@@ -210,6 +215,8 @@ class HubService(_Hub):
         settings = ServerSettings(self.data_dir)
         if self._config is not None:
             settings = load_settings(self._config, data_dir=self.data_dir)
+        if self._root_key is not None:
+            settings = replace(settings, root_key=self._root_key)
         return replace(settings, data_dir=self.data_dir, **self._ports)  # type: ignore[arg-type]
 
     async def _serve(self, started: threading.Event) -> None:

@@ -84,9 +84,9 @@ class CuttingProxy:
         for line in self._lines:
             line.bytes_left = None
 
-    async def start(self) -> None:
-        """Listen; ``host`` and ``port`` are set afterwards."""
-        self._server = await asyncio.start_server(self._forward, self.host, 0)
+    async def start(self, port: int = 0) -> None:
+        """Listen, on any free port where it is 0; ``host`` and ``port`` are set afterwards."""
+        self._server = await asyncio.start_server(self._forward, self.host, port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
