@@ -19,6 +19,7 @@ from tests.console.support import PlainBrowser, assert_accessible, console_servi
 
 from tidegate.broker import Claim, PartitionRuntimeInformation
 from tidegate.console.backend.consumers import PartitionProgress
+from tidegate.console.pages import consumers as consumers_page
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor import (
     EventProcessor,
@@ -28,7 +29,7 @@ from tidegate.processor import (
     PartitionManagerOptions,
     ProcessorCheckpoint,
 )
-from tidegate.server.console import consumer_rows, consumers
+from tidegate.server.console import consumer_rows, consumers, shared_answers
 from tidegate.server.console.consumer_rows import (
     LEASE_DURATION_S,
     STALL_TIMEOUT_S,
@@ -70,6 +71,9 @@ def service(tmp_path_factory: pytest.TempPathFactory, database: Database) -> Ite
     """A service with 3 partitions of 10 events; nothing that it has read is kept for the next page."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(consumers, "_LOOK_S", 0.0)
+        patch.setattr(shared_answers, "_WORK_SHARE", 0)
+        # A busy machine takes its time, and the test's browser has no scripts to wait with.
+        patch.setattr(consumers_page, "FIRST_PAINT_S", 30.0)
         with console_service(tmp_path_factory.mktemp("console"), database=database.url) as started:
             started.create_hub(HUB, partition_count=3)
             for partition_id in ("0", "1", "2"):

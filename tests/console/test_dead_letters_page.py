@@ -29,6 +29,7 @@ from tests.console.support import PlainBrowser, assert_accessible, console_servi
 from tidegate.broker import Claim
 from tidegate.client import BlockingConsumer
 from tidegate.console.backend.dead_letters import LetterCount, LetterKey, LetterPlace
+from tidegate.console.pages import dead_letters as dead_letters_page
 from tidegate.console.pages.dead_letters_histogram import DAYS_MAX, HOURS_MAX, histogram_of
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData
@@ -120,6 +121,8 @@ def service(tmp_path_factory: pytest.TempPathFactory, place: Place) -> Iterator[
         patch.setattr(dead_letters, "_PAGES_S", 0.0)
         patch.setattr(dead_letters, "_SUMS_S", 0.0)
         patch.setattr(shared_answers, "_WORK_SHARE", 0)
+        # A busy machine takes its time, and the plain browser has no scripts to wait with.
+        patch.setattr(dead_letters_page, "FIRST_PAINT_S", 30.0)
         with console_service(directory, database=place.database_url, redrive_pipelines=pipelines) as started:
             started.create_hub(HUB, partition_count=1)
             started.create_hub("other", partition_count=1)

@@ -171,8 +171,12 @@ class ConsumersView(Protocol):
     What asks the database raises DatabaseError and DatabaseUnavailableError.
     """
 
-    async def groups(self) -> Sequence[GroupSummary]:
-        """All consumer groups with a lease or a checkpoint, by hub and name."""
+    async def groups(self, *, at_most_s: float | None) -> Sequence[GroupSummary] | None:
+        """All consumer groups with a lease or a checkpoint, by hub and name.
+
+        None: they are not there within ``at_most_s`` seconds (None: as long as it takes), and are being
+        read: ask again.
+        """
         ...
 
     async def group(self, event_hub: str, consumer_group: str) -> GroupProgress:

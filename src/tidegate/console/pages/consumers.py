@@ -18,6 +18,9 @@ from tidegate.console.rendering import fragment, page
 from tidegate.model.errors import TidegateError
 
 LIVE_EVERY_S = 2.0
+FIRST_PAINT_S = 0.15
+"""Groups that are not read by then come live, or when the page is asked for again."""
+LIVE_WAIT_S = 30.0
 
 
 def routes(console: Console) -> list[Route]:
@@ -50,7 +53,7 @@ class _Pages:
         view = self._view
         if view is None:
             return page(request, "processing_absent.html", title="Consumers")
-        return page(request, "consumers.html", **await self._list(request, view))
+        return page(request, "consumers.html", **await self._list(request, view, at_most_s=FIRST_PAINT_S))
 
     async def live_list(self, request: Request) -> Response:
         require_listen(request, rights_of(request).hub)
@@ -60,7 +63,9 @@ class _Pages:
             if view is None:
                 return None
             try:
-                context = await self._list(request, view) | {"now": self._console.clock.now_utc()}
+                context = await self._list(request, view, at_most_s=LIVE_WAIT_S) | {
+                    "now": self._console.clock.now_utc()
+                }
             except TidegateError as error:
                 return {"sentence": str(error)}
             return {
@@ -70,9 +75,10 @@ class _Pages:
 
         return self._console.streams.stream(request, render, every_s=LIVE_EVERY_S)
 
-    async def _list(self, request: Request, view: ConsumersView) -> dict[str, Any]:
+    async def _list(self, request: Request, view: ConsumersView, *, at_most_s: float) -> dict[str, Any]:
         rights, search = rights_of(request), request.query_params.get("search", "").strip()
-        seen = [group for group in await view.groups() if rights.may_listen(group.event_hub)]
+        groups = await view.groups(at_most_s=at_most_s)
+        seen = [group for group in groups or () if rights.may_listen(group.event_hub)]
         wanted = search.lower()
         found = [each for each in seen if wanted in f"{each.event_hub} {each.consumer_group}".lower()]
         start = _start_of(request)
@@ -80,6 +86,7 @@ class _Pages:
             "groups": found[start : start + PAGE_SIZE],
             "address_of": lambda group: group_address(group.event_hub, group.consumer_group),
             "is_any": bool(seen),
+            "is_read": groups is not None,
             "search": search,
             "start": start,
             "total": len(found),

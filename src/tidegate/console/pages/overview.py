@@ -130,7 +130,7 @@ class _Processing:
 
     async def _ask(self, view: ProcessingView) -> None:
         try:
-            groups = await view.consumers.groups()
+            groups = await view.consumers.groups(at_most_s=None) or ()
             open_count = await view.dead_letters.open_count(None)
         except TidegateError as error:
             self._figures = ProcessingFigures(

@@ -2,7 +2,7 @@
 
 Theory of operation. A look reads both tables in a thread, notes on the event loop where the logs begin and
 end (the rows first: the log only grows, so no checkpoint seems to lie beyond its end), and joins them in a
-thread. All who look within a second share one look.
+thread. All who look at the same within a second share one look.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -23,6 +22,7 @@ from tidegate.server.console.consumer_rows import HubLog, LogEnd, StoredRows, pr
 from tidegate.server.console.jobs import Jobs, RunningJob
 from tidegate.server.console.lazy_database import LazyDatabase
 from tidegate.server.console.parts import ConsoleParts
+from tidegate.server.console.shared_answers import SharedAnswers
 from tidegate.sql import CheckpointReader, ConsumerKey, Database, LeaseReader
 
 _LOOK_S: Final = 1.0
@@ -37,12 +37,6 @@ _PARTITIONS_PER_TURN: Final = 64
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
-    at_s: float
-    groups: Mapping[ConsumerKey, GroupProgress]
-
-
 class SqlConsumers:
     """``console.backend.ConsumersView``."""
 
@@ -51,35 +45,45 @@ class SqlConsumers:
         self._clock = parts.clock
         self._database = database
         self._jobs = jobs
-        self._lock = asyncio.Lock()
-        self._last: _Look | None = None
+        self._groups: SharedAnswers[str, Sequence[GroupSummary]] = SharedAnswers(parts.clock, kept_s=_LOOK_S)
+        self._each: SharedAnswers[ConsumerKey, GroupProgress] = SharedAnswers(parts.clock, kept_s=_LOOK_S)
         self._unread: OrderedDict[tuple[str, int, str, int], datetime] = OrderedDict()
         """When the event that a checkpoint waits at was enqueued: by hub, its age, partition and number."""
         self._plans: OrderedDict[str, tuple[MovePlan, Sequence[PlannedMove]]] = OrderedDict()
 
-    async def groups(self) -> Sequence[GroupSummary]:
+    async def groups(self, *, at_most_s: float | None) -> Sequence[GroupSummary] | None:
         """As ``ConsumersView`` says."""
-        look = await self._look()
-        found = [group.summary for group in look.groups.values()]
-        return sorted(found, key=lambda each: (each.event_hub.lower(), each.consumer_group))
+
+        async def look() -> Sequence[GroupSummary]:
+            found = await self._look(_read_all)
+            summaries = [group.summary for group in found.values()]
+            return sorted(summaries, key=lambda each: (each.event_hub.lower(), each.consumer_group))
+
+        return await self._groups.ask("all", look, at_most_s=at_most_s)
 
     async def group(self, event_hub: str, consumer_group: str) -> GroupProgress:
         """As ``ConsumersView`` says."""
-        look = await self._look()
-        found = look.groups.get(ConsumerKey(event_hub, consumer_group))
-        if found is None:
-            raise NotFoundError(
-                f"The consumer group {consumer_group[:80]!r} of {event_hub[:80]!r} has no lease and no "
-                "checkpoint in this database.",
-                next_step="It appears with its first lease or checkpoint.",
-            )
+        consumer = ConsumerKey(event_hub, consumer_group)
+
+        async def look() -> GroupProgress:
+            found = await self._look(lambda database: _read(database, consumer))
+            if consumer not in found:
+                raise NotFoundError(
+                    f"The consumer group {consumer_group[:80]!r} of {event_hub[:80]!r} has no lease and no "
+                    "checkpoint in this database.",
+                    next_step="It appears with its first lease or checkpoint.",
+                )
+            return found[consumer]
+
+        found = await self._each.ask(consumer, look, at_most_s=None)
+        assert found is not None
         return found
 
     async def plan_move(self, request: MoveRequest) -> MovePlan:
         """As ``ConsumersView`` says."""
         consumer = ConsumerKey(request.event_hub, request.consumer_group)
         moves = await plan_moves(self._broker.event_hub(request.event_hub), request)
-        rows = await self._database.ask(lambda database: _read(database).of(consumer))
+        rows = await self._database.ask(lambda database: _read(database, consumer).of(consumer))
         plan = MovePlan(secrets.token_urlsafe(12), request, [move.step(rows) for move in moves])
         self._plans[plan.plan_id] = plan, moves
         while len(self._plans) > _PLANS_MAX:
@@ -115,7 +119,8 @@ class SqlConsumers:
                     is_forced=is_forced,
                 )
             )
-            self._last = None
+            self._groups.forget()
+            self._each.forget()
 
         job = self._jobs.start(
             JobKind.MOVE,
@@ -137,23 +142,23 @@ class SqlConsumers:
             )
         return found
 
-    async def _look(self) -> _Look:
-        async with self._lock:
-            if self._last is not None and self._clock.monotonic() - self._last.at_s < _LOOK_S:
-                return self._last
-            rows = await self._database.ask(_read)
-            logs = {name: log for name in rows.event_hubs() if (log := await self._log_of(name)) is not None}
-            now = self._clock.now_utc()
-            self._find_unread(rows, logs, now)
-            unread = dict(self._unread)
-            groups = await self._database.ask(
-                lambda _: {
-                    each: progress_of(each, rows.of(each), logs.get(each.event_hub), unread, now)
-                    for each in rows.consumers()
-                }
-            )
-            self._last = _Look(self._clock.monotonic(), groups)
-            return self._last
+    async def close(self) -> None:
+        """End what is being looked at."""
+        await self._groups.close()
+        await self._each.close()
+
+    async def _look(self, read: Callable[[Database], StoredRows]) -> Mapping[ConsumerKey, GroupProgress]:
+        rows = await self._database.ask(read)
+        logs = {name: log for name in rows.event_hubs() if (log := await self._log_of(name)) is not None}
+        now = self._clock.now_utc()
+        self._find_unread(rows, logs, now)
+        unread = dict(self._unread)
+        return await self._database.ask(
+            lambda _: {
+                each: progress_of(each, rows.of(each), logs.get(each.event_hub), unread, now)
+                for each in rows.consumers()
+            }
+        )
 
     async def _log_of(self, name: str) -> HubLog | None:
         """Where the partitions of a hub begin and end; None: there is no such hub here."""
@@ -186,8 +191,13 @@ class SqlConsumers:
             self._unread.popitem(last=False)
 
 
-def _read(database: Database) -> StoredRows:
+def _read(database: Database, consumer: ConsumerKey) -> StoredRows:
     # Checkpoints first: one that is older than its lease is at least a consistent one.
+    checkpoints = CheckpointReader(database).read(consumer)
+    return StoredRows.of_rows(checkpoints.values(), LeaseReader(database).read(consumer).values())
+
+
+def _read_all(database: Database) -> StoredRows:
     checkpoints = CheckpointReader(database).read_all()
     return StoredRows.of_rows(checkpoints, LeaseReader(database).read_all())
 

@@ -48,5 +48,6 @@ class SqlProcessing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._jobs.close()
+        await self._consumers.close()
         await self._dead_letters.close()
         await self._database.close()

@@ -46,9 +46,11 @@ class SharedAnswers(Generic[K, T]):
         self._tasks = TaskOwner("console answers")
         self._answers: OrderedDict[K, _Answer[T]] = OrderedDict()
 
-    async def ask(self, key: K, work: Callable[[], Coroutine[Any, Any, T]], *, at_most_s: float) -> T | None:
+    async def ask(
+        self, key: K, work: Callable[[], Coroutine[Any, Any, T]], *, at_most_s: float | None
+    ) -> T | None:
         """The answer, worked out by ``work`` unless one is kept; None: it is not there after ``at_most_s``
-        seconds, and will be. Raises what the work raised; that is kept for nobody.
+        seconds (None: whenever it comes), and will be. Raises what the work raised; that is kept for nobody.
         """
         now_s = self._clock.monotonic()
         answer = self._answers.get(key)
