@@ -150,6 +150,8 @@ def test_a_changed_table_changes_its_picture() -> None:
     more = Machine(lease.name, lease.title, "", lease.initial, (*lease.steps, Step("expired", "lost", "end")))
     assert "lost" in draw_machine(more)
     assert "lost" not in draw_machine(lease)
+    stray = Machine(lease.name, lease.title, "", lease.initial, (*lease.steps, Step("lost", "held", "find")))
+    assert "lost" in draw_machine(stray)  # nothing leads there, which the picture shows
 
 
 def test_concepts_show_the_pictures() -> None:

@@ -206,6 +206,9 @@ def _rows(machine: Machine) -> list[list[str]]:
             if step.start == state and step.end not in depth:
                 depth[step.end] = depth[state] + 1
                 found.append(step.end)
+    unreached = max(depth.values()) + 1
+    for state in machine.states:
+        depth.setdefault(state, unreached)
     rows: list[list[str]] = [[] for _ in range(max(depth.values()) + 1)]
     for state, row in depth.items():
         rows[row].append(state)
@@ -217,7 +220,7 @@ def _rows(machine: Machine) -> list[list[str]]:
 
 def _place_below(machine: Machine, state: str, above: Sequence[str]) -> float:
     columns = [above.index(step.start) for step in machine.steps if step.end == state and step.start in above]
-    return sum(columns) / len(columns)
+    return sum(columns) / len(columns) if columns else len(above)
 
 
 def _arrows(machine: Machine) -> list[_Arrow]:
