@@ -12,6 +12,7 @@ import logging
 import shutil
 from array import array
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,8 @@ _DISK_S: Final = 5.0
 _PARTITIONS_WATCHED_S: Final = 60.0
 _PARTITION_SAMPLES: Final = 11
 
+_NONE: Final = Rates()
+
 _log = logging.getLogger(__name__)
 
 
@@ -36,7 +39,7 @@ class HubSamples:
     """What is known of one event hub."""
 
     counts: EventHubStatistics
-    rates: Rates = field(default_factory=Rates)
+    rates: Rates = _NONE
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_SAMPLES))
     """Events that came in per second."""
     watched_until: float = float("-inf")
@@ -57,8 +60,7 @@ class Sampler:
         self._broker = broker
         self._clock = clock
         self._data_dir = data_dir
-        self._hubs: dict[str, HubSamples] = {}
-        self._totals = EventHubStatistics()
+        self._hubs: dict[EventHub, HubSamples] = {}
         self._looked_at: float | None = None
         self._disk_looked_at = float("-inf")
 
@@ -81,30 +83,30 @@ class Sampler:
         seconds = now - self._looked_at if self._looked_at is not None else 0.0
         known, self._hubs = self._hubs, {}
         for event_hub in self._broker.list_event_hubs():
-            hub_id = event_hub.description.hub_id
-            samples = known.get(hub_id)
-            if samples is None:
-                samples = HubSamples(EventHubStatistics())
-            self._hubs[hub_id] = samples
+            samples = self._hubs[event_hub] = known.get(event_hub) or HubSamples(EventHubStatistics())
             self._look_at_hub(event_hub, samples, now, seconds)
-        totals = self._broker.statistics()
         if seconds > 0.0:
-            rates = _rates(self._totals, totals, seconds)
+            rates = _sum(samples.rates for samples in self._hubs.values())
             self.history.append(Sample(self._clock.now_utc(), rates))
-        self._totals, self._looked_at = totals, now
+        self._looked_at = now
 
-    def hub(self, hub_id: str) -> HubSamples:
+    @property
+    def throttled_requests(self) -> int:
+        """Of the hubs that there are, since the service started."""
+        return sum(samples.counts.throttled_requests for samples in self._hubs.values())
+
+    def hub(self, event_hub: EventHub) -> HubSamples:
         """What is known of an event hub; nothing of one that was made just now."""
-        return self._hubs.get(hub_id) or HubSamples(EventHubStatistics())
+        return self._hubs.get(event_hub) or HubSamples(EventHubStatistics())
 
-    def watch_partitions(self, hub_id: str) -> None:
+    def watch_partitions(self, event_hub: EventHub) -> None:
         """Look at the hub's partitions one by one for the next minute."""
-        if (samples := self._hubs.get(hub_id)) is not None:
+        if (samples := self._hubs.get(event_hub)) is not None:
             samples.watched_until = self._clock.monotonic() + _PARTITIONS_WATCHED_S
 
-    def partition_rate(self, hub_id: str, index: int) -> float | None:
+    def partition_rate(self, event_hub: EventHub, index: int) -> float | None:
         """Events per second that came into a partition lately; None: nobody has looked for long enough."""
-        looks = self.hub(hub_id).partitions
+        looks = self.hub(event_hub).partitions
         if len(looks) < 2:
             return None
         (since, first), (until, last) = looks[0], looks[-1]
@@ -140,14 +142,24 @@ class Sampler:
         self.disk = await asyncio.to_thread(look)
 
 
-def _rates(before: EventHubStatistics, after: EventHubStatistics, seconds: float) -> Rates:
-    def per_s(name: str) -> float:
-        return max(0.0, (getattr(after, name) - getattr(before, name)) / seconds)
-
+def _sum(rates: Iterable[Rates]) -> Rates:
+    busy = [each for each in rates if each is not _NONE]
     return Rates(
-        incoming_events=per_s("incoming_events"),
-        incoming_bytes=per_s("incoming_bytes"),
-        outgoing_events=per_s("outgoing_events"),
-        outgoing_bytes=per_s("outgoing_bytes"),
-        throttled_requests=per_s("throttled_requests"),
+        incoming_events=sum(each.incoming_events for each in busy),
+        incoming_bytes=sum(each.incoming_bytes for each in busy),
+        outgoing_events=sum(each.outgoing_events for each in busy),
+        outgoing_bytes=sum(each.outgoing_bytes for each in busy),
+        throttled_requests=sum(each.throttled_requests for each in busy),
+    )
+
+
+def _rates(before: EventHubStatistics, after: EventHubStatistics, seconds: float) -> Rates:
+    if after == before:
+        return _NONE
+    return Rates(
+        incoming_events=(after.incoming_events - before.incoming_events) / seconds,
+        incoming_bytes=(after.incoming_bytes - before.incoming_bytes) / seconds,
+        outgoing_events=(after.outgoing_events - before.outgoing_events) / seconds,
+        outgoing_bytes=(after.outgoing_bytes - before.outgoing_bytes) / seconds,
+        throttled_requests=(after.throttled_requests - before.throttled_requests) / seconds,
     )

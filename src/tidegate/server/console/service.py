@@ -56,7 +56,7 @@ class BrokerService:
             partition_count=sum(len(hub.partitions) for hub in hubs),
             connections=self._amqp.connection_counts().active,
             receivers=sum(map(_receivers, hubs)),
-            throttled_requests=self._broker.statistics().throttled_requests,
+            throttled_requests=self._sampler.throttled_requests,
             throughput_units=self._broker.throughput.units,
             is_congested=self._broker.is_congested,
             disk=self._sampler.disk,
@@ -69,7 +69,7 @@ class BrokerService:
         """See ``ServiceView``."""
 
         def load(event_hub: EventHub) -> tuple[float, str]:
-            rates = self._sampler.hub(event_hub.description.hub_id).rates
+            rates = self._sampler.hub(event_hub).rates
             return -(rates.incoming_events + rates.outgoing_events), event_hub.name.lower()
 
         captures = self._capture.statistics()
@@ -88,7 +88,7 @@ class BrokerService:
         """See ``ServiceView``."""
         event_hub = self._broker.event_hub(name)
         description = event_hub.description
-        samples = self._sampler.hub(description.hub_id)
+        samples = self._sampler.hub(event_hub)
         return Hub(
             name=description.name,
             created_at=_time(description.created_at_ms),
@@ -110,8 +110,7 @@ class BrokerService:
     def partitions(self, name: str, *, start: int) -> Page[PartitionRow]:
         """See ``ServiceView``."""
         event_hub = self._broker.event_hub(name)
-        hub_id = event_hub.description.hub_id
-        self._sampler.watch_partitions(hub_id)
+        self._sampler.watch_partitions(event_hub)
 
         def row(partition: Partition) -> PartitionRow:
             found = partition.runtime_information()
@@ -123,7 +122,7 @@ class BrokerService:
                 events_held=found.last_enqueued_sequence_number + 1 - found.begin_sequence_number,
                 stored_bytes=partition.stored_bytes(),
                 last_enqueued_time=None if last is None else _time(last),
-                incoming_events_per_s=self._sampler.partition_rate(hub_id, int(partition.partition_id)),
+                incoming_events_per_s=self._sampler.partition_rate(event_hub, int(partition.partition_id)),
                 receivers=len(partition.receivers()),
             )
 
@@ -209,7 +208,7 @@ class BrokerService:
 
     def _row(self, event_hub: EventHub, captures: Mapping[str, CaptureStatistics]) -> HubRow:
         description = event_hub.description
-        samples = self._sampler.hub(description.hub_id)
+        samples = self._sampler.hub(event_hub)
         captured = captures.get(description.name)
         return HubRow(
             name=description.name,

@@ -1,0 +1,120 @@
+"""Text for people: numbers, sizes, times and lines; and what keeps markup out of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.console.live import format_event
+from tidegate.console.pages.forms import FieldError, optional_number, start_of, whole_number
+from tidegate.console.rendering import (
+    ago,
+    bytes_text,
+    counted,
+    duration,
+    environment,
+    number,
+    rate,
+    sparkline,
+)
+
+NOW = datetime(2026, 11, 22, 7, 25, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0, "0"), (1234567, "1,234,567"), (0.25, "0.2"), (99.96, "100.0"), (1234.6, "1,235")],
+)
+def test_numbers(value: float | None, text: str) -> None:
+    """Groups of three digits; a digit behind the point only where it says something."""
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0, "0 B"),
+        (1023, "1,023 B"),
+        (1024, "1.0 KB"),
+        (1536, "1.5 KB"),
+        (1048575, "1.0 MB"),
+        (150 * 1024**2, "150 MB"),
+        (5 * 1024**6, "5,120 PB"),
+    ],
+)
+def test_sizes(value: int | None, text: str) -> None:
+    """Powers of 1,024, and no ``1024 KB``."""
+    assert bytes_text(value) == text
+
+
+def test_rates_and_counts() -> None:
+    """With their unit; one is not many."""
+    assert [rate(1500.0), rate(2048, "bytes"), rate(None)] == ["1,500 /s", "2.0 KB/s", "–"]
+    assert [counted(1, "hub"), counted(0, "hub"), counted(1024, "hub")] == ["1 hub", "0 hubs", "1,024 hubs"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "–"), (0.05, "50 ms"), (1, "1 s"), (200, "3 min 20 s"), (3600, "1 h"), (90_061, "1 d 1 h")],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    """The two largest units that count."""
+    assert duration(seconds) == text
+
+
+def test_times_say_how_long_ago_and_exactly_when() -> None:
+    """In the future, too, as with clocks that differ; and nothing where there is no time."""
+    assert ">5 s ago<" in ago(NOW - timedelta(seconds=5), NOW)
+    assert ">in 2 min<" in ago(NOW + timedelta(minutes=2), NOW)
+    assert ">now<" in ago(NOW, NOW)
+    assert 'datetime="2026-11-22T07:25:01.000+00:00"' in ago(NOW, NOW)
+    assert ago(None, NOW) == "–"
+
+
+@given(st.lists(st.floats(0, 1e12)), st.text())
+def test_a_line_is_well_formed_whatever_the_values(values: list[float], label: str) -> None:
+    """And its label cannot leave the attribute that it is in."""
+    svg = str(sparkline(values, label))
+    assert svg.count("<") == 3
+    assert "nan" not in svg
+    assert svg.count('"') == 16
+
+
+@given(st.text())
+def test_templates_escape_what_they_are_given(text: str) -> None:
+    """Autoescaping is on for every template, whatever its name."""
+    shown = environment().from_string("{{ text }}").render(text=text)
+    assert "<" not in shown
+    assert '"' not in shown
+
+
+@given(st.text())
+def test_events_of_a_stream_keep_their_frame(text: str) -> None:
+    """Whatever a fragment holds, it can neither end its event early nor begin another one."""
+    event = format_event("name", text)
+    assert event.startswith("event: name\ndata: ")
+    assert event.endswith("\n\n")
+    assert "\r" not in event
+    lines = event[:-1].split("\n")[1:-1]
+    assert all(line.startswith("data: ") for line in lines)
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "0x10", "1e3", "٣", "9" * 20, "one"])
+def test_what_is_no_number_is_told_with_its_field(text: str) -> None:
+    """A field's mistake names the field, so that the page can show it there."""
+    with pytest.raises(FieldError) as caught:
+        optional_number({"size": text}, "size", "The size")
+    assert caught.value.field == "size"
+    assert start_of(text) == 0
+
+
+def test_numbers_of_fields() -> None:
+    """Digits may be set apart; an empty field is none."""
+    assert optional_number({"size": "1,000 000"}, "size", "The size") == 1_000_000
+    assert optional_number({"size": ""}, "size", "The size") is None
+    with pytest.raises(FieldError, match="missing"):
+        whole_number({}, "size", "The size")
