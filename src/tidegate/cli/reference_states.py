@@ -1,8 +1,8 @@
 """The state machines that the documents show, each as its steps: AMQP's from the tables that the code runs
 by, the others beside the code that takes the steps, whose states they share.
 
-``tests/test_docs_states.py`` holds each to the code: AMQP's to the tables step for step, dead letters by doing
-to them all that can be done, the others by their states.
+``tests/test_docs_states.py`` holds each to the code: AMQP's to the tables step for step, dead letters by
+doing to them all that can be done, the others by their states.
 """
 
 from __future__ import annotations
