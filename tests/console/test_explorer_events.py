@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.broker import Broker, EventHub
+from tidegate.broker import Broker, EventHub, Partition, RecordBatch
 from tidegate.console.backend.events import (
     SCANNED_EVENTS_MAX,
     EventCursor,
@@ -36,7 +37,7 @@ from tidegate.model.events import EventContents, EventData
 from tidegate.model.position import EventPosition
 from tidegate.server.console.events import BrokerEvents
 from tidegate.server.console.events_decoding import event_detail, explored_event
-from tidegate.server.console.events_reading import StoredEvent
+from tidegate.server.console.events_reading import Run, StoredEvent
 from tidegate.storage.options import LogOptions
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.event_codec import encode_event
@@ -163,6 +164,52 @@ async def test_one_partition_and_every_position(
     with pytest.raises(PositionOutOfRangeError):
         await _read(events, EventQuery("hub", partition_id, beyond))
     assert (await _read(events, EventQuery("hub", None, beyond))).events == ()
+
+
+class _GappedPartition:
+    """A partition as ``Run`` knows one, whose numbers have holes, as a repair leaves them."""
+
+    partition_id = "0"
+
+    def __init__(self, batches: list[RecordBatch]) -> None:
+        self.batches = batches
+        self.reads = 0
+
+    def read_nowait(self, start: int, *, bytes_max: int) -> list[RecordBatch]:
+        self.reads += 1
+        found: list[RecordBatch] = []
+        for batch in self.batches:
+            if batch.until_sequence_number > start and sum(len(one.payload) for one in found) < bytes_max:
+                found.append(batch)
+        return found
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    st.lists(st.tuples(st.sampled_from((0, 0, 3, 10**6)), st.integers(1, 40), st.sampled_from((1, 90)))),
+    st.sampled_from(Way),
+    st.sampled_from((1, 100, 5000)),
+    st.integers(0, 50),
+)
+def test_gaps_in_the_numbers_are_passed_over(
+    shapes: list[tuple[int, int, int]], way: Way, bytes_max: int, cut: int
+) -> None:
+    """Either way, whatever a read takes at once, each event once; a wide gap costs some reads only."""
+    batches, number = [], 0
+    for gap, count, size in shapes:
+        number += gap
+        batches.append(RecordBatch(number, 0, array("I", [size] * count), memoryview(bytes(size * count))))
+        number += count
+    numbers = [n for batch in batches for n in range(batch.base_sequence_number, batch.until_sequence_number)]
+    start, until = cut, max(cut, number - cut)
+    partition = _GappedPartition(batches)
+    run = Run(cast(Partition, partition), way, start, until)
+    found: list[int] = []
+    while (event := run.pop(bytes_max)) is not None:
+        found.append(event.place.sequence_number)
+    expected = [n for n in numbers if start <= n < until]
+    assert found == (expected if way is Way.NEWER else expected[::-1])
+    assert partition.reads <= 2 * len(expected) + 400 * (1 + sum(gap > 3 for gap, _, _ in shapes))
 
 
 async def test_what_retention_takes_away_is_passed_over(

@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from html import unescape
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -29,6 +29,7 @@ from tidegate.console.backend.events import (
     Wanted,
 )
 from tidegate.model.events import EventData
+from tidegate.server.app import TidegateServer
 from tidegate.server.console.events import BrokerEvents
 from tidegate.server.console.events_reading import StoredEvent
 from tidegate.testing.hub import HubService
@@ -194,6 +195,33 @@ def test_events_that_are_not_there(hub: str, plain_browser: PlainBrowser, place:
     assert plain_browser.get("/console/live/hubs/none/explorer").status == 404
 
 
+def test_a_live_page_tells_that_its_hub_is_gone(
+    service: HubService, hub: str, plain_browser: PlainBrowser
+) -> None:
+    """The stream ends with a word, and for good."""
+
+    async def delete(server: TidegateServer) -> None:
+        await server.broker.delete_event_hub(hub)
+
+    connection = _ask(plain_browser, f"/console/live/hubs/{hub}/explorer")
+    with closing(connection):
+        response = connection.getresponse()
+        assert response.readline().startswith(b"event: ")
+        service.call(delete)
+        text = response.read().decode()
+    assert "No more come." in text
+    assert text.rstrip().endswith("event: end\ndata:")
+
+
+def _ask(browser: PlainBrowser, path: str) -> http.client.HTTPConnection:
+    """A request whose answer is not waited for."""
+    browser.get("/")
+    cookies = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
+    connection = http.client.HTTPConnection(browser.host, browser.port or 80, timeout=30)
+    connection.request("GET", path, headers={"Cookie": cookies})
+    return connection
+
+
 def test_a_scan_ends_when_its_browser_leaves(
     service: HubService, hub: str, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,12 +244,9 @@ def test_a_scan_ends_when_its_browser_leaves(
 
     for start in range(0, 20_000, 5_000):
         send_events(service, hub, *[EventData(b"%d" % number) for number in range(start, start + 5_000)])
-    plain_browser.get("/")
     monkeypatch.setattr("tidegate.server.console.events.fitting_events", look_slowly)
     monkeypatch.setattr(BrokerEvents, "read", recorded)
-    connection = http.client.HTTPConnection(plain_browser.host, plain_browser.port or 80)
-    cookies = "; ".join(f"{name}={value}" for name, value in plain_browser.cookies.items())
-    connection.request("GET", f"/hubs/{hub}/explorer?text=nothing", headers={"Cookie": cookies})
+    connection = _ask(plain_browser, f"/hubs/{hub}/explorer?text=nothing")
     assert is_looking.wait(10)
     connection.close()
     page = pages.get(timeout=20)

@@ -31,7 +31,12 @@ from tidegate.console.errors import status_of
 from tidegate.console.pages.explorer_bodies import preview, value_text, visible
 from tidegate.console.pages.explorer_query import COUNTS, STARTS, ExplorerForm
 from tidegate.console.rendering import fragment, page
-from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError, TidegateError
+from tidegate.model.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    PositionOutOfRangeError,
+    TidegateError,
+)
 
 _PROPERTIES_SHOWN = 3
 _PROPERTY_CHARACTERS = 40
@@ -119,8 +124,17 @@ class _Pages:
         query = form.query(now_utc=request.state.now)
         tail = self._events.tail(query)
 
+        is_over = False
+
         async def render() -> Mapping[str, str] | None:
-            state = await tail.refresh()
+            nonlocal is_over
+            if is_over:
+                return None
+            try:
+                state = await tail.refresh()
+            except NotFoundError as error:
+                is_over = True
+                return {"counts": fragment(request, "explorer_counts.html", state=None, problem=error)}
             rows = await asyncio.to_thread(event_rows, state.events)
             request.state.now = self._console.clock.now_utc()
             return {

@@ -23,7 +23,7 @@ PREVIEW_CHARACTERS: Final = 200
 UNPACKED_BYTES_MAX: Final = 4 * 1024 * 1024
 """What a compressed body is opened to at most: some 100 bytes can hold a gigabyte."""
 
-PRETTY_CHARACTERS_MAX: Final = 8 * 1024 * 1024
+PRETTY_CHARACTERS_MAX: Final = 4 * 1024 * 1024
 """JSON that would be longer when it is indented is shown as it came."""
 
 HEX_BYTES: Final = 8192

@@ -48,6 +48,9 @@ _BYTES_PER_TURN: Final = 512 * 1024
 _THREADS_MAX: Final = 2
 """Comparing at once: the rest of the processor is the service's."""
 
+_READERS_MAX: Final = 8
+"""Pages read at once, each of which may hold some 50 MB for a moment; others wait."""
+
 _PARTITIONS_PER_TURN: Final = 32
 """Looked up before others have their turn: about 2 ms of work."""
 
@@ -61,6 +64,7 @@ class BrokerEvents:
     def __init__(self, broker: Broker, *, clock: Clock) -> None:
         self._broker = broker
         self._threads = asyncio.Semaphore(_THREADS_MAX)
+        self._readers = asyncio.Semaphore(_READERS_MAX)
         self._sender = EventSender(broker, clock=clock)
 
     async def __aenter__(self) -> Self:
@@ -79,6 +83,10 @@ class BrokerEvents:
 
     async def read(self, query: EventQuery, cursor: EventCursor | None, *, is_wanted: Wanted) -> EventPage:
         """See ``EventsView``. Cancellation: leaves no trace."""
+        async with self._readers:
+            return await self._read(query, cursor, is_wanted)
+
+    async def _read(self, query: EventQuery, cursor: EventCursor | None, is_wanted: Wanted) -> EventPage:
         hub = self._broker.event_hub(query.hub)
         bounds = Bounds(partitions_of(hub, query.partition_id), query.position)
         way = cursor.way if cursor is not None else Way.OLDER if query.is_newest_first else Way.NEWER

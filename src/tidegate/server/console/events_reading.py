@@ -148,6 +148,7 @@ class Run:
                     self._back_events = min(_BACK_EVENTS_MAX, self._back_events * 4)
                 return batches
             self._until = start  # a gap in the numbers, or retention has been here
+            self._back_events = min(_BACK_EVENTS_MAX, self._back_events * 4)
         return ()
 
 
