@@ -1,28 +1,38 @@
 """Home security at 100,000 homes: sustained rate, state, and latency, beside runs that leave parts out.
 
-    python -m bench.home_security [--events N] [--homes N] [--per-batch N] [--sqlite]
+    python -m bench.home_security [--events N] [--homes N] [--per-batch N] [--sqlite] [--json FILE]
 
-Every variant reads the same hub from the start in micro-batches of the same size, in the same Spark, after a
-run of its own that warms it up. The ratios are to the variant ``gathered``, which reads, parses and sorts
-events by blocks and writes nothing.
+Every variant reads the same hub from the start in micro-batches of the same size, in the same Spark; the
+first micro-batch of each, with the query's start, is left out. Ratios are to ``gathered``, which reads,
+parses and sorts events by blocks and writes nothing. Latency is measured after that, with a generator that is
+a process of its own, at a share of the rate that the pipeline has shown: from the time at which the hub
+accepted an event to the commit of its micro-batch.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 from rich.table import Table
 
+from bench.measure import own_cpu_s
+from tidegate.demos.home_security.driver import ProgressFile
 from tidegate.demos.home_security.generator import GeneratorPlan
 from tidegate.demos.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB, PARTITION_COUNT
 from tidegate.demos.home_security.pipeline import (
@@ -33,12 +43,20 @@ from tidegate.demos.home_security.pipeline import (
     start_home_security,
 )
 from tidegate.demos.home_security.publish import Publishing, publish
+from tidegate.demos.home_security.status import CONNECTION_STRING_VARIABLE, read_status
 from tidegate.spark import register, spark_session
 from tidegate.testing.hub import HubProcess
 from tidegate.testing.postgresql import PostgresqlServer
 
+LATENCY_SHARE = 0.5
+"""Of the rate into SQL, at which latency is measured (our choice: a pipeline is not run at its limit)."""
+FLOOR_STATE, FLOOR_SQL = 89_000, 112_000
+"""Events per second of hand-written probes on this machine, quiet: keyed state with 20,000 keys a batch, no
+sink; and one-minute windows upserted into PostgreSQL."""
+
 _RATE = 20_000.0
 _WATERMARK_DELAY_S = 300.0
+_QUERY_DEADLINE_S = 900.0
 _progress = Console(stderr=True)
 
 
@@ -52,12 +70,31 @@ class Run:
     """Sum of the micro-batches, the first one left out."""
     batch_ms: float
     """The median micro-batch."""
-    state_bytes: int
+    cpu_us_per_event: float
+    """Of the driver, its JVM, Python workers, the service and PostgreSQL."""
+    state_bytes: int = 0
+    """Of all blocks, as they are handed to the state store."""
+    rocksdb_bytes: int = 0
+    """What RocksDB holds: memory (memtables, caches) and files together."""
 
     @property
     def events_per_s(self) -> float:
         """Events per second, start of the query left out."""
         return self.events / self.elapsed_s if self.elapsed_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """From an event's acceptance to the commit of its micro-batch, at a steady rate."""
+
+    rate: float
+    """Asked for, in events per second."""
+    published_per_s: float
+    """Reached by the generator."""
+    events: int
+    batches: int
+    p50_ms: float | None
+    p99_ms: float | None
 
 
 def main() -> None:
@@ -66,14 +103,39 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--homes", type=int, default=100_000)
     parser.add_argument("--per-batch", type=int, default=100_000)
+    parser.add_argument("--blocks", type=int, default=BLOCKS_DEFAULT)
+    parser.add_argument("--latency-s", type=float, default=20.0, help="0: latency is not measured")
     parser.add_argument("--sqlite", action="store_true", help="instead of PostgreSQL")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     given = parser.parse_args()
+    runs, latency = measure(
+        events=given.events,
+        homes=given.homes,
+        per_batch=given.per_batch,
+        blocks=given.blocks,
+        latency_s=given.latency_s,
+        is_sqlite=given.sqlite,
+    )
+    print_runs(runs, latency)
+    if given.json is not None:
+        given.json.write_text(json.dumps(as_dict(runs, latency), indent=2))
+
+
+def measure(
+    *,
+    events: int,
+    homes: int = 100_000,
+    per_batch: int = 100_000,
+    blocks: int = BLOCKS_DEFAULT,
+    latency_s: float = 20.0,
+    is_sqlite: bool = False,
+) -> tuple[list[Run], Latency | None]:
+    """Every variant, and the latency of the last but one, which writes to SQL."""
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as name, ExitStack() as stack:
         directory = Path(name)
-        service = stack.enter_context(_filled_service(directory, given.events, given.homes))
+        service = stack.enter_context(_filled_service(directory, events, homes))
         database_url = f"sqlite:///{directory}/homes.db"
-        if not given.sqlite:
-            database_url = stack.enter_context(PostgresqlServer()).create_database()
+        server = None if is_sqlite else stack.enter_context(PostgresqlServer(is_fsync_used=True))
         spark = spark_session("bench", configuration=SPARK_SETTINGS)
         stack.callback(spark.stop)
         register(spark)
@@ -83,10 +145,28 @@ def main() -> None:
             checkpoint_location=directory,
             summaries_url=None,
             watermark_delay_s=_WATERMARK_DELAY_S,
-            blocks=BLOCKS_DEFAULT,
-            max_events_per_trigger=given.per_batch,
+            blocks=blocks,
+            max_events_per_trigger=per_batch,
         )
-        _print(list(_runs(spark, wanted, directory)))
+
+        def variant(name: str, **changes: object) -> HomeSecurity:
+            url = server.create_database() if server else f"sqlite:///{directory}/{name}.db"
+            more = {"checkpoint_location": directory / f"checkpoint-{name}", "database_url": url}
+            return replace(wanted, **more | changes)  # type: ignore[arg-type]
+
+        _progress.print("warming up")
+        _measure("state", partial(_start_noop, changes_of_homes(spark, wanted), directory / "warm"))
+        runs = [_measure("gathered", partial(_start_noop, gathered_events(spark, wanted), directory / "g"))]
+        changes = changes_of_homes(spark, wanted)
+        runs.append(_measure(f"state of {blocks} blocks", partial(_start_noop, changes, directory / "s")))
+        for title, url in (("SQL", None), ("SQL and pages", str(directory / "pages"))):
+            its = variant(title.replace(" ", "-"), summaries_url=url)
+            runs.append(_measure(title, partial(start_home_security, spark, its)))
+        if not latency_s:
+            return runs, None
+        rate = LATENCY_SHARE * runs[2].events_per_s
+        its = variant("latency", max_events_per_trigger=1_000_000)
+        return runs, _measure_latency(spark, its, directory, rate=rate, homes=homes, duration_s=latency_s)
 
 
 @contextmanager
@@ -100,64 +180,146 @@ def _filled_service(directory: Path, events: int, homes: int) -> Iterator[HubPro
         yield service
 
 
-def _runs(spark: SparkSession, wanted: HomeSecurity, directory: Path) -> Iterator[Run]:
-    def variant(name: str, **changes: object) -> HomeSecurity:
-        fields = {field: getattr(wanted, field) for field in HomeSecurity.__slots__}
-        return HomeSecurity(**fields | {"checkpoint_location": directory / f"checkpoint-{name}"} | changes)
-
-    _progress.print("measuring: gathered → no-op")
-    yield _measure("gathered", _start_noop(gathered_events(spark, wanted), directory / "checkpoint-gathered"))
-    for blocks in (PARTITION_COUNT * 8, BLOCKS_DEFAULT, BLOCKS_DEFAULT * 8):
-        name = f"state of {blocks} blocks"
-        _progress.print(f"measuring: {name} → no-op")
-        changes = changes_of_homes(spark, variant(name, blocks=blocks))
-        yield _measure(name, _start_noop(changes, directory / f"checkpoint-{blocks}"))
-    for name, url in (("SQL and summaries", str(directory / "summaries")),):
-        _progress.print(f"measuring: {name}")
-        yield _measure(name, start_home_security(spark, variant("whole", summaries_url=url)))
-
-
 def _start_noop(rows: DataFrame, checkpoint: Path) -> StreamingQuery:
+    is_state = "state_bytes" in rows.columns
+    if is_state:
+        rows = rows.observe("state", F.sum("state_bytes").alias("bytes"))
     return (
         rows.writeStream.format("noop")
-        .outputMode("update" if "minutes" in rows.columns else "append")
+        .outputMode("update" if is_state else "append")
         .option("checkpointLocation", str(checkpoint))
         .start()
     )
 
 
-def _measure(name: str, query: StreamingQuery) -> Run:
-    started = time.monotonic()
+def _measure(name: str, start: partial[StreamingQuery]) -> Run:
+    _progress.print(f"measuring: {name}")
+    query = start()
+    while query.isActive and not query.recentProgress:
+        time.sleep(0.02)  # the first micro-batch, which is left out
+    begun, cpu_s = len(query.recentProgress), own_cpu_s(with_descendants=True)
     query.processAllAvailable()
-    _progress.print(f"  {time.monotonic() - started:.1f} s in all")
-    batches = [progress for progress in query.recentProgress if progress.numInputRows][1:]
+    cpu_s = own_cpu_s(with_descendants=True) - cpu_s
+    batches = [json.loads(progress.json) for progress in query.recentProgress[begun:]]
+    batches = [batch for batch in batches if batch["numInputRows"]]
     query.stop()
-    times_ms = sorted(progress.durationMs["triggerExecution"] for progress in batches)
-    states = [operator.customMetrics for progress in batches for operator in progress.stateOperators]
+    count = sum(batch["numInputRows"] for batch in batches)
+    times_ms = sorted(batch["durationMs"]["triggerExecution"] for batch in batches)
+    stores = [operator for batch in batches for operator in batch["stateOperators"]]
+    observed = [batch.get("observedMetrics", {}).get("state") for batch in batches]
     return Run(
         name,
-        sum(progress.numInputRows for progress in batches),
-        sum(times_ms) / 1000,
-        times_ms[len(times_ms) // 2] if times_ms else 0.0,
-        max((int(metrics.get("rocksdbSstFileSize", 0)) for metrics in states), default=0),
+        events=count,
+        elapsed_s=sum(times_ms) / 1000,
+        batch_ms=times_ms[len(times_ms) // 2] if times_ms else 0.0,
+        cpu_us_per_event=cpu_s / max(1, count) * 1e6,
+        state_bytes=max((found["bytes"] or 0 for found in observed if found), default=0),
+        rocksdb_bytes=max(
+            (store["memoryUsedBytes"] + store["customMetrics"]["rocksdbSstFileSize"] for store in stores),
+            default=0,
+        ),
     )
 
 
-def _print(runs: list[Run]) -> None:
-    table = Table(title="Home security")
-    for column in ("variant", "events", "events/s", "of gathered", "batch p50 ms", "state MB"):
+def _measure_latency(
+    spark: SparkSession, wanted: HomeSecurity, directory: Path, *, rate: float, homes: int, duration_s: float
+) -> Latency:
+    """Run the pipeline behind a generator that keeps a rate, on what is already there and then on that."""
+    _progress.print(f"measuring: latency at {rate:,.0f} events/s")
+    progress = ProgressFile(directory / "latency.json")
+    query = start_home_security(spark, wanted, on_committed=progress.note_commit)
+    query.processAllAvailable()
+    progress.update(query)
+    progress.forget_latencies()
+    before = read_status(directory / "latency.json")
+    generated = directory / "generator.json"
+    with _generator(
+        wanted.connection_string, generated, rate=rate, homes=homes, duration_s=duration_s
+    ) as its:
+        deadline = time.monotonic() + _QUERY_DEADLINE_S
+        while its.poll() is None and query.isActive and time.monotonic() < deadline:
+            progress.update(query)
+            time.sleep(0.2)
+    query.processAllAvailable()
+    progress.update(query)
+    query.stop()
+    made, status = read_status(generated), read_status(directory / "latency.json")
+    return Latency(
+        rate=rate,
+        published_per_s=made["events"] / made["elapsed_s"],
+        events=status["events"] - before["events"],
+        batches=status["batches"] - before["batches"],
+        p50_ms=status["p50_ms"],
+        p99_ms=status["p99_ms"],
+    )
+
+
+@contextmanager
+def _generator(
+    connection_string: str, status: Path, *, rate: float, homes: int, duration_s: float
+) -> Iterator[subprocess.Popen[bytes]]:
+    plan = GeneratorPlan(homes=homes, rate=rate, seed=2, co_after_s=0)
+    words = [sys.executable, "-m", "tidegate.demos.home_security.publish", "--status-file", str(status)]
+    words += ["--duration", str(duration_s), "--homes", str(homes), "--seed", str(plan.seed)]
+    words += ["--rate", str(rate), "--speed", str(plan.speed), "--co-after", "0"]
+    for name in ("malformed_share", "delayed_share", "duplicate_share"):
+        words += [f"--{name.replace('_', '-')}", str(getattr(plan, name))]
+    process = subprocess.Popen(words, env=os.environ | {CONNECTION_STRING_VARIABLE: connection_string})
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def print_runs(runs: list[Run], latency: Latency | None) -> None:
+    """A table of the variants, a line for the latency."""
+    table = Table(title="Home security", title_justify="left")
+    for column in (
+        *("variant", "events", "events/s", "of gathered", "of its floor", "batch p50 ms"),
+        *("CPU µs/event", "state MB", "RocksDB MB"),
+    ):
         table.add_column(column, justify="left" if column == "variant" else "right")
-    base = runs[0].events_per_s
     for run in runs:
+        floor = floor_of(run)
         table.add_row(
             run.name,
             f"{run.events:,}",
             f"{run.events_per_s:,.0f}",
-            f"{run.events_per_s / base:.2f}" if base else "",
+            f"{run.events_per_s / runs[0].events_per_s:.2f}" if runs[0].events_per_s else "",
+            f"{run.events_per_s / floor:.2f} × {floor:,}" if floor else "–",
             f"{run.batch_ms:,.0f}",
-            f"{run.state_bytes / 1e6:.1f}",
+            f"{run.cpu_us_per_event:.1f}",
+            f"{run.state_bytes / 1e6:.1f}" if run.state_bytes else "–",
+            f"{run.rocksdb_bytes / 1e6:.1f}" if run.rocksdb_bytes else "–",
         )
-    Console().print(table)
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    console.print(table)
+    console.print(
+        "State: all blocks as the state store is given them. RocksDB: its memory (memtables, caches) and its "
+        "files."
+    )
+    if latency is not None:
+        console.print(
+            f"Event to SQL at {latency.published_per_s:,.0f} events/s ({latency.rate:,.0f} asked for), "
+            f"{latency.events:,} events in {latency.batches} micro-batches: p50 {latency.p50_ms:,.0f} ms, "
+            f"p99 {latency.p99_ms:,.0f} ms."
+        )
+
+
+def floor_of(run: Run) -> int | None:
+    """What a run of this kind has to reach, in events per second."""
+    return FLOOR_SQL if run.name == "SQL" else FLOOR_STATE if run.name.startswith("state") else None
+
+
+def as_dict(runs: list[Run], latency: Latency | None) -> dict[str, object]:
+    """For JSON."""
+    return {
+        "runs": [
+            {**asdict(run), "events_per_s": round(run.events_per_s), "floor": floor_of(run)} for run in runs
+        ],
+        "latency": None if latency is None else asdict(latency),
+    }
 
 
 if __name__ == "__main__":

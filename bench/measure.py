@@ -67,12 +67,12 @@ def timed(
 ) -> Iterator[Measurement]:
     """Measure the block. ``with_descendants`` adds this process' living descendants (Spark's JVM)."""
     measurement = Measurement(name, events, payload_bytes)
-    own_before = _own_cpu_s(service_pid, with_descendants)
+    own_before = own_cpu_s(service_pid, with_descendants=with_descendants)
     service_before = process_cpu_s(service_pid) if service_pid else 0.0
     started = time.perf_counter()
     yield measurement
     measurement.wall_s = time.perf_counter() - started
-    measurement.client_cpu_s = _own_cpu_s(service_pid, with_descendants) - own_before
+    measurement.client_cpu_s = own_cpu_s(service_pid, with_descendants=with_descendants) - own_before
     if service_pid:
         measurement.service_cpu_s = process_cpu_s(service_pid) - service_before
 
@@ -84,7 +84,11 @@ def process_cpu_s(pid: int) -> float:
     return sum(int(ticks) for ticks in fields[11:15]) / _TICKS_PER_S
 
 
-def _own_cpu_s(service_pid: int | None, with_descendants: bool) -> float:
+def own_cpu_s(service_pid: int | None = None, *, with_descendants: bool) -> float:
+    """User and system time of this process, in seconds.
+
+    with_descendants: and of its living descendants, the service left out.
+    """
     if not with_descendants:
         return time.process_time()
     total_s = 0.0

@@ -3,14 +3,17 @@ micro-batches, give the same minutes, alarms, dead letters and summaries."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.demos.home_security.blocks import Block, BlockOutput, Place, decode_parts, encode_parts, gather
+from tidegate.demos.home_security.block import Block, BlockChanges
+from tidegate.demos.home_security.blocks import gather
 from tidegate.demos.home_security.home import (
     CARBON_MONOXIDE,
     DOOR_OPEN,
@@ -18,22 +21,42 @@ from tidegate.demos.home_security.home import (
     TOO_FAR_BEHIND,
     TOO_LATE,
     Alarm,
-    Home,
 )
 from tidegate.demos.home_security.homes import (
     DAY_MS,
     DOOR_OPEN_LIMIT_MS,
+    KIND_NAMES,
     LATENESS_MS,
     MINUTE_MS,
     NUMBERS_REMEMBERED,
     Kind,
 )
-from tidegate.demos.home_security.readings import Reading
+from tidegate.demos.home_security.reading_columns import parse_readings
+from tidegate.demos.home_security.readings import Reading, parse_reading
+from tidegate.demos.home_security.shapes import READINGS, REJECTED, from_bytes, joined
 from tidegate.demos.home_security.verify import Expected, Recomputation
+
+Event = tuple[int, str | None, bytes]
+"""Sequence number, partition key, body."""
 
 START_MS = 20_000 * DAY_MS + 23 * 3_600_000
 """An hour before midnight, so that days change, too."""
 SENSORS = (("door-front", "door"), ("motion-hall", "motion"), ("co-kitchen", "co"), ("glass-hall", "glass"))
+
+
+def _batch(events: list[Event]) -> pa.RecordBatch:
+    """Events as the source gives them."""
+    numbers, keys, bodies = zip(*events, strict=True) if events else ((), (), ())
+    columns: list[Any] = [
+        pa.array(["0"] * len(events), pa.string()),
+        pa.array(numbers, pa.int64()),
+        pa.array([str(number) for number in numbers], pa.string()),
+        pa.array([0] * len(events), pa.timestamp("us", tz="UTC")),
+        pa.array(keys, pa.string()),
+        pa.array(bodies, pa.binary()),
+    ]
+    names = ["partition", "sequenceNumber", "offset", "enqueuedTime", "partitionKey", "body"]
+    return pa.RecordBatch.from_arrays(columns, names=names)
 
 
 @dataclass
@@ -43,55 +66,59 @@ class Pipeline:
 
     state: bytes | None = None
     deadline_ms: int | None = None
-    latest_sent_ms: int = 0
     watermark_ms: int = 0
     minutes: dict[tuple[str, int], tuple[Any, ...]] = field(default_factory=dict)
     alarms: list[Alarm] = field(default_factory=list)
     dead_letters: dict[tuple[str, int], str] = field(default_factory=dict)
-    summaries: dict[str, bytes] = field(default_factory=dict)
+    pages: dict[str, bytes] = field(default_factory=dict)
 
-    def run(self, events: list[tuple[Place, str | None, bytes]]) -> None:
-        """One micro-batch."""
-        gathered = gather(events, 1)
-        block, output = Block(self.state), BlockOutput()
-        for readings in gathered.blocks.values():
-            output.rejected += decode_parts(encode_parts(readings.rejected))
-            block.take(decode_parts(encode_parts(readings.readings)), output)
-        self._keep(block, output)
+    def run(self, events: list[Event]) -> None:
+        """One micro-batch, which comes in two Arrow batches."""
+        middle = len(events) // 2
+        gathered = [
+            row for part in (events[:middle], events[middle:]) for row in gather(_batch(part), 1).to_pylist()
+        ]
+        readings = [from_bytes(row["readings"], READINGS) for row in gathered]
+        block = Block("0", self.state)
+        changes = block.take(joined(readings, READINGS)) if readings else BlockChanges()
+        rejected = [from_bytes(row["rejected"], REJECTED) for row in gathered]
+        changes.rejected = joined([*rejected, changes.rejected], REJECTED)
+        self._keep(block, changes)
         # As in Spark: a timer fires when the watermark has reached it.
         while self.deadline_ms is not None and self.deadline_ms + 1 <= self.watermark_ms:
-            block, output = Block(self.state), BlockOutput()
-            block.expire(self.watermark_ms, output)
-            self._keep(block, output)
-        self.latest_sent_ms = max(self.latest_sent_ms, gathered.latest_sent_ms)
-        self.watermark_ms = self.latest_sent_ms
+            block = Block("0", self.state)
+            self._keep(block, block.expire(self.watermark_ms))
+        latest_ms = [round(row["sent"].timestamp() * 1000) for row in gathered]
+        self.watermark_ms = max([self.watermark_ms, *latest_ms])
 
-    def _keep(self, block: Block, output: BlockOutput) -> None:
-        self.state, self.deadline_ms = block.encode(output)
-        parts = {name: decode_parts(encoded) for name, encoded in output.encoded().items()}
-        rows = list(zip(*parts["minutes"], strict=True))
+    def _keep(self, block: Block, changes: BlockChanges) -> None:
+        self.deadline_ms = block.next_deadline_ms()
+        self.state = block.encode()
+        rows = [tuple(row.values()) for row in changes.minutes.to_pylist()]
         assert len({row[:2] for row in rows}) == len(rows)
         self.minutes.update({(row[0], row[1]): row[2:] for row in rows})
-        self.alarms += [Alarm._make(alarm) for alarm in parts["alarms"]]
-        for (partition, number, *_), reason in parts["rejected"]:
-            assert (partition, number) not in self.dead_letters
-            self.dead_letters[partition, number] = reason
-        self.summaries.update({home: text.encode() for home, text in parts["summaries"]})
+        self.alarms += [Alarm(**alarm) for alarm in changes.alarms.to_pylist()]
+        for row in changes.rejected.to_pylist():
+            place = (row["partition"], row["sequenceNumber"])
+            assert place not in self.dead_letters
+            assert row["offset"] == str(row["sequenceNumber"])
+            self.dead_letters[place] = row["_error"]
+        self.pages.update({row["home"]: row["page"].encode() for row in changes.pages.to_pylist()})
 
     def check(self, expected: Expected) -> None:
         """Everything that was written is what is expected, and nothing was written twice."""
         assert self.minutes == dict(expected.minutes)
         assert sorted(self.alarms) == sorted(expected.alarms)
         assert self.dead_letters == dict(expected.dead_letters)
-        assert self.summaries == dict(expected.summaries)
+        assert self.pages == dict(expected.summaries)
 
 
 @st.composite
-def micro_batches(draw: st.DrawFn) -> list[list[tuple[Place, str | None, bytes]]]:
+def micro_batches(draw: st.DrawFn) -> list[list[Event]]:
     """Readings of two homes: times of sending that never go back, times of taking that do, numbers that come
     late, again or never; some events are no readings."""
     sent_ms = START_MS
-    batches: list[list[tuple[Place, str | None, bytes]]] = [[]]
+    batches: list[list[Event]] = [[]]
     steps = st.tuples(
         st.integers(0, 1),
         st.sampled_from(SENSORS),
@@ -116,7 +143,7 @@ def micro_batches(draw: st.DrawFn) -> list[list[tuple[Place, str | None, bytes]]
             "value": {"door": opening, "co": ppm}.get(kind),
         }
         body = b"?" if is_spoilt else orjson.dumps(fields)
-        batches[-1].append((("0", index, str(index), 0), f"h{home}", body))
+        batches[-1].append((index, f"h{home}", body))
         if is_batch_over:
             batches.append([])
     return batches
@@ -124,111 +151,192 @@ def micro_batches(draw: st.DrawFn) -> list[list[tuple[Place, str | None, bytes]]
 
 @settings(max_examples=400, deadline=None)
 @given(micro_batches())
-def test_any_cut_gives_what_the_log_says(batches: list[list[tuple[Place, str | None, bytes]]]) -> None:
+def test_any_cut_gives_what_the_log_says(batches: list[list[Event]]) -> None:
     """Where one micro-batch ends and the next begins changes nothing; and a last, empty one lets the timers
     fire that the watermark has passed."""
     pipeline, recomputation = Pipeline(), Recomputation()
     for batch in [*batches, []]:
         pipeline.run(batch)
-        for (partition, number, *_), key, body in batch:
-            recomputation.add(partition, number, key, body)
+        for number, key, body in batch:
+            recomputation.add("0", number, key, body)
     pipeline.check(recomputation.finish(pipeline.watermark_ms))
 
 
-def _reading(
-    sensor: str, kind: Kind, number: int, taken_ms: int, value: float = 0.0, sent_ms: int | None = None
-) -> Reading:
-    return Reading(
-        "h1", sensor, int(kind), number, taken_ms, taken_ms + 50 if sent_ms is None else sent_ms, value
-    )
+class OneHome:
+    """A home whose readings come one by one, its state being bytes between them."""
+
+    def __init__(self) -> None:
+        self.state: bytes | None = None
+        self.changes = BlockChanges()
+
+    def apply(
+        self, sensor: str, kind: Kind, number: int, taken_ms: int, value: float = 0.0, sent_ms: int = 0
+    ) -> Alarm | str | None:
+        """Take a reading; the alarm that it raises, or the reason why it is put aside."""
+        row = {
+            "sequenceNumber": 0,
+            "offset": "0",
+            "enqueuedTime": 0,
+            "home": "h1",
+            "sensor": sensor,
+            "kind": int(kind),
+            "number": number,
+            "taken_ms": taken_ms,
+            "sent_ms": sent_ms or taken_ms + 50,
+            "value": value,
+        }
+        block = Block("0", self.state)
+        self.changes = block.take(pa.RecordBatch.from_pylist([row], READINGS))
+        self.state = block.encode()
+        for alarm in self.changes.alarms.to_pylist():
+            return Alarm(**alarm)
+        for rejected in self.changes.rejected.to_pylist():
+            return str(rejected["_error"])
+        return None
+
+    def expire(self, watermark_ms: int) -> list[Alarm]:
+        """Let time pass."""
+        block = Block("0", self.state)
+        self.changes = block.expire(watermark_ms)
+        self.state = block.encode()
+        return [Alarm(**alarm) for alarm in self.changes.alarms.to_pylist()]
+
+    def deadline_ms(self) -> int | None:
+        """When it has to be looked at."""
+        return Block("0", self.state).next_deadline_ms()
 
 
 def test_a_door_left_open_raises_one_alarm() -> None:
     """Not at its limit and not while a reading of its closing may be under way; then once, and not again
     when it is closed at last."""
-    home = Home("h1")
-    assert home.apply(_reading("door", Kind.DOOR, 0, START_MS, 1.0)) is None
+    home = OneHome()
+    assert home.apply("door", Kind.DOOR, 0, START_MS, 1.0) is None
     deadline_ms = START_MS + DOOR_OPEN_LIMIT_MS + LATENESS_MS
-    assert home.next_deadline_ms() == deadline_ms
-    assert list(home.expire(deadline_ms)) == []
-    home = Home.decode("h1", home.encode())
+    assert home.deadline_ms() == deadline_ms
+    assert home.expire(deadline_ms) == []
     (alarm,) = home.expire(deadline_ms + 1)
     assert (alarm.kind, alarm.number, alarm.raised_ms) == (DOOR_OPEN, 0, START_MS + DOOR_OPEN_LIMIT_MS)
-    assert list(home.expire(deadline_ms + 2)) == []
-    assert home.next_deadline_ms() is None
-    assert home.apply(_reading("door", Kind.DOOR, 1, deadline_ms, 0.0)) is None
+    assert home.expire(deadline_ms + 2) == []
+    assert home.deadline_ms() is None
+    assert home.apply("door", Kind.DOOR, 1, deadline_ms, 0.0) is None
 
 
 def test_a_door_closed_in_time_raises_none_and_one_closed_late_does() -> None:
     """The limit itself is still in time."""
     for open_ms, kind in ((DOOR_OPEN_LIMIT_MS, None), (DOOR_OPEN_LIMIT_MS + 1, DOOR_OPEN)):
-        home = Home("h1")
-        home.apply(_reading("door", Kind.DOOR, 0, START_MS, 1.0))
-        effect = home.apply(_reading("door", Kind.DOOR, 1, START_MS + open_ms, 0.0))
+        home = OneHome()
+        home.apply("door", Kind.DOOR, 0, START_MS, 1.0)
+        effect = home.apply("door", Kind.DOOR, 1, START_MS + open_ms, 0.0)
         assert (effect.kind if isinstance(effect, Alarm) else effect) == kind
 
 
 def test_carbon_monoxide_raises_one_alarm_per_incident() -> None:
     """Staying over the limit is no new alarm; going under it and over it again is."""
-    home = Home("h1")
+    home = OneHome()
     effects = [
-        home.apply(_reading("co", Kind.CO, number, START_MS + number, ppm))
+        home.apply("co", Kind.CO, number, START_MS + number, ppm)
         for number, ppm in enumerate((3.0, 70.0, 71.0, 300.0, 70.0, 90.0))
     ]
     assert [effect.number for effect in effects if isinstance(effect, Alarm)] == [2, 5]
     assert {effect.kind for effect in effects if isinstance(effect, Alarm)} == {CARBON_MONOXIDE}
-    assert home.minutes[START_MS - START_MS % MINUTE_MS][3] == 300.0
+    (minute,) = home.changes.minutes.to_pylist()
+    assert (minute["minute_ms"], minute["co_max_ppm"]) == (START_MS - START_MS % MINUTE_MS, 300.0)
 
 
 def test_broken_glass_is_an_alarm_even_when_it_comes_late_but_not_twice() -> None:
     """A reading that is overtaken by its sensor's next one is not lost; one that is sent again is."""
-    home = Home("h1")
-    assert home.apply(_reading("glass", Kind.STATUS, 5, START_MS)) is None
-    late = _reading("glass", Kind.GLASS, 4, START_MS - 1_000, sent_ms=START_MS + 60)
-    effect = home.apply(late)
+    home = OneHome()
+    assert home.apply("glass", Kind.MOTION, 5, START_MS) is None
+    effect = home.apply("glass", Kind.GLASS, 4, START_MS - 1_000, sent_ms=START_MS + 60)
     assert isinstance(effect, Alarm)
     assert effect.kind == GLASS_BREAK
-    assert home.apply(late) is None
-    assert sum(figures[4] for figures in home.minutes.values()) == 1
+    assert home.apply("glass", Kind.GLASS, 4, START_MS - 1_000, sent_ms=START_MS + 60) is None
+    assert home.changes.minutes.column("duplicates").to_pylist() == [1]
 
 
 def test_what_comes_too_late_or_from_too_far_behind_is_put_aside() -> None:
     """Its minute may be forgotten, or it may have been counted: neither is guessed."""
-    home = Home("h1")
-    assert home.apply(_reading("motion", Kind.MOTION, 100, START_MS)) is None
-    in_time = _reading("motion", Kind.MOTION, 101, START_MS, sent_ms=START_MS + LATENESS_MS)
-    assert home.apply(in_time) is None
-    assert home.apply(in_time._replace(number=102, sent_ms=START_MS + LATENESS_MS + 1)) == TOO_LATE
-    newest = _reading("motion", Kind.MOTION, 200, START_MS + LATENESS_MS)
-    assert home.apply(newest) is None
-    assert home.apply(newest._replace(number=200 - NUMBERS_REMEMBERED)) == TOO_FAR_BEHIND
-    assert home.apply(newest._replace(number=201 - NUMBERS_REMEMBERED)) is None
+    home, sent_ms = OneHome(), START_MS + LATENESS_MS
+    assert home.apply("motion", Kind.MOTION, 100, START_MS) is None
+    assert home.apply("motion", Kind.MOTION, 101, START_MS, sent_ms=sent_ms) is None
+    assert home.apply("motion", Kind.MOTION, 102, START_MS, sent_ms=sent_ms + 1) == TOO_LATE
+    assert home.apply("motion", Kind.MOTION, 200, sent_ms) is None
+    assert home.apply("motion", Kind.MOTION, 200 - NUMBERS_REMEMBERED, sent_ms) == TOO_FAR_BEHIND
+    assert home.apply("motion", Kind.MOTION, 201 - NUMBERS_REMEMBERED, sent_ms) is None
 
 
 def test_the_state_of_a_home_stays_small() -> None:
     """Whatever a day brings, closed minutes and old alarms go: a lively home is below a kilobyte."""
-    home = Home("h1")
-    for number in range(20_000):
-        home.apply(_reading(f"motion-{number % 4}", Kind.MOTION, number // 4, START_MS + number * 4_000))
-        home.apply(_reading("glass", Kind.GLASS, number, START_MS + number * 4_000))
-        if number % 100 == 0:
-            home = Home.decode("h1", home.encode())
-    assert len(home.encode()) < 1_000
+    home = OneHome()
+    for number in range(1_000):
+        home.apply(f"motion-{number % 4}", Kind.MOTION, number // 4, START_MS + number * 80_000)
+        home.apply("glass", Kind.GLASS, number, START_MS + number * 80_000)
+    assert home.state is not None
+    assert len(home.state) < 1_000
 
 
-def test_a_summary_is_written_when_the_page_changes_and_only_then() -> None:
+def test_a_page_is_written_when_it_changes_and_only_then() -> None:
     """The second motion in a room in the same hour changes nothing that is shown."""
-    pipeline = Pipeline()
+    home = OneHome()
+    # The fourth reading of an hour makes it livelier.
     for number, is_new in ((0, True), (1, False), (2, False), (3, True)):
-        fields = {
-            "home": "h1",
-            "sensor": "motion-hall",
-            "kind": "motion",
-            "number": number,
-            "taken": START_MS + number,
-            "sent": START_MS + number,
-        }
-        pipeline.summaries.clear()
-        pipeline.run([(("0", number, str(number), 0), "h1", orjson.dumps(fields))])
-        # The fourth reading of an hour makes it livelier.
-        assert bool(pipeline.summaries) is is_new
+        home.apply("motion-hall", Kind.MOTION, number, START_MS + number)
+        assert bool(home.changes.pages.num_rows) is is_new
+
+
+_TEXTS = st.one_of(
+    st.sampled_from(("open", "closed", "", "h1", "a b", 'a"b', "ä", "a\0")), st.text(max_size=5)
+)
+_NUMBERS = st.one_of(
+    st.integers(-2, 100), st.sampled_from((1 << 53, 1 << 63, 1 << 70, 10_000, 10_001, -0.0, 1.5, 1e300, True))
+)
+_FIELDS = st.fixed_dictionaries(
+    {
+        "home": st.one_of(st.just("h1"), _TEXTS),
+        "sensor": st.one_of(st.just("door"), _TEXTS, st.just("s" * 64), st.just("s" * 65)),
+        "kind": st.one_of(st.sampled_from(sorted(KIND_NAMES)), _TEXTS),
+        "number": _NUMBERS,
+        "taken": st.one_of(_NUMBERS, st.just(4_102_444_800_000)),
+        "sent": st.one_of(_NUMBERS, st.just(4_102_444_799_999)),
+        "value": st.one_of(st.none(), _TEXTS, _NUMBERS),
+    }
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(
+                _FIELDS.map(lambda fields: json.dumps(fields, separators=(",", ":")).encode()),
+                _FIELDS.map(lambda fields: json.dumps(fields, ensure_ascii=False).encode()),
+                st.binary(max_size=20),
+            ),
+            st.sampled_from((b"", b"", b"", b" ", b"}", b"\n", b"\xff")),
+            st.sampled_from(("h1", "h1", "h1", "", 'a"b', None)),
+        ),
+        max_size=12,
+    )
+)
+def test_readings_in_columns_are_those_that_one_by_one_give(
+    events: list[tuple[bytes, bytes, str | None]],
+) -> None:
+    """What the regular expression takes apart is what ``parse_reading`` takes it for, byte for byte."""
+    keys, bodies = [key for *_, key in events], [body + end for body, end, _ in events]
+    columns = parse_readings(pa.array(keys, pa.string()), pa.array(bodies, pa.binary()))
+    for row, (key, body) in enumerate(zip(keys, bodies, strict=True)):
+        expected = parse_reading(body, key)
+        if isinstance(expected, str):
+            assert columns.kind[row] == -1
+            assert columns.reasons[row] == expected
+        else:
+            assert row not in columns.reasons
+            assert expected == Reading(
+                str(key),
+                columns.sensor[row].as_py(),
+                columns.kind[row],
+                columns.number[row],
+                columns.taken_ms[row],
+                columns.sent_ms[row],
+                columns.value[row],
+            )

@@ -55,6 +55,10 @@ class ProgressFile:
             status[f"{name}p99_ms"] = latencies.percentile_ms(0.99)
         write_status(self._path, status)
 
+    def forget_latencies(self) -> None:
+        """Measure them anew from here on."""
+        self._latencies, self._recent = Latencies(), Latencies()
+
     def take(self, progress: dict[str, Any]) -> None:
         """One progress of the query, as its JSON holds it."""
         status = self._status
@@ -82,7 +86,8 @@ class ProgressFile:
 def main() -> int:
     """Run the pipeline; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("checkpoint-dir", "status-file", "stop-file"):
+    parser.add_argument("--checkpoint-dir", required=True, help="a directory, or a URL that Spark knows")
+    for name in ("status-file", "stop-file"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--summaries")
     parser.add_argument("--watermark-delay", type=float, required=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -29,28 +28,30 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
-from tidegate.demos.home_security.blocks import (
-    Block,
-    BlockOutput,
-    decode_parts,
-    encode_parts,
-    gather,
-)
+from tidegate.demos.home_security.block import Block, BlockChanges
+from tidegate.demos.home_security.blocks import gather
 from tidegate.demos.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB
 from tidegate.demos.home_security.latencies import QUANTILES
 from tidegate.demos.home_security.shapes import (
     ALARMS,
-    ALARMS_ARROW,
     CHANGES,
+    EVENTS,
     GATHERED,
-    GATHERED_ARROW,
     MINUTES,
-    MINUTES_ARROW,
+    PAGES,
+    READINGS,
+    REJECTED,
+    RESULTS,
+    RESULTS_ARROW,
+    from_bytes,
+    joined,
+    to_bytes,
 )
 from tidegate.demos.home_security.summaries import SummaryStore
 from tidegate.demos.home_security.tables import CONSUMER, NAME, home_alarm, home_minute
 from tidegate.model.connection_string import ConnectionString
 from tidegate.spark.ledger import LedgerSink
+from tidegate.spark.session import checkpoint_path
 from tidegate.spark.source import register
 from tidegate.sql.ledger_rows import LedgerTable, WriteMode
 
@@ -73,7 +74,8 @@ class HomeSecurity:
     connection_string: str
     """Of the namespace; a secret."""
     database_url: str
-    checkpoint_location: Path
+    checkpoint_location: str | Path
+    """A directory, or a URL of a file system that Spark knows."""
     summaries_url: str | None
     """Where the homes' summaries go, as fsspec names it (a directory, or ``az://container/path``); None:
     nowhere."""
@@ -106,7 +108,7 @@ def start_home_security(
         changes_of_homes(spark, wanted)
         .writeStream.queryName(NAME)
         .outputMode("update")
-        .option("checkpointLocation", str(wanted.checkpoint_location))
+        .option("checkpointLocation", checkpoint_path(wanted.checkpoint_location))
         .foreachBatch(partial(write_changes, sink, store, on_committed))
         .start()
     )
@@ -119,7 +121,7 @@ def changes_of_homes(spark: SparkSession, wanted: HomeSecurity) -> DataFrame:
         .withWatermark("sent", f"{round(wanted.watermark_delay_s * 1000)} milliseconds")
         .groupBy("block")
         .transformWithState(
-            statefulProcessor=HomesProcessor(),
+            statefulProcessor=HomesProcessor(are_pages_wanted=wanted.summaries_url is not None),
             outputStructType=CHANGES,
             outputMode="Update",
             timeMode="EventTime",
@@ -136,8 +138,8 @@ def gathered_events(spark: SparkSession, wanted: HomeSecurity) -> DataFrame:
         .option("eventhubs.startingPosition", "earliest")
         .option("eventhubs.maxEventsPerTrigger", str(wanted.max_events_per_trigger))
         .option("eventhubs.tasksMax", str(spark.sparkContext.defaultParallelism))
+        .schema(EVENTS)  # the source decodes nothing else then
         .load()
-        .select("partition", "sequenceNumber", "offset", "enqueuedTime", "partitionKey", "body")
     )
     arrivals = functions.percentile_approx(functions.unix_millis("enqueuedTime"), list(QUANTILES), 1_000)
     count = functions.count(functions.lit(1))
@@ -149,38 +151,19 @@ def gathered_events(spark: SparkSession, wanted: HomeSecurity) -> DataFrame:
 def gather_events(blocks: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Events to rows of blocks: a step of the pipeline that runs where the events were read."""
     for batch in batches:
-        times_ms = batch.column("enqueuedTime").cast(pa.int64()).to_numpy() // 1000
-        places = zip(
-            _values(batch, "partition"),
-            _values(batch, "sequenceNumber"),
-            _values(batch, "offset"),
-            times_ms.tolist(),
-            strict=True,
-        )
-        events = zip(places, _values(batch, "partitionKey"), _values(batch, "body"), strict=True)
-        gathered = gather(events, blocks)
-        # One time for all: the watermark only moves by the latest, and a row behind it would be dropped.
-        sent = datetime.fromtimestamp(gathered.latest_sent_ms / 1000, UTC)
-        names, found = list(gathered.blocks), list(gathered.blocks.values())
-        yield pa.RecordBatch.from_arrays(
-            [
-                pa.array(names, pa.string()),
-                pa.array([block.first_sequence_number for block in found], pa.int64()),
-                pa.array([sent] * len(found), pa.timestamp("us", tz="UTC")),
-                pa.array([encode_parts(block.readings) for block in found], pa.binary()),
-                pa.array([encode_parts(block.rejected) for block in found], pa.binary()),
-            ],
-            schema=GATHERED_ARROW,
-        )
+        yield gather(batch, blocks)
 
 
 class HomesProcessor(StatefulProcessor):
     """The state of each block of homes, and a timer for the earliest time at which one is to be looked at."""
 
+    def __init__(self, *, are_pages_wanted: bool) -> None:
+        self._are_pages_wanted = are_pages_wanted
+
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Spark hands over what keeps the state."""
         self._handle = handle
-        self._state = handle.getValueState("homes", "homes binary, timer_ms long")
+        self._state = handle.getValueState("homes", "partition string, homes binary, timer_ms long")
 
     def handleInputRows(  # noqa: N802 - Spark's name
         self,
@@ -189,13 +172,16 @@ class HomesProcessor(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803 - Spark's name
     ) -> Iterator[Row]:
         """The readings of a micro-batch for a block."""
-        homes, timer_ms = self._state.get() or (None, None)
-        block, output = Block(homes), BlockOutput()
+        _, homes, timer_ms = self._state.get() or (None, None, None)
         # Rows of a block come from one task, and a shuffle promises no order.
-        for row in sorted(rows, key=lambda row: row.first):
-            output.rejected += decode_parts(row.rejected)
-            block.take(decode_parts(row.readings), output)
-        yield self._keep(block, output, timer_ms)
+        parts = sorted(rows, key=lambda row: row.first)
+        partition = parts[0].partition
+        block = Block(partition, homes)
+        readings = joined([from_bytes(part.readings, READINGS) for part in parts], READINGS)
+        changes = block.take(readings, are_pages_wanted=self._are_pages_wanted)
+        rejected = [from_bytes(part.rejected, REJECTED) for part in parts]
+        changes.rejected = joined([*rejected, changes.rejected], REJECTED)
+        yield self._keep(partition, block, changes, timer_ms)
 
     def handleExpiredTimer(  # noqa: N802 - Spark's name
         self,
@@ -204,22 +190,30 @@ class HomesProcessor(StatefulProcessor):
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803 - Spark's name
     ) -> Iterator[Row]:
         """The watermark has passed a block's earliest deadline."""
-        homes, _ = self._state.get() or (None, None)
-        block, output = Block(homes), BlockOutput()
-        block.expire(timerValues.getCurrentWatermarkInMs(), output)
-        yield self._keep(block, output, None)
+        partition, homes, _ = self._state.get() or ("", None, None)
+        block = Block(partition, homes)
+        watermark_ms = timerValues.getCurrentWatermarkInMs()
+        changes = block.expire(watermark_ms, are_pages_wanted=self._are_pages_wanted)
+        yield self._keep(partition, block, changes, None)
 
     def close(self) -> None:
         """Nothing is open."""
 
-    def _keep(self, block: Block, output: BlockOutput, timer_ms: int | None) -> Row:
-        homes, deadline_ms = block.encode(output)
+    def _keep(self, partition: str, block: Block, changes: BlockChanges, timer_ms: int | None) -> Row:
+        deadline_ms = block.next_deadline_ms()
         # A timer that is no longer needed is left to fire: looking is cheaper than asking Spark to forget it.
         if deadline_ms is not None and (timer_ms is None or deadline_ms + 1 < timer_ms):
             timer_ms = deadline_ms + 1
             self._handle.registerTimer(timer_ms)
-        self._state.update((homes, timer_ms))
-        return Row(**output.encoded())
+        homes = block.encode()
+        self._state.update((partition, homes, timer_ms))
+        return Row(
+            minutes=to_bytes(changes.minutes),
+            alarms=to_bytes(changes.alarms),
+            rejected=to_bytes(changes.rejected),
+            pages=to_bytes(changes.pages),
+            state_bytes=len(homes),
+        )
 
 
 # --- what a micro-batch changes, to where it belongs --------------------------------------------------------
@@ -232,50 +226,27 @@ def write_changes(
     changes: DataFrame,
     batch_id: int,
 ) -> None:
-    """Write one micro-batch: summaries first, for they may be written twice, then SQL, once."""
-    changes.persist()
-    try:
+    """Write one micro-batch: pages first, for they may be written twice, then SQL, once."""
+    sink.write(changes.mapInArrow(partial(results_of, store), RESULTS), batch_id)
+    on_committed(batch_id)
+
+
+def results_of(store: SummaryStore | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Blocks' rows to rows for SQL, after their pages are written."""
+    for batch in batches:
         if store is not None:
-            changes.select("summaries").foreachPartition(store.write_rows)
-        sink.write(
-            {
-                "minutes": changes.select("minutes").mapInArrow(minutes_of, MINUTES),
-                "alarms": changes.select("alarms", "rejected").mapInArrow(alarms_of, ALARMS),
-            },
-            batch_id,
-        )
-        on_committed(batch_id)
-    finally:
-        changes.unpersist()
-
-
-def minutes_of(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Blocks' rows to the rows of ``home_minute``."""
-    for batch in batches:
-        columns: list[list[Any]] = [[] for _ in MINUTES_ARROW]
-        for encoded in _values(batch, "minutes"):
-            for column, values in zip(columns, decode_parts(encoded), strict=True):
-                column += values
-        arrays = [pa.array(values, field.type) for values, field in zip(columns, MINUTES_ARROW, strict=True)]
-        yield pa.RecordBatch.from_arrays(arrays, schema=MINUTES_ARROW)
-
-
-def alarms_of(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Blocks' rows to the rows of ``home_alarm``, and to dead letters."""
-    for batch in batches:
-        rows: list[tuple[Any, ...]] = []
-        for alarms, rejected in zip(_values(batch, "alarms"), _values(batch, "rejected"), strict=True):
-            rows += [(*alarm, None, None, None, None, None) for alarm in decode_parts(alarms)]
-            rows += [
-                (None, None, None, None, None, None, reason, partition, number, offset, time_ms * 1000)
-                for (partition, number, offset, time_ms), reason in decode_parts(rejected)
-            ]
-        columns = zip(*rows, strict=True) if rows else [()] * len(ALARMS_ARROW)
-        arrays = [
-            pa.array(list(values), field.type) for values, field in zip(columns, ALARMS_ARROW, strict=True)
+            pages = _parts(batch, "pages", PAGES).to_pydict()
+            store.write(dict(zip(pages["home"], pages["page"], strict=True)))
+        minutes, alarms = _parts(batch, "minutes", MINUTES), _parts(batch, "alarms", ALARMS)
+        parts = [
+            minutes.append_column("_table", pa.repeat("minutes", minutes.num_rows)),
+            alarms.append_column("_table", pa.repeat("alarms", alarms.num_rows)),
+            _parts(batch, "rejected", REJECTED),
         ]
-        yield pa.RecordBatch.from_arrays(arrays, schema=ALARMS_ARROW)
+        rows = pa.concat_tables(parts, promote_options="default")
+        yield from rows.select(RESULTS_ARROW.names).cast(RESULTS_ARROW).combine_chunks().to_batches()
 
 
-def _values(batch: pa.RecordBatch, column: str) -> list[Any]:
-    return batch.column(column).to_pylist()
+def _parts(batch: pa.RecordBatch, column: str, schema: pa.Schema) -> pa.Table:
+    parts: Any = batch.column(column).to_pylist()
+    return pa.Table.from_batches([from_bytes(part, schema) for part in parts], schema)

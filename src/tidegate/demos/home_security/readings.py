@@ -18,9 +18,9 @@ from tidegate.demos.home_security.homes import CLOCK_ERROR_MS, KIND_NAMES, Kind
 
 CO_PPM_MAX: Final = 10_000.0
 """What a detector can show; above it, it is broken."""
-_NAME_CHARACTERS_MAX: Final = 64
+NAME_CHARACTERS_MAX: Final = 64
 _NUMBER_MAX: Final = (1 << 53) - 1
-_TIME_MS_MAX: Final = 4_102_444_800_000
+TIME_MS_MAX: Final = 4_102_444_800_000
 """2100-01-01: later times are milliseconds mistaken for something else."""
 
 NOT_JSON: Final = "The body is not JSON."
@@ -72,15 +72,15 @@ def parse_reading(body: bytes, partition_key: str | None) -> Reading | str:
     # A name that no database stores (it may hold a NUL) would stop the pipeline at its last step.
     if home != partition_key or type(home) is not str or not home.isprintable():
         return WRONG_HOME
-    if type(sensor) is not str or not 0 < len(sensor) <= _NAME_CHARACTERS_MAX or not sensor.isprintable():
+    if type(sensor) is not str or not 0 < len(sensor) <= NAME_CHARACTERS_MAX or not sensor.isprintable():
         return WRONG_SENSOR
     if kind is None:
         return WRONG_KIND
     if type(number) is not int or not 0 <= number <= _NUMBER_MAX:
         return WRONG_NUMBER
-    if type(taken_ms) is not int or type(sent_ms) is not int or not 0 <= taken_ms < _TIME_MS_MAX:
+    if type(taken_ms) is not int or type(sent_ms) is not int or not 0 <= taken_ms < TIME_MS_MAX:
         return WRONG_TIME
-    if not 0 <= sent_ms < _TIME_MS_MAX:
+    if not 0 <= sent_ms < TIME_MS_MAX:
         return WRONG_TIME
     if taken_ms - sent_ms > CLOCK_ERROR_MS:
         return WRONG_CLOCK

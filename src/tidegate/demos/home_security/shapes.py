@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -13,25 +14,81 @@ def _schema(columns: dict[str, pa.DataType]) -> pa.Schema:
     return pa.schema([pa.field(name, kind) for name, kind in columns.items()])
 
 
-GATHERED: Final = "block string, first long, sent timestamp, readings binary, rejected binary"
+def to_bytes(rows: pa.RecordBatch) -> bytes:
+    """Rows as one value of a row of Spark's; the receiver knows their schema."""
+    encoded: bytes = rows.serialize().to_pybytes()
+    return encoded
+
+
+def from_bytes(encoded: bytes, schema: pa.Schema) -> pa.RecordBatch:
+    """What ``to_bytes`` was given."""
+    return pa.ipc.read_record_batch(pa.py_buffer(encoded), schema)
+
+
+def joined(parts: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    """Rows of several batches as one."""
+    if len(parts) == 1:
+        return parts[0]
+    (rows,) = pa.Table.from_batches(parts, schema).combine_chunks().to_batches() or [empty(schema)]
+    return rows
+
+
+def empty(schema: pa.Schema) -> pa.RecordBatch:
+    """No row."""
+    return pa.RecordBatch.from_pylist([], schema)
+
+
+_PLACE: Final[dict[str, Any]] = {
+    "partition": pa.string(),
+    "sequenceNumber": pa.int64(),
+    "offset": pa.string(),
+    "enqueuedTime": _TIME,
+}
+
+EVENTS: Final = (
+    "partition string, sequenceNumber long, offset string, enqueuedTime timestamp, partitionKey string, "
+    "body binary"
+)
+"""What the pipeline needs of an event."""
+
+GATHERED: Final = (
+    "block string, partition string, first long, sent timestamp, readings binary, rejected binary"
+)
 GATHERED_ARROW: Final = _schema(
     {
         "block": pa.string(),
+        "partition": pa.string(),
         "first": pa.int64(),
         "sent": _TIME,
         "readings": pa.binary(),
         "rejected": pa.binary(),
     }
 )
-"""What came for a block of homes in a run of events."""
+"""What came for a block of homes in a run of events: rows of ``READINGS`` and of ``REJECTED``."""
 
-CHANGES: Final = "minutes binary, alarms binary, rejected binary, summaries binary"
-"""What a micro-batch changes in a block of homes."""
-
-MINUTES: Final = (
-    "home string, minute_ms long, readings int, motions int, openings int, co_max_ppm double, duplicates int"
+READINGS: Final = _schema(
+    {
+        "sequenceNumber": pa.int64(),
+        "offset": pa.string(),
+        "enqueuedTime": _TIME,
+        "home": pa.string(),
+        "sensor": pa.string(),
+        "kind": pa.int8(),
+        "number": pa.int64(),
+        "taken_ms": pa.int64(),
+        "sent_ms": pa.int64(),
+        "value": pa.float64(),
+    }
 )
-MINUTES_ARROW: Final = _schema(
+"""Readings of one hub partition: their places in it, and the fields of ``Reading``."""
+
+REJECTED: Final = _schema({**_PLACE, "_error": pa.string()})
+"""Events that become dead letters, and why."""
+
+CHANGES: Final = "minutes binary, alarms binary, rejected binary, pages binary, state_bytes long"
+"""What a micro-batch changes in a block of homes: rows of the schemas below; and how large its state is."""
+
+MINUTES: Final = _schema(
     {
         "home": pa.string(),
         "minute_ms": pa.int64(),
@@ -44,11 +101,7 @@ MINUTES_ARROW: Final = _schema(
 )
 """The rows of ``home_minute``."""
 
-ALARMS: Final = (
-    "home string, sensor string, number long, kind string, raised_ms long, value double, _error string, "
-    "partition string, sequenceNumber long, offset string, enqueuedTime timestamp"
-)
-ALARMS_ARROW: Final = _schema(
+ALARMS: Final = _schema(
     {
         "home": pa.string(),
         "sensor": pa.string(),
@@ -56,11 +109,17 @@ ALARMS_ARROW: Final = _schema(
         "kind": pa.string(),
         "raised_ms": pa.int64(),
         "value": pa.float64(),
-        "_error": pa.string(),
-        "partition": pa.string(),
-        "sequenceNumber": pa.int64(),
-        "offset": pa.string(),
-        "enqueuedTime": _TIME,
     }
 )
-"""The rows of ``home_alarm``, and those that become dead letters: they have an ``_error`` and a place."""
+"""The rows of ``home_alarm``."""
+
+PAGES: Final = _schema({"home": pa.string(), "page": pa.string()})
+"""Residents' pages, as JSON."""
+
+RESULTS: Final = (
+    "_table string, home string, minute_ms long, readings int, motions int, openings int, co_max_ppm double, "
+    "duplicates int, sensor string, number long, kind string, raised_ms long, value double, "
+    "partition string, sequenceNumber long, offset string, enqueuedTime timestamp, _error string"
+)
+RESULTS_ARROW: Final = pa.unify_schemas([pa.schema([("_table", pa.string())]), MINUTES, ALARMS, REJECTED])
+"""What goes to SQL: rows of both tables, each naming its own, and dead letters, which have an ``_error``."""

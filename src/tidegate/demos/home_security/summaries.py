@@ -9,13 +9,10 @@ does no harm.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
-
-from tidegate.demos.home_security.blocks import decode_parts
 
 
 class SummaryStore:
@@ -35,16 +32,12 @@ class SummaryStore:
         name = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in home)
         return f"{name[-3:]}/{name}.json"
 
-    def write_rows(self, rows: Iterable[Any]) -> None:
-        """Write the summaries in rows of the pipeline's changes: what a task of Spark does."""
-        self.write({home: text for row in rows for home, text in decode_parts(row.summaries)})
-
-    def write(self, summaries: dict[str, str]) -> None:
-        """Write summaries: home → JSON. A reader sees the old one or the new one."""
-        if not summaries:
+    def write(self, pages: Mapping[str, str]) -> None:
+        """Write pages: home → JSON. A reader sees the old one or the new one."""
+        if not pages:
             return
         files, root = fsspec.core.url_to_fs(self.url, **self._storage_options)
-        contents = {f"{root}/{self.path_of(home)}": text.encode() for home, text in summaries.items()}
+        contents = {f"{root}/{self.path_of(home)}": text.encode() for home, text in pages.items()}
         if isinstance(files, LocalFileSystem):
             _write_files(contents)
         else:
