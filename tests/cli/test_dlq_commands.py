@@ -169,8 +169,11 @@ def test_redrive_in_steps(aftermath: Aftermath, environment: dict[str, str]) -> 
 
 def test_redrive_by_reason_finds_nothing_else(aftermath: Aftermath, environment: dict[str, str]) -> None:
     """A filter by reason leaves the others alone."""
-    code, report, _ = _redrive(aftermath, "--reason", "no such reason", environment=environment)
-    assert (code, report["considered"]) == (0, 0)
+    for option in (["--reason", "no such reason"], ["--reason-is", "the sensor"]):
+        code, report, _ = _redrive(aftermath, *option, environment=environment)
+        assert (code, report["considered"]) == (0, 0)
+    whole = ["--reason-is", "the sensor gave no temperature"]
+    assert _redrive(aftermath, *whole, "--dry-run", environment=environment)[1]["considered"] == 3
 
 
 def test_redrive_takes_a_handler_that_writes_itself(

@@ -175,6 +175,8 @@ def test_dead_letters_are_found_and_seen_whole(letters: DeadLetters, plain_brows
     assert "<b>&#39;x" not in markup
     assert "&lt;b&gt;" in markup
     assert "1 open dead letter matches" in text_of(markup)
+    assert "1 open dead letter matches" in text_of(plain_browser.get("/dead-letters?reason=<B>").text)
+    assert "None matches" in plain_browser.get("/dead-letters?reason_is=<b>").text
     assert "None matches" in plain_browser.get("/dead-letters?reason=nothing+of+the+kind").text
     assert "There are none" in plain_browser.get("/dead-letters?state=redriven").text
     letter = letters.list(DeadLetterFilter(event_hub=HUB))[0]

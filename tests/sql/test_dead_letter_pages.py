@@ -22,6 +22,7 @@ FILTERS = {
     "partition": DeadLetterFilter(consumer_group="$DEFAULT", partition_id="1"),
     "error": DeadLetterFilter(error_type="ValueError"),
     "reason": DeadLetterFilter(reason_contains="REASON 2", status=None),
+    "whole reason": DeadLetterFilter(reason="reason 2"),
     "time": DeadLetterFilter(failed_from=NOON, failed_until=NOON + timedelta(hours=1), status=None),
     "discarded": DeadLetterFilter(status=DeadLetterStatus.DISCARDED),
 }
@@ -46,7 +47,7 @@ def _fill(database: Database, seed: int, count: int = 300) -> None:
                 "enqueued_time_ms": number,
                 "partition_key": None,
                 "error_type": chosen.choice(["ValueError", "KeyError"]),
-                "reason": f"reason {chosen.randrange(4)}",
+                "reason": f"reason {chosen.choice([0, 1, 2, 22])}",
                 "traceback": "",
                 "payload": None,
                 "status": chosen.choice(list(DeadLetterStatus)).value,

@@ -15,6 +15,7 @@ from tidegate.cli.dlq_filter import (
     NumberFilter,
     PartitionFilter,
     ReasonFilter,
+    ReasonIsFilter,
     SinceFilter,
     StatusChoice,
     UntilFilter,
@@ -69,6 +70,7 @@ def list_dead_letters(
     partition: PartitionFilter = None,
     error_type: ErrorTypeFilter = None,
     reason: ReasonFilter = None,
+    reason_is: ReasonIsFilter = None,
     sequence_number: NumberFilter = None,
     failed_since: SinceFilter = None,
     failed_until: UntilFilter = None,
@@ -83,7 +85,16 @@ def list_dead_letters(
     from tidegate.sql import DeadLetters
 
     chosen = chosen_filter(
-        hub, group, partition, error_type, reason, status, sequence_number, failed_since, failed_until
+        hub,
+        group,
+        partition,
+        error_type,
+        reason,
+        reason_is,
+        status,
+        sequence_number,
+        failed_since,
+        failed_until,
     )
     with open_database(database) as opened:
         dead_letters = DeadLetters(opened)
@@ -212,6 +223,7 @@ def discard(
     partition: PartitionFilter = None,
     error_type: ErrorTypeFilter = None,
     reason: ReasonFilter = None,
+    reason_is: ReasonIsFilter = None,
     sequence_number: NumberFilter = None,
     failed_since: SinceFilter = None,
     failed_until: UntilFilter = None,
@@ -230,6 +242,7 @@ def discard(
         partition,
         error_type,
         reason,
+        reason_is,
         StatusChoice.OPEN,
         sequence_number,
         failed_since,

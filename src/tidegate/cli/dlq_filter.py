@@ -33,6 +33,10 @@ ErrorTypeFilter = Annotated[
 ReasonFilter = Annotated[
     str | None, typer.Option("--reason", metavar="TEXT", help="Only those whose reason holds this text.")
 ]
+ReasonIsFilter = Annotated[
+    str | None,
+    typer.Option("--reason-is", metavar="TEXT", help="Only those whose reason is this text, whole."),
+]
 NumberFilter = Annotated[
     list[int] | None,
     typer.Option(
@@ -58,6 +62,7 @@ def chosen_filter(
     partition: str | None,
     error_type: str | None,
     reason: str | None,
+    reason_is: str | None,
     status: StatusChoice,
     sequence_numbers: list[int] | None,
     failed_since: str | None,
@@ -76,6 +81,7 @@ def chosen_filter(
         status=None if status is StatusChoice.ALL else DeadLetterStatus(status.value),
         error_type=error_type,
         reason_contains=reason,
+        reason=reason_is,
         sequence_numbers=tuple(sequence_numbers) if sequence_numbers else None,
         failed_from=None if failed_since is None else parse_time(failed_since, now_utc=now),
         failed_until=None if failed_until is None else parse_time(failed_until, now_utc=now),

@@ -27,6 +27,7 @@ def conditions_of(filter_: DeadLetterFilter) -> list[ColumnElement[bool]]:
         (row.pipeline, filter_.pipeline),
         (row.partition_id, filter_.partition_id),
         (row.error_type, filter_.error_type),
+        (row.reason, filter_.reason),
     ):
         if value is not None:
             conditions.append(column == value)

@@ -240,6 +240,8 @@ class DeadLetterFilter:
     error_type: str | None = None
     reason_contains: str | None = None
     """Text that the reason holds, without regard to case (ASCII letters)."""
+    reason: str | None = None
+    """The whole reason, as it is stored."""
     failed_from: datetime | None = None
     """Last failed at this time or later (aware)."""
     failed_until: datetime | None = None

@@ -44,6 +44,8 @@ class LetterFilter:
     error_type: str | None = None
     reason: str | None = None
     """Text that the reason holds, without regard to case."""
+    reason_is: str | None = None
+    """The whole reason."""
     state: LetterState | None = LetterState.OPEN
     failed_from: datetime | None = None
     """Last failed at this time or later (aware)."""

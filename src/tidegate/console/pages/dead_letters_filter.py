@@ -13,7 +13,18 @@ from tidegate.console.backend.dead_letters import LetterFilter, LetterKey, Lette
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.position_text import parse_time
 
-_FIELDS = ("hub", "group", "partition", "error_type", "reason", "state", "from", "until", "number")
+_FIELDS = (
+    "hub",
+    "group",
+    "partition",
+    "error_type",
+    "reason",
+    "reason_is",
+    "state",
+    "from",
+    "until",
+    "number",
+)
 _TEXT_CHARACTERS_MAX = 2_000
 
 
@@ -27,6 +38,8 @@ class LetterQuery:
     def of(cls, given: Mapping[str, object], rights: Rights) -> Self:
         """Those of an address or a form. A policy of one hub means that hub, whatever else was left open."""
         fields = {name: str(given.get(name, "")).strip()[:_TEXT_CHARACTERS_MAX] for name in _FIELDS}
+        # As it is stored: forms send each end of a line as two characters (WHATWG HTML, form submission).
+        fields["reason_is"] = str(given.get("reason_is", "")).replace("\r\n", "\n")
         if rights.hub is not None and not fields["hub"]:
             fields["hub"] = rights.hub
         return cls(fields)
@@ -54,6 +67,7 @@ class LetterQuery:
             partition_id=fields["partition"] or None,
             error_type=fields["error_type"] or None,
             reason=fields["reason"] or None,
+            reason_is=fields["reason_is"] or None,
             state=state,
             failed_from=parse_time(fields["from"], now_utc=now_utc) if fields["from"] else None,
             failed_until=parse_time(fields["until"], now_utc=now_utc) if fields["until"] else None,

@@ -256,6 +256,7 @@ def _stored_filter(filter: LetterFilter) -> DeadLetterFilter:
         status=None if filter.state is None else DeadLetterStatus(filter.state.value),
         error_type=filter.error_type,
         reason_contains=filter.reason,
+        reason=filter.reason_is,
         failed_from=filter.failed_from,
         failed_until=filter.failed_until,
     )
