@@ -85,6 +85,19 @@ def test_live_figures_can_be_held_still(service: HubService, console_page: Page)
         console_page.wait_for_function("() => document.getElementById('events-in').textContent !== 'held'")
 
 
+@pytest.mark.slow
+def test_figures_that_stand_still_do_not_look_live(service: HubService, console_page: Page) -> None:
+    """While the service is away the page says so; when it is back, it goes on by itself."""
+    console_page.goto("/")
+    console_page.locator("#events-chart canvas").wait_for()
+    lost = console_page.get_by_text("Live figures stand still.")
+    assert not lost.is_visible()
+    service.stop()
+    lost.wait_for()
+    service.start()
+    lost.wait_for(state="hidden", timeout=30_000)
+
+
 def test_streams_end_when_the_service_stops_and_when_there_are_too_many(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

@@ -125,3 +125,11 @@ if (pause && document.querySelector("[sse-connect]")) {
     if (pause.getAttribute("aria-pressed") === "true") event.preventDefault();
   });
 }
+
+// Figures that stand still must not look live.
+for (const [name, isLost] of [["htmx:sseError", true], ["htmx:sseOpen", false]]) {
+  document.addEventListener(name, () => {
+    const lost = document.querySelector("[data-live-lost]");
+    if (lost) lost.hidden = !isLost;
+  });
+}
