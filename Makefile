@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Many tests wait for SDKs and Spark: two processes halve the time, files stay whole. JOBS=0: in one process.
 JOBS ?= 2
 
-.PHONY: demo test check docs site bench chaos chaos-hosts chaos-spark lock clean npm vendor
+.PHONY: demo test check docs site bench screenshots chaos chaos-hosts chaos-spark lock clean npm vendor
 
 demo: $(STAMP)  ## set up and run the main job: real flights through the log and Spark into SQL
 	$(BIN)/tidegate demo flights $(ARGS)
@@ -31,6 +31,9 @@ docs: $(STAMP)  ## renew the reference pages that are made from the code
 site: $(STAMP)  ## build docs/ into site/; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "Built: site/index.html. It opens from the disk; with its search: $(PYTHON) -m http.server -d site"
+
+screenshots: $(STAMP)  ## renew the pictures of console and demo in docs/images; needs Chromium
+	$(BIN)/python -m bench.screenshots $(ARGS)
 
 bench: $(STAMP)  ## throughput as ratios to baselines measured in the same run
 	$(BIN)/python -m bench $(ARGS)

@@ -26,7 +26,7 @@ LIVE_EVERY_S: Final = 2.0
 
 _ALARMS: Final = {
     "glass_break": "Glass broke",
-    "door_open": "Left open for more than 5 minutes",
+    "door_open": "Left open",
     "carbon_monoxide": "Carbon monoxide",
 }
 _LEVELS: Final = ("none", "a little", "some", "a lot")
