@@ -116,6 +116,7 @@ def test_forms_come_from_the_sessions_own_pages(service: HubService, plain_brows
     for headers in (
         {"Origin": "http://example.org"},
         {"Origin": "null"},
+        {"Origin": "http://[::1"},
         {"Origin": f"http://{plain_browser.host}:1"},
     ):
         assert plain_browser.post("/console/sign-out", headers=headers).status == 403

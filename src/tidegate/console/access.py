@@ -229,9 +229,17 @@ def check_origin(request: HTTPConnection) -> None:
     if origin is None:
         is_foreign = request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
     else:
-        is_foreign = urlsplit(origin).netloc.lower() != request.headers.get("host", "").lower()
+        is_foreign = _host_of(origin) != request.headers.get("host", "").lower()
     if is_foreign:
         raise UnauthorizedError("The form comes from another site.", next_step="Use the console's own pages.")
+
+
+def _host_of(origin: str) -> str | None:
+    """Host and port of an ``Origin`` header; None where it is none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 def _is_local(request: HTTPConnection) -> bool:
