@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import threading
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit, urlunsplit
@@ -41,6 +43,7 @@ SUMMARY_BYTES_MAX: Final = 256 * 1024
 CALLS_MAX: Final = 8
 """Calls at once. Those given up count until the storage's library lets go: a bound for its retries."""
 
+_SEARCHES_KEPT = 16
 _MALFORMED_TRIES = 3
 _MALFORMED_WAIT_S = 0.05
 _log = logging.getLogger(__name__)
@@ -60,6 +63,8 @@ class HomeSummaries:
         """The file system and the root in it."""
         self._opening = threading.Lock()
         self._names: list[str] = []
+        self._found: dict[str, list[str]] = {}
+        """Names by what was searched for: pages that are open ask the same every few seconds."""
         self._listed_at = float("-inf")
         self._read_at: datetime | None = None
         self._problem: StoreUnavailableError | None = None
@@ -89,11 +94,22 @@ class HomeSummaries:
         if self._read_at is None and self._problem is not None:
             raise StoreUnavailableError(self._problem.message, next_step=self._problem.next_step)
         return HomeIndex(
-            page=_page_of(self._names, search.strip().casefold(), after, size),
+            page=_page_of(self._matching(search.strip().casefold()), after, size),
             known=len(self._names),
             read_at=self._read_at,
             problem=None if self._problem is None else self._problem.message,
         )
+
+    def _matching(self, search: str) -> list[str]:
+        if not search:
+            return self._names
+        found = self._found.get(search)
+        if found is None:
+            found = [name for name in self._names if search in name.casefold()]
+            if len(self._found) >= _SEARCHES_KEPT:
+                del self._found[next(iter(self._found))]
+            self._found[search] = found
+        return found
 
     async def _keep_names_fresh(self) -> None:
         if self._listing is None and self._clock.monotonic() - self._listed_at > LIST_EVERY_S:
@@ -110,18 +126,26 @@ class HomeSummaries:
             self._problem = error
         else:
             self._names, self._problem, self._read_at = names, None, self._clock.now_utc()
+            self._found.clear()
         finally:
             self._listed_at = self._clock.monotonic()
             self._listing = None
 
     def _list_now(self) -> list[str]:
+        from fsspec.implementations.local import LocalFileSystem
+
         files, root = self._open()
-        try:
-            paths: list[str] = files.find(root)
-        except FileNotFoundError:
-            return []  # nothing was written yet
+        names: Iterable[str]
+        if isinstance(files, LocalFileSystem):
+            # fsspec asks for each file's size: that takes ten times as long, and keeps others from running.
+            names = chain.from_iterable(found for _, _, found in os.walk(root, onerror=_raise))
+        else:
+            try:
+                names = (path.rpartition("/")[2] for path in files.find(root))
+            except FileNotFoundError:
+                return []  # nothing was written yet
         # What a writer has under another name until it is whole has another ending.
-        return sorted(path.rpartition("/")[2][:-5] for path in paths if path.endswith(".json"))
+        return sorted(name[:-5] for name in names if name.endswith(".json"))
 
     # --- one home -----------------------------------------------------------------------------------------
 
@@ -212,9 +236,7 @@ def without_secrets(url: str) -> str:
     return urlunsplit((parts.scheme, f"{user}{colon and ':***'}{at}{host}", parts.path, "", ""))
 
 
-def _page_of(names: list[str], search: str, after: str, size: int) -> Page[str]:
-    # As they are: 100,000 names take a few milliseconds, and a copy in one case would take as much memory.
-    matching = [name for name in names if search in name.casefold()] if search else names
+def _page_of(matching: list[str], after: str, size: int) -> Page[str]:
     start = bisect_right(matching, after) if after else 0
     items = matching[start : start + size]
     is_last = start + size >= len(matching)
@@ -236,6 +258,12 @@ def _time_of(found: dict[str, Any]) -> datetime | None:
         if isinstance(value, int | float):
             return datetime.fromtimestamp(value, UTC)
     return None
+
+
+def _raise(error: OSError) -> None:
+    """A directory that cannot be read is no empty one; one that is not there yet is."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _no_such_home(name: str) -> NotFoundError:
