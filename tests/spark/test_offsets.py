@@ -18,6 +18,7 @@ from tidegate.spark.offsets import (
     PartitionBounds,
     PartitionRange,
     StreamOffset,
+    TaskLayout,
     added_losses,
     clip_lost_events,
     end_of_micro_batch,
@@ -37,6 +38,8 @@ def test_the_json_form_is_fixed() -> None:
     lossy = '{"version": 1, "eventHubCreatedAtMs": 5, "partitions": {"0": 5}, "lostEvents": {"0": 3}}'
     assert json.dumps(StreamOffset({"0": 5}, 5, {"0": 3}).to_json()) == lossy
     assert StreamOffset.from_json(json.loads(lossy)) == StreamOffset({"0": 5}, 5, {"0": 3})
+    cut = StreamOffset({"0": 5}, 5, layout=TaskLayout(3, True))
+    assert StreamOffset.from_json(json.loads(json.dumps(cut.to_json()))) == cut
 
 
 @pytest.mark.parametrize(
@@ -48,6 +51,8 @@ def test_the_json_form_is_fixed() -> None:
         {"version": 1, "eventHubCreatedAtMs": 1, "partitions": {"0": "1"}},
         {"version": "1", "eventHubCreatedAtMs": 1, "partitions": {}},
         {"version": 1, "eventHubCreatedAtMs": 1, "partitions": {}, "lostEvents": [1]},
+        {"version": 1, "eventHubCreatedAtMs": 1, "partitions": {}, "tasks": 2},
+        {"version": 1, "eventHubCreatedAtMs": 1, "partitions": {}, "tasks": {"max": 0, "areSplit": False}},
         {"topic": {"0": 3}},
     ],
 )

@@ -32,6 +32,15 @@ JsonObject = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
+class TaskLayout:
+    """Into what tasks a micro-batch is cut: the same ranges and layout give the same tasks."""
+
+    tasks_max: int
+    is_split: bool
+    """True: a partition's range may go to several tasks."""
+
+
+@dataclass(frozen=True, slots=True)
 class StreamOffset:
     """A place in every partition of one event hub."""
 
@@ -41,6 +50,9 @@ class StreamOffset:
     """Which incarnation of the hub it counts in: milliseconds since 1970-01-01 UTC."""
     lost_events: Mapping[str, int] = field(default_factory=dict)
     """Partition id → events passed over because they were gone, since the query began; 0 where absent."""
+    layout: TaskLayout | None = None
+    """Of the micro-batch that ends here: one that is run again, with other options or on another machine, has
+    the same rows in the same tasks, by which a sink may know them. None: as the options say."""
 
     def to_json(self) -> JsonObject:
         """The form that Spark journals."""
@@ -51,6 +63,8 @@ class StreamOffset:
         }
         if self.lost_events:
             value["lostEvents"] = dict(self.lost_events)
+        if self.layout is not None:
+            value["tasks"] = {"max": self.layout.tasks_max, "areSplit": self.layout.is_split}
         return value
 
     @classmethod
@@ -78,7 +92,19 @@ class StreamOffset:
         for partition_id, number in [*partitions.items(), *lost_events.items()]:
             if not isinstance(partition_id, str) or not isinstance(number, int):
                 raise _not_ours(value)
-        return cls(partitions, created_at_ms, lost_events)
+        return cls(partitions, created_at_ms, lost_events, _layout_of(value))
+
+
+def _layout_of(value: Mapping[str, object]) -> TaskLayout | None:
+    tasks = value.get("tasks")
+    if tasks is None:
+        return None
+    if not isinstance(tasks, dict):
+        raise _not_ours(value)
+    tasks_max, is_split = tasks.get("max"), tasks.get("areSplit")
+    if not isinstance(tasks_max, int) or tasks_max < 1 or not isinstance(is_split, bool):
+        raise _not_ours(value)
+    return TaskLayout(tasks_max, is_split)
 
 
 def _not_ours(value: Mapping[str, object]) -> InvalidArgumentError:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
@@ -33,6 +34,7 @@ from tidegate.spark.offsets import (
     PartitionBounds,
     PartitionRange,
     StreamOffset,
+    TaskLayout,
     added_losses,
     clip_lost_events,
     end_of_micro_batch,
@@ -141,20 +143,23 @@ class EventHubsBatchReader(DataSourceReader):
             ranges, description.bounds, fail_on_data_loss=options.fail_on_data_loss
         )
         _log_losses(losses, options)
-        return plan_tasks(ranges, options, is_split_default=True)
+        return plan_tasks(ranges, task_layout(options, is_split_default=True))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events of one task."""
         return read_ranges(self._options, partition, self._columns)
 
 
-def plan_tasks(
-    ranges: Sequence[PartitionRange], options: SourceOptions, *, is_split_default: bool
-) -> list[InputPartition]:
-    """Deal ranges to tasks; a large one to several, where the options or else the default say so."""
+def task_layout(options: SourceOptions, *, is_split_default: bool) -> TaskLayout:
+    """How many tasks, and whether a large range goes to several, as the options or else the default say."""
     is_split = is_split_default if options.split_partitions is None else options.split_partitions
-    pieces = split_ranges(ranges, tasks_max(options)) if is_split else ranges
-    return [RangesInputPartition(task) for task in pack_ranges(pieces, tasks_max(options))]
+    return TaskLayout(tasks_max(options), is_split)
+
+
+def plan_tasks(ranges: Sequence[PartitionRange], layout: TaskLayout) -> list[InputPartition]:
+    """Deal ranges to tasks."""
+    pieces = split_ranges(ranges, layout.tasks_max) if layout.is_split else ranges
+    return [RangesInputPartition(task) for task in pack_ranges(pieces, layout.tasks_max)]
 
 
 def starting_positions(options: SourceOptions, hub: HubReader, description: HubDescription) -> dict[str, int]:
@@ -246,9 +251,11 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             description.bounds,
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
-        return StreamOffset(
-            ends, description.created_at_ms, added_losses(offset.lost_events, losses)
-        ).to_json()
+        lost_events = added_losses(offset.lost_events, losses)
+        end = StreamOffset(ends, description.created_at_ms, lost_events, offset.layout)
+        if end == offset:
+            return end.to_json()  # nothing new: another layout would be a micro-batch of its own
+        return replace(end, layout=task_layout(self._options, is_split_default=False)).to_json()
 
     def reportLatestOffset(self) -> JsonObject | None:  # noqa: N802
         """The hub's end as last seen, for the query's status."""
@@ -273,7 +280,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
         _log_losses(losses, self._options)
-        return plan_tasks(ranges, self._options, is_split_default=False)
+        return plan_tasks(ranges, end_offset.layout or task_layout(self._options, is_split_default=False))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events of one task."""
