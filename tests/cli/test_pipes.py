@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from tests.cli.support import COMMAND, run_tidegate
@@ -105,3 +110,35 @@ def test_an_interrupted_sender_has_sent_what_it_took(
         said = stderr_of(process)
         assert said.startswith("Sent 1 events in ")
         assert said.count("\n") == 1
+
+
+def test_a_long_file_shows_progress_and_can_be_interrupted(
+    event_hub: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """A terminal sees a bar; Ctrl-C amid the file leaves as many events in the hub as it then says."""
+    file = tmp_path / "lines"
+    file.write_bytes(b'{"flight": "AA1"}\n' * 3_000_000)
+    terminal, stderr = pty.openpty()
+    words = (*COMMAND, "send", event_hub, "--file", str(file))
+    with subprocess.Popen(words, env=environment | {"TERM": "xterm"}, stderr=stderr) as process:
+        os.close(stderr)
+        said = b""
+        try:
+            while b"Sending" not in said:
+                said += os.read(terminal, 4096)
+            first = run_tidegate("receive", event_hub, "--max", "1", "--body", environment=environment)
+            assert first.code == 0, first.err
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(OSError):  # EIO: the terminal has no other end any more
+                while more := os.read(terminal, 4096):
+                    said += more
+            assert process.wait(WAIT_S) == 128 + signal.SIGINT
+        finally:
+            process.kill()
+            os.close(terminal)
+    told = re.search(rb"Sent ([0-9,]+) events", said)
+    assert told is not None, said
+    shown = run_tidegate("hub", "show", event_hub, "--nl", environment=environment)
+    held = sum(json.loads(line)["events"] for line in shown.out.splitlines())
+    assert 0 < held < 3_000_000
+    assert held == int(told[1].replace(b",", b""))

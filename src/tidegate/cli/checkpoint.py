@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from tidegate.cli.checkpoint_moves import Move, Target, plan_moves, refuse_moves
-from tidegate.cli.connection import impatient_namespace, resolve_connection
+from tidegate.cli.connection import ServiceConnection, impatient_namespace, resolve_connection
 from tidegate.cli.options import (
     BlobContainerOption,
     CaFileOption,
@@ -159,39 +160,23 @@ def set_checkpoint(
         now_utc=SystemClock().now_utc(),
     )
     choice = StoreChoice(database, checkpoint_dir, blob_container, namespace)
-    connection = resolve_connection(connection_string, ca_file, os.environ)
-    group_namespace = choice.group_namespace(connection_string, ca_file)
-
-    async def plan() -> list[Move]:
-        from tidegate.client import EventHubConsumer
-
-        service = impatient_namespace(connection)
-        # Hosts that have never run may be told where to begin, so the store may be new.
-        async with (
-            choice.open(may_create=not dry_run) as store,
-            EventHubConsumer(service, hub, consumer_group=group) as consumer,
-        ):
-            moves = await plan_moves(consumer, partition, target, is_offset_needed=choice.is_offset_needed)
-            (view,) = await view_groups(store, group_namespace, hub, [group])
-        moves = [move.compared_with(view) for move in moves]
-        refuse_moves(moves, is_rewind_allowed=rewind, is_forced=force, lease_duration_s=lease_duration)
-        return moves
-
-    async def move_all(moves: list[Move]) -> list[Move]:
-        from tidegate.processor.lease import GroupKey
-
-        key = GroupKey(group_namespace, hub, group)
-        async with choice.open(may_create=True) as store:
-            for move in moves:
-                await store.update_checkpoint(key, move.after, lease=None, is_rewind_allowed=rewind)
-            found = await store.list_checkpoints(key)
-        return [move.seen_in(found) for move in moves]
-
-    moves = run_interruptible(plan())
+    change = _Change(
+        choice,
+        resolve_connection(connection_string, ca_file, os.environ),
+        choice.group_namespace(connection_string, ca_file),
+        hub,
+        group,
+        is_rewind_allowed=rewind,
+    )
+    moves = run_interruptible(
+        change.plan(
+            partition, target, may_create=not dry_run, is_forced=force, lease_duration_s=lease_duration
+        )
+    )
     if not dry_run:
         if not yes and sys.stdin.isatty():
             typer.confirm(f"{_words(moves)} Set {len(moves)} checkpoints?", abort=True, err=True)
-        moves = run_interruptible(move_all(moves))
+        moves = run_interruptible(change.make(moves))
     output.records(
         (move.record(group) for move in moves),
         columns=_MOVE_COLUMNS,
@@ -204,6 +189,66 @@ def set_checkpoint(
             f"The checkpoints of partitions {', '.join(left)} were moved by somebody else meanwhile.",
             next_step="Stop the hosts of this group first.",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What is to be changed where: first planned as a whole, then made."""
+
+    choice: StoreChoice
+    connection: ServiceConnection
+    namespace: str
+    """As the store's keys have it."""
+    hub: str
+    group: str
+    is_rewind_allowed: bool
+
+    async def plan(
+        self,
+        partition_ids: list[str] | None,
+        target: Target,
+        *,
+        may_create: bool,
+        is_forced: bool,
+        lease_duration_s: float,
+    ) -> list[Move]:
+        """The moves, one per partition (None: all); raises where one of them may not be made.
+
+        may_create: hosts that have never run may be told where to begin, so the store may be new.
+        """
+        from tidegate.client import EventHubConsumer
+
+        async with (
+            self.choice.open(may_create=may_create) as store,
+            EventHubConsumer(
+                impatient_namespace(self.connection), self.hub, consumer_group=self.group
+            ) as consumer,
+        ):
+            moves = await plan_moves(
+                consumer, partition_ids, target, is_offset_needed=self.choice.is_offset_needed
+            )
+            (view,) = await view_groups(store, self.namespace, self.hub, [self.group])
+        moves = [move.compared_with(view) for move in moves]
+        refuse_moves(
+            moves,
+            is_rewind_allowed=self.is_rewind_allowed,
+            is_forced=is_forced,
+            lease_duration_s=lease_duration_s,
+        )
+        return moves
+
+    async def make(self, moves: list[Move]) -> list[Move]:
+        """Set the checkpoints; returns the moves with where the checkpoints are then."""
+        from tidegate.processor.lease import GroupKey
+
+        key = GroupKey(self.namespace, self.hub, self.group)
+        async with self.choice.open(may_create=True) as store:
+            for move in moves:
+                await store.update_checkpoint(
+                    key, move.after, lease=None, is_rewind_allowed=self.is_rewind_allowed
+                )
+            found = await store.list_checkpoints(key)
+        return [move.seen_in(found) for move in moves]
 
 
 def _words(moves: list[Move]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class ProgressBar(Protocol):
@@ -21,11 +21,15 @@ class _NoBar:
         """Nobody watches."""
 
 
+NO_BAR: Final[ProgressBar] = _NoBar()
+"""For what has no total, or nobody who watches."""
+
+
 @contextmanager
 def progress_bar(title: str, total: int) -> Iterator[ProgressBar]:
     """A bar that counts up to ``total`` and shows rate and remaining time; it vanishes at the end."""
     if not sys.stderr.isatty():
-        yield _NoBar()
+        yield NO_BAR
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from tidegate.cli.connection import ServiceConnection, check_event_hub
+from tidegate.cli.progress import NO_BAR, ProgressBar, progress_bar
 from tidegate.cli.stream_lines import read_lines
 from tidegate.client import EventHubProducer
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData
 from tidegate.model.json_path import JsonPath
+from tidegate.transport.tasks import TaskOwner
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +32,19 @@ class Routing:
 
 
 async def send_lines(connection: ServiceConnection, hub: str, descriptor: int, routing: Routing) -> None:
-    """Send each line of a file descriptor; what was taken is flushed and counted, however it ends."""
+    """Send each line of a file descriptor; what was taken is flushed and counted, however it ends.
+
+    On a terminal a bar shows how far a file is; of a pipe nobody knows the end.
+    """
     started = time.monotonic()
-    sender = _Sender(routing)
     await check_event_hub(connection, hub)
+    sender = _Sender(routing)
     async with EventHubProducer.from_connection_string(
         connection.connection_string, hub, ca_file=connection.ca_file
     ) as producer:
         try:
-            await sender.send_chunks(producer, read_lines(descriptor))
+            with _bar_of(descriptor) as bar:
+                await sender.send_chunks(producer, read_lines(descriptor), bar)
         finally:
             # Also when interrupted or stopped by a bad line: what was taken is sent, and counted.
             await producer.flush()
@@ -46,6 +55,14 @@ async def send_lines(connection: ServiceConnection, hub: str, descriptor: int, r
             )
 
 
+def _bar_of(descriptor: int) -> AbstractContextManager[ProgressBar]:
+    """A bar that counts the bytes of a file that are sent; nothing for what has no end to be known."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        return nullcontext(NO_BAR)
+    return progress_bar("Sending", status.st_size)
+
+
 class _Sender:
     """Turns lines into events and counts them."""
 
@@ -54,8 +71,14 @@ class _Sender:
         self._line_number = 0
         self.event_count = 0
 
-    async def send_chunks(self, producer: EventHubProducer, chunks: AsyncIterator[list[bytes]]) -> None:
-        """Enqueue every non-empty line; raises InvalidArgumentError naming the line that cannot be routed."""
+    async def send_chunks(
+        self, producer: EventHubProducer, chunks: AsyncIterator[list[bytes]], bar: ProgressBar
+    ) -> None:
+        """Enqueue every non-empty line; raises InvalidArgumentError naming the line that cannot be routed.
+
+        bar: is told the bytes that were taken.
+        """
+        taken_bytes = 0
         async for lines in chunks:
             bodies: list[bytes] = []
             keys: list[str | None] = []
@@ -66,8 +89,23 @@ class _Sender:
                         keys.append(self._key_of(line))
                         bodies.append(line)
             finally:
-                await self._enqueue(producer, bodies[: len(keys)], keys)
+                await self._enqueue_whole(producer, bodies[: len(keys)], keys)
+            taken_bytes += sum(map(len, lines)) + len(lines)
+            bar.update(taken_bytes)
             await asyncio.sleep(0)
+
+    async def _enqueue_whole(
+        self, producer: EventHubProducer, bodies: Sequence[bytes], keys: Sequence[str | None]
+    ) -> None:
+        """As ``_enqueue``. Cancellation: these events are still enqueued, for they are counted as a whole."""
+        # Whatever the task fails with is raised here, by waiting for it.
+        async with TaskOwner("send", on_failure=lambda _: None) as tasks:
+            task = tasks.start(self._enqueue(producer, bodies, keys), name="enqueue")
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError:
+                await task
+                raise
 
     async def _enqueue(
         self, producer: EventHubProducer, bodies: Sequence[bytes], keys: Sequence[str | None]
