@@ -54,4 +54,5 @@ def _time_of(text: str, now_utc: datetime) -> datetime:
     if ago is not None:
         return now_utc - timedelta(seconds=float(ago[1]) * _SECONDS[ago[2]])
     time = datetime.fromisoformat(text)
-    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    # In UTC at once: a time near the calendar's ends may have none there, and is no time then.
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)

@@ -106,10 +106,15 @@ class LetterPlace:
             if not all(isinstance(each, str) for each in (time, hub, group, partition_id)):
                 raise ValueError
             at = datetime.fromisoformat(time)
-            if at.tzinfo is None or type(number) is not int or abs(number) >= 1 << 63:
+            if (
+                at.tzinfo is None
+                or "\0" in f"{hub}{group}{partition_id}"
+                or type(number) is not int
+                or abs(number) >= 1 << 63
+            ):
                 raise ValueError
-            return cls(at, LetterKey(hub, group, partition_id, number))
-        except (ValueError, TypeError, binascii.Error, RecursionError) as error:
+            return cls(at.astimezone(UTC), LetterKey(hub, group, partition_id, number))
+        except (ValueError, TypeError, OverflowError, binascii.Error, RecursionError) as error:
             raise InvalidArgumentError(
                 f"{text[:40]!r} is no place to go on from.", next_step="Begin at the first page."
             ) from error

@@ -217,7 +217,11 @@ class _Pages:
     def _one(self, request: Request) -> tuple[LetterKey, DeadLettersView]:
         parts = request.path_params
         require_listen(request, parts["hub"])
-        if self._view is None or parts["number"] >= 1 << 63:
+        if (
+            self._view is None
+            or parts["number"] >= 1 << 63
+            or any("\0" in str(part) for part in parts.values())
+        ):
             raise NotFoundError("There is no such dead letter.")
         return LetterKey(parts["hub"], parts["group"], parts["partition"], parts["number"]), self._view
 

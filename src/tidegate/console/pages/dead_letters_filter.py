@@ -37,9 +37,11 @@ class LetterQuery:
     @classmethod
     def of(cls, given: Mapping[str, object], rights: Rights) -> Self:
         """Those of an address or a form. A policy of one hub means that hub, whatever else was left open."""
-        fields = {name: str(given.get(name, "")).strip()[:_TEXT_CHARACTERS_MAX] for name in _FIELDS}
+        # No name and no reason holds a NUL, which PostgreSQL takes in no text.
+        texts = {name: str(given.get(name, "")).replace("\0", "") for name in _FIELDS}
+        fields = {name: text.strip()[:_TEXT_CHARACTERS_MAX] for name, text in texts.items()}
         # As it is stored: forms send each end of a line as two characters (WHATWG HTML, form submission).
-        fields["reason_is"] = str(given.get("reason_is", "")).replace("\r\n", "\n")
+        fields["reason_is"] = texts["reason_is"].replace("\r\n", "\n")
         if rights.hub is not None and not fields["hub"]:
             fields["hub"] = rights.hub
         return cls(fields)

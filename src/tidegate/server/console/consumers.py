@@ -16,7 +16,7 @@ from typing import Final
 
 from tidegate.console.backend.consumers import GroupProgress, GroupSummary, MovePlan, MoveRequest
 from tidegate.console.backend.jobs import Job, JobKind
-from tidegate.model.errors import InvalidArgumentError, NotFoundError
+from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.server.console.checkpoint_moves import PlannedMove, carry_out, plan_moves
 from tidegate.server.console.consumer_rows import HubLog, LogEnd, StoredRows, progress_of, unread_of
 from tidegate.server.console.jobs import Jobs, RunningJob
@@ -184,7 +184,11 @@ class SqlConsumers:
             lookups += 1
             if lookups > _UNREAD_LOOKUPS_MAX:
                 break
-            batches = self._broker.event_hub(name).partition(partition_id).read_nowait(number, bytes_max=1)
+            try:
+                partition = self._broker.event_hub(name).partition(partition_id)
+                batches = partition.read_nowait(number, bytes_max=1)
+            except TidegateError:
+                continue  # deleted meanwhile, or damaged: whoever reads it is told
             if batches:
                 self._unread[key] = _EPOCH + timedelta(milliseconds=batches[0].enqueued_time_ms)
         while len(self._unread) > _UNREAD_KEPT_MAX:
