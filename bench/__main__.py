@@ -29,6 +29,7 @@ _SDK_HUB = "bench-sdk"
 """What the official SDK sends; the other hub then holds just what our producer sent."""
 _PROCESSOR_HUB = "bench-processor"
 _PROCESSOR_PARTITIONS = 16
+_HOMES_EVENTS = 400_000
 _progress = Console(stderr=True)
 
 
@@ -129,6 +130,8 @@ def _measure(
         if is_spark_used:
             _progress.print("measuring Spark …")
             found += _measure_spark(directory, service, events, event_bytes, decode, insert, ingest, rows)
+    if is_spark_used:
+        found += _measure_spark_state(directory)
     capture_baselines: list[Measurement] = []
     if is_spark_used:
         _progress.print("measuring Capture …")
@@ -244,6 +247,33 @@ def _measure_spark(
     finally:
         spark.stop()
     return found
+
+
+def _measure_spark_state(directory: Path) -> list[Measurement]:
+    """Pipelines with state, in short: the ledger sink, and home security."""
+    from bench import home_security, ledger_stages
+    from tidegate.spark.session import spark_session
+
+    found: list[Measurement] = []
+    try:
+        with PostgresqlServer(is_fsync_used=True) as postgresql:
+            _progress.print("measuring the ledger sink …")
+            spark = spark_session("tidegate-bench")
+            try:
+                for rows_per_batch in ledger_stages.BATCH_ROWS:
+                    folder = directory / f"ledger-{rows_per_batch}"
+                    folder.mkdir()
+                    url = postgresql.create_schema()
+                    found += ledger_stages.measure_ledger(spark, url, folder, rows_per_batch)
+            finally:
+                spark.stop()
+    except PostgresqlMissingError as error:
+        _progress.print(f"without PostgreSQL: {error}")
+        return found
+    _progress.print("measuring home security …")
+    runs, latency = home_security.measure(events=_HOMES_EVENTS, latency_s=10.0)
+    home_security.print_runs(runs, latency, console=_progress)
+    return found + home_security.measurements(runs)
 
 
 def _measure_capture(directory: Path, bodies: Sequence[bytes]) -> tuple[list[Measurement], list[Measurement]]:

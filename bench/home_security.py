@@ -31,7 +31,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 from rich.table import Table
 
-from bench.measure import own_cpu_s
+from bench.measure import Measurement, own_cpu_s
 from tidegate.demos.home_security.driver import ProgressFile
 from tidegate.demos.home_security.generator import GeneratorPlan
 from tidegate.demos.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB, PARTITION_COUNT
@@ -272,8 +272,27 @@ def _generator(
         process.wait(60)
 
 
-def print_runs(runs: list[Run], latency: Latency | None) -> None:
-    """A table of the variants, a line for the latency."""
+def measurements(runs: list[Run]) -> list[Measurement]:
+    """The variants beside other stages."""
+    names = (
+        "home security, gathered",
+        "home security, keyed state",
+        "home security → PostgreSQL",
+        "home security → PostgreSQL and pages",
+    )
+    found = [
+        Measurement(
+            name, run.events, wall_s=run.elapsed_s, client_cpu_s=run.cpu_us_per_event * run.events / 1e6
+        )
+        for name, run in zip(names, runs, strict=True)
+    ]
+    for measurement in found[1:]:
+        measurement.compare_with(found[0])
+    return found
+
+
+def print_runs(runs: list[Run], latency: Latency | None, console: Console | None = None) -> None:
+    """A table of the variants, a line for the latency. console: None: standard output."""
     table = Table(title="Home security", title_justify="left")
     for column in (
         *("variant", "events", "events/s", "of gathered", "of its floor", "batch p50 ms"),
@@ -293,7 +312,7 @@ def print_runs(runs: list[Run], latency: Latency | None) -> None:
             f"{run.state_bytes / 1e6:.1f}" if run.state_bytes else "–",
             f"{run.rocksdb_bytes / 1e6:.1f}" if run.rocksdb_bytes else "–",
         )
-    console = Console(width=None if sys.stdout.isatty() else 130)
+    console = console or Console(width=None if sys.stdout.isatty() else 130)
     console.print(table)
     console.print(
         "State: all blocks as the state store is given them. RocksDB: its memory (memtables, caches) and its "

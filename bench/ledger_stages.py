@@ -21,6 +21,7 @@ from tidegate.spark import LedgerSink, spark_session
 from tidegate.testing.postgresql import PostgresqlServer
 
 KEYS = 100_000
+BATCH_ROWS = (100_000, 400_000)
 BATCHES_WARM = 3
 BATCHES_MEASURED = 6
 
@@ -96,7 +97,7 @@ def main() -> int:
     spark = spark_session("tidegate-bench-ledger")
     try:
         with PostgresqlServer(is_fsync_used=True) as server, tempfile.TemporaryDirectory() as directory:
-            for rows_per_batch in (100_000, 400_000):
+            for rows_per_batch in BATCH_ROWS:
                 folder = Path(directory) / str(rows_per_batch)
                 folder.mkdir()
                 for found in measure_ledger(spark, server.create_schema(), folder, rows_per_batch):

@@ -6,12 +6,14 @@ import json
 import platform
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from bench.measure import Measurement
+from bench.targets import Target, targets_of
 
 
 def print_table(baselines: Sequence[Measurement], stages: Sequence[Measurement]) -> None:
@@ -19,6 +21,8 @@ def print_table(baselines: Sequence[Measurement], stages: Sequence[Measurement])
     console = Console(width=None if sys.stdout.isatty() else 130)
     console.print(_table("Baselines of this run", baselines))
     console.print(_table("Tidegate", stages))
+    if targets := targets_of(stages):
+        console.print(_targets_table(targets))
     console.print(
         "CPU is client + service; a ratio is this rate by the baseline's, measured in the same run."
     )
@@ -35,6 +39,7 @@ def as_json(baselines: Sequence[Measurement], stages: Sequence[Measurement]) -> 
             },
             "baselines": [_as_dict(measurement) for measurement in baselines],
             "stages": [_as_dict(measurement) for measurement in stages],
+            "targets": [asdict(target) | {"is_met": target.is_met} for target in targets_of(stages)],
         },
         indent=2,
     )
@@ -50,6 +55,23 @@ def _as_dict(measurement: Measurement) -> dict[str, object]:
         "service_us_per_event": round(measurement.service_us_per_event, 2),
         "ratios": {name: round(ratio, 3) for name, ratio in measurement.baselines.items()},
     }
+
+
+def _targets_table(targets: Sequence[Target]) -> Table:
+    table = Table(title="Spark's targets (rates: of a quiet machine of two cores)", title_justify="left")
+    table.add_column("stage")
+    table.add_column("compared with")
+    for column in ("ratio", "target", "reached"):
+        table.add_column(column, justify="right")
+    for target in targets:
+        table.add_row(
+            target.stage,
+            target.compared_with,
+            f"{target.reached:.2f}",
+            f"≥ {target.wanted:.1f}",
+            "yes" if target.is_met else "no",
+        )
+    return table
 
 
 def _table(title: str, measurements: Sequence[Measurement]) -> Table:

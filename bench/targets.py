@@ -1,0 +1,52 @@
+"""The targets for Spark, each beside what this run reached.
+
+Rates are targets of a quiet machine of two cores; ratios are of the same run and hold anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bench.measure import Measurement
+
+READ_EVENTS_PER_S: Final = 500_000
+EXACTLY_ONCE_RATIO: Final = 0.7
+_BULK: Final = ("SQLite executemany", "PostgreSQL executemany", "PostgreSQL COPY")
+_FLOORS: Final = {
+    # Hand-written probes: keyed state with 20,000 keys a batch, no sink; one-minute windows upserted.
+    "home security, keyed state": 89_000,
+    "home security → PostgreSQL": 112_000,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a stage has to reach, and what it reached."""
+
+    stage: str
+    compared_with: str
+    reached: float
+    wanted: float
+
+    @property
+    def is_met(self) -> bool:
+        """Whether it has reached it."""
+        return self.reached >= self.wanted
+
+
+def targets_of(stages: Sequence[Measurement]) -> list[Target]:
+    """The targets of those stages that have one."""
+    found: list[Target] = []
+    for stage in stages:
+        rate = READ_EVENTS_PER_S if stage.name == "Spark read → no-op" else _FLOORS.get(stage.name)
+        if rate is not None:
+            found.append(Target(stage.name, f"{rate:,} events/s", stage.events_per_s / rate, 1.0))
+        if stage.name.startswith("exactly-once"):
+            found += [
+                Target(stage.name, bulk, ratio, EXACTLY_ONCE_RATIO)
+                for bulk, ratio in stage.baselines.items()
+                if bulk in _BULK
+            ]
+    return found
