@@ -209,7 +209,7 @@ class Merge:
 
     def start(self) -> None:
         """All partitions are in: what each may read at once is decided by their number."""
-        self._bytes_max = max(4 * 1024, _PIECE_BYTES * 4 // max(4, len(self._heap)))
+        self._bytes_max = max(1024, _PIECE_BYTES // max(1, len(self._heap)))
 
     @property
     def has_more(self) -> bool:
