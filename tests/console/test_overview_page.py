@@ -7,9 +7,12 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPResponse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.console.processing_support import append
 from tests.console.support import PlainBrowser, assert_accessible, console_service
 
 from tidegate.client import EventHubProducer
@@ -17,6 +20,8 @@ from tidegate.console.backend.service import Disk, Overview, Rates, Sample
 from tidegate.console.live import STREAMS_MAX
 from tidegate.console.pages.overview import ProcessingFigures, list_notices
 from tidegate.model.events import EventData
+from tidegate.processor import ProcessorCheckpoint
+from tidegate.sql import ConsumerKey, Database, DeadLetters, NewDeadLetter, move_checkpoint
 from tidegate.testing.hub import HubService
 from tidegate.transport.clock import SystemClock
 
@@ -114,6 +119,46 @@ def test_streams_end_when_the_service_stops_and_when_there_are_too_many(
         for stream in streams:
             stream.read()
             stream.close()
+
+
+def test_lag_and_dead_letters_come_from_the_database(tmp_path: Path) -> None:
+    """The oldest lag with whose it is, open dead letters by their number."""
+    url = f"sqlite:///{tmp_path / 'processing.db'}"
+    with console_service(tmp_path, database=url) as service, Database.open(url) as database:
+        hub = service.create_hub("readings", partition_count=1)
+        append(service, hub, [b"x"] * 5)
+        move_checkpoint(database, ConsumerKey(hub, "reports"), ProcessorCheckpoint("0", 1, "1"))
+        letters = [NewDeadLetter(number, str(number), 0, "KeyError", "no id") for number in (0, 1)]
+        DeadLetters(database).add(ConsumerKey(hub, "reports"), "0", letters)
+        assert service.ready.console is not None
+        browser = PlainBrowser(service.ready.console)
+        browser.get("/")
+        stream = browser.open("/console/live/overview")
+        found = _lines_until(stream, "redrive or discard them")
+        assert re.search(r"Open dead letters.*?<dd>2 ", found, re.DOTALL)
+        assert "reports of readings, 4 events" in found or "reports of readings, 3 events" in found
+        stream.close()
+
+
+def test_a_database_that_is_away_holds_nothing_up(tmp_path: Path) -> None:
+    """The page comes with all else, and says so; nothing of the address is told."""
+    with console_service(tmp_path, database="sqlite:////secret-place/processing.db") as service:
+        assert service.ready.console is not None
+        browser = PlainBrowser(service.ready.console)
+        assert browser.get("/").status == 200
+        stream = browser.open("/console/live/overview")
+        assert "secret-place" not in _lines_until(stream, "the database does not answer")
+        stream.close()
+
+
+def _lines_until(stream: HTTPResponse, words: str) -> str:
+    """What a stream has said up to these words; the connection has a deadline of its own."""
+    said = ""
+    for _ in range(5_000):
+        said += stream.readline().decode()
+        if words in said:
+            return said
+    raise AssertionError(said[-2000:])
 
 
 def test_notices_tell_what_somebody_should_look_at() -> None:

@@ -111,7 +111,9 @@ class _Processing:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._figures = ProcessingFigures()
+        self._figures = ProcessingFigures(
+            lag_words="is being asked for", dead_letter_words="is being asked for"
+        )
         self._asked_at = float("-inf")
         self._asking: asyncio.Task[None] | None = None
 
