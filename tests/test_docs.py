@@ -193,8 +193,8 @@ def workplace(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("program", ["official_sdk.py", "our_client.py"])
-def test_the_readme_tails_show_events(program: str, workplace: Path) -> None:
-    """Both programs of the README, pasted, send an event and show it; they then wait for more."""
+def test_the_tutorials_tails_show_events(program: str, workplace: Path) -> None:
+    """Both programs of the tutorial, pasted, send an event and show it; they then wait for more."""
     with HubService() as service:
         service.create_hub("telemetry", partition_count=4)
         with subprocess.Popen(
@@ -212,8 +212,8 @@ def test_the_readme_tails_show_events(program: str, workplace: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_readme_pipelines_run(workplace: Path) -> None:
-    """Function and DataFrame of the README, pasted, give the same rows, and put the same event aside."""
+def test_the_tutorials_pipelines_run(workplace: Path) -> None:
+    """Function and DataFrame of the tutorial, pasted, give the same rows, and put the same event aside."""
     readings = ['{"device": "a1", "celsius": 21.5}', '{"device": "b2"}', '{"device": "c3", "celsius": 19}']
     with HubService() as service:
         service.create_hub("telemetry", partition_count=4)
