@@ -60,6 +60,7 @@ def test_commands_and_options(shell_environment: dict[str, str]) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_names_of_the_service(shell_environment: dict[str, str], hub_service: HubService) -> None:
     """Hubs, their groups and policies are asked of the service that the command would talk to."""
     hub = hub_service.create_hub("completion-hub")

@@ -112,6 +112,7 @@ def test_an_interrupted_sender_has_sent_what_it_took(
         assert said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_long_file_shows_progress_and_can_be_interrupted(
     event_hub: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
