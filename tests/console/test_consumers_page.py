@@ -107,7 +107,8 @@ def test_groups_and_their_lag(service: HubService, database: Database, plain_bro
     assert "1 caught up host-a" in one
     assert "0 not begun no lease" in one
     assert "No partition is stalled" in one
-    assert plain_browser.get(f"/consumers/{HUB}/nobody").status == 404
+    for nothing in ("nobody", "%00", "a%00b/move?to=latest"):
+        assert plain_browser.get(f"/consumers/{HUB}/{nothing}").status == 404
 
 
 def test_moving_shows_first_what_it_does(

@@ -15,7 +15,7 @@ from tidegate.console.backend.consumers import ConsumersView, GroupProgress, Gro
 from tidegate.console.backend.paging import PAGE_SIZE
 from tidegate.console.context import Console
 from tidegate.console.rendering import fragment, page
-from tidegate.model.errors import TidegateError
+from tidegate.model.errors import NotFoundError, TidegateError
 
 LIVE_EVERY_S = 2.0
 FIRST_PAINT_S = 0.15
@@ -37,6 +37,14 @@ def routes(console: Console) -> list[Route]:
 def group_address(hub: str, group: str) -> str:
     """The page of a consumer group."""
     return f"/consumers/{quote(hub, safe='')}/{quote(group, safe='')}"
+
+
+def names_of(request: Request) -> tuple[str, str]:
+    """Event hub and consumer group of an address. Raises NotFoundError for what no database can hold."""
+    hub, group = request.path_params["hub"], request.path_params["group"]
+    if "\0" in hub + group:
+        raise NotFoundError("There is no such consumer group.")
+    return hub, group
 
 
 class _Pages:
@@ -96,7 +104,7 @@ class _Pages:
         }
 
     async def show(self, request: Request) -> Response:
-        hub, _ = _names(request)
+        hub, _ = names_of(request)
         require_listen(request, hub)
         view = self._view
         if view is None:
@@ -104,7 +112,7 @@ class _Pages:
         return page(request, "consumer.html", **await self._one(request, view))
 
     async def live(self, request: Request) -> Response:
-        hub, _ = _names(request)
+        hub, _ = names_of(request)
         require_listen(request, hub)
         view = self._view
 
@@ -124,7 +132,7 @@ class _Pages:
         return self._console.streams.stream(request, render, every_s=LIVE_EVERY_S)
 
     async def _one(self, request: Request, view: ConsumersView) -> dict[str, Any]:
-        hub, group = _names(request)
+        hub, group = names_of(request)
         found = await view.group(hub, group)
         only = request.query_params.get("only", "")
         shown = [each for each in found.partitions if only != "trouble" or is_trouble(each)]
@@ -164,10 +172,6 @@ def _sentence_of_one(group: GroupProgress) -> str:
         return "No partition is stalled."
     more = f" and {len(stalled) - 5} more" if len(stalled) > 5 else ""
     return f"Stalled: partition {', '.join(stalled[:5])}{more}."
-
-
-def _names(request: Request) -> tuple[str, str]:
-    return request.path_params["hub"], request.path_params["group"]
 
 
 def _start_of(request: Request) -> int:

@@ -13,7 +13,7 @@ from tidegate.console.backend.access import Rights
 from tidegate.console.backend.consumers import ConsumersView, MovePlan, MoveRequest, MoveTo
 from tidegate.console.context import Console
 from tidegate.console.errors import status_of
-from tidegate.console.pages.consumers import group_address
+from tidegate.console.pages.consumers import group_address, names_of
 from tidegate.console.pages.jobs import job_address
 from tidegate.console.rendering import page
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
@@ -55,7 +55,7 @@ class _Pages:
 
     async def ask(self, request: Request) -> Response:
         """The form, and the dry run of what it says."""
-        hub, group = request.path_params["hub"], request.path_params["group"]
+        hub, group = names_of(request)
         require_manage(request, hub)
         fields = {name: request.query_params.get(name, "").strip() for name in ("to", "value", "partition")}
         plan, problem = None, None
@@ -68,7 +68,7 @@ class _Pages:
 
     async def move(self, request: Request) -> Response:
         """Carry a dry run out."""
-        hub, group = request.path_params["hub"], request.path_params["group"]
+        hub, group = names_of(request)
         require_manage(request, hub)
         form = await form_of(request)
         plan = self._view.plan(str(form.get("plan", "")))
@@ -95,7 +95,7 @@ class _Pages:
         plan: MovePlan | None,
         problem: TidegateError | None,
     ) -> Response:
-        hub, group = request.path_params["hub"], request.path_params["group"]
+        hub, group = names_of(request)
         context: dict[str, Any] = {
             "hub": hub,
             "group": group,
