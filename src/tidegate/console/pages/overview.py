@@ -27,6 +27,9 @@ _PROCESSING_S: Final = 5.0
 _PATIENCE_S: Final = 0.1
 """Seconds that a page waits for an answer of it; the live figures bring it later."""
 
+_SHARED_S: Final = 0.5
+"""Seconds for which what was drawn is as good as new: half of the time between two samples."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -67,6 +70,7 @@ class _Pages:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._processing = _Processing(console)
+        self._drawn: dict[bool, tuple[float, Mapping[str, str]]] = {}
 
     async def show(self, request: Request) -> Response:
         rights = rights_of(request)
@@ -79,14 +83,20 @@ class _Pages:
     async def live(self, request: Request) -> Response:
         require_listen(request)
 
-        async def render() -> Mapping[str, str]:
+        return self._console.streams.stream(request, lambda: self._fragments(request))
+
+    async def _fragments(self, request: Request) -> Mapping[str, str]:
+        """The live parts, drawn once for all who look: they hold nothing of anybody's session."""
+        is_manager, now = rights_of(request).may_manage(), self._console.clock.monotonic()
+        drawn_at, drawn = self._drawn.get(is_manager, (float("-inf"), {}))
+        if now - drawn_at >= _SHARED_S:
             context = await self._context()
-            return {
+            drawn = {
                 name: fragment(request, f"overview_{name}.html", **context)
                 for name in ("notices", "figures", "load", "hubs")
             }
-
-        return self._console.streams.stream(request, render)
+            self._drawn[is_manager] = now, drawn
+        return drawn
 
     async def _context(self) -> dict[str, Any]:
         service = self._console.backend.service
