@@ -66,7 +66,7 @@ KeepServing = Annotated[
 
 def wait_for_interrupt(note: Callable[[str], None]) -> None:
     """Return on Ctrl-C."""
-    note("The service is left up, to be looked at. Ctrl-C ends it.")
+    note("The service is left up, with its data directory: look at it in the browser. Ctrl-C ends it.")
     with contextlib.suppress(KeyboardInterrupt):
         threading.Event().wait()
 
