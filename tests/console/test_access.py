@@ -85,7 +85,7 @@ def test_signing_in_leads_nowhere_else(plain_browser: PlainBrowser, wanted: str)
 
 
 def test_a_key_that_is_taken_away_ends_its_sessions(service: HubService, plain_browser: PlainBrowser) -> None:
-    """At the next request, without anybody signing out."""
+    """At the next request, without anybody signing out; what is live ends within a second."""
 
     async def regenerate(server: TidegateServer) -> None:
         server.broker.regenerate_key(None, "reader")
@@ -93,7 +93,11 @@ def test_a_key_that_is_taken_away_ends_its_sessions(service: HubService, plain_b
     key = _create_policy(service, None, "reader", Claim.LISTEN)
     assert _sign_in(plain_browser, "reader", key) == 303
     assert plain_browser.get("/").status == 200
+    stream = plain_browser.open("/console/live/overview")
+    assert stream.readline().startswith(b"event: ")
     service.call(regenerate)
+    stream.read()
+    stream.close()
     assert plain_browser.get("/").status == 303
     assert _sign_in(PlainBrowser(plain_browser.origin), "reader", key) == 403
 
