@@ -207,7 +207,7 @@ def _measure(name: str, start: partial[StreamingQuery]) -> Run:
     times_ms = sorted(batch["durationMs"]["triggerExecution"] for batch in batches)
     stores = [operator for batch in batches for operator in batch["stateOperators"]]
     observed = [batch.get("observedMetrics", {}).get("state") for batch in batches]
-    return Run(
+    run = Run(
         name,
         events=count,
         elapsed_s=sum(times_ms) / 1000,
@@ -219,6 +219,8 @@ def _measure(name: str, start: partial[StreamingQuery]) -> Run:
             default=0,
         ),
     )
+    _progress.print(f"  {run.events_per_s:,.0f} events/s, {run.cpu_us_per_event:.1f} µs of CPU per event")
+    return run
 
 
 def _measure_latency(
