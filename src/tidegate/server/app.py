@@ -134,9 +134,7 @@ class TidegateServer:
         )
         console = None
         if settings.is_console_served and (settings.http_port is not None or settings.https_port is not None):
-            parts = ConsoleParts(
-                self._broker, self._capture, amqp, settings, self._clock, lambda: self.ready
-            )
+            parts = ConsoleParts(self._broker, self._capture, amqp, settings, self._clock, lambda: self.ready)
             console = await stack.enter_async_context(console_of(parts))
         http = HttpGateway(
             self._broker,
