@@ -53,6 +53,7 @@ from tidegate.model.connection_string import ConnectionString
 from tidegate.spark.ledger import LedgerSink
 from tidegate.spark.session import checkpoint_path
 from tidegate.spark.source import register
+from tidegate.spark.workers import freeze_loaded_modules
 from tidegate.sql.ledger_rows import LedgerTable, WriteMode
 
 SPARK_SETTINGS: Final = {
@@ -150,6 +151,7 @@ def gathered_events(spark: SparkSession, wanted: HomeSecurity) -> DataFrame:
 
 def gather_events(blocks: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Events to rows of blocks: a step of the pipeline that runs where the events were read."""
+    freeze_loaded_modules()
     for batch in batches:
         yield gather(batch, blocks)
 
@@ -162,6 +164,7 @@ class HomesProcessor(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Spark hands over what keeps the state."""
+        freeze_loaded_modules()
         self._handle = handle
         self._state = handle.getValueState("homes", "partition string, homes binary, timer_ms long")
 
