@@ -156,16 +156,14 @@ class PipelineRun:
             )
         # Spark's context has set a handler of its own for SIGINT, which ends the program.
         stop.install()
-        with log_file.open("a", encoding="utf-8") as log:
-            errors = _StandardErrorUntilStop(sys.stderr, log, stop)
-            with contextlib.redirect_stderr(errors):
-                try:
-                    if not stop.is_requested:
-                        self._run_query(spark, reporter, stop)
-                finally:
-                    # Where Java is gone there is nothing to stop, and what has happened is told already.
-                    with contextlib.suppress(Exception):
-                        spark.stop()
+        with _errors_until_stop(log_file, stop):
+            try:
+                if not stop.is_requested:
+                    self._run_query(spark, reporter, stop)
+            finally:
+                # Where Java is gone there is nothing to stop, and what has happened is told already.
+                with contextlib.suppress(Exception):
+                    spark.stop()
 
     def _run_query(self, spark: SparkSession, reporter: PipelineReporter, stop: StopSignals) -> None:
         from tidegate.spark.progress import listening
@@ -258,6 +256,20 @@ def _standard_error_to(path: Path) -> Iterator[None]:
     finally:
         os.dup2(saved, 2)
         os.close(saved)
+
+
+@contextmanager
+def _errors_until_stop(log_file: Path, stop: StopSignals) -> Iterator[None]:
+    """Have ``sys.stderr`` go into Spark's log once a stop is asked for, and then for the rest of the process:
+    its other threads notice late that Java is gone."""
+    seen = sys.stderr
+    with log_file.open("a", encoding="utf-8") as log:
+        sys.stderr = _StandardErrorUntilStop(seen, log, stop)
+        try:
+            yield
+        finally:
+            if not stop.is_requested:
+                sys.stderr = seen
 
 
 class _StandardErrorUntilStop(io.TextIOBase):
