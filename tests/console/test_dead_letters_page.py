@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -329,6 +330,21 @@ def test_rights_decide_what_is_seen_and_done(letters: DeadLetters, service: HubS
     assert "Discarded 1" in text_of(ended_job(manager, manager.post("/dead-letters/discard", form)))
     assert letters.count() == 3
     assert signed_in(service, HUB, Claim.MANAGE).get(_latest_job(service)).status == 403
+
+
+def test_what_is_told_live_is_text(letters: DeadLetters, plain_browser: PlainBrowser) -> None:
+    """Words that somebody wrote become no elements of the page of whoever looks at the job."""
+    page = plain_browser.get(f"/dead-letters/discard?hub={HUB}").text
+    markup = '<b hx-get="/console/sign-out" hx-trigger="load">test data</b>'
+    started = plain_browser.post("/dead-letters/discard", {**hidden_fields(page), "because": markup})
+    ended_job(plain_browser, started)
+    with closing(plain_browser.open(started.headers["location"].replace("/jobs/", "/live/jobs/"))) as stream:
+        told = stream.read().decode()
+    assert "<b" not in told
+    sentence = told.split("event: sentence\n")[1].split("\n")[0]
+    assert "&lt;b hx-get=" in sentence
+    assert "&amp;" not in told  # escaped once
+    assert '<dl class="figures">' in told  # what templates write stays markup
 
 
 def _latest_job(service: HubService) -> str:

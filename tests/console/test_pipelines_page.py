@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -123,6 +123,10 @@ def test_the_log_ends_where_it_ends(files: PipelineFiles, plain_browser: PlainBr
     assert "line 10000 " not in text
     shown = text[text.index('sse-swap="log">') + len('sse-swap="log">') :].lstrip()
     assert re.match(r"line \d+ &lt;i&gt;\n", shown)
+    with closing(plain_browser.open("/console/live/pipelines/talker")) as stream:
+        while stream.readline() != b"event: log\n":
+            pass
+        assert re.match(rb"data: line \d+ &lt;i&gt;\n", stream.readline())
 
 
 def test_stopping_needs_manage_and_is_said_first(

@@ -16,6 +16,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Final
 
+from markupsafe import escape
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -34,7 +35,8 @@ END_EVENT: Final = "end"
 _log = logging.getLogger(__name__)
 
 Render = Callable[[], Awaitable[Mapping[str, str] | None]]
-"""The fragments by event name, None: it is over."""
+"""The fragments by event name, None: it is over. A browser takes them as HTML, so that what is no ``Markup``,
+as ``rendering.fragment`` gives it, is text and is escaped here."""
 
 
 class LiveStreams:
@@ -78,7 +80,8 @@ class LiveStreams:
                 if fragments is None:
                     yield format_event(END_EVENT, "")
                     return
-                news = {name: text for name, text in fragments.items() if sent.get(name) != text}
+                shown = {name: str(escape(text)) for name, text in fragments.items()}
+                news = {name: text for name, text in shown.items() if sent.get(name) != text}
                 sent |= news
                 quiet_s = 0.0 if news else quiet_s + every_s
                 if news:
@@ -109,6 +112,6 @@ async def _rendered(render: Render) -> Mapping[str, str] | None:
 
 
 def format_event(name: str, text: str) -> str:
-    """One server-sent event; lines of the text stay lines."""
+    """One server-sent event; lines of the text, which is HTML, stay lines."""
     data = "".join(f"data: {line}\n" for line in text.splitlines() or [""])
     return f"event: {name}\n{data}\n"

@@ -50,7 +50,7 @@ def page(
     return HTMLResponse(text, status_code=status_code, headers={"Cache-Control": "no-store"})
 
 
-def fragment(request: Request, template: str, **context: Any) -> str:
+def fragment(request: Request, template: str, **context: Any) -> Markup:
     """A part of a page, as for live updates: without flashes, with ``rights`` and ``form_token``."""
     session = getattr(request.state, "session", None)
     values: dict[str, Any] = {
@@ -60,7 +60,8 @@ def fragment(request: Request, template: str, **context: Any) -> str:
         "form_token": _form_token(session),
         "now": request.state.clock.now_utc(),
     }
-    return environment().get_template(template).render(values | context)
+    # The template has escaped what it was given.
+    return Markup(environment().get_template(template).render(values | context))
 
 
 @cache

@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from markupsafe import escape
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
@@ -116,7 +115,7 @@ class _Pages:
                 }
                 if beats % _LOG_EVERY == 0:
                     log = await self._view.log_tail(context["name"])
-                    fragments["log"] = str(escape(log.text))
+                    fragments["log"] = log.text
             except NotFoundError:
                 return None  # somebody deleted it
             except TidegateError as error:
