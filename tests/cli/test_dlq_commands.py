@@ -351,6 +351,10 @@ def test_redrive_for_a_program(aftermath: Aftermath, environment: dict[str, str]
     told = [json.loads(line)["progress"] for line in error.splitlines() if line.startswith("{")]
     assert told[0] == {"considered": 0, "redriven": 0, "failed": 0, "waiting": 0, "total": 3}
     assert told[-1] == {"considered": 3, "redriven": 2, "failed": 1, "waiting": 0, "total": 3}
+    # All have failed once: none is tried, and the program is told to expect none.
+    _, _, error = _redrive(aftermath, "--attempts-max", "1", "--progress", environment=environment)
+    told = [json.loads(line)["progress"] for line in error.splitlines() if line.startswith("{")]
+    assert told[-1] == {"considered": 0, "redriven": 0, "failed": 0, "waiting": 0, "total": 0}
     code, _, _ = _redrive(aftermath, "--actor", "console: ann", environment=environment)
     assert code == 1
     history = run_tidegate(

@@ -46,6 +46,19 @@ def test_saved_chosen_and_forgotten(lonely: dict[str, str]) -> None:
     assert (profile_names(lonely), chosen_profile(lonely)) == (["b"], LOCAL)
 
 
+def test_deleting_leaves_another_choice_alone(lonely: dict[str, str]) -> None:
+    """What the variable names is chosen for one shell: the file's choice stays, or goes with its profile."""
+    for name in ("kept", "gone"):
+        save_profile(name, profile(f"{name}.example"), lonely)
+    choose_profile("kept", lonely)
+    delete_profile("gone", lonely | {"TIDEGATE_PROFILE": "gone"})
+    assert chosen_profile(lonely) == "kept"
+    delete_profile("kept", lonely | {"TIDEGATE_PROFILE": "other"})
+    assert chosen_profile(lonely) == LOCAL
+    with pytest.raises(InvalidArgumentError, match="There is no profile 'kept'"):
+        delete_profile("kept", lonely)
+
+
 def test_only_this_user_may_read_it(lonely: dict[str, str]) -> None:
     """The directory and the file that holds the key are closed to others; no half-written file is left."""
     save_profile("a", profile("a.example"), lonely)
@@ -90,6 +103,12 @@ def test_a_damaged_profile_is_told_without_what_is_in_it(lonely: dict[str, str])
         with pytest.raises(InvalidArgumentError, match=r"a\.json is not a profile") as raised:
             load_profile("a", lonely)
         assert "s3cret" not in str(raised.value)
+    save_profile("b", profile("b.example"), lonely)
+    listed = run_tidegate("profile", "list", "--json", environment=lonely)
+    assert [record["name"] for record in listed.json()] == ["b"]
+    assert "a is left out" in listed.err
+    delete_profile("a", lonely)
+    assert profile_names(lonely) == ["b"]
 
 
 def test_commands_take_a_profile(lonely: dict[str, str], hub_service: HubService) -> None:

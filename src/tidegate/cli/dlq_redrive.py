@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -108,7 +109,7 @@ def redrive(
     Events are read back from the log. What the handler writes, the dead letter's new status and the audit
     trail are one transaction, so it may be interrupted and repeated: nothing is written twice. What fails
     again stays open, and so does what waits behind an earlier event of its partition key. Only dead letters
-    of the pipeline's own hub and consumer group are run: --hub and --group refuse a pipeline of another.
+    of the pipeline's own name, hub and consumer group are run; --hub and --group refuse another's pipeline.
 
     \b
     Example:
@@ -140,7 +141,13 @@ def redrive(
         if isinstance(loaded, Pipeline) and not dry_run:
             opened.ensure_table(loaded.table)
         dead_letters = DeadLetters(opened)
-        total = dead_letters.count(chosen) if max_ is None else min(max_, dead_letters.count(chosen))
+        # Those of a pipeline of another name stay what they are, as those that were tried too often do.
+        open_count = dead_letters.count(replace(chosen, pipeline=loaded.name))
+
+        def total(report: RedriveReport) -> int:
+            count = open_count - report.exhausted
+            return count if max_ is None else min(max_, count)
+
         with _progress_lines(total) if progress else _progress_bar(total) as on_progress:
             report = dead_letters.redrive(
                 loaded,
@@ -177,23 +184,26 @@ def event_reader(
 
 
 @contextmanager
-def _progress_bar(total: int) -> Iterator[Callable[[RedriveReport], None]]:
+def _progress_bar(total: Callable[[RedriveReport], int]) -> Iterator[Callable[[RedriveReport], None]]:
     from tidegate.cli.progress import progress_bar
+    from tidegate.sql import RedriveReport
 
-    with progress_bar("Redriving", total) as bar:
-        yield lambda report: bar.update(report.considered)
+    whole = total(RedriveReport())
+    with progress_bar("Redriving", whole) as bar:
+        # What was tried too often is only known on the way: it is passed over.
+        yield lambda report: bar.update(report.considered + whole - total(report))
 
 
 @contextmanager
-def _progress_lines(total: int) -> Iterator[Callable[[RedriveReport], None]]:
+def _progress_lines(total: Callable[[RedriveReport], int]) -> Iterator[Callable[[RedriveReport], None]]:
     import orjson
 
-    def write(counts: dict[str, object]) -> None:
-        sys.stderr.write(orjson.dumps({"progress": {**counts, "total": total}}).decode() + "\n")
+    def write(report: RedriveReport) -> None:
+        counts = {name: getattr(report, name) for name in _COUNTS}
+        sys.stderr.write(orjson.dumps({"progress": {**counts, "total": total(report)}}).decode() + "\n")
         sys.stderr.flush()
 
-    write(dict.fromkeys(_COUNTS, 0))
-    yield lambda report: write({name: getattr(report, name) for name in _COUNTS})
+    yield write
 
 
 def _check_consumer(consumer: ConsumerKey, hub: str | None, group: str | None) -> None:

@@ -13,6 +13,7 @@ from tidegate.cli.completing import complete_profile
 from tidegate.cli.options import with_output
 from tidegate.cli.render import Output
 from tidegate.model.connection_string import ConnectionString
+from tidegate.model.errors import InvalidArgumentError
 
 profile_app = typer.Typer(help="Names for services: saved connections of this user.", no_args_is_help=True)
 
@@ -75,7 +76,13 @@ def list_profiles(output: Output) -> None:
     """
     from tidegate.cli.profiles import profile_names
 
-    output.records(map(_record, profile_names(os.environ)), columns=_COLUMNS)
+    records = []
+    for name in profile_names(os.environ):
+        try:
+            records.append(_record(name))
+        except InvalidArgumentError as error:
+            sys.stderr.write(f"{name} is left out: {error}\n")
+    output.records(records, columns=_COLUMNS)
 
 
 @profile_app.command("show")

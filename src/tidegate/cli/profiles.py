@@ -52,11 +52,7 @@ def load_profile(name: str, environment: Mapping[str, str]) -> Profile:
     try:
         return Profile(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        names = ", ".join(profile_names(environment)) or "none"
-        raise InvalidArgumentError(
-            f"There is no profile {name!r}.",
-            next_step=f"Save it with `tidegate profile save {name}`. There are: {names}.",
-        ) from None
+        raise _missing(name, environment) from None
     except (ValueError, TypeError) as error:
         raise InvalidArgumentError(f"{path} is not a profile.", next_step="Save it again.") from error
 
@@ -73,15 +69,21 @@ def save_profile(name: str, profile: Profile, environment: Mapping[str, str]) ->
 
 
 def delete_profile(name: str, environment: Mapping[str, str]) -> None:
-    """Forget a profile, and that it was chosen. Raises InvalidArgumentError where there is none."""
-    load_profile(name, environment)
+    """Forget a profile, readable or not, and that it was chosen.
+
+    Raises InvalidArgumentError where there is none.
+    """
     if name == LOCAL:
         raise InvalidArgumentError(
             "The profile 'local' is the one that `tidegate serve` writes.",
             next_step=f"Delete {profile_path(environment)} if no service of yours is to be found any more.",
         )
-    _path(name, environment).unlink(missing_ok=True)
-    if chosen_profile(environment) == name:
+    try:
+        _path(name, environment).unlink()
+    except FileNotFoundError:
+        raise _missing(name, environment) from None
+    # By the file: what the environment says is chosen for one shell only.
+    if _chosen_in_file(environment) == name:
         choose_profile(LOCAL, environment)
 
 
@@ -97,13 +99,22 @@ def choose_profile(name: str, environment: Mapping[str, str]) -> None:
 
 def chosen_profile(environment: Mapping[str, str]) -> str:
     """The name in ``TIDEGATE_PROFILE``, else the one chosen with ``tidegate profile use``, else ``local``."""
-    named = environment.get(PROFILE_VARIABLE)
-    if named:
-        return named
+    return environment.get(PROFILE_VARIABLE) or _chosen_in_file(environment)
+
+
+def _chosen_in_file(environment: Mapping[str, str]) -> str:
     try:
         return (_directory(environment) / _CHOSEN).read_text(encoding="utf-8").strip() or LOCAL
     except FileNotFoundError:
         return LOCAL
+
+
+def _missing(name: str, environment: Mapping[str, str]) -> InvalidArgumentError:
+    names = ", ".join(profile_names(environment)) or "none"
+    return InvalidArgumentError(
+        f"There is no profile {name!r}.",
+        next_step=f"Save it with `tidegate profile save {name}`. There are: {names}.",
+    )
 
 
 def _directory(environment: Mapping[str, str]) -> Path:

@@ -256,7 +256,7 @@ class DeadLetters:
         pipeline: a ``Pipeline``, or a ``TransactionalPipeline``. reader: reads events back from the log.
         maximum: consider this many at most; None: all. dry_run: do the same, and roll it back. attempts_max:
         leave those alone that have failed so often. batch_size: dead letters per transaction, 1 to 1,000.
-        progress: called after each batch with the report so far. actor: who does it, for the audit trail;
+        progress: called first, and after each batch, with the report so far. actor: who, for the audit trail;
         None: ``host:process``.
         """
         return Redrive(

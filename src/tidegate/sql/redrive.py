@@ -81,6 +81,8 @@ class Redrive:
         if self.maximum is not None and self.maximum < 0:
             raise InvalidArgumentError(f"A redrive's maximum is not negative; {self.maximum} was given.")
         report = RedriveReport(exhausted=self._count_exhausted(), is_dry_run=self.is_dry_run)
+        if self.progress is not None:
+            self.progress(report)
         for page in self._pages():
             report = self._run_page(page, report)
             if self.progress is not None:
