@@ -27,8 +27,10 @@ from tidegate.model.errors import (
 )
 from tidegate.model.events import EventContents, EventData
 from tidegate.model.json_path import JsonPath
+from tidegate.server.console import events_sending
 from tidegate.server.console.events import BrokerEvents
 from tidegate.storage.options import LogOptions
+from tidegate.wire.event_codec import encode_event
 
 _WAIT_S = 30.0
 
@@ -170,14 +172,15 @@ async def test_a_busy_service_is_waited_for(broker: Broker, events: BrokerEvents
 
 
 async def test_a_set_fails_with_a_reason(broker: Broker, events: BrokerEvents) -> None:
-    """A hub that is deleted under it, and lines that no hub takes."""
+    """A hub that is deleted under it, or whose limit falls below its lines."""
     _hub(broker, 1)
     run = await events.start_run(_plan(repeats=1000, events_per_s=20), may_go_on=lambda: True)
     await broker.delete_event_hub("hub")
     assert await _ended(events, run.run_id) is RunState.FAILED
     assert events.run("hub", run.run_id).error
     _hub(broker, 1)
-    run = await events.start_run(_plan(bodies=[b"x" * 2_000_000]), may_go_on=lambda: True)
+    run = await events.start_run(_plan(bodies=[b"x" * 2_000]), may_go_on=lambda: True)
+    broker.update_event_hub("hub", event_bytes_max=1024)
     assert await _ended(events, run.run_id) is RunState.FAILED
     assert events.run("hub", run.run_id).next_step == "Send fewer events per batch, or smaller ones."
 
@@ -199,9 +202,74 @@ async def test_sets_are_bounded(
     broker: Broker, events: BrokerEvents, changed: dict[str, object], words: str
 ) -> None:
     """What would run for ever or fill the memory is refused before anything is sent."""
-    _hub(broker, 1)
+    hub = _hub(broker, 1)
     with pytest.raises(InvalidArgumentError, match=words):
         await events.start_run(_plan(**changed), may_go_on=lambda: True)
+    assert hub.partitions[0].next_sequence_number == 0
+
+
+async def test_lines_are_as_large_as_any_event(broker: Broker, events: BrokerEvents) -> None:
+    """The line that the hub would not take is named; the largest that it takes is sent."""
+    hub = _hub(broker, 1)
+    bytes_max = hub.event_bytes_max
+    with pytest.raises(EventTooLargeError, match=r"Line 2: .* bytes with its properties"):
+        await events.start_run(
+            _plan(bodies=[b"x", b"x" * 1000], properties={"p": "x" * (bytes_max - 900)}),
+            may_go_on=lambda: True,
+        )
+    assert hub.partitions[0].next_sequence_number == 0
+    largest = b"x" * (bytes_max - 8)  # a data section's beginning has 8 bytes
+    run = await events.start_run(_plan(bodies=[largest], repeats=1), may_go_on=lambda: True)
+    assert await _ended(events, run.run_id) is RunState.DONE
+    with pytest.raises(EventTooLargeError):
+        await events.start_run(_plan(bodies=[largest + b"x"], repeats=1), may_go_on=lambda: True)
+
+
+async def test_a_set_with_large_properties_stays_small(
+    broker: Broker, events: BrokerEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A megabyte of text cannot become gigabytes of events: what is encoded ends at the limit."""
+    _hub(broker, 1)
+    encoded_bytes = 0
+
+    def counting(event: EventData, key: str | None) -> bytes:
+        nonlocal encoded_bytes
+        encoded = encode_event(event, key)
+        encoded_bytes += len(encoded)
+        return encoded
+
+    monkeypatch.setattr(events_sending, "encode_event", counting)
+    plan = _plan(bodies=[b"x"] * 4_000, repeats=1, properties={"p": "x" * 64 * 1024})
+    with pytest.raises(InvalidArgumentError, match="67,108,864 bytes, the key and the properties"):
+        await events.start_run(plan, may_go_on=lambda: True)
+    assert encoded_bytes < 68_000_000
+
+
+@pytest.mark.parametrize("partition_id", [None, "0"], ids=["by-key", "fixed"])
+async def test_a_long_key_is_refused_unencoded(
+    broker: Broker, events: BrokerEvents, monkeypatch: pytest.MonkeyPatch, partition_id: str | None
+) -> None:
+    """Encoded keys are remembered, so that one over the limit must not get there, wherever it would go."""
+    hub = _hub(broker, 1)
+
+    def unexpected(event: EventData, key: str | None) -> bytes:
+        pytest.fail("it is encoded")
+
+    monkeypatch.setattr(events_sending, "encode_event", unexpected)
+    target = Target(partition_id, partition_key="k" * 129)
+    for words, started in (
+        ("The partition key has 129 characters", events.send("hub", EventData(b"x"), target)),
+        ("Line 1: The partition key", events.start_run(_plan(target=target), may_go_on=lambda: True)),
+    ):
+        with pytest.raises(InvalidArgumentError, match=words):
+            await started
+    monkeypatch.undo()
+    long = [b'{"d": "%s"}' % (b"k" * length) for length in (128, 129)]
+    with pytest.raises(InvalidArgumentError, match="Line 2: The partition key has 129"):
+        await events.start_run(
+            _plan(bodies=long, target=Target(key_path=JsonPath.parse(".d"))), may_go_on=lambda: True
+        )
+    assert hub.partitions[0].next_sequence_number == 0
 
 
 async def test_only_so_many_sets_at_once(broker: Broker, events: BrokerEvents) -> None:

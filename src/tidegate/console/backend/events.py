@@ -345,8 +345,8 @@ class EventsView(Protocol):
     async def start_run(self, plan: SendPlan, *, may_go_on: Callable[[], bool]) -> SendRun:
         """Begin to send a set. may_go_on: asked between batches; False stops it.
 
-        Raises NotFoundError, InvalidArgumentError (a number out of range, a line without its key),
-        QuotaExceededError (too many at once).
+        Raises NotFoundError, InvalidArgumentError (a number out of range, a line without its key, lines that
+        are too large together), EventTooLargeError (a line), QuotaExceededError (too many at once).
         """
         ...
 

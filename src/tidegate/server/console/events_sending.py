@@ -31,6 +31,7 @@ from tidegate.console.backend.events import (
 )
 from tidegate.model.clock import Clock
 from tidegate.model.errors import (
+    EventTooLargeError,
     InvalidArgumentError,
     NotFoundError,
     QuotaExceededError,
@@ -38,10 +39,15 @@ from tidegate.model.errors import (
     TidegateError,
 )
 from tidegate.model.events import EventData
+from tidegate.model.limits import PARTITION_KEY_CHARACTERS_MAX
 from tidegate.transport.tasks import TaskOwner
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.event_codec import encode_event
 
+_ENCODED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of a set's lines as they are stored, each with its key and all properties. Our choice: four times what
+their bodies may have.
+"""
 _STEPS_PER_S: Final = 10
 _BUSY_WAIT_S: Final = 1.0
 """At most, before sending again where the service is busy: so a limit that was raised is soon noticed."""
@@ -67,9 +73,7 @@ class EventSender:
     async def send(self, hub: str, event: EventData, target: Target) -> SentEvent:
         """See ``EventsView``."""
         event_hub = self._broker.event_hub(hub)
-        key = target.partition_key
-        if target.key_path is not None:
-            key = target.key_path.text_in(event.body)
+        key = _key_of(target, event.body)
         partition = _partition(event_hub, target.partition_id, key)
         section = wrap_event(encode_event(event, key))
         await self._broker.wait_uncongested()
@@ -83,7 +87,7 @@ class EventSender:
         self._check_room()
         if plan.target.partition_id is not None:
             event_hub.partition(plan.target.partition_id)
-        sections = await asyncio.to_thread(_encoded, plan)
+        sections = await asyncio.to_thread(_encoded, plan, event_hub.event_bytes_max)
         self._check_room()  # others may have begun meanwhile
         run = _Run(plan, sections, uuid.uuid4().hex[:12], started_s=self._clock.monotonic())
         ended = [known for known in self._runs.values() if known.state is not RunState.SENDING]
@@ -241,21 +245,48 @@ def _check(plan: SendPlan) -> None:
             raise InvalidArgumentError(f"A set has {words}.")
 
 
-def _encoded(plan: SendPlan) -> list[tuple[bytes, str | None]]:
-    """Raises InvalidArgumentError naming the line that has no key, or too long a one."""
+def _encoded(plan: SendPlan, event_bytes_max: int) -> list[tuple[bytes, str | None]]:
+    """Each line's stored form, and its key.
+
+    Raises InvalidArgumentError naming the line that has no key, or too long a one, or with which they are too
+    large together; EventTooLargeError naming the line.
+    """
     found: list[tuple[bytes, str | None]] = []
+    size = 0
     for number, body in enumerate(plan.bodies, 1):
-        key = plan.target.partition_key
-        if plan.target.key_path is not None:
-            try:
-                key = plan.target.key_path.text_in(body)
-            except InvalidArgumentError as error:
-                raise InvalidArgumentError(
-                    f"Line {number}: {error.message}", next_step="Nothing was sent."
-                ) from error
-        event = EventData(body, plan.properties, plan.content_type)
-        found.append((wrap_event(encode_event(event, key)), key))
+        try:
+            key = _key_of(plan.target, body)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(
+                f"Line {number}: {error.message}", next_step="Nothing was sent."
+            ) from error
+        encoded = encode_event(EventData(body, plan.properties, plan.content_type), key)
+        if len(encoded) > event_bytes_max:
+            raise EventTooLargeError(
+                f"Line {number}: The event has {len(encoded):,} bytes with its properties; "
+                f"{event_bytes_max:,} are allowed.",
+                next_step="Nothing was sent. Make it smaller.",
+            )
+        size += len(encoded)
+        if size > _ENCODED_BYTES_MAX:
+            raise InvalidArgumentError(
+                f"A set has at most {_ENCODED_BYTES_MAX:,} bytes, the key and the properties of each line "
+                f"included; line {number:,} of {len(plan.bodies):,} is beyond.",
+                next_step="Nothing was sent. Send fewer lines, and repeat them, or smaller properties.",
+            )
+        found.append((wrap_event(encoded), key))
     return found
+
+
+def _key_of(target: Target, body: bytes) -> str | None:
+    """The event's partition key; None: it has none. Raises InvalidArgumentError: not there, or too long."""
+    key = target.partition_key if target.key_path is None else target.key_path.text_in(body)
+    # Before anything is made of it, whatever partition it goes to: encoded keys are remembered.
+    if key is not None and len(key) > PARTITION_KEY_CHARACTERS_MAX:
+        raise InvalidArgumentError(
+            f"The partition key has {len(key):,} characters; {PARTITION_KEY_CHARACTERS_MAX} are allowed."
+        )
+    return key
 
 
 def _batches(event_hub: EventHub, run: _Run, numbers: Iterable[int]) -> list[_Batch]:
