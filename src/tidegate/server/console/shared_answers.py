@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from tidegate.model.clock import Clock
-from tidegate.model.errors import TidegateError
+from tidegate.model.errors import ServerBusyError, TidegateError
 from tidegate.transport.tasks import TaskOwner
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 _ANSWERS_MAX: Final = 64
-"""Answers kept; the one asked for least lately goes first."""
+"""Answers kept; the one asked for least lately goes first. As many are worked out at once, at most."""
 _WORK_SHARE: Final = 10
 """An answer is kept for so many times as long as it took: a page that somebody leaves open costs a tenth of a
 core at most."""
@@ -51,10 +51,17 @@ class SharedAnswers(Generic[K, T]):
     ) -> T | None:
         """The answer, worked out by ``work`` unless one is kept; None: it is not there after ``at_most_s``
         seconds (None: whenever it comes), and will be. Raises what the work raised; that is kept for nobody.
+        Raises ServerBusyError, and does not call ``work``, where too many are being worked out.
         """
         now_s = self._clock.monotonic()
         answer = self._answers.get(key)
         if answer is None or not answer.is_kept(now_s, self._kept_s):
+            if self._tasks.task_count >= _ANSWERS_MAX:
+                raise ServerBusyError(
+                    f"{_ANSWERS_MAX} questions to the database wait for their answers, the most that the "
+                    "console asks at once.",
+                    next_step="Ask again in a few seconds.",
+                )
             answer = self._answers[key] = _Answer(self._tasks.start(_told(work()), name="answer"), now_s)
             answer.task.add_done_callback(lambda _, ended=answer: self._note_end(ended))  # type: ignore[misc]
         self._answers.move_to_end(key)

@@ -1,0 +1,37 @@
+"""Answers that many ask for: worked out once, and not without bound."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tidegate.model.errors import ServerBusyError
+from tidegate.server.console import shared_answers
+from tidegate.server.console.shared_answers import SharedAnswers
+from tidegate.transport.clock import SystemClock
+
+
+async def test_only_so_many_are_worked_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for what is under way shares it; one question more is refused before it is begun."""
+    monkeypatch.setattr(shared_answers, "_ANSWERS_MAX", 2)
+    answers: SharedAnswers[int, int] = SharedAnswers(SystemClock(), kept_s=60)
+    let_go = asyncio.Event()
+    begun: list[int] = []
+
+    async def work(number: int) -> int:
+        begun.append(number)
+        await let_go.wait()
+        return number
+
+    for number in (1, 2):
+        assert await answers.ask(number, lambda number=number: work(number), at_most_s=0) is None  # type: ignore[misc]
+    assert await answers.ask(1, lambda: work(1), at_most_s=0) is None
+    with pytest.raises(ServerBusyError, match="2 questions"):
+        await answers.ask(3, lambda: work(3), at_most_s=0)
+    let_go.set()
+    async with asyncio.timeout(10):
+        assert await answers.ask(2, lambda: work(2), at_most_s=None) == 2
+        assert await answers.ask(3, lambda: work(3), at_most_s=None) == 3
+    assert begun == [1, 2, 3]
+    await answers.close()
