@@ -145,16 +145,27 @@ class PipelineStatus:
                 )
             values["state"] = PipelineState(values["state"])
             values["process"] = ProcessIdentity(**values["process"])
+            if type(values["process"].pid) is not int:
+                raise TypeError(values["process"].pid)
             for name in _TIMES:
-                if values.get(name) is not None:
-                    values[name] = datetime.fromisoformat(values[name])
+                if values.get(name) is not None or name in _TIMES_ALWAYS_THERE:
+                    values[name] = _time(values[name])
             known = {item.name for item in fields(cls)}
             return cls(**{name: value for name, value in values.items() if name in known})
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidArgumentError("This is not the status of a pipeline.") from error
 
 
 _TIMES = ("started_at", "updated_at", "ended_at", "watermark")
+_TIMES_ALWAYS_THERE = ("started_at", "updated_at")
+
+
+def _time(text: str) -> datetime:
+    """Readers compare it with their own clock: one without a zone is no time."""
+    found = datetime.fromisoformat(text)
+    if found.tzinfo is None:
+        raise ValueError(text)
+    return found
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

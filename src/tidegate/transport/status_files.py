@@ -104,6 +104,8 @@ class PipelineFiles:
                 f"No pipeline of the name {name!r} has run on this machine.",
                 next_step=f"Those that have: {names}." if names else f"None has, says {self.root}.",
             ) from None
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentError(f"{path}: This is no UTF-8.", next_step="Delete it.") from error
         try:
             status = PipelineStatus.from_json(text)
         except InvalidArgumentError as error:
