@@ -21,25 +21,42 @@ class Threads:
         self._name = name
 
     async def run(self, call: Callable[[], T]) -> T:
-        """What ``call`` returns or raises. Cancellation: the call goes on, and nobody hears of its end."""
-        async with self._turns:
-            return await self._start(call)
+        """What ``call`` returns or raises.
+
+        Cancellation: the call goes on, and nobody hears of its end; its turn ends with it, not before.
+        """
+        future = await self._begin(call)
+        await asyncio.wait([future])  # a cancellation does not reach the call's future
+        return future.result()
 
     async def run_whole(self, call: Callable[[], T]) -> T:
         """As ``run``. Cancellation: waits for the call's end first, once it has begun."""
-        async with self._turns:
-            future = self._start(call)
-            try:
-                return await asyncio.shield(future)
-            except asyncio.CancelledError:
-                await asyncio.wait([future])
-                if not future.cancelled():
-                    future.exception()  # looked at, so that asyncio does not report it as overlooked
-                raise
+        future = await self._begin(call)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            raise
 
     def leave(self, call: Callable[[], None]) -> None:
         """Run ``call`` at once, whoever's turn it is, and hear no more of it; it must not raise."""
         threading.Thread(target=call, name=self._name, daemon=True).start()
+
+    async def _begin(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Wait for a turn, which the end of the call gives back."""
+        await self._turns.acquire()
+        try:
+            future = self._start(call)
+        except BaseException:
+            self._turns.release()
+            raise
+        future.add_done_callback(self._note_end)
+        return future
+
+    def _note_end(self, future: asyncio.Future[T]) -> None:
+        self._turns.release()
+        if not future.cancelled():
+            future.exception()  # looked at, so that asyncio does not report it as overlooked
 
     def _start(self, call: Callable[[], T]) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
