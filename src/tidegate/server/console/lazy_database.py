@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from sqlalchemy.engine import make_url
 
-from tidegate.model.errors import DatabaseUnavailableError
+from tidegate.model.errors import ClosedError, DatabaseUnavailableError
 from tidegate.sql import Database
 from tidegate.sql.database import absolute_url, sqlite_file
 from tidegate.transport.threads import Threads
@@ -32,9 +32,13 @@ class LazyDatabase:
         self._url = absolute_url(url)
         self._file = sqlite_file(url)
         self._lock = threading.Lock()
+        """Held while the database is opened, which may take as long as a connection: only threads take it."""
         self._database: Database | None = None
+        self._is_closed = False
         self._threads = Threads(_THREADS, name="tidegate-console-sql")
         self._counting_threads = Threads(_COUNTING_THREADS, name="tidegate-console-sums")
+        self._closing_thread = Threads(1, name="tidegate-console-close")
+        """Of its own: questions that nobody waits for any more may still have the others."""
 
     @property
     def display_url(self) -> str:
@@ -59,14 +63,20 @@ class LazyDatabase:
         return await self._threads.run_whole(lambda: deed(self._open()))
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close its connections; who asks later gets ClosedError. Waits while it is being opened."""
+        self._is_closed = True
+        await self._closing_thread.run_whole(self._close)
+
+    def _close(self) -> None:
         with self._lock:
             database, self._database = self._database, None
         if database is not None:
-            await self._threads.run_whole(database.close)
+            database.close()
 
     def _open(self) -> Database:
         with self._lock:
+            if self._is_closed:
+                raise ClosedError("The console's database is closed: the service is stopping.")
             if self._database is None:
                 if self._file is not None and not self._file.exists():
                     raise DatabaseUnavailableError(

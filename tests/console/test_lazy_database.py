@@ -1,0 +1,52 @@
+"""The console's database: opened late, closed whatever it is at."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from tidegate.model.errors import ClosedError
+from tidegate.server.console import lazy_database
+from tidegate.server.console.lazy_database import LazyDatabase
+from tidegate.sql import Database
+from tidegate.transport.tasks import TaskOwner
+
+DEADLINE_S = 10
+
+
+async def test_the_event_loop_goes_on_while_an_opening_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database that does not answer holds up its own end, and nothing else; afterwards nobody opens it."""
+    url = f"sqlite:///{tmp_path}/reports.db"
+    Database.open(url).close()
+    is_opening, let_go = threading.Event(), threading.Event()
+    opened: list[Database] = []
+
+    def open_slowly(url: str, *, lock_wait_s: float) -> Database:
+        is_opening.set()
+        assert let_go.wait(DEADLINE_S)
+        opened.append(Database.open(url, lock_wait_s=lock_wait_s))
+        return opened[-1]
+
+    class SlowDatabase:
+        open = staticmethod(open_slowly)
+
+    monkeypatch.setattr(lazy_database, "Database", SlowDatabase)
+    lazy = LazyDatabase(url)
+    async with asyncio.timeout(2 * DEADLINE_S), TaskOwner("test") as tasks:
+        asking = tasks.start(lazy.ask(lambda database: database.url), name="ask")
+        assert await asyncio.to_thread(is_opening.wait, DEADLINE_S)
+        closing = tasks.start(lazy.close(), name="close")
+        for _ in range(20):
+            await asyncio.sleep(0)  # on a loop that stands still, nobody would let the opening go
+        assert not closing.done()
+        let_go.set()
+        await asking
+        await closing
+        with pytest.raises(ClosedError):
+            await lazy.ask(lambda database: database.url)
+    assert len(opened) == 1
