@@ -25,6 +25,8 @@ from tidegate.server.ready import ReadyInformation
 from tidegate.transport.tasks import TaskOwner
 
 _OUTPUT_LINES_MAX: Final = 200
+_OUTPUT_LINE_BYTES_MAX: Final = 2_000
+"""Of each line that is kept: with the lines, 400 KB for each job (our choice)."""
 _LINE_BYTES_MAX: Final = 1024 * 1024
 """Longer lines of the process end the reading of it; the report has at most 2,000 reasons."""
 _REPORT_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -124,7 +126,7 @@ class RedriveProcess:
                 return
             counts = _progress(line)
             if counts is None:
-                self._output.append(line.decode(errors="replace").rstrip())
+                self._output.append(line[:_OUTPUT_LINE_BYTES_MAX].decode(errors="replace").rstrip())
                 running.tell(output="\n".join(self._output))
                 continue
             total = counts.pop("total", None)

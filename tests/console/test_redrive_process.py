@@ -1,0 +1,30 @@
+"""The process of a redrive: what it writes is kept, and not without bound."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from tidegate.console.backend.dead_letters import LetterFilter, RedriveRequest
+from tidegate.console.backend.jobs import Job, JobKind
+from tidegate.server.console.jobs import RunningJob
+from tidegate.server.console.redrive import RedriveProcess
+from tidegate.server.ready import ReadyInformation
+from tidegate.transport.clock import SystemClock
+
+
+class _Talking(RedriveProcess):
+    """A command that writes long lines, and a report."""
+
+    def _command(self) -> Sequence[str]:
+        script = "import sys; [print('x' + 'ä' * 4_000, file=sys.stderr) for _ in range(300)]; print('{}')"
+        return [sys.executable, "-X", "utf8", "-c", script]
+
+
+async def test_long_lines_are_cut() -> None:
+    """A job keeps 200 lines of 2,000 bytes each, not of a megabyte; one may be cut within a character."""
+    ready = ReadyInformation(None, None, None, None, None, "", "", None, "")
+    request = RedriveRequest("", LetterFilter(), None, 1, is_dry_run=True, actor="")
+    running = RunningJob(Job("1", JobKind.DRY_RUN, "", None, "", SystemClock().now_utc()))
+    await _Talking("", ready, request).run(running)
+    assert running.job.output.splitlines() == ["x" + "ä" * 999 + "\N{REPLACEMENT CHARACTER}"] * 200
