@@ -25,7 +25,9 @@ def test_values(path: str, value: str) -> None:
     assert JsonPath.parse(path).text_in(DOCUMENT) == value
 
 
-@pytest.mark.parametrize("path", ["", ".", "device", ".a..b", ".items[x]", ".items[0", "..", ".a b"])
+@pytest.mark.parametrize(
+    "path", ["", ".", "device", ".a..b", ".items[x]", ".items[0", "..", ".a b", f"[{'1' * 5_000}]"]
+)
 def test_bad_paths(path: str) -> None:
     """A path with a typing mistake is refused before anything is sent."""
     with pytest.raises(InvalidArgumentError, match="path"):

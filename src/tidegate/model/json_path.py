@@ -9,7 +9,7 @@ import orjson
 
 from tidegate.model.errors import InvalidArgumentError
 
-_STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_-]*)|\[(\d+)\]|\[\"([^\"]*)\"\]")
+_STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_-]*)|\[(\d{1,9})\]|\[\"([^\"]*)\"\]")
 
 
 @dataclass(frozen=True, slots=True)
