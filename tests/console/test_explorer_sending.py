@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -270,6 +272,37 @@ async def test_a_long_key_is_refused_unencoded(
             _plan(bodies=long, target=Target(key_path=JsonPath.parse(".d"))), may_go_on=lambda: True
         )
     assert hub.partitions[0].next_sequence_number == 0
+
+
+class _Lines(list[Any]):  # Any: lines of either kind
+    """A list whose end can be seen."""
+
+
+async def test_a_set_leaves_only_figures(
+    broker: Broker, events: BrokerEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is sent its lines are held once, and then no more: 32 ended ones are remembered."""
+    _hub(broker, 1)
+    held: list[weakref.ref[_Lines]] = []
+
+    def encoded(plan: SendPlan, event_bytes_max: int) -> _Lines:
+        lines = _Lines(events_sending_encoded(plan, event_bytes_max))
+        held.append(weakref.ref(lines))
+        return lines
+
+    events_sending_encoded = events_sending._encoded
+    monkeypatch.setattr(events_sending, "_encoded", encoded)
+    bodies = _Lines([b"line 1", b"line 2"])
+    given = weakref.ref(bodies)
+    run = await events.start_run(_plan(bodies=bodies, repeats=500, events_per_s=50), may_go_on=lambda: True)
+    del bodies
+    await _until(lambda: given() is None)
+    assert held[0]() is not None
+    assert events.run("hub", run.run_id).state is RunState.SENDING
+    events.stop_run("hub", run.run_id)
+    assert await _ended(events, run.run_id) is RunState.STOPPED
+    await _until(lambda: held[0]() is None)
+    assert events.run("hub", run.run_id).total == 1000
 
 
 async def test_only_so_many_sets_at_once(broker: Broker, events: BrokerEvents) -> None:

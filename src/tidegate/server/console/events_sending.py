@@ -13,7 +13,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tidegate.broker import Broker, EventHub, Partition
@@ -89,7 +89,14 @@ class EventSender:
             event_hub.partition(plan.target.partition_id)
         sections = await asyncio.to_thread(_encoded, plan, event_hub.event_bytes_max)
         self._check_room()  # others may have begun meanwhile
-        run = _Run(plan, sections, uuid.uuid4().hex[:12], started_s=self._clock.monotonic())
+        # What is encoded stands for the bodies and properties, which need not stay, too.
+        run = _Run(
+            replace(plan, bodies=(), properties={}),
+            sections,
+            len(sections) * plan.repeats,
+            uuid.uuid4().hex[:12],
+            started_s=self._clock.monotonic(),
+        )
         ended = [known for known in self._runs.values() if known.state is not RunState.SENDING]
         for old in ended[: max(0, len(ended) - _ENDED_RUNS_MAX + 1)]:
             del self._runs[old.run_id]
@@ -187,8 +194,11 @@ class _Run:
     """``SendRun`` while it changes."""
 
     plan: SendPlan
+    """Without bodies and properties."""
     sections: Sequence[tuple[bytes, str | None]]
-    """Each line's stored form, and its key."""
+    """Each line's stored form, and its key; none once it has ended."""
+    total: int
+    """Events of all repeats."""
     run_id: str
     started_s: float
     state: RunState = RunState.SENDING
@@ -200,14 +210,10 @@ class _Run:
     ended_s: float | None = None
     stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
 
-    @property
-    def total(self) -> int:
-        """Events of all repeats."""
-        return len(self.sections) * self.plan.repeats
-
     def end(self, state: RunState, now_s: float) -> None:
-        """It sends no more."""
+        """It sends no more, and holds nothing but its figures."""
         self.state, self.ended_s = state, now_s
+        self.sections = ()
 
     def snapshot(self, now_s: float) -> SendRun:
         """How it is."""
