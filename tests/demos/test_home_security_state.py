@@ -41,6 +41,8 @@ Event = tuple[int, str | None, bytes]
 
 START_MS = 20_000 * DAY_MS + 23 * 3_600_000
 """An hour before midnight, so that days change, too."""
+ENQUEUED_MS = START_MS + 100 * DAY_MS
+"""When the service took every event: by its clock, none of their times is ahead."""
 SENSORS = (("door-front", "door"), ("motion-hall", "motion"), ("co-kitchen", "co"), ("glass-hall", "glass"))
 
 
@@ -51,7 +53,7 @@ def _batch(events: list[Event]) -> pa.RecordBatch:
         pa.array(["0"] * len(events), pa.string()),
         pa.array(numbers, pa.int64()),
         pa.array([str(number) for number in numbers], pa.string()),
-        pa.array([0] * len(events), pa.timestamp("us", tz="UTC")),
+        pa.array([ENQUEUED_MS * 1_000] * len(events), pa.timestamp("us", tz="UTC")),
         pa.array(keys, pa.string()),
         pa.array(bodies, pa.binary()),
     ]
@@ -75,9 +77,10 @@ class Pipeline:
     def run(self, events: list[Event]) -> None:
         """One micro-batch, which comes in two Arrow batches."""
         middle = len(events) // 2
-        gathered = [
+        rows = [
             row for part in (events[:middle], events[middle:]) for row in gather(_batch(part), 1).to_pylist()
         ]
+        gathered = [row for row in rows if row["block"] is not None and not self._is_dropped(row)]
         readings = [from_bytes(row["readings"], READINGS) for row in gathered]
         block = Block("0", self.state)
         changes = block.take(joined(readings, READINGS)) if readings else BlockChanges()
@@ -88,8 +91,12 @@ class Pipeline:
         while self.deadline_ms is not None and self.deadline_ms + 1 <= self.watermark_ms:
             block = Block("0", self.state)
             self._keep(block, block.expire(self.watermark_ms))
-        latest_ms = [round(row["sent"].timestamp() * 1000) for row in gathered]
+        latest_ms = [round(row["sent"].timestamp() * 1000) for row in rows if row["sent"] is not None]
         self.watermark_ms = max([self.watermark_ms, *latest_ms])
+
+    def _is_dropped(self, row: dict[str, Any]) -> bool:
+        """As in Spark: what has an event time and is not past the watermark never reaches the state."""
+        return row["sent"] is not None and row["sent"].timestamp() * 1000 <= self.watermark_ms
 
     def _keep(self, block: Block, changes: BlockChanges) -> None:
         self.deadline_ms = block.next_deadline_ms()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidegate.demos.home_security.homes import PARTITION_COUNT, Kind
+from tidegate.demos.home_security.homes import CLOCK_ERROR_MS, PARTITION_COUNT, Kind
 from tidegate.demos.home_security.reading_columns import ReadingColumns, parse_readings
 from tidegate.demos.home_security.segments import ends_of, starts_of
 from tidegate.demos.home_security.shapes import GATHERED_ARROW, READINGS, REJECTED, to_bytes
@@ -32,7 +32,7 @@ def gather(events: pa.RecordBatch, blocks: int) -> pa.RecordBatch:
     """Parse events and sort them by blocks; what only says that a sensor is alive is left out.
 
     events: rows of the source, in order of their sequence numbers within each partition. Returns rows of
-    ``GATHERED_ARROW``, one for each block that has an event.
+    ``GATHERED_ARROW``, one for each block that has an event, and one more that only tells the time.
     """
     keys = events.column("partitionKey")
     parsed = parse_readings(keys, events.column("body"))
@@ -41,9 +41,6 @@ def gather(events: pa.RecordBatch, blocks: int) -> pa.RecordBatch:
     order = np.argsort(block_of_events, kind="stable")
     starts = starts_of(block_of_events[order])
     firsts = order[starts]
-    latest_ms = int(np.where(parsed.kind >= 0, parsed.sent_ms, 0).max(initial=0))
-    # One time for all: the watermark only moves by the latest, and a row behind it would be dropped.
-    sent = datetime.fromtimestamp(latest_ms / 1000, UTC)
     names = partitions.dictionary.take(partitions.indices.take(pa.array(firsts)))
     numbers = (block_of_events[firsts] % blocks).tolist()
     ends = ends_of(starts, len(order)) + 1
@@ -51,17 +48,36 @@ def gather(events: pa.RecordBatch, blocks: int) -> pa.RecordBatch:
         _readings(events, parsed), (parsed.kind >= 0) & (parsed.kind != Kind.STATUS), order, ends
     )
     rejected = _by_block(_rejected(events, parsed), parsed.kind < 0, order, ends)
+    blocks_named = [f"{name}-{number}" for name, number in zip(names.to_pylist(), numbers, strict=True)]
+    rows = [
+        pa.array(blocks_named, pa.string()),
+        names,
+        events.column("sequenceNumber").take(pa.array(firsts)),
+        pa.nulls(len(firsts), GATHERED_ARROW.field("sent").type),
+        pa.array(readings, pa.binary()),
+        pa.array(rejected, pa.binary()),
+    ]
+    clock = _clock(events, parsed)
     return pa.RecordBatch.from_arrays(
-        [
-            pa.array([f"{name}-{number}" for name, number in zip(names.to_pylist(), numbers, strict=True)]),
-            names,
-            events.column("sequenceNumber").take(pa.array(firsts)),
-            pa.array([sent] * len(firsts), pa.timestamp("us", tz="UTC")),
-            pa.array(readings, pa.binary()),
-            pa.array(rejected, pa.binary()),
-        ],
+        [pa.concat_arrays(parts) for parts in zip(rows, clock, strict=True)],
         schema=GATHERED_ARROW,
     )
+
+
+def _clock(events: pa.RecordBatch, parsed: ReadingColumns) -> list[pa.Array[Any]]:
+    """The columns of the row that moves the watermark; no row where no reading may.
+
+    A home whose clock is ahead would raise every home's alarms for open doors too early, and for good. So a
+    time of sending counts up to that at which the service took the event, which is the service's own clock.
+    """
+    enqueued_ms = events.column("enqueuedTime").cast(pa.int64()).to_numpy() // 1_000
+    is_trusted = (parsed.kind >= 0) & (parsed.sent_ms <= enqueued_ms + CLOCK_ERROR_MS)
+    sent_ms = parsed.sent_ms[is_trusted]
+    times = [datetime.fromtimestamp(int(sent_ms.max()) / 1000, UTC)] if len(sent_ms) else []
+    return [
+        pa.array(times, field.type) if field.name == "sent" else pa.nulls(len(times), field.type)
+        for field in GATHERED_ARROW
+    ]
 
 
 def _readings(events: pa.RecordBatch, parsed: ReadingColumns) -> pa.RecordBatch:

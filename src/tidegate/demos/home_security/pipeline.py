@@ -116,10 +116,16 @@ def start_home_security(
 
 
 def changes_of_homes(spark: SparkSession, wanted: HomeSecurity) -> DataFrame:
-    """The stream of what micro-batches change, a row per block of homes."""
+    """The stream of what micro-batches change, a row per block of homes.
+
+    Spark drops rows behind the watermark before any of this code sees them: readings, and events that have
+    still to become dead letters. What is late is for ``Block`` to say, by the log. So rows of blocks have no
+    event time, and those that have one end where they have moved the watermark.
+    """
     return (
         gathered_events(spark, wanted)
         .withWatermark("sent", f"{round(wanted.watermark_delay_s * 1000)} milliseconds")
+        .where("sent IS NULL")
         .groupBy("block")
         .transformWithState(
             statefulProcessor=HomesProcessor(are_pages_wanted=wanted.summaries_url is not None),

@@ -64,7 +64,8 @@ GATHERED_ARROW: Final = _schema(
         "rejected": pa.binary(),
     }
 )
-"""What came for a block of homes in a run of events: rows of ``READINGS`` and of ``REJECTED``."""
+"""What came for a block of homes in a run of events: rows of ``READINGS`` and of ``REJECTED``. ``sent``, the
+event time, is null in them, so no watermark can be past it; rows that have it have nothing else."""
 
 READINGS: Final = _schema(
     {
