@@ -199,6 +199,12 @@ def test_the_gateways_addresses_are_not_the_consoles(
     )
 
 
+@pytest.mark.parametrize("target", ["x", "*"])
+def test_a_target_without_a_slash_is_nobodys_address(target: str, plain_browser: PlainBrowser) -> None:
+    """A request line may name what is no path (RFC 9112 section 3.2); that is no failure of the service."""
+    assert plain_browser.ask("GET", target, None, {}).status in (400, 404)
+
+
 def test_no_console_where_it_is_switched_off(tmp_path: Path) -> None:
     """Then the addresses are the gateway's, which has nothing there."""
     with console_service(tmp_path, is_console_served=False) as service:

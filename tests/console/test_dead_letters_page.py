@@ -206,7 +206,8 @@ def test_an_event_that_the_log_has_let_go_comes_from_its_copy(
     assert "The log has let it go" in page
     assert "ff 00 20 6e" in page
     assert "has no copy of it" in plain_browser.get("/dead-letters/other/%24Default/0/1").text
-    assert plain_browser.get("/dead-letters/other/%24Default/0/2").status == 404
+    for number in ("2", "x", "-1", "9" * 19, "9" * 5_000):
+        assert plain_browser.get(f"/dead-letters/other/%24Default/0/{number}").status == 404
 
 
 @pytest.mark.parametrize(

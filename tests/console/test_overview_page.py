@@ -19,6 +19,7 @@ from tidegate.client import EventHubProducer
 from tidegate.console.backend.service import Disk, Overview, Rates, Sample
 from tidegate.console.live import STREAMS_MAX
 from tidegate.console.pages.overview import ProcessingFigures, list_notices
+from tidegate.gateway.http import HttpGateway
 from tidegate.model.events import EventData
 from tidegate.processor import ProcessorCheckpoint
 from tidegate.sql import ConsumerKey, Database, DeadLetters, NewDeadLetter, move_checkpoint
@@ -189,3 +190,20 @@ def _overview(rates: Rates, disk: Disk, failing: tuple[str, ...] = ()) -> Overvi
         disk=disk,
         failing_captures=failing,
     )
+
+
+def test_a_page_is_served_until_the_http_face_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that comes while the service stops, and asks the database first of all, is answered."""
+    answers: list[int] = []
+    close = HttpGateway.close
+
+    async def ask_and_close(gateway: HttpGateway) -> None:
+        assert service.ready.console is not None
+        browser = PlainBrowser(service.ready.console)
+        answers.append((await asyncio.to_thread(browser.get, "/")).status)
+        await close(gateway)
+
+    monkeypatch.setattr(HttpGateway, "close", ask_and_close)
+    with console_service(tmp_path / "console", database=f"sqlite:///{tmp_path}/none.db") as service:
+        pass
+    assert answers == [200]

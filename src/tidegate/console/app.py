@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import BaseRoute, Match, Mount, NoMatchFound, Route
+from starlette.routing import BaseRoute, Match, Mount, NoMatchFound
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -89,7 +89,10 @@ SECURITY_HEADERS: Final = {
 
 
 class ConsoleApp:
-    """The console of one service; give ``route()`` to its gateway, and ``close`` it before the gateway."""
+    """The console of one service; give ``route()`` to its gateway.
+
+    To stop: ``end_streams``, then close the gateway, then ``close``.
+    """
 
     def __init__(self, backend: ConsoleBackend, *, clock: Clock) -> None:
         sessions = Sessions(backend.access, clock)
@@ -112,9 +115,13 @@ class ConsoleApp:
         """What the gateway puts behind its own routes."""
         return ConsoleRoute(self.application)
 
-    async def close(self) -> None:
-        """End what is live, so that the HTTP face can stop; harmless twice."""
+    def end_streams(self) -> None:
+        """End what is live, so that the HTTP face can stop; pages are still served. Harmless twice."""
         self.console.streams.close()
+
+    async def close(self) -> None:
+        """End what pages have started; no page is served afterwards. Harmless twice."""
+        self.end_streams()
         await self.console.tasks.close()
 
 
@@ -129,7 +136,8 @@ class ConsoleRoute(BaseRoute):
         if scope["type"] != "http" or scope["method"] not in METHODS:
             return Match.NONE, {}
         path: str = scope["path"]
-        is_ours = path == "/" or path.split("/", 2)[1] in PLACES
+        # What a request line names need not begin with a slash: "*" does not (RFC 9112 section 3.2).
+        is_ours = path == "/" or (path.startswith("/") and path.split("/", 2)[1] in PLACES)
         return (Match.FULL, {}) if is_ours else (Match.NONE, {})
 
     def url_path_for(self, name: str, /, **path_params: object) -> NoMatchFound:  # type: ignore[override]
@@ -222,4 +230,4 @@ def _ask_to_sign_in(request: Request) -> Response:
     )
 
 
-__all__ = ["ConsoleApp", "ConsoleRoute", "PAGES", "PLACES", "SECURITY_HEADERS", "Route"]
+__all__ = ["ConsoleApp", "ConsoleRoute", "PAGES", "PLACES", "SECURITY_HEADERS"]

@@ -136,6 +136,9 @@ class TidegateServer:
         if settings.is_console_served and (settings.http_port is not None or settings.https_port is not None):
             parts = ConsoleParts(self._broker, self._capture, amqp, settings, self._clock, lambda: self.ready)
             console = await stack.enter_async_context(console_of(parts))
+        if console is not None:
+            # Behind the HTTP face: a page that it still serves may start something.
+            stack.push_async_callback(console.close)
         http = HttpGateway(
             self._broker,
             clock=self._clock,
@@ -146,7 +149,7 @@ class TidegateServer:
         stack.push_async_callback(http.close)
         if console is not None:
             # Before the HTTP face, which waits for the answers that it streams.
-            stack.push_async_callback(console.close)
+            stack.callback(console.end_streams)
         # Before the HTTP face, whose WebSockets it uses.
         stack.push_async_callback(amqp.close, drain_timeout_s=settings.drain_timeout_s)
         addresses: dict[str, str | None] = {

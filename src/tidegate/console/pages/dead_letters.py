@@ -41,7 +41,7 @@ HISTORY_MAX = 100
 def routes(console: Console) -> list[Route]:
     """What is served."""
     pages = _Pages(console)
-    one = "/dead-letters/{hub}/{group}/{partition}/{number:int}"
+    one = "/dead-letters/{hub}/{group}/{partition}/{number}"
     return [
         Route("/dead-letters", pages.show_list, methods=["GET"]),
         Route("/dead-letters/history", pages.history, methods=["GET"]),
@@ -215,15 +215,13 @@ class _Pages:
         )
 
     def _one(self, request: Request) -> tuple[LetterKey, DeadLettersView]:
-        parts = request.path_params
+        parts: Mapping[str, str] = request.path_params
         require_listen(request, parts["hub"])
-        if (
-            self._view is None
-            or parts["number"] >= 1 << 63
-            or any("\0" in str(part) for part in parts.values())
-        ):
+        number = parts["number"]
+        is_number = number.isascii() and number.isdigit() and len(number) < 19
+        if self._view is None or not is_number or any("\0" in part for part in parts.values()):
             raise NotFoundError("There is no such dead letter.")
-        return LetterKey(parts["hub"], parts["group"], parts["partition"], parts["number"]), self._view
+        return LetterKey(parts["hub"], parts["group"], parts["partition"], int(number)), self._view
 
     @staticmethod
     def _is_service_trouble(error: TidegateError) -> bool:
