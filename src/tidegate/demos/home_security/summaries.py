@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from tidegate.model.home_summary import summary_path
+
 
 class SummaryStore:
     """Where the summaries lie. Spark's tasks get a copy each, which connects when it first writes."""
@@ -27,17 +29,12 @@ class SummaryStore:
     def __repr__(self) -> str:
         return f"<SummaryStore {self.url}>"
 
-    def path_of(self, home: str) -> str:
-        """Where a home's summary lies, under ``url``. A name that is no plain word stays in one directory."""
-        name = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in home)
-        return f"{name[-3:]}/{name}.json"
-
     def write(self, pages: Mapping[str, str]) -> None:
         """Write pages: home → JSON. A reader sees the old one or the new one."""
         if not pages:
             return
         files, root = fsspec.core.url_to_fs(self.url, **self._storage_options)
-        contents = {f"{root}/{self.path_of(home)}": text.encode() for home, text in pages.items()}
+        contents = {f"{root}/{summary_path(home)}": text.encode() for home, text in pages.items()}
         if isinstance(files, LocalFileSystem):
             _write_files(contents)
         else:
@@ -46,7 +43,7 @@ class SummaryStore:
     def read_many(self, homes: Iterable[str]) -> dict[str, bytes]:
         """The summaries of those homes that have one."""
         files, root = fsspec.core.url_to_fs(self.url, **self._storage_options)
-        paths = {f"{root}/{self.path_of(home)}": home for home in homes}
+        paths = {f"{root}/{summary_path(home)}": home for home in homes}
         found = files.cat(list(paths), on_error="omit")
         return {paths[path]: content for path, content in found.items()}
 
