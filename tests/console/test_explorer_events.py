@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tidegate.broker import Broker, EventHub, Partition, RecordBatch
 from tidegate.console.backend.events import (
+    PAGE_BYTES_MAX,
     SCANNED_EVENTS_MAX,
     EventCursor,
     EventFilter,
@@ -328,6 +329,24 @@ async def test_a_tail_shows_what_comes(broker: Broker, events: BrokerEvents) -> 
     await broker.delete_event_hub("hub")
     with pytest.raises(NotFoundError):
         await tail.refresh()
+
+
+async def test_a_tail_of_large_events_is_short(broker: Broker, events: BrokerEvents) -> None:
+    """Two hundred megabytes for each who looks would be too much: the newest stay, within a page's bytes."""
+    hub = _hub(broker, 1)
+    tail = events.tail(EventQuery("hub", count=500))
+    for start in (0, 20):
+        for number in range(start, start + 20):
+            await _append(hub, 0, EventData(b"%04d" % number + b"x" * 1_000_000))
+        state = await tail.refresh()
+        kept = [event.sequence_number for event in state.events]
+        assert kept == list(range(start + 19, start + 3, -1))
+        assert sum(event.size_bytes for event in state.events) <= PAGE_BYTES_MAX
+        assert state.skipped == 0
+    await _append(hub, 0, *[EventData(b"small") for _ in range(600)])
+    assert len((await tail.refresh()).events) == 500
+    await _append(hub, 0, *[EventData(b"x" * 1_000_000)])
+    assert len((await tail.refresh()).events) == 500  # what went no longer counts
 
 
 @settings(deadline=None, max_examples=300, derandomize=True)

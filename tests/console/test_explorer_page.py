@@ -9,7 +9,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from html import unescape
 from typing import TYPE_CHECKING
@@ -28,6 +28,8 @@ from tidegate.console.backend.events import (
     PageEnd,
     Wanted,
 )
+from tidegate.console.live import LiveStreams
+from tidegate.console.pages import explorer
 from tidegate.model.events import EventData
 from tidegate.server.app import TidegateServer
 from tidegate.server.console.events import BrokerEvents
@@ -95,6 +97,7 @@ def test_a_first_page_keeps_its_events_for_the_download(
         ("from=nowhere", "nowhere"),
         ("count=0", "1 to 500"),
         ("count=9999999999999", "1 to 500"),
+        ("count=0000010000000", "1 to 500"),
         ("property=%3Dx", "no name"),
         ("at=garbled", "no place"),
     ],
@@ -211,6 +214,34 @@ def test_a_live_page_tells_that_its_hub_is_gone(
         text = response.read().decode()
     assert "No more come." in text
     assert text.rstrip().endswith("event: end\ndata:")
+
+
+def test_a_quiet_live_page_is_not_drawn_again(
+    service: HubService, hub: str, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what has come costs work: the rows are made when they change, not with every beat."""
+    beats: queue.Queue[int] = queue.Queue()
+    drawn: list[int] = []
+    wait, rows = LiveStreams._wait, explorer.event_rows
+
+    async def wait_shortly(self: LiveStreams, seconds: float) -> None:
+        if drawn:
+            beats.put(len(drawn))
+        await wait(self, 0.01)
+
+    def counted_rows(events: Sequence[ExploredEvent]) -> list[Mapping[str, object]]:
+        drawn.append(len(events))
+        return rows(events)
+
+    monkeypatch.setattr(LiveStreams, "_wait", wait_shortly)
+    monkeypatch.setattr(explorer, "event_rows", counted_rows)
+    with closing(_ask(plain_browser, f"/console/live/hubs/{hub}/explorer")) as connection:
+        response = connection.getresponse()
+        assert [beats.get(timeout=10) for _ in range(5)] == [1] * 5
+        send_events(service, hub, EventData(b"news"))
+        while b"news" not in response.readline():
+            pass
+    assert drawn == [0, 1]
 
 
 def _ask(browser: PlainBrowser, path: str) -> http.client.HTTPConnection:

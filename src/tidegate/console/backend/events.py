@@ -332,7 +332,10 @@ class EventsView(Protocol):
         ...
 
     def tail(self, query: EventQuery) -> EventTail:
-        """Events from now on, the last ``count`` that fit. Raises NotFoundError."""
+        """Events from now on, the last ``count`` that fit; of large ones the last PAGE_BYTES_MAX bytes.
+
+        Raises NotFoundError.
+        """
         ...
 
     async def send(self, hub: str, event: EventData, target: Target) -> SentEvent:

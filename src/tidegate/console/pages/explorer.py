@@ -125,9 +125,10 @@ class _Pages:
         tail = self._events.tail(query)
 
         is_over = False
+        told: int | None = None
 
         async def render() -> Mapping[str, str] | None:
-            nonlocal is_over
+            nonlocal is_over, told
             if is_over:
                 return None
             try:
@@ -135,7 +136,10 @@ class _Pages:
             except NotFoundError as error:
                 is_over = True
                 return {"counts": fragment(request, "explorer_counts.html", state=None, problem=error)}
+            if state.seen == told:
+                return {}  # the rows that stand there are what there is
             rows = await asyncio.to_thread(event_rows, state.events)
+            told = state.seen
             request.state.now = self._console.clock.now_utc()
             return {
                 "events": fragment(request, "explorer_rows.html", hub=form.hub, rows=rows),

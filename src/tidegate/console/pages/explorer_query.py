@@ -27,6 +27,7 @@ COUNTS: Final = (25, PAGE_SIZE, 100, 250, EVENTS_PER_PAGE_MAX)
 
 _FIELDS: Final = ("partition", "from", "value", "key", "property", "text", "count")
 _TEXT_CHARACTERS_MAX = 1000
+_COUNT_DIGITS_MAX: Final = len(str(EVENTS_PER_PAGE_MAX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,7 @@ def _position(start: str, value: str, now_utc: datetime) -> EventPosition | None
 
 
 def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:6]) <= EVENTS_PER_PAGE_MAX:
+    is_number = text.isascii() and text.isdigit() and len(text) <= _COUNT_DIGITS_MAX
+    if not is_number or not 1 <= int(text) <= EVENTS_PER_PAGE_MAX:
         raise InvalidArgumentError(f"A page has 1 to {EVENTS_PER_PAGE_MAX} events, not {text[:20]!r}.")
     return int(text)

@@ -260,7 +260,9 @@ class _Tail:
         self._filter = query.filter
         self._fitting = fitting
         self._next = [partition.next_sequence_number for partition in partitions]
-        self._events: deque[ExploredEvent] = deque(maxlen=query.count)
+        self._count = query.count
+        self._events: deque[ExploredEvent] = deque()
+        self._bytes = 0
         self._seen = self._skipped = 0
 
     async def refresh(self) -> TailState:
@@ -280,9 +282,17 @@ class _Tail:
         merge.start()
         while merge.has_more:
             stored = merge.take(_EVENTS_PER_TURN, _BYTES_PER_TURN)
-            self._events.extend(await self._fitting(stored, self._filter))
+            self._keep(await self._fitting(stored, self._filter))
             await asyncio.sleep(0)
         return TailState(tuple(reversed(self._events)), self._seen, self._skipped)
+
+    def _keep(self, events: Sequence[ExploredEvent]) -> None:
+        """The newest, as many as a page may have, and as many bytes; at least one."""
+        for event in events:
+            self._events.append(event)
+            self._bytes += event.size_bytes
+            while len(self._events) > self._count or (self._bytes > PAGE_BYTES_MAX and len(self._events) > 1):
+                self._bytes -= self._events.popleft().size_bytes
 
     @property
     def _share(self) -> int:
