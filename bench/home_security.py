@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.measure import Measurement, own_cpu_s
+from bench.targets import HOMES_SQL_EVENTS_PER_S, HOMES_STATE_EVENTS_PER_S
 from tidegate.demos.home_security.driver import ProgressFile
 from tidegate.demos.home_security.generator import GeneratorPlan
 from tidegate.demos.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB, PARTITION_COUNT
@@ -50,9 +51,6 @@ from tidegate.testing.postgresql import PostgresqlServer
 
 LATENCY_SHARE = 0.5
 """Of the rate into SQL, at which latency is measured (our choice: a pipeline is not run at its limit)."""
-FLOOR_STATE, FLOOR_SQL = 89_000, 112_000
-"""Events per second of hand-written probes on this machine, quiet: keyed state with 20,000 keys a batch, no
-sink; and one-minute windows upserted into PostgreSQL."""
 
 _RATE = 20_000.0
 _WATERMARK_DELAY_S = 300.0
@@ -330,7 +328,9 @@ def print_runs(runs: list[Run], latency: Latency | None, console: Console | None
 
 def floor_of(run: Run) -> int | None:
     """What a run of this kind has to reach, in events per second."""
-    return FLOOR_SQL if run.name == "SQL" else FLOOR_STATE if run.name.startswith("state") else None
+    if run.name == "SQL":
+        return HOMES_SQL_EVENTS_PER_S
+    return HOMES_STATE_EVENTS_PER_S if run.name.startswith("state") else None
 
 
 def as_dict(runs: list[Run], latency: Latency | None) -> dict[str, object]:
