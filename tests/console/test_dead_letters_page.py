@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
@@ -29,7 +30,7 @@ from tests.console.support import PlainBrowser, assert_accessible, console_servi
 
 from tidegate.broker import Claim
 from tidegate.client import BlockingConsumer
-from tidegate.console.backend.dead_letters import LetterCount, LetterKey, LetterPlace
+from tidegate.console.backend.dead_letters import LetterCount, LetterEvent, LetterKey, LetterPlace
 from tidegate.console.pages import dead_letters as dead_letters_page
 from tidegate.console.pages.dead_letters_histogram import DAYS_MAX, HOURS_MAX, histogram_of
 from tidegate.model.errors import InvalidArgumentError
@@ -192,6 +193,42 @@ def test_dead_letters_are_found_and_seen_whole(letters: DeadLetters, plain_brows
     body = plain_browser.get(f"{address}/body")
     assert (body.body, body.headers["content-type"]) == (b'{"celsius": null}', "application/octet-stream")
     assert "attachment" in body.headers["content-disposition"]
+
+
+def test_a_crafted_body_makes_no_large_page() -> None:
+    """Deep and wide, 256 KB would become 200 MB by indentation; what has no shape is shown as a picture."""
+    wide = b"[" * 900 + b"0," * 120_000 + b"0" + b"]" * 900
+    for body in (wide, b"[" * 100_000, b"9" * 100_000):
+        shown = dead_letters_page.body_texts(LetterEvent(False, body, None, (), None))
+        assert shown["json"] is None
+        assert shown["text"] == body.decode()
+    body = b'{"n": 1.50, "n": "\x7f"}'
+    fair = dead_letters_page.body_texts(LetterEvent(False, body, None, (), None))
+    assert fair["json"] == '{\n  "n": 1.50,\n  "n": "\u2421"\n}'
+    assert fair["text"] == '{"n": 1.50, "n": "\u2421"}'
+    assert fair["hex"] is not None
+    assert fair["hex"].startswith("00000000  7b 22 6e 22 3a")
+
+
+def test_a_body_is_made_ready_beside_the_event_loop(
+    letters: DeadLetters, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it takes, senders and receivers have their turn."""
+    is_beside: list[bool] = []
+    body_texts = dead_letters_page.body_texts
+
+    def seen(event: LetterEvent) -> dict[str, str | None]:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            is_beside.append(True)
+        return body_texts(event)
+
+    monkeypatch.setattr(dead_letters_page, "body_texts", seen)
+    letter = letters.list(DeadLetterFilter(event_hub=HUB))[0]
+    page = plain_browser.get(f"/dead-letters/{HUB}/%24Default/0/{letter.sequence_number}").text
+    assert "&#34;celsius&#34;: null" in page
+    assert is_beside == [True]
 
 
 def test_an_event_that_the_log_has_let_go_comes_from_its_copy(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +24,7 @@ from tidegate.console.context import Console
 from tidegate.console.errors import status_of
 from tidegate.console.pages.dead_letters_filter import LetterQuery, letter_address
 from tidegate.console.pages.dead_letters_histogram import histogram_of
+from tidegate.console.pages.explorer_bodies import hex_lines, pretty_json, visible
 from tidegate.console.rendering import fragment, page
 from tidegate.model.errors import NotFoundError, TidegateError
 
@@ -192,7 +193,7 @@ class _Pages:
             line=letter.line,
             event=event,
             missing=missing,
-            shown=None if event is None else body_texts(event),
+            shown=None if event is None else await asyncio.to_thread(body_texts, event),
             address=letter_address(key),
             query=query,
             is_open=letter.line.state is LetterState.OPEN,
@@ -229,35 +230,23 @@ class _Pages:
 
 
 def body_texts(event: LetterEvent) -> dict[str, str | None]:
-    """The body as JSON (None: it is none), as text (None: it is not UTF-8), and in hexadecimal; each cut."""
+    """The body as JSON (None: it is none, or too long), as text (None: it is not UTF-8), and in hexadecimal;
+    each cut. Pure: it runs in threads, since a body of the worst kind takes its time.
+    """
     body = event.body
     text: str | None
     if event.body_value is not None and not body:
-        return {"json": None, "text": event.body_value[:BODY_SHOWN_MAX], "hex": None}
+        return {"json": None, "text": visible(event.body_value[:BODY_SHOWN_MAX]), "hex": None}
     try:
         text = body.decode()
     except UnicodeDecodeError:
         text = None
-    pretty = None
-    if text is not None and len(body) <= BODY_SHOWN_MAX:
-        try:
-            pretty = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-        except (ValueError, RecursionError):
-            pretty = None
+    pretty = None if text is None or len(body) > BODY_SHOWN_MAX else pretty_json(text)
     return {
-        "json": pretty,
-        "text": None if text is None else text[:BODY_SHOWN_MAX],
-        "hex": _hex(body[:HEX_SHOWN_MAX]),
+        "json": None if pretty is None else visible(pretty),
+        "text": None if text is None else visible(text[:BODY_SHOWN_MAX]),
+        "hex": hex_lines(body[:HEX_SHOWN_MAX], 0),
     }
-
-
-def _hex(body: bytes) -> str:
-    lines = []
-    for at in range(0, len(body), 16):
-        row = body[at : at + 16]
-        seen = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
-        lines.append(f"{at:08x}  {row.hex(' '):<47}  {seen}")
-    return "\n".join(lines)
 
 
 def _place_of(request: Request) -> LetterPlace | None:
