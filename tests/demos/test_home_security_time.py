@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -15,12 +16,14 @@ from pyspark.sql import SparkSession
 from tidegate.client import EventHubProducer
 from tidegate.demos.home_security.blocks import gather
 from tidegate.demos.home_security.check import failures_of, prepare_database, read_tables
+from tidegate.demos.home_security.checkpoint import claim_checkpoint
 from tidegate.demos.home_security.driver import ProgressFile
 from tidegate.demos.home_security.homes import CLOCK_ERROR_MS, EVENT_HUB, PARTITION_COUNT
 from tidegate.demos.home_security.pipeline import SPARK_SETTINGS, HomeSecurity, start_home_security
 from tidegate.demos.home_security.readings import NOT_JSON
 from tidegate.demos.home_security.status import read_status
 from tidegate.demos.home_security.verify import recompute
+from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData
 from tidegate.sql import Database
 from tidegate.testing.hub import HubService
@@ -103,6 +106,22 @@ def test_nothing_is_lost_behind_the_watermark(
         assert sum(figures[0] for figures in expected.minutes.values()) == 81
         assert list(expected.dead_letters.values()).count(NOT_JSON) == 3
         assert failures_of(expected, read_tables(database), None) == ()
+        with pytest.raises(InvalidArgumentError, match=f"in {PARTITION_COUNT} blocks.*--blocks 16"):
+            start_home_security(state_spark, replace(wanted, blocks=2 * PARTITION_COUNT))
+
+
+def test_a_checkpoint_directory_keeps_its_number_of_blocks(spark: SparkSession, tmp_path: Path) -> None:
+    """The same number is taken again, by path and by URL; one that says none and is Spark's is not."""
+    location = tmp_path / "made"
+    claim_checkpoint(spark, str(location), 64)
+    claim_checkpoint(spark, location.as_uri(), 64)
+    with pytest.raises(InvalidArgumentError, match="in 64 blocks of homes, and 32 are asked for"):
+        claim_checkpoint(spark, str(location), 32)
+    earlier = tmp_path / "earlier"
+    earlier.mkdir()
+    (earlier / "metadata").write_text("{}")
+    with pytest.raises(InvalidArgumentError, match="does not say how many blocks"):
+        claim_checkpoint(spark, str(earlier), 64)
 
 
 def test_a_time_counts_up_to_that_of_the_service() -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FILE_NAME = "tidegate-pipeline.json"
-_SPARKS_FILE = "metadata"
+SPARKS_FILE = "metadata"
 """Where Spark keeps the query's id; it writes this first."""
 _VERSION = 1
 
@@ -148,7 +148,7 @@ def claim_checkpoint(location: str, identity: PipelineIdentity, spark: SparkSess
     if path is not None:
         directory = _LocalDirectory(path)
     elif spark is not None:
-        directory = _HadoopDirectory(spark, location)
+        directory = HadoopDirectory(spark, location)
     else:
         return
     check_directory(directory.read, directory.write, location, identity)
@@ -169,7 +169,7 @@ def check_directory(
             raise _unknown(location, f"its {FILE_NAME} cannot be read") from error
         identity.check(found, location)
         return
-    if read(_SPARKS_FILE) is not None:
+    if read(SPARKS_FILE) is not None:
         raise _unknown(location, "it holds a query that was not started as a declared pipeline")
     write(FILE_NAME, identity.to_json())
 
@@ -206,8 +206,8 @@ class _LocalDirectory:
         os.replace(temporary, self._path / name)
 
 
-class _HadoopDirectory:
-    """Through the file systems that Spark itself writes its checkpoint with."""
+class HadoopDirectory:
+    """A checkpoint directory through the file systems that Spark itself writes it with."""
 
     def __init__(self, spark: SparkSession, location: str) -> None:
         self._jvm: Any = spark.sparkContext._jvm
@@ -219,6 +219,7 @@ class _HadoopDirectory:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self._location.rstrip('/')}/{name}")
 
     def read(self, name: str) -> str | None:
+        """A file's text; None: there is none."""
         path = self._path(name)
         if not self._system.exists(path):
             return None
@@ -229,6 +230,7 @@ class _HadoopDirectory:
             stream.close()
 
     def write(self, name: str, text: str) -> None:
+        """Make a file, which must not be there."""
         stream = self._system.create(self._path(name), False)
         try:
             stream.write(bytearray(text, "utf-8"))

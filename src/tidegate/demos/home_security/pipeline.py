@@ -30,6 +30,7 @@ from pyspark.sql.streaming.stateful_processor import (
 
 from tidegate.demos.home_security.block import Block, BlockChanges
 from tidegate.demos.home_security.blocks import gather
+from tidegate.demos.home_security.checkpoint import claim_checkpoint
 from tidegate.demos.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB
 from tidegate.demos.home_security.latencies import QUANTILES
 from tidegate.demos.home_security.shapes import (
@@ -92,9 +93,12 @@ def start_home_security(
     """Start the pipeline and return its query.
 
     on_committed: called with a micro-batch's number once it is in SQL. The session needs
-    ``SPARK_SETTINGS``. Raises what the source and ``LedgerSink`` raise.
+    ``SPARK_SETTINGS``. Raises InvalidArgumentError where the checkpoint directory was made with another
+    number of blocks, and what the source and ``LedgerSink`` raise.
     """
     register(spark)
+    checkpoint = checkpoint_path(wanted.checkpoint_location)
+    claim_checkpoint(spark, checkpoint, wanted.blocks)
     sink = LedgerSink(
         name=NAME,
         database_url=wanted.database_url,
@@ -109,7 +113,7 @@ def start_home_security(
         changes_of_homes(spark, wanted)
         .writeStream.queryName(NAME)
         .outputMode("update")
-        .option("checkpointLocation", checkpoint_path(wanted.checkpoint_location))
+        .option("checkpointLocation", checkpoint)
         .foreachBatch(partial(write_changes, sink, store, on_committed))
         .start()
     )
