@@ -37,8 +37,10 @@ _TITLES: Final = {
 }
 
 
-def status_of(error: TidegateError) -> int:
-    """The HTTP status that tells whose fault an error is."""
+def status_of(error: TidegateError | None) -> int:
+    """The HTTP status that tells whose fault an error is; None: there is none."""
+    if error is None:
+        return 200
     for kind, status in _STATUS:
         if isinstance(error, kind):
             return status

@@ -147,7 +147,7 @@ class _Pages:
         return page(
             request,
             "hub_groups.html",
-            status_code=_status(problem),
+            status_code=status_of(problem),
             tab="groups",
             hub=hub,
             fields=fields,
@@ -166,7 +166,7 @@ class _Pages:
         return page(
             request,
             "hub_group_delete.html",
-            status_code=_status(problem),
+            status_code=status_of(problem),
             tab="groups",
             hub=hub,
             group=group,
@@ -182,7 +182,7 @@ class _Pages:
         return page(
             request,
             "hub_publishers.html",
-            status_code=_status(problem),
+            status_code=status_of(problem),
             tab="publishers",
             hub=hub,
             found=found,
@@ -190,7 +190,3 @@ class _Pages:
             problem=problem,
             **pager(f"/hubs/{hub.name}/publishers", found),
         )
-
-
-def _status(problem: TidegateError | None) -> int:
-    return 200 if problem is None else status_of(problem)

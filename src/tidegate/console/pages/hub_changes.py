@@ -91,7 +91,7 @@ class _Pages:
         return page(
             request,
             "hub_settings.html",
-            status_code=_status(problem),
+            status_code=status_of(problem),
             tab="settings",
             hub=hub,
             fields=_settings_of(hub) if fields is None else fields,
@@ -135,7 +135,7 @@ class _Pages:
         return page(
             request,
             "hub_capture.html",
-            status_code=_status(problem),
+            status_code=status_of(problem),
             tab="capture",
             hub=hub,
             found=found,
@@ -171,7 +171,7 @@ class _Pages:
         return page(
             request,
             "hub_delete.html",
-            status_code=_status(problem),
+            status_code=status_of(problem),
             tab="settings",
             hub=hub,
             deletion=self._service.deletion(hub.name),
@@ -232,7 +232,3 @@ def _capture_settings(fields: Mapping[str, str]) -> CaptureSettings:
         is_empty_skipped=bool(fields.get("is_empty_skipped")),
         name_format=fields.get("name_format", "") or NAME_FORMAT_DEFAULT,
     )
-
-
-def _status(problem: TidegateError | None) -> int:
-    return 200 if problem is None else status_of(problem)
