@@ -43,7 +43,9 @@ from tidegate.sql import (
     CheckpointReader,
     ConsumerKey,
     Database,
+    DeadLetters,
     LeaseRow,
+    NewDeadLetter,
     SqlStore,
     move_checkpoint,
 )
@@ -98,6 +100,11 @@ def test_groups_and_their_lag(service: HubService, database: Database, plain_bro
     _checkpoint(database, "hosts", "1", 9)
     LeaseTable(database).acquire(ConsumerKey(HUB, "hosts"), "1", "host-a", version=None)
     move_checkpoint(database, ConsumerKey("elsewhere", "hosts"), ProcessorCheckpoint("0", 1))
+    DeadLetters(database).add(
+        ConsumerKey(HUB, "hosts"),
+        "1",
+        [NewDeadLetter(each, str(each), 5, "ValueError", "") for each in (1, 2)],
+    )
     page = text_of(plain_browser.get("/consumers").text)
     assert "elsewhere hosts no such hub here" in page
     assert "telemetry hosts 2 without a host 3 1 1 20" in page
@@ -105,6 +112,12 @@ def test_groups_and_their_lag(service: HubService, database: Database, plain_bro
     assert "spark" not in text_of(plain_browser.get("/consumers?search=HOSTS").text)
     one = text_of(plain_browser.get(f"/consumers/{HUB}/hosts").text)
     assert "1 caught up host-a" in one
+    assert "Open dead letters 2 Look at them" in one
+    letters = f"/dead-letters?hub={HUB}&amp;group=hosts"
+    for address in ("/consumers", f"/consumers/{HUB}/hosts"):
+        shown = plain_browser.get(address).text
+        assert shown.count(f'<a href="{letters}">') == 1
+    assert "Open dead letters 0 Leases" in text_of(plain_browser.get(f"/consumers/{HUB}/spark").text)
     assert "0 not begun no lease" in one
     assert "No partition is stalled" in one
     for nothing in ("nobody", "%00", "a%00b/move?to=latest"):
@@ -221,9 +234,12 @@ def test_many_partitions_come_in_pages(
     service.create_hub("wide", partition_count=120)
     move_checkpoint(database, ConsumerKey("wide"), ProcessorCheckpoint("7", 0))
     seen: list[str] = []
-    for start in (0, 50, 100):
-        page = plain_browser.get(f"/consumers/wide/%24Default?start={start}").text
+    address = "/consumers/wide/%24Default"
+    for _ in range(3):
+        page = plain_browser.get(address).text
         seen += [part.split("<", 1)[0] for part in page.split('<th scope="row" class="n">')[1:]]
+        address = page.split('rel="next" href="', 1)[1].split('"', 1)[0] if 'rel="next"' in page else ""
+    assert not address
     assert seen == [str(number) for number in range(120)]
     assert "There are no partitions" in plain_browser.get("/consumers/wide/%24Default?start=999").text
 
@@ -322,7 +338,7 @@ def _seen(rows: ConsumerRows, begin: int, until: int, waiting_s: float | None) -
     log = HubLog("h", 1, {"0": LogEnd.of(information)})
     number = max(begin, rows.checkpoints["0"].next_sequence_number or 0)
     unread = {} if waiting_s is None else {("h", 1, "0", number): NOW - timedelta(seconds=waiting_s)}
-    return progress_of(ConsumerKey("h", "g"), rows, log, unread, NOW).partitions[0]
+    return progress_of(ConsumerKey("h", "g"), rows, log, unread, NOW, open_dead_letters=0).partitions[0]
 
 
 @given(ages, ages, ages, st.integers(0, 20), st.integers(0, 10), st.integers(0, 15))

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import text
 
-from tidegate.sql import Database, DeadLetterFilter, DeadLetters, DeadLetterStatus
+from tidegate.sql import ConsumerKey, Database, DeadLetterFilter, DeadLetters, DeadLetterStatus
 from tidegate.sql.dead_letter_pages import DeadLetterLine, DeadLetterPages
 from tidegate.sql.schema import by_time, dead_letter, schema_version
 
@@ -114,6 +114,21 @@ def test_a_page_walks_the_index_of_times(sqlite_url: str) -> None:
     for plan in plans:
         assert "tidegate_dead_letter_time" in plan
         assert "TEMP B-TREE" not in plan
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_open_ones_are_counted_by_consumer(database: Database, seed: int) -> None:
+    """Of all consumers at once, or of one; who has none is not there."""
+    _fill(database, seed)
+    pages = DeadLetterPages(database)
+    found = Counter(
+        ConsumerKey(letter.event_hub, letter.consumer_group)
+        for letter in DeadLetters(database).list(limit=None)
+    )
+    assert pages.open_counts() == found
+    one = ConsumerKey("Hub1", "REPORTS")
+    assert pages.open_counts(one) == {one: found[one]}
+    assert pages.open_counts(ConsumerKey("nobody")) == {}
 
 
 def test_discarding_goes_by_pages_and_can_be_ended(database: Database) -> None:

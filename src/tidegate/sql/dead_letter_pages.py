@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Select, func, literal_column, or_, select,
 
 from tidegate.sql.database import Database
 from tidegate.sql.dead_letter_rows import conditions_of
+from tidegate.sql.parked_keys import is_open
 from tidegate.sql.schema import dead_letter
 from tidegate.sql.values import ConsumerKey, DeadLetterFilter, DeadLetterStatus
 
@@ -130,6 +131,22 @@ class DeadLetterPages:
         )
         with self._database.read() as connection:
             return [HourCount(_hour_of(found), count) for found, count in connection.execute(statement)]
+
+    def open_counts(self, consumer: ConsumerKey | None = None) -> dict[ConsumerKey, int]:
+        """How many are open of each consumer that has any. consumer: None: of all."""
+        conditions = [is_open()]
+        if consumer is not None:
+            conditions += [
+                _ROW.event_hub == consumer.event_hub,
+                _ROW.consumer_group == consumer.consumer_group,
+            ]
+        names = (_ROW.event_hub, _ROW.consumer_group)
+        statement = select(*names, func.count()).where(*conditions).group_by(*names)
+        with self._database.read() as connection:
+            return {
+                ConsumerKey(event_hub, consumer_group): count
+                for event_hub, consumer_group, count in connection.execute(statement)
+            }
 
     def _part(
         self,

@@ -72,6 +72,8 @@ class GroupSummary:
     beyond_log_count: int
     moved_at: datetime | None
     """When a checkpoint was last moved."""
+    open_dead_letters: int
+    """Events that were put aside and are neither redriven nor discarded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 PAGE_SIZE: Final = 50
@@ -23,3 +24,15 @@ class Page(Generic[T]):
     """What to ask the following page with; None: this is the last one."""
     previous: str | None = None
     """What to ask the page before with; None: this is the first one, or there is no way back but Back."""
+
+
+def page_at(found: Sequence[S], start: int, row: Callable[[S], T]) -> Page[T]:
+    """One page of a whole list, from ``start`` on. row: what becomes of each."""
+    start = max(0, start)
+    end = start + PAGE_SIZE
+    return Page(
+        [row(each) for each in found[start:end]],
+        total=len(found),
+        next=str(end) if end < len(found) else None,
+        previous=str(max(0, start - PAGE_SIZE)) if start > 0 else None,
+    )

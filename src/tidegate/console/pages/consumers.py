@@ -12,8 +12,10 @@ from starlette.routing import Route
 
 from tidegate.console.access import require_listen, rights_of
 from tidegate.console.backend.consumers import ConsumersView, GroupProgress, GroupSummary, PartitionProgress
-from tidegate.console.backend.paging import PAGE_SIZE
+from tidegate.console.backend.paging import page_at
 from tidegate.console.context import Console
+from tidegate.console.pages.forms import start_of
+from tidegate.console.pages.hubs import pager
 from tidegate.console.rendering import fragment, page
 from tidegate.model.errors import NotFoundError, TidegateError
 
@@ -88,18 +90,21 @@ class _Pages:
         groups = await view.groups(at_most_s=at_most_s)
         seen = [group for group in groups or () if rights.may_listen(group.event_hub)]
         wanted = search.lower()
-        found = [each for each in seen if wanted in f"{each.event_hub} {each.consumer_group}".lower()]
-        start = _start_of(request)
+        matching = [each for each in seen if wanted in f"{each.event_hub} {each.consumer_group}".lower()]
+        start = start_of(request.query_params.get("start"))
+        found = page_at(matching, start, lambda each: each)
         return {
-            "groups": found[start : start + PAGE_SIZE],
+            "groups": found.items,
+            "found": found,
+            "letters_of": _letters_of,
             "address_of": lambda group: group_address(group.event_hub, group.consumer_group),
             "is_any": bool(seen),
             "is_read": groups is not None,
             "search": search,
             "start": start,
-            "total": len(found),
-            **_pages(start, len(found), search=search),
-            "live": _query(search=search, start=start),
+            "total": found.total,
+            **pager("/consumers", found, search=search),
+            "live": urlencode(request.query_params.multi_items()),
             "sentence": _sentence(seen),
         }
 
@@ -133,22 +138,25 @@ class _Pages:
 
     async def _one(self, request: Request, view: ConsumersView) -> dict[str, Any]:
         hub, group = names_of(request)
-        found = await view.group(hub, group)
+        progress = await view.group(hub, group)
         only = request.query_params.get("only", "")
-        shown = [each for each in found.partitions if only != "trouble" or is_trouble(each)]
-        start = _start_of(request)
+        shown = [each for each in progress.partitions if only != "trouble" or is_trouble(each)]
+        start = start_of(request.query_params.get("start"))
+        found, address = page_at(shown, start, lambda each: each), group_address(hub, group)
         return {
-            "summary": found.summary,
-            "address": group_address(hub, group),
-            "partitions": shown[start : start + PAGE_SIZE],
+            "summary": progress.summary,
+            "address": address,
+            "letters_of": _letters_of,
+            "partitions": found.items,
+            "found": found,
             "is_trouble": is_trouble,
             "only": only,
             "start": start,
-            "total": len(shown),
-            **_pages(start, len(shown), only=only),
-            "live": _query(only=only, start=start),
+            "total": found.total,
+            **pager(address, found, only=only),
+            "live": urlencode(request.query_params.multi_items()),
             "may_move": rights_of(request).may_manage(hub),
-            "sentence": _sentence_of_one(found),
+            "sentence": _sentence_of_one(progress),
         }
 
 
@@ -174,19 +182,6 @@ def _sentence_of_one(group: GroupProgress) -> str:
     return f"Stalled: partition {', '.join(stalled[:5])}{more}."
 
 
-def _start_of(request: Request) -> int:
-    text = request.query_params.get("start", "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else 0
-
-
-def _pages(start: int, total: int, **fields: str) -> dict[str, str | None]:
-    """The addresses of the pages before and behind; None: there is none."""
-    following = start + PAGE_SIZE
-    return {
-        "previous": _query(**fields, start=max(0, start - PAGE_SIZE)) if start else None,
-        "next": _query(**fields, start=following) if following < total else None,
-    }
-
-
-def _query(**values: object) -> str:
-    return urlencode({name: value for name, value in values.items() if value})
+def _letters_of(group: GroupSummary) -> str:
+    """The address of its open dead letters."""
+    return f"/dead-letters?{urlencode({'hub': group.event_hub, 'group': group.consumer_group})}"

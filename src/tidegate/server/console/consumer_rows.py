@@ -77,10 +77,20 @@ class StoredRows:
     """All rows of a database."""
 
     by_consumer: Mapping[ConsumerKey, ConsumerRows]
+    open_dead_letters: Mapping[ConsumerKey, int]
+    """Of each consumer that has any."""
 
     @classmethod
-    def of_rows(cls, checkpoints: Iterable[Checkpoint], leases: Iterable[LeaseRow]) -> StoredRows:
-        """Sorted by consumer."""
+    def of_rows(
+        cls,
+        checkpoints: Iterable[Checkpoint],
+        leases: Iterable[LeaseRow],
+        open_dead_letters: Mapping[ConsumerKey, int] | None = None,
+    ) -> StoredRows:
+        """Sorted by consumer; one that has dead letters only is none.
+
+        open_dead_letters: None: not counted.
+        """
         found: defaultdict[tuple[str, str], ConsumerRows] = defaultdict(ConsumerRows)
         for checkpoint in checkpoints:
             # A row that was only ever locked says nothing.
@@ -89,7 +99,7 @@ class StoredRows:
                 rows.checkpoints[checkpoint.partition_id] = checkpoint
         for lease in leases:
             found[lease.event_hub, lease.consumer_group].leases[lease.partition_id] = lease
-        return cls({ConsumerKey(*key): rows for key, rows in found.items()})
+        return cls({ConsumerKey(*key): rows for key, rows in found.items()}, open_dead_letters or {})
 
     def consumers(self) -> Sequence[ConsumerKey]:
         """All that have a row."""
@@ -128,7 +138,13 @@ def unread_of(
 
 
 def progress_of(
-    consumer: ConsumerKey, rows: ConsumerRows, log: HubLog | None, unread: Unread, now: datetime
+    consumer: ConsumerKey,
+    rows: ConsumerRows,
+    log: HubLog | None,
+    unread: Unread,
+    now: datetime,
+    *,
+    open_dead_letters: int,
 ) -> GroupProgress:
     """One consumer group with its sums. now: what the age of checkpoints is measured by."""
     ids = {*rows.checkpoints, *rows.leases, *(() if log is None else log.ends)}
@@ -152,6 +168,7 @@ def progress_of(
         stalled_count=sum(each.stalled_s is not None for each in partitions),
         beyond_log_count=sum(each.is_beyond_log for each in partitions),
         moved_at=max((each.updated_at for each in rows.checkpoints.values()), default=None),
+        open_dead_letters=open_dead_letters,
     )
     return GroupProgress(summary, partitions)
 

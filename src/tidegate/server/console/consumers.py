@@ -1,8 +1,8 @@
 """Consumer groups: rows of leases and checkpoints beside the ends of the log; and moves of checkpoints.
 
-Theory of operation. A look reads both tables in a thread, notes on the event loop where the logs begin and
-end (the rows first: the log only grows, so no checkpoint seems to lie beyond its end), and joins them in a
-thread. All who look at the same within a second share one look.
+Theory of operation. A look reads both tables, and counts the dead letters that are open, in a thread; notes
+on the event loop where the logs begin and end (the rows first: the log only grows, so no checkpoint seems to
+lie beyond its end); and joins them in a thread. All who look at the same within a second share one look.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tidegate.server.console.lazy_database import LazyDatabase
 from tidegate.server.console.parts import ConsoleParts
 from tidegate.server.console.shared_answers import SharedAnswers
 from tidegate.sql import CheckpointReader, ConsumerKey, Database, LeaseReader
+from tidegate.sql.dead_letter_pages import DeadLetterPages
 
 _LOOK_S: Final = 1.0
 """A look serves all who look within so many seconds."""
@@ -155,7 +156,14 @@ class SqlConsumers:
         unread = dict(self._unread)
         return await self._database.ask(
             lambda _: {
-                each: progress_of(each, rows.of(each), logs.get(each.event_hub), unread, now)
+                each: progress_of(
+                    each,
+                    rows.of(each),
+                    logs.get(each.event_hub),
+                    unread,
+                    now,
+                    open_dead_letters=rows.open_dead_letters.get(each, 0),
+                )
                 for each in rows.consumers()
             }
         )
@@ -198,12 +206,16 @@ class SqlConsumers:
 def _read(database: Database, consumer: ConsumerKey) -> StoredRows:
     # Checkpoints first: one that is older than its lease is at least a consistent one.
     checkpoints = CheckpointReader(database).read(consumer)
-    return StoredRows.of_rows(checkpoints.values(), LeaseReader(database).read(consumer).values())
+    leases = LeaseReader(database).read(consumer)
+    return StoredRows.of_rows(
+        checkpoints.values(), leases.values(), DeadLetterPages(database).open_counts(consumer)
+    )
 
 
 def _read_all(database: Database) -> StoredRows:
     checkpoints = CheckpointReader(database).read_all()
-    return StoredRows.of_rows(checkpoints, LeaseReader(database).read_all())
+    leases = LeaseReader(database).read_all()
+    return StoredRows.of_rows(checkpoints, leases, DeadLetterPages(database).open_counts())
 
 
 def _words(request: MoveRequest) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Self, TypeVar
 
 from tidegate.broker import UNCHANGED, EventHub, Partition
-from tidegate.console.backend.paging import PAGE_SIZE, Page
+from tidegate.console.backend.paging import Page, page_at
 from tidegate.console.backend.service import (
     ConsumerGroupRow,
     Deletion,
@@ -82,7 +82,7 @@ class BrokerService:
         found = [hub for hub in self._broker.list_event_hubs() if wanted in hub.name.lower()]
         found.sort(key=lambda hub: hub.name.lower())
         captures = self._capture.statistics()
-        return _page(found, start, lambda event_hub: self._row(event_hub, captures))
+        return page_at(found, start, lambda event_hub: self._row(event_hub, captures))
 
     def hub(self, name: str) -> Hub:
         """See ``ServiceView``."""
@@ -126,16 +126,16 @@ class BrokerService:
                 receivers=len(partition.receivers()),
             )
 
-        return _page(event_hub.partitions, start, row)
+        return page_at(event_hub.partitions, start, row)
 
     def revoked_publishers(self, name: str, *, start: int) -> Page[str]:
         """See ``ServiceView``."""
-        return _page(sorted(self._broker.event_hub(name).revoked_publishers, key=str.lower), start, str)
+        return page_at(sorted(self._broker.event_hub(name).revoked_publishers, key=str.lower), start, str)
 
     def capture_progress(self, name: str, *, start: int) -> Page[CaptureProgress]:
         """See ``ServiceView``."""
         hub_id = self._broker.event_hub(name).description.hub_id
-        return _page(self._capture.progress(hub_id), start, lambda progress: progress)
+        return page_at(self._capture.progress(hub_id), start, lambda progress: progress)
 
     def deletion(self, name: str) -> Deletion:
         """See ``ServiceView``."""
@@ -222,17 +222,6 @@ class BrokerService:
             is_captured=captured is not None,
             capture_error=captured.last_error if captured is not None and captured.is_failing else "",
         )
-
-
-def _page(found: Sequence[S], start: int, row: Callable[[S], T]) -> Page[T]:
-    start = max(0, start)
-    end = start + PAGE_SIZE
-    return Page(
-        [row(each) for each in found[start:end]],
-        len(found),
-        next=str(end) if end < len(found) else None,
-        previous=str(max(0, start - PAGE_SIZE)) if start > 0 else None,
-    )
 
 
 def _groups(event_hub: EventHub) -> tuple[ConsumerGroupRow, ...]:
