@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -80,7 +81,8 @@ def test_retention_before_planning(
         strict.latestOffset(start, ReadAllAvailable())
     lenient = EventHubsStreamReader(_options(hub_service, emptied_hub, failOnDataLoss="false"))
     end = lenient.latestOffset(start, ReadAllAvailable())
-    assert StreamOffset.from_json(end) == StreamOffset({"0": 15}, created_at_ms, {"0": 107})
+    reached = replace(StreamOffset.from_json(end), layout=None)  # which goes by this machine's cores
+    assert reached == StreamOffset({"0": 15}, created_at_ms, {"0": 107})
     with caplog.at_level("WARNING"):
         (task,) = lenient.partitions(start, end)
     assert f"The event hub {emptied_hub!r}: Partition 0: sequence number 3 was wanted" in caplog.text
