@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +36,7 @@ from tidegate.demos.home_security.reading_columns import parse_readings
 from tidegate.demos.home_security.readings import Reading, parse_reading
 from tidegate.demos.home_security.shapes import READINGS, REJECTED, from_bytes, joined
 from tidegate.demos.home_security.verify import Expected, Recomputation
+from tidegate.model.errors import InvalidArgumentError
 
 Event = tuple[int, str | None, bytes]
 """Sequence number, partition key, body."""
@@ -280,6 +282,15 @@ def test_the_state_of_a_home_stays_small() -> None:
         home.apply("glass", Kind.GLASS, number, START_MS + number * 80_000)
     assert home.state is not None
     assert len(home.state) < 1_000
+
+
+def test_state_of_another_format_is_refused() -> None:
+    """Its bytes would be taken for something that they are not."""
+    state = Block("0").encode()
+    assert Block("0", state).encode() == state
+    for other in (b"\x01" + state[1:], b"\xff" + state[1:], b""):
+        with pytest.raises(InvalidArgumentError, match="format 2 only"):
+            Block("0", other)
 
 
 def test_a_page_is_written_when_it_changes_and_only_then() -> None:

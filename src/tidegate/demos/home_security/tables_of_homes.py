@@ -14,13 +14,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from tidegate.model.errors import InvalidArgumentError
+
 _compute: Any = pyarrow.compute  # its stubs know less than it does
 
 KEY_BITS: Final = 32
 """Of a key's lower half."""
 
 _COMPRESSION: Final = "lz4_raw"
-_COUNT: Final = struct.Struct("<q")
+_FORMAT: Final = 2
+"""Of the bytes that ``encode`` gives; 1 had no number."""
+_HEAD: Final = struct.Struct("<Bq")
+"""The format, and how many bytes follow once they are decompressed."""
 
 
 class Names:
@@ -143,14 +148,23 @@ class HomeTables:
         lengths = np.array([len(part) for part in parts], dtype=np.int64)
         content = b"".join([lengths.tobytes(), *parts])
         compressed: bytes = pa.compress(content, _COMPRESSION, asbytes=True)
-        return _COUNT.pack(len(content)) + compressed
+        return _HEAD.pack(_FORMAT, len(content)) + compressed
 
     @classmethod
     def decode(cls, state: bytes) -> HomeTables:
-        """The tables that ``encode`` gave these bytes for."""
+        """The tables that ``encode`` gave these bytes for.
+
+        Raises InvalidArgumentError where another version of it did.
+        """
+        if state[:1] != bytes([_FORMAT]):
+            raise InvalidArgumentError(
+                f"The checkpoint directory holds state of homes in the format {state[0] if state else None}, "
+                f"and this version reads the format {_FORMAT} only.",
+                next_step="Start anew with an empty checkpoint directory and an empty database.",
+            )
         tables = cls()
-        (size,) = _COUNT.unpack_from(state)
-        content = memoryview(pa.decompress(memoryview(state)[_COUNT.size :], size, _COMPRESSION))
+        _, size = _HEAD.unpack_from(state)
+        content = memoryview(pa.decompress(memoryview(state)[_HEAD.size :], size, _COMPRESSION))
         values = tables._values()
         counts = [2 if isinstance(value, Names) else 1 + len(value.columns) for value in values]
         position = 8 * sum(counts)
