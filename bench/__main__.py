@@ -49,7 +49,7 @@ def main() -> None:
     arguments = parser.parse_args()
     events = arguments.events - arguments.events % _PARTITIONS
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as name:
-        found_baselines, found_stages = _measure(
+        found_baselines, found_stages, homes = _measure(
             Path(name),
             events=events,
             event_bytes=arguments.event_bytes,
@@ -58,11 +58,11 @@ def main() -> None:
             is_processor_used=not arguments.without_processor,
         )
     if str(arguments.json) == "-":
-        sys.stdout.write(as_json(found_baselines, found_stages) + "\n")
+        sys.stdout.write(as_json(found_baselines, found_stages, homes) + "\n")
         return
     print_table(found_baselines, found_stages)
     if arguments.json is not None:
-        arguments.json.write_text(as_json(found_baselines, found_stages))
+        arguments.json.write_text(as_json(found_baselines, found_stages, homes))
 
 
 def _measure(
@@ -73,7 +73,8 @@ def _measure(
     sdk_events: int,
     is_spark_used: bool,
     is_processor_used: bool,
-) -> tuple[list[Measurement], list[Measurement]]:
+) -> tuple[list[Measurement], list[Measurement], dict[str, object] | None]:
+    """Baselines, stages, and what home security tells beside its rates (None: it was left out)."""
     # Random bodies, so that nothing on the way can compress or share them.
     bodies = [os.urandom(event_bytes) for _ in range(events)]
     payload_bytes = events * event_bytes
@@ -130,14 +131,17 @@ def _measure(
         if is_spark_used:
             _progress.print("measuring Spark …")
             found += _measure_spark(directory, service, events, event_bytes, decode, insert, ingest, rows)
+    homes: dict[str, object] | None = None
     if is_spark_used:
-        found += _measure_spark_state(directory)
+        stages_with_state, homes = _measure_spark_state(directory)
+        found += stages_with_state
     capture_baselines: list[Measurement] = []
     if is_spark_used:
         _progress.print("measuring Capture …")
         capture_baselines, stages_of_capture = _measure_capture(directory / "capture", bodies)
         found += stages_of_capture
-    return [copy, disk, encode, decode, sink, source, insert, *processor_baselines, *capture_baselines], found
+    all_baselines = [copy, disk, encode, decode, sink, source, insert]
+    return [*all_baselines, *processor_baselines, *capture_baselines], found, homes
 
 
 def _measure_sdk_ceilings(bodies: list[bytes], event_bytes: int) -> tuple[Measurement, Measurement]:
@@ -249,8 +253,9 @@ def _measure_spark(
     return found
 
 
-def _measure_spark_state(directory: Path) -> list[Measurement]:
-    """Pipelines with state, in short: the ledger sink, and home security."""
+def _measure_spark_state(directory: Path) -> tuple[list[Measurement], dict[str, object] | None]:
+    """Pipelines with state, in short: the ledger sink, and home security, whose state size and latency come
+    beside its rates."""
     from bench import home_security, ledger_stages
     from tidegate.spark.session import spark_session
 
@@ -269,11 +274,11 @@ def _measure_spark_state(directory: Path) -> list[Measurement]:
                 spark.stop()
     except PostgresqlMissingError as error:
         _progress.print(f"without PostgreSQL: {error}")
-        return found
+        return found, None
     _progress.print("measuring home security …")
     runs, latency = home_security.measure(events=_HOMES_EVENTS, latency_s=10.0)
     home_security.print_runs(runs, latency, console=_progress)
-    return found + home_security.measurements(runs)
+    return found + home_security.measurements(runs), home_security.as_dict(runs, latency)
 
 
 def _measure_capture(directory: Path, bodies: Sequence[bytes]) -> tuple[list[Measurement], list[Measurement]]:

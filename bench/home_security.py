@@ -223,8 +223,9 @@ def _measure(name: str, start: partial[StreamingQuery]) -> Run:
 
 def _measure_latency(
     spark: SparkSession, wanted: HomeSecurity, directory: Path, *, rate: float, homes: int, duration_s: float
-) -> Latency:
-    """Run the pipeline behind a generator that keeps a rate, on what is already there and then on that."""
+) -> Latency | None:
+    """Run the pipeline behind a generator that keeps a rate, on what is already there and then on that; None:
+    the generator has failed."""
     _progress.print(f"measuring: latency at {rate:,.0f} events/s")
     progress = ProgressFile(directory / "latency.json")
     query = start_home_security(spark, wanted, on_committed=progress.note_commit)
@@ -244,6 +245,9 @@ def _measure_latency(
     progress.update(query)
     query.stop()
     made, status = read_status(generated), read_status(directory / "latency.json")
+    if its.returncode or not made or status["p50_ms"] is None:
+        _progress.print(f"without latency: the generator ended with exit code {its.returncode}")
+        return None
     return Latency(
         rate=rate,
         published_per_s=made["events"] / made["elapsed_s"],

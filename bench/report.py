@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,8 +28,12 @@ def print_table(baselines: Sequence[Measurement], stages: Sequence[Measurement])
     )
 
 
-def as_json(baselines: Sequence[Measurement], stages: Sequence[Measurement]) -> str:
-    """One JSON object: the machine, the baselines, the stages."""
+def as_json(
+    baselines: Sequence[Measurement],
+    stages: Sequence[Measurement],
+    home_security: Mapping[str, object] | None = None,
+) -> str:
+    """One JSON object: the machine, the baselines, the stages; home security's state size and latency."""
     return json.dumps(
         {
             "machine": {
@@ -40,6 +44,7 @@ def as_json(baselines: Sequence[Measurement], stages: Sequence[Measurement]) -> 
             "baselines": [_as_dict(measurement) for measurement in baselines],
             "stages": [_as_dict(measurement) for measurement in stages],
             "targets": [asdict(target) | {"is_met": target.is_met} for target in targets_of(stages)],
+            "home_security": home_security,
         },
         indent=2,
     )
