@@ -24,7 +24,8 @@ household detector sound; without its waiting time, our choice)."""
 LATENESS_MS: Final = 2 * MINUTE_MS
 """How long a reading may travel: what its home sends later than that after it was taken is put aside."""
 CLOCK_ERROR_MS: Final = MINUTE_MS
-"""How far ahead of its home's clock a sensor's may be."""
+"""How far ahead of its home's clock a sensor's may be, and a home's ahead of the service's to move the
+watermark."""
 NUMBERS_REMEMBERED: Final = 64
 """Of how many numbers behind a sensor's highest it is known whether they have come."""
 
