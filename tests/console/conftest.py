@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.console.explorer_support import StepClock
 from tests.console.support import PlainBrowser, console_service, find_chromium, missing
+
+from tidegate.broker import Broker
+from tidegate.server.console.events import BrokerEvents
+from tidegate.storage.options import LogOptions
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -62,7 +68,7 @@ def console_page(chromium: Browser, console_address: str) -> Iterator[Page]:
     that the content security policy refused, fails the test.
     """
     context = chromium.new_context(base_url=console_address, color_scheme="light")
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(60_000)  # ms; a busy machine takes its time
     page = context.new_page()
     troubles: list[str] = []
     page.on("pageerror", lambda error: troubles.append(str(error)))
@@ -73,3 +79,24 @@ def console_page(chromium: Browser, console_address: str) -> Iterator[Page]:
     yield page
     context.close()
     assert troubles == []
+
+
+@pytest.fixture
+def clock() -> StepClock:
+    """The broker's clock."""
+    return StepClock()
+
+
+@pytest.fixture
+async def broker(tmp_path: Path, clock: StepClock) -> AsyncIterator[Broker]:
+    """A broker whose segments are small, so that reads meet their ends; no service, no port."""
+    opened = await Broker.open(tmp_path, clock=clock, options=LogOptions(segment_bytes_max=16 * 1024))
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def events(broker: Broker, clock: StepClock) -> AsyncIterator[BrokerEvents]:
+    """What the explorer and sending see of the broker."""
+    async with BrokerEvents(broker, clock=clock) as made:
+        yield made

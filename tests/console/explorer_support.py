@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from datetime import UTC, datetime
 from html import unescape
 
 from tests.console.support import Answer
 
+from tidegate.broker import Broker, EventHub
 from tidegate.client import EventHubProducer, run_blocking
 from tidegate.model.events import EventData
 from tidegate.testing.hub import HubService
+
+
+class StepClock:
+    """The system's for durations; the wall clock stands where it was put, so that times tie."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+
+    def now_utc(self) -> datetime:
+        """Where it was put."""
+        return self.now
+
+    def monotonic(self) -> float:
+        """The event loop's."""
+        return asyncio.get_running_loop().time()
+
+
+def make_hub(broker: Broker, partition_count: int) -> EventHub:
+    """The one event hub of the broker."""
+    broker.create_event_hub("hub", partition_count=partition_count, retention_hours=1)
+    return broker.event_hub("hub")
 
 
 def send_events(

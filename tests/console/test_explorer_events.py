@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from array import array
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from pathlib import Path
 from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.console.explorer_support import StepClock, make_hub
 
 from tidegate.broker import Broker, EventHub, Partition, RecordBatch
 from tidegate.console.backend.events import (
@@ -39,48 +37,8 @@ from tidegate.model.position import EventPosition
 from tidegate.server.console.events import BrokerEvents
 from tidegate.server.console.events_decoding import event_detail, explored_event
 from tidegate.server.console.events_reading import Run, StoredEvent
-from tidegate.storage.options import LogOptions
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.event_codec import encode_event
-
-
-class _StepClock:
-    """The system's for durations; the wall clock stands where it was put, so that times tie."""
-
-    def __init__(self) -> None:
-        self.now = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
-
-    def now_utc(self) -> datetime:
-        return self.now
-
-    def monotonic(self) -> float:
-        return asyncio.get_running_loop().time()
-
-
-@pytest.fixture
-def clock() -> _StepClock:
-    """The broker's clock."""
-    return _StepClock()
-
-
-@pytest.fixture
-async def broker(tmp_path: Path, clock: _StepClock) -> AsyncIterator[Broker]:
-    """A broker whose segments are small, so that reads meet their ends."""
-    opened = await Broker.open(tmp_path, clock=clock, options=LogOptions(segment_bytes_max=16 * 1024))
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
-async def events(broker: Broker, clock: _StepClock) -> AsyncIterator[BrokerEvents]:
-    """What is tested."""
-    async with BrokerEvents(broker, clock=clock) as made:
-        yield made
-
-
-def _hub(broker: Broker, partition_count: int) -> EventHub:
-    broker.create_event_hub("hub", partition_count=partition_count, retention_hours=1)
-    return broker.event_hub("hub")
 
 
 async def _append(hub: EventHub, partition: int, *events: EventData, key: str | None = None) -> None:
@@ -100,7 +58,7 @@ def _places(page: EventPage) -> list[EventPlace]:
     return [event.place for event in page.events]
 
 
-async def _fill(hub: EventHub, clock: _StepClock, source: random.Random, batches: int) -> list[EventPlace]:
+async def _fill(hub: EventHub, clock: StepClock, source: random.Random, batches: int) -> list[EventPlace]:
     """Batches of all sizes at times that often tie; returns where each event must be."""
     places: list[EventPlace] = []
     for _ in range(batches):
@@ -116,13 +74,13 @@ async def _fill(hub: EventHub, clock: _StepClock, source: random.Random, batches
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_pages_are_the_whole_log_both_ways(
-    broker: Broker, events: BrokerEvents, clock: _StepClock, seed: int
+    broker: Broker, events: BrokerEvents, clock: StepClock, seed: int
 ) -> None:
     """Each event once, in one order, whatever batches, ties, segments and page sizes there are; each step
     back shows what was seen before.
     """
     source = random.Random(seed)
-    hub = _hub(broker, source.choice((1, 3, 70)))
+    hub = make_hub(broker, source.choice((1, 3, 70)))
     expected = await _fill(hub, clock, source, 150)
     for is_newest_first in (False, True):
         query = EventQuery("hub", is_newest_first=is_newest_first, count=source.choice((7, 50, 333)))
@@ -139,11 +97,11 @@ async def test_pages_are_the_whole_log_both_ways(
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_one_partition_and_every_position(
-    broker: Broker, events: BrokerEvents, clock: _StepClock, seed: int
+    broker: Broker, events: BrokerEvents, clock: StepClock, seed: int
 ) -> None:
     """A place to begin with leaves out what is before it, in one partition and in all."""
     source = random.Random(seed)
-    hub = _hub(broker, 3)
+    hub = make_hub(broker, 3)
     expected = await _fill(hub, clock, source, 60)
     place = source.choice(expected)
     number, partition_id = place.sequence_number, str(place.partition_index)
@@ -214,10 +172,10 @@ def test_gaps_in_the_numbers_are_passed_over(
 
 
 async def test_what_retention_takes_away_is_passed_over(
-    broker: Broker, events: BrokerEvents, clock: _StepClock
+    broker: Broker, events: BrokerEvents, clock: StepClock
 ) -> None:
     """A cursor into events that are gone leads to the first that are held, and back to nothing."""
-    hub = _hub(broker, 2)
+    hub = make_hub(broker, 2)
     expected = await _fill(hub, clock, random.Random(5), 120)
     first = await _read(events, EventQuery("hub", count=10))
     for partition in hub.partitions:
@@ -235,7 +193,7 @@ async def test_what_retention_takes_away_is_passed_over(
 
 async def test_filters_and_their_bound(broker: Broker, events: BrokerEvents) -> None:
     """A scan ends at its bound, says what it looked at, goes on where it ended, and ends with its reader."""
-    hub = _hub(broker, 1)
+    hub = make_hub(broker, 1)
     total = SCANNED_EVENTS_MAX + 5_000
     for start in range(0, total, 1000):
         await _append(hub, 0, *[EventData(b"%d" % number) for number in range(start, start + 1000)])
@@ -259,7 +217,7 @@ async def test_filters_and_their_bound(broker: Broker, events: BrokerEvents) -> 
 
 async def test_what_fits(broker: Broker, events: BrokerEvents) -> None:
     """Key, property by name or with its value as it is shown, and body text in either case."""
-    hub = _hub(broker, 1)
+    hub = make_hub(broker, 1)
     await _append(hub, 0, EventData(b'{"City": "Kiel"}', {"n": 7, "on": True, "raw": b"\x01"}), key="a")
     await _append(hub, 0, EventData(b"\xff\xfe", {"n": "8", "none": None}), key="b")
     for wanted, numbers in (
@@ -280,7 +238,7 @@ async def test_what_fits(broker: Broker, events: BrokerEvents) -> None:
 
 async def test_large_events_make_short_pages(broker: Broker, events: BrokerEvents) -> None:
     """A page has so many bytes and no more, and the next goes on behind it; a list shows a cut body."""
-    hub = _hub(broker, 1)
+    hub = make_hub(broker, 1)
     for number in range(40):
         await _append(hub, 0, EventData(b"%04d" % number + b"x" * 1_000_000))
     for is_newest_first in (False, True):
@@ -300,7 +258,7 @@ async def test_large_events_make_short_pages(broker: Broker, events: BrokerEvent
 
 async def test_looking_takes_nobodys_place(broker: Broker, events: BrokerEvents) -> None:
     """Five readers are there, and looking counts neither as a sixth nor as delivered."""
-    hub = _hub(broker, 1)
+    hub = make_hub(broker, 1)
     await _append(hub, 0, EventData(b"seen"))
     partition = hub.partitions[0]
     for number in range(5):
@@ -313,7 +271,7 @@ async def test_looking_takes_nobodys_place(broker: Broker, events: BrokerEvents)
 
 async def test_a_tail_shows_what_comes(broker: Broker, events: BrokerEvents) -> None:
     """Newest first, from now on, those that fit; a flood is counted and its end shown; the hub's end told."""
-    hub = _hub(broker, 2)
+    hub = make_hub(broker, 2)
     await _append(hub, 0, EventData(b"before"))
     tail = events.tail(EventQuery("hub", filter=EventFilter(body_text="a"), count=3))
     assert (await tail.refresh()).events == ()
@@ -333,7 +291,7 @@ async def test_a_tail_shows_what_comes(broker: Broker, events: BrokerEvents) -> 
 
 async def test_a_tail_of_large_events_is_short(broker: Broker, events: BrokerEvents) -> None:
     """Two hundred megabytes for each who looks would be too much: the newest stay, within a page's bytes."""
-    hub = _hub(broker, 1)
+    hub = make_hub(broker, 1)
     tail = events.tail(EventQuery("hub", count=500))
     for start in (0, 20):
         for number in range(start, start + 20):

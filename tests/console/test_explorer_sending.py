@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.console.explorer_support import make_hub
 
-from tidegate.broker import Broker, EventHub
+from tidegate.broker import Broker
 from tidegate.console.backend.events import (
     EventCursor,
     EventPage,
@@ -31,49 +30,9 @@ from tidegate.model.events import EventContents, EventData
 from tidegate.model.json_path import JsonPath
 from tidegate.server.console import events_sending
 from tidegate.server.console.events import BrokerEvents
-from tidegate.storage.options import LogOptions
 from tidegate.wire.event_codec import encode_event
 
 _WAIT_S = 30.0
-
-
-class _StepClock:
-    """The system's for durations; the wall clock stands where it was put, so that times tie."""
-
-    def __init__(self) -> None:
-        self.now = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
-
-    def now_utc(self) -> datetime:
-        return self.now
-
-    def monotonic(self) -> float:
-        return asyncio.get_running_loop().time()
-
-
-@pytest.fixture
-def clock() -> _StepClock:
-    """The broker's clock."""
-    return _StepClock()
-
-
-@pytest.fixture
-async def broker(tmp_path: Path, clock: _StepClock) -> AsyncIterator[Broker]:
-    """A broker whose segments are small, so that reads meet their ends."""
-    opened = await Broker.open(tmp_path, clock=clock, options=LogOptions(segment_bytes_max=16 * 1024))
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
-async def events(broker: Broker, clock: _StepClock) -> AsyncIterator[BrokerEvents]:
-    """What is tested."""
-    async with BrokerEvents(broker, clock=clock) as made:
-        yield made
-
-
-def _hub(broker: Broker, partition_count: int) -> EventHub:
-    broker.create_event_hub("hub", partition_count=partition_count, retention_hours=1)
-    return broker.event_hub("hub")
 
 
 async def _wanted() -> bool:
@@ -103,7 +62,7 @@ def _plan(**changed: object) -> SendPlan:
 
 async def test_one_event_goes_where_it_is_sent(broker: Broker, events: BrokerEvents) -> None:
     """By key as every SDK's would, to a partition, or in turns; too large a one is refused."""
-    hub = _hub(broker, 4)
+    hub = make_hub(broker, 4)
     event = EventData(b"body", {"n": "1"}, "text/plain")
     sent = await events.send("hub", event, Target(partition_key="key"))
     assert sent.partition_id == hub.partition_for("key").partition_id
@@ -123,7 +82,7 @@ async def test_one_event_goes_where_it_is_sent(broker: Broker, events: BrokerEve
 
 async def test_a_set_is_sent_whole(broker: Broker, events: BrokerEvents) -> None:
     """Each line as often as asked for, in order per partition, with its key, type and properties."""
-    hub = _hub(broker, 4)
+    hub = make_hub(broker, 4)
     target = Target(key_path=JsonPath.parse(".d"))
     plan = _plan(target=target, content_type="application/json", properties={"set": "a"})
     run = await events.start_run(plan, may_go_on=lambda: True)
@@ -144,7 +103,7 @@ async def test_a_set_is_sent_whole(broker: Broker, events: BrokerEvents) -> None
 
 async def test_a_set_stops_when_told(broker: Broker, events: BrokerEvents) -> None:
     """By its button, and by the loss of the right to send; what was stored is what it says."""
-    hub = _hub(broker, 1)
+    hub = make_hub(broker, 1)
     run = await events.start_run(_plan(repeats=1_000_000, events_per_s=50), may_go_on=lambda: True)
     events.stop_run("HUB", run.run_id)
     assert await _ended(events, run.run_id) is RunState.STOPPED
@@ -162,7 +121,7 @@ async def test_a_set_stops_when_told(broker: Broker, events: BrokerEvents) -> No
 
 async def test_a_busy_service_is_waited_for(broker: Broker, events: BrokerEvents) -> None:
     """Throughput units hold a set up and lose nothing of it."""
-    hub = _hub(broker, 1)
+    hub = make_hub(broker, 1)
     broker.throughput.set_units(1)
     broker.throughput.use_up(600)
     run = await events.start_run(_plan(), may_go_on=lambda: True)
@@ -175,12 +134,12 @@ async def test_a_busy_service_is_waited_for(broker: Broker, events: BrokerEvents
 
 async def test_a_set_fails_with_a_reason(broker: Broker, events: BrokerEvents) -> None:
     """A hub that is deleted under it, or whose limit falls below its lines."""
-    _hub(broker, 1)
+    make_hub(broker, 1)
     run = await events.start_run(_plan(repeats=1000, events_per_s=20), may_go_on=lambda: True)
     await broker.delete_event_hub("hub")
     assert await _ended(events, run.run_id) is RunState.FAILED
     assert events.run("hub", run.run_id).error
-    _hub(broker, 1)
+    make_hub(broker, 1)
     run = await events.start_run(_plan(bodies=[b"x" * 2_000]), may_go_on=lambda: True)
     broker.update_event_hub("hub", event_bytes_max=1024)
     assert await _ended(events, run.run_id) is RunState.FAILED
@@ -204,7 +163,7 @@ async def test_sets_are_bounded(
     broker: Broker, events: BrokerEvents, changed: dict[str, object], words: str
 ) -> None:
     """What would run for ever or fill the memory is refused before anything is sent."""
-    hub = _hub(broker, 1)
+    hub = make_hub(broker, 1)
     with pytest.raises(InvalidArgumentError, match=words):
         await events.start_run(_plan(**changed), may_go_on=lambda: True)
     assert hub.partitions[0].next_sequence_number == 0
@@ -212,7 +171,7 @@ async def test_sets_are_bounded(
 
 async def test_lines_are_as_large_as_any_event(broker: Broker, events: BrokerEvents) -> None:
     """The line that the hub would not take is named; the largest that it takes is sent."""
-    hub = _hub(broker, 1)
+    hub = make_hub(broker, 1)
     bytes_max = hub.event_bytes_max
     with pytest.raises(EventTooLargeError, match=r"Line 2: .* bytes with its properties"):
         await events.start_run(
@@ -231,7 +190,7 @@ async def test_a_set_with_large_properties_stays_small(
     broker: Broker, events: BrokerEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A megabyte of text cannot become gigabytes of events: what is encoded ends at the limit."""
-    _hub(broker, 1)
+    make_hub(broker, 1)
     encoded_bytes = 0
 
     def counting(event: EventData, key: str | None) -> bytes:
@@ -252,7 +211,7 @@ async def test_a_long_key_is_refused_unencoded(
     broker: Broker, events: BrokerEvents, monkeypatch: pytest.MonkeyPatch, partition_id: str | None
 ) -> None:
     """Encoded keys are remembered, so that one over the limit must not get there, wherever it would go."""
-    hub = _hub(broker, 1)
+    hub = make_hub(broker, 1)
 
     def unexpected(event: EventData, key: str | None) -> bytes:
         pytest.fail("it is encoded")
@@ -282,7 +241,7 @@ async def test_a_set_leaves_only_figures(
     broker: Broker, events: BrokerEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is sent its lines are held once, and then no more: 32 ended ones are remembered."""
-    _hub(broker, 1)
+    make_hub(broker, 1)
     held: list[weakref.ref[_Lines]] = []
 
     def encoded(plan: SendPlan, event_bytes_max: int) -> _Lines:
@@ -307,7 +266,7 @@ async def test_a_set_leaves_only_figures(
 
 async def test_only_so_many_sets_at_once(broker: Broker, events: BrokerEvents) -> None:
     """The ninth is refused, however they are started; one that ends makes room."""
-    _hub(broker, 1)
+    make_hub(broker, 1)
     plan = _plan(repeats=1000, events_per_s=1)
     runs = await asyncio.gather(
         *(events.start_run(plan, may_go_on=lambda: True) for _ in range(9)), return_exceptions=True
