@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from pathlib import Path
 
@@ -104,8 +105,8 @@ def test_a_damaged_profile_is_told_without_what_is_in_it(lonely: dict[str, str])
             load_profile("a", lonely)
         assert "s3cret" not in str(raised.value)
     save_profile("b", profile("b.example"), lonely)
-    listed = run_tidegate("profile", "list", "--json", environment=lonely)
-    assert [record["name"] for record in listed.json()] == ["b"]
+    listed = run_tidegate("profile", "list", "--nl", environment=lonely)
+    assert [json.loads(line)["name"] for line in listed.out.splitlines()] == ["b"]
     assert "a is left out" in listed.err
     delete_profile("a", lonely)
     assert profile_names(lonely) == ["b"]

@@ -124,7 +124,7 @@ class _Pages:
             except TidegateError as raised:
                 error = raised  # what was read last stays, with a word about its age
             context = _home_context(name, found, error) | {"now": self._clock.now_utc()}
-            fragments = {
+            fragments: dict[str, str] = {
                 "figures": fragment(request, "home_figures.html", **context),
                 "home": fragment(request, "home_now.html", **context),
             }
