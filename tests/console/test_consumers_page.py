@@ -303,7 +303,9 @@ def test_in_a_browser(
         console_page.goto(address)
         console_page.get_by_role("cell", name="host-of-the-test").first.wait_for()
         end = append(service, HUB, [b"live"] * 5) + 4
-        console_page.get_by_role("row", name="0 caught up").get_by_role("cell", name=f"{end:,}").wait_for()
+        console_page.get_by_role("row", name="0 caught up").get_by_role(
+            "cell", name=f"{end:,}", exact=True
+        ).wait_for()
         assert_accessible(console_page)
     append(service, HUB, [b"nobody reads it"])
     console_page.get_by_text("Stalled: partition 0.").wait_for()
