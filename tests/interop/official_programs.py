@@ -114,7 +114,6 @@ def check_processors(command: Sequence[str], service: HubService, azurite: Azuri
             _wait(lambda: _partitions_by_owner(blobs) == [2, 2], "the store has two owners of two")
             # Who has lost a partition reads on until its new owner has come.
             _wait(lambda: _share_evenly(first, second, log.send()), "each reads its two partitions")
-            assert _share_evenly(first, second, log.send())
             assert {*first.processed(), *second.processed()} == log.all()
             first.stop()
             second.stop()
