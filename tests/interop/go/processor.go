@@ -90,7 +90,8 @@ func processAll(ctx, receiving context.Context, processor *eventhubs.Processor) 
 
 func process(ctx, receiving context.Context, partition *eventhubs.ProcessorPartitionClient) error {
 	for receiving.Err() == nil {
-		batch, cancel := context.WithTimeout(receiving, 200*time.Millisecond)
+		// Long enough for a busy machine to attach the link, which each call that is cancelled begins anew.
+		batch, cancel := context.WithTimeout(receiving, 10*time.Second)
 		events, err := partition.ReceiveEvents(batch, 100, nil)
 		cancel()
 		if err != nil && batch.Err() == nil {
