@@ -294,6 +294,7 @@ def test_in_a_browser(
 ) -> None:
     """Under live load the table follows a host; its end is told as a stall; every page is accessible."""
     monkeypatch.setattr(consumer_rows, "STALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(consumer_rows, "LEASE_DURATION_S", 2.0)  # the host's
     address = f"/consumers/{HUB}/%24Default"
     with _host(service, database, "$Default"):
         deadline = time.monotonic() + DEADLINE_S
