@@ -46,12 +46,7 @@ class _Pages:
 
     @property
     def _view(self) -> ConsumersView:
-        processing = self._console.backend.processing
-        if processing is None:
-            raise NotFoundError(
-                "This service was given no database.", next_step="Start it with --database URL."
-            )
-        return processing.consumers
+        return self._console.processing.consumers
 
     async def ask(self, request: Request) -> Response:
         """The form, and the dry run of what it says."""
@@ -83,9 +78,7 @@ class _Pages:
             )
         except InvalidArgumentError as error:
             return self._page(request, _fields_of(plan.request), plan, error)
-        processing = self._console.backend.processing
-        assert processing is not None
-        await processing.jobs.wait_ended(job.job_id, at_most_s=QUICK_S)
+        await self._console.processing.jobs.wait_ended(job.job_id, at_most_s=QUICK_S)
         return RedirectResponse(job_address(job.job_id), status_code=303)
 
     def _page(

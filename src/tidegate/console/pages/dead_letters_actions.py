@@ -22,7 +22,7 @@ from tidegate.console.pages.consumers_move import QUICK_S, actor_of
 from tidegate.console.pages.dead_letters_filter import LetterQuery
 from tidegate.console.pages.jobs import job_address
 from tidegate.console.rendering import page
-from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
+from tidegate.model.errors import InvalidArgumentError, TidegateError
 
 COUNT_S = 5.0
 """For how long a confirmation waits for its numbers."""
@@ -47,12 +47,7 @@ class _Pages:
 
     @property
     def _view(self) -> DeadLettersView:
-        processing = self._console.backend.processing
-        if processing is None:
-            raise NotFoundError(
-                "This service was given no database.", next_step="Start it with --database URL."
-            )
-        return processing.dead_letters
+        return self._console.processing.dead_letters
 
     async def confirm_discard(self, request: Request) -> Response:
         """How many, by reason."""
@@ -135,9 +130,7 @@ class _Pages:
         return LetterQuery(fields).filter(now_utc=now).until(now)
 
     async def _job(self, job: Job) -> Response:
-        processing = self._console.backend.processing
-        assert processing is not None
-        await processing.jobs.wait_ended(job.job_id, at_most_s=QUICK_S)
+        await self._console.processing.jobs.wait_ended(job.job_id, at_most_s=QUICK_S)
         return RedirectResponse(job_address(job.job_id), status_code=303)
 
 

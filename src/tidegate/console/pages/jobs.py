@@ -13,7 +13,6 @@ from tidegate.console.access import form_of, require_listen, require_manage, rig
 from tidegate.console.backend.jobs import Job, JobState, JobsView
 from tidegate.console.context import Console
 from tidegate.console.rendering import fragment, page
-from tidegate.model.errors import NotFoundError
 
 LIVE_EVERY_S = 0.5
 _LOOKS = {
@@ -46,12 +45,7 @@ class _Pages:
 
     @property
     def _view(self) -> JobsView:
-        processing = self._console.backend.processing
-        if processing is None:
-            raise NotFoundError(
-                "This service was given no database.", next_step="Start it with --database URL."
-            )
-        return processing.jobs
+        return self._console.processing.jobs
 
     async def show_list(self, request: Request) -> Response:
         rights = rights_of(request)
