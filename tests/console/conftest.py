@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.console.explorer_support import StepClock
-from tests.console.support import PlainBrowser, console_service, find_chromium, missing
+from tests.console.support import PlainBrowser, console_service, find_chromium
 
 from tidegate.broker import Broker
 from tidegate.server.console.events import BrokerEvents
 from tidegate.storage.options import LogOptions
+from tidegate.testing.absent import not_tested
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -50,7 +51,9 @@ def chromium() -> Iterator[Browser]:
     """
     executable = find_chromium()
     if executable is None:
-        missing("NOT TESTED IN A BROWSER: there is no Chromium. Install it, or say where with CHROMIUM=PATH.")
+        not_tested(
+            "NOT TESTED IN A BROWSER: there is no Chromium. Install it, or say where with CHROMIUM=PATH."
+        )
     from playwright.sync_api import sync_playwright
 
     arguments = ["--disable-dev-shm-usage"]

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
-import pytest
-
 from tidegate.server.emulator_config import EMULATOR_KEY
+from tidegate.testing.absent import not_tested
 from tidegate.testing.hub import HubService
 
 if TYPE_CHECKING:
@@ -126,17 +125,10 @@ def find_chromium() -> str | None:
     return next((path for path in map(shutil.which, names) if path is not None), None)
 
 
-def missing(words: str) -> None:
-    """Skip loudly; with ``CI=true`` in the environment fail: a build machine must have it."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(words)
-    pytest.skip(words)
-
-
 def assert_accessible(page: Page) -> None:
     """No serious or critical violation, and nothing wider than the page: light, dark and at 360 pixels."""
     if not AXE.exists():
-        missing(
+        not_tested(
             "NOT TESTED FOR ACCESSIBILITY: axe-core is not installed. Install Node.js and run `make npm`."
         )
     for scheme, size in (("light", WIDE), ("dark", WIDE), ("light", NARROW)):

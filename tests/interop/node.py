@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
+from tidegate.testing.absent import not_tested
 
 FOLDER: Final = Path(__file__).parent / "javascript"
 WAIT_S: Final = 60.0
@@ -195,10 +195,7 @@ def required_javascript(environment: Mapping[str, str]) -> Iterator[JavaScript]:
     With ``CI=true`` in the environment the tests fail instead: a build machine must have it.
     """
     if shutil.which("node") is None or not (FOLDER / "node_modules" / "@azure" / "event-hubs").exists():
-        words = "NOT TESTED WITH THE JAVASCRIPT SDK: install Node.js and run `make npm`."
-        if os.environ.get("CI") == "true":
-            pytest.fail(words)
-        pytest.skip(words)
+        not_tested("NOT TESTED WITH THE JAVASCRIPT SDK: install Node.js and run `make npm`.")
     process = JavaScript(environment)
     try:
         yield process

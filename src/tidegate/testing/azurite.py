@@ -22,6 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from tidegate.testing.absent import not_tested
+
 _START_S_MAX: Final = 60.0
 _STOP_S_MAX: Final = 30.0
 _LISTENS: Final = re.compile(r"successfully listens on http://127\.0\.0\.1:(\d+)")
@@ -135,14 +137,9 @@ def required_azurite(folder: Path | None = None) -> Iterator[AzuriteServer]:
 
     With ``CI=true`` in the environment the tests fail instead: a build machine must have it.
     """
-    import pytest
-
     try:
         server = AzuriteServer(folder)
     except AzuriteMissingError as error:
-        words = f"NOT TESTED ON AZURE BLOB STORAGE: {error}. Install Node.js and run `make npm`."
-        if os.environ.get("CI") == "true":
-            pytest.fail(words)
-        pytest.skip(words)
+        not_tested(f"NOT TESTED ON AZURE BLOB STORAGE: {error}. Install Node.js and run `make npm`.")
     with server:
         yield server

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from tidegate.testing.absent import not_tested
+
 PASSWORD: Final = "tidegate-test-password"
 """The superuser's password; loopback connections need it, so that tests see authentication at work."""
 _START_S_MAX: Final = 60.0
@@ -170,15 +172,10 @@ def required_postgresql(*, is_fsync_used: bool = False) -> Iterator[PostgresqlSe
 
     With ``CI=true`` in the environment the tests fail instead: a build machine must have it.
     """
-    import pytest
-
     try:
         server = PostgresqlServer(is_fsync_used=is_fsync_used)
     except PostgresqlMissingError as error:
-        words = f"NOT TESTED ON POSTGRESQL: {error}. Install the package postgresql to run these tests."
-        if os.environ.get("CI") == "true":
-            pytest.fail(words)
-        pytest.skip(words)
+        not_tested(f"NOT TESTED ON POSTGRESQL: {error}. Install the package postgresql to run these tests.")
     with server:
         yield server
 
