@@ -99,7 +99,7 @@ class _Pages:
             "steps": [] if plan is None else plan.steps[:STEPS_SHOWN_MAX],
             "problem": problem,
         }
-        status = 200 if problem is None else status_of(problem)
+        status = status_of(problem)
         return page(request, "consumers_move.html", status_code=status, **context)
 
     def _request_of(self, hub: str, group: str, fields: dict[str, str]) -> MoveRequest:

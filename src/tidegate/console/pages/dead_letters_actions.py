@@ -121,7 +121,7 @@ class _Pages:
             "pipelines": view.redrive_pipelines,
             "problem": problem,
         }
-        return page(request, template, status_code=200 if problem is None else status_of(problem), **context)
+        return page(request, template, status_code=status_of(problem), **context)
 
     def _meant(self, query: LetterQuery) -> LetterFilter:
         """Open ones only, and none that fails from now on."""

@@ -81,7 +81,7 @@ class _Pages:
         return page(
             request,
             "explorer.html",
-            status_code=200 if problem is None else status_of(problem),
+            status_code=status_of(problem),
             **context,
             pager=form,
             found=found,
@@ -114,7 +114,7 @@ class _Pages:
         return page(
             request,
             "explorer_live.html",
-            status_code=200 if problem is None else status_of(problem),
+            status_code=status_of(problem),
             **context,
             problem=problem,
         )

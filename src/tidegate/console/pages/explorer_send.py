@@ -173,7 +173,7 @@ class _Pages:
         return page(
             request,
             "explorer_send.html",
-            status_code=200 if problem is None else status_of(problem),
+            status_code=status_of(problem),
             hub=hub,
             fields=fields,
             problem=problem,

@@ -104,7 +104,7 @@ class _Pages:
         return page(
             request,
             "home.html",
-            status_code=200 if error is None else status_of(error),
+            status_code=status_of(error),
             address=f"/homes/{quote(name, safe='')}",
             sentence="" if found is None else _sentence(found.summary),
             **_home_context(name, found, error),

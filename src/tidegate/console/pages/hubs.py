@@ -88,7 +88,7 @@ class _Pages:
         return page(
             request,
             "hub_create.html",
-            status_code=200 if problem is None else status_of(problem),
+            status_code=status_of(problem),
             fields=fields,
             problem=problem,
             limits=self._service.limits(),
