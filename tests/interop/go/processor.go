@@ -90,11 +90,13 @@ func processAll(ctx, receiving context.Context, processor *eventhubs.Processor) 
 
 func process(ctx, receiving context.Context, partition *eventhubs.ProcessorPartitionClient) error {
 	for receiving.Err() == nil {
-		// Long enough for a busy machine to attach the link, which each call that is cancelled begins anew.
-		batch, cancel := context.WithTimeout(receiving, 10*time.Second)
-		events, err := partition.ReceiveEvents(batch, 100, nil)
+		// A call returns with as many events as it was asked for, or when its time is over. The time is long enough
+		// for a busy machine to attach the link, which each call that is cancelled begins anew.
+		call, cancel := context.WithTimeout(receiving, 10*time.Second)
+		events, err := partition.ReceiveEvents(call, 1, nil)
+		isOver := call.Err() != nil
 		cancel()
-		if err != nil && batch.Err() == nil {
+		if err != nil && !isOver {
 			if codeOf(err) == string(eventhubs.ErrorCodeOwnershipLost) {
 				return nil
 			}
