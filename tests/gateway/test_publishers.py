@@ -180,6 +180,31 @@ async def test_a_revoked_publisher(pair: Pair, broker: Broker) -> None:
     assert await _send(pair, restored, _event()) == ""
 
 
+async def test_who_publishes_is_counted_by_the_batch(pair: Pair, broker: Broker) -> None:
+    """What was stored from a publisher's address, under its name; a name that a message to the hub's address
+    says of itself is kept apart; of what names nobody, or was refused, nothing is noted.
+    """
+    own, plain = _attach(pair), _attach(pair, "hub")
+    batch = batch_envelope() + wrap_event(_event()) + wrap_event(_event(publisher="device-9"))
+    assert await _send(pair, own, batch, BATCH_MESSAGE_FORMAT) == ""
+    assert await _send(pair, own, _event(publisher="device-2")) == ""
+    assert await _send(pair, own, _event(partition_key="other")) != ""
+    assert await _send(pair, plain, batch, BATCH_MESSAGE_FORMAT) == ""
+    for said in ("device-3", 5, "no/name"):
+        assert await _send(pair, plain, _event(publisher=said)) == ""
+    hub = broker.event_hub("hub")
+    found = hub.publishers.newest_first()
+    assert {(each.name, each.is_own_address, each.batches, each.events) for each in found} == {
+        ("device-1", True, 2, 3),
+        ("device-3", False, 1, 1),
+    }
+    first = hub.publishers.find("DEVICE-1")
+    assert first is not None
+    assert first.last_partition_id == str(partition_for_key("device-1", 2))
+    stored = sum(size for _, size in (each.appended for each in hub.partitions))
+    assert 0 < first.event_bytes < stored
+
+
 def _delete_root(broker: Broker) -> None:
     broker.create_policy(None, "Owner", tuple(broker.policies()[0].claims))
     broker.delete_policy(None, "RootManageSharedAccessKey")

@@ -21,6 +21,7 @@ from tidegate.broker.event_hub import (
 from tidegate.broker.namespace import Broker
 from tidegate.broker.partition import Partition, PartitionRuntimeInformation
 from tidegate.broker.producers import OnProducerStolen, ProducerHandle
+from tidegate.broker.publishers import PublisherActivity
 from tidegate.broker.receivers import OnStolen, ReceiverHandle
 from tidegate.broker.throttling import Throughput, ThroughputStatistics
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch
@@ -36,6 +37,7 @@ __all__ = [
     "OnStolen",
     "ProducerHandle",
     "OnProducerStolen",
+    "PublisherActivity",
     "RecordBatch",
     "AppendResult",
     "ProducerBatch",

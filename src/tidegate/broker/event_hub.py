@@ -11,6 +11,7 @@ from tidegate.broker.authorization import Authorizer, SharedAccessPolicy
 from tidegate.broker.catalog import Catalog, EventHubRecord
 from tidegate.broker.names import validate_name, validate_publisher_name
 from tidegate.broker.partition import Partition
+from tidegate.broker.publishers import PublisherRecords
 from tidegate.broker.throttling import Throughput
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.clock import Clock
@@ -117,6 +118,8 @@ class EventHub:
         )
         self._by_id = {partition.partition_id: partition for partition in self._partitions}
         self._next_round_robin = 0
+        self.publishers: Final = PublisherRecords()
+        """Who has published since the service started. Faces note each batch that names a publisher."""
         self._revoked = _lower(record.revoked_publishers)
 
     @property
@@ -263,7 +266,7 @@ class EventHub:
         is revoked already), QuotaExceededError, LogFullError.
         """
         validate_publisher_name(name)
-        if name.lower() in self._revoked:
+        if self.is_publisher_revoked(name):
             raise AlreadyExistsError(f"The publisher {name!r} of {self.name!r} is revoked already.")
         revoked = self._record.revoked_publishers
         if len(revoked) >= REVOKED_PUBLISHERS_MAX:
@@ -282,12 +285,16 @@ class EventHub:
         left = tuple(known for known in self._record.revoked_publishers if known.lower() != wanted)
         self._replace_record(replace(self._record, revoked_publishers=left))
 
+    def is_publisher_revoked(self, name: str) -> bool:
+        """Whether the publisher, in any letter case, may not send."""
+        return name.lower() in self._revoked
+
     def check_publisher(self, name: str) -> None:
         """Raise InvalidArgumentError for a name that no publisher can have, PublisherRevokedError for a
         publisher that may not send.
         """
         validate_publisher_name(name)
-        if name.lower() in self._revoked:
+        if self.is_publisher_revoked(name):
             raise PublisherRevokedError(
                 f"The publisher '{name}' of '{self.name}' is revoked.",
                 next_step="Whoever runs the service can restore it.",

@@ -119,7 +119,13 @@ class Publishing:
             added_bytes = len(annotations) * len(encoded)
         sections = [wrap_event(event) for event in encoded]
         lengths = array("I", map(len, sections))
-        await partition.append_nowait(b"".join(sections), lengths, added_bytes=added_bytes)
+        payload = b"".join(sections)
+        appended = partition.append_nowait(payload, lengths, added_bytes=added_bytes)
+        if publisher is not None:
+            event_hub.publishers.note_when_stored(
+                appended, publisher, partition.partition_id, event_bytes=len(payload), is_own_address=True
+            )
+        await appended
 
     def _admit(self, request: Request, path: str, hub: str, publisher: str | None) -> EventHub:
         """The event hub, where the request may send to ``path`` now."""

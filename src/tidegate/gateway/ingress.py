@@ -184,9 +184,18 @@ class IngressLink:
                 next_step="Give a key or a partition, not both.",
             )
         producer = self._producer_batch(sections)
-        return partition.append_nowait(
+        appended = partition.append_nowait(
             sections.payload, sections.lengths, producer=producer, added_bytes=added_bytes
         )
+        if sections.publisher is not None:
+            self._event_hub.publishers.note_when_stored(
+                appended,
+                sections.publisher,
+                partition.partition_id,
+                event_bytes=len(sections.payload),
+                is_own_address=self._publisher is not None,
+            )
+        return appended
 
     def _producer_batch(self, sections: BatchSections) -> ProducerBatch | None:
         producer = self._producer

@@ -53,6 +53,10 @@ PUBLISHER_NAME_CHARACTERS_MAX: Final = 128
 REVOKED_PUBLISHERS_MAX: Final = 10_000
 """Publishers revoked per hub at a time (our choice: the catalog stays a small file)."""
 
+PUBLISHERS_SEEN_MAX: Final = 10_000
+"""Publishers per hub that the service remembers having seen since its start, and as many again whose names
+only their events say (our choice: about 5 MB of memory; the one not seen for longest falls out)."""
+
 THROUGHPUT_UNITS_MAX: Final = 1000
 """Throughput units of a namespace (our choice; Azure's Standard tier has 40, shared machines as they are)."""
 

@@ -23,7 +23,13 @@ from tidegate.amqp.encode import append_value
 from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.message import AMQP_SEQUENCE, AMQP_VALUE, DATA, MESSAGE_ANNOTATIONS, iter_sections
 from tidegate.amqp.types import Int, Short
-from tidegate.wire.names import PARTITION_KEY, PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
+from tidegate.wire.names import (
+    PARTITION_KEY,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    PRODUCER_SEQUENCE_NUMBER,
+    PUBLISHER,
+)
 
 BATCH_MESSAGE_FORMAT: Final = 0x80013700
 """message-format of a batch; a single message has 0."""
@@ -53,6 +59,8 @@ class BatchSections:
     producer_epoch: int | None = None
     producer_sequence_number: int | None = None
     """The number that an idempotent producer gave to the first event; None from other producers."""
+    publisher: str | None = None
+    """Who sent them, by the word of the message itself; None: it says none, or only its events do."""
 
 
 def split_message(payload: Buffer, message_format: int) -> BatchSections:
@@ -266,6 +274,7 @@ def _sections(stored: memoryview, lengths: array[int], annotations: dict[object,
     key = annotations.get(PARTITION_KEY)
     if key is not None and not isinstance(key, str):
         raise DecodeError(f"The partition key is a {type(key).__name__}, not a string.")
+    publisher = annotations.get(PUBLISHER)
     return BatchSections(
         stored,
         lengths,
@@ -273,6 +282,7 @@ def _sections(stored: memoryview, lengths: array[int], annotations: dict[object,
         _producer_part(annotations, PRODUCER_ID),
         _producer_part(annotations, PRODUCER_EPOCH),
         _producer_part(annotations, PRODUCER_SEQUENCE_NUMBER),
+        publisher if isinstance(publisher, str) else None,
     )
 
 

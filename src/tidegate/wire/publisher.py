@@ -38,7 +38,9 @@ def as_published(sections: BatchSections, publisher: str) -> BatchSections:
         wrap_event(_annotated(bytes(event), publisher, ours))
         for event in iter_events(sections.payload, sections.lengths)
     ]
-    return BatchSections(memoryview(b"".join(events)), array("I", map(len, events)), publisher)
+    return BatchSections(
+        memoryview(b"".join(events)), array("I", map(len, events)), publisher, publisher=publisher
+    )
 
 
 def check_key(partition_key: str | None, publisher: str) -> None:

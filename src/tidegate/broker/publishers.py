@@ -1,0 +1,110 @@
+"""Who has published to an event hub since the service started: a bounded record in memory, paid per batch.
+
+A publisher that sends to its own address is known by it: its token was checked. A name that a message to the
+hub's address says of itself is its sender's word, so it is kept apart: nobody can push those out by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+
+from tidegate.broker.names import validate_publisher_name
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.limits import PUBLISHERS_SEEN_MAX
+from tidegate.storage.record import AppendResult
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherActivity:
+    """What a publisher has done since it was first seen."""
+
+    name: str
+    """As it was last spelled."""
+    is_own_address: bool
+    """True: it sends to its own address. False: messages to the hub's address say so."""
+    last_enqueued_time_ms: int
+    """Of its last batch: milliseconds since 1970-01-01 UTC."""
+    last_partition_id: str
+    """Where that is. Of a publisher with an address of its own all are there, as its name is the key."""
+    batches: int
+    events: int
+    event_bytes: int
+    """As stored."""
+
+
+class PublisherRecords:
+    """The publishers of one event hub; of each kind, the one not seen for longest falls out first."""
+
+    def __init__(self, *, seen_max: int = PUBLISHERS_SEEN_MAX) -> None:
+        """seen_max: how many of each kind are remembered."""
+        self.seen_max = seen_max
+        self.forgotten = 0
+        """How often one fell out; whoever comes back is counted from 0."""
+        # By the name in lower case: it is revoked in any letter case. The last one seen is last.
+        self._own: dict[str, PublisherActivity] = {}
+        self._stated: dict[str, PublisherActivity] = {}
+
+    def note_when_stored(
+        self,
+        appended: asyncio.Future[AppendResult],
+        name: str,
+        partition_id: str,
+        *,
+        event_bytes: int,
+        is_own_address: bool,
+    ) -> None:
+        """Count a batch once it is stored; nothing where it is refused, or was stored before.
+
+        A name that no publisher can have is not counted: only the hub's address lets one pass.
+        """
+        try:
+            validate_publisher_name(name)
+        except InvalidArgumentError:
+            return
+        appended.add_done_callback(partial(self._note, name, partition_id, event_bytes, is_own_address))
+
+    def newest_first(self) -> list[PublisherActivity]:
+        """All that are remembered, the last one seen first."""
+        # Both are in order but for clocks that were set, so this is one pass.
+        known = [*self._own.values(), *self._stated.values()]
+        return sorted(known, key=lambda each: each.last_enqueued_time_ms, reverse=True)
+
+    def find(self, name: str, *, is_own_address: bool = True) -> PublisherActivity | None:
+        """What is known of one, in any letter case."""
+        return (self._own if is_own_address else self._stated).get(name.lower())
+
+    def _note(
+        self,
+        name: str,
+        partition_id: str,
+        event_bytes: int,
+        is_own_address: bool,
+        appended: asyncio.Future[AppendResult],
+    ) -> None:
+        if appended.cancelled() or appended.exception() is not None:
+            return
+        stored = appended.result()
+        if stored.is_duplicate:
+            return
+        known = self._own if is_own_address else self._stated
+        key = name.lower()
+        before = known.pop(key, None)
+        known[key] = PublisherActivity(
+            name,
+            is_own_address,
+            stored.enqueued_time_ms,
+            partition_id,
+            (before.batches if before else 0) + 1,
+            (before.events if before else 0) + stored.until_sequence_number - stored.start_sequence_number,
+            (before.event_bytes if before else 0) + event_bytes,
+        )
+        if len(known) > self.seen_max:
+            del known[next(iter(known))]
+            self.forgotten += 1
+
+    def __repr__(self) -> str:
+        return (
+            f"<PublisherRecords own={len(self._own)} stated={len(self._stated)} forgotten={self.forgotten}>"
+        )
