@@ -163,22 +163,6 @@ def test_consumer_groups_and_who_reads(service: HubService, plain_browser: Plain
     assert "The consumer group reports is gone." in plain_browser.follow(gone).text
 
 
-def test_publishers_are_revoked_and_restored(service: HubService, plain_browser: PlainBrowser) -> None:
-    """Names are free text, and shown as text."""
-    hub = service.create_hub()
-    path, name = f"/hubs/{hub}/publishers", "device <7> & co"
-    assert (
-        "device &lt;7&gt; &amp; co may send no more"
-        in plain_browser.follow(plain_browser.post(path, {"publisher": name})).text
-    )
-    assert plain_browser.post(path, {"publisher": name}).status == 409
-    assert plain_browser.post(path, {"publisher": "a/b"}).status == 400
-    restored = plain_browser.follow(plain_browser.post(f"{path}/restore", {"publisher": name})).text
-    assert "may send again" in restored
-    assert "No publisher is revoked." in restored
-    assert plain_browser.post(f"{path}/restore", {"publisher": name}).status == 404
-
-
 def test_capture_is_set_shown_and_ended(
     service: HubService, plain_browser: PlainBrowser, tmp_path: Path
 ) -> None:

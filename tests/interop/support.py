@@ -45,6 +45,14 @@ class SdkTarget:
             self.connection_string, group, eventhub_name=hub, **(_QUICK | self.arguments | kwargs)
         )
 
+    def publisher(self, hub: str, name: str) -> EventHubProducerClient:
+        """A producer whose link goes to a publisher. The SDK has no option for it, but puts the entity's path
+        into address and token as it is; only its look at the partitions has to be spared.
+        """
+        client = self.producer(f"{hub}/publishers/{name}")
+        client._partition_ids = ["0"]
+        return client
+
     def async_producer(self, hub: str, **kwargs: Any) -> AsyncProducerClient:
         """An asyncio producer for ``hub``."""
         return AsyncProducerClient.from_connection_string(

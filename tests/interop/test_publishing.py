@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from azure.eventhub import EventData, EventHubProducerClient
+from azure.eventhub import EventData
 from azure.eventhub.exceptions import EventDataSendError, EventHubError
 from tests.interop.support import WAIT_S, SdkTarget, read, target_of
 
@@ -29,15 +29,6 @@ def target(service: HubService) -> SdkTarget:
     return target_of(service, "plain")
 
 
-def _publisher(target: SdkTarget, hub: str, name: str) -> EventHubProducerClient:
-    """A producer whose link goes to a publisher. The SDK has no option for it, but puts the entity's path
-    into address and token as it is; only its look at the partitions has to be spared.
-    """
-    client = target.producer(f"{hub}/publishers/{name}")
-    client._partition_ids = ["0"]
-    return client
-
-
 def _annotation(event: EventData, name: str) -> object:
     annotations = event.raw_amqp_message.annotations
     assert annotations is not None
@@ -48,7 +39,7 @@ def _annotation(event: EventData, name: str) -> object:
 def test_publisher(service: HubService, target: SdkTarget) -> None:
     """Events of a publisher carry its name and lie in the partition of its key, sent singly or in a batch."""
     hub = service.create_hub(partition_count=4)
-    with _publisher(target, hub, "device-1") as producer:
+    with target.publisher(hub, "device-1") as producer:
         producer.send_event(EventData("a"))
         producer.send_batch([EventData("b"), EventData("c")], partition_key="device-1")
     events = read(target.consumer(hub), 3, str(partition_for_key("device-1", 4)))
@@ -62,7 +53,7 @@ def test_publisher_with_another_key(service: HubService, target: SdkTarget) -> N
     """A partition key that is not the publisher's name is an error that the SDK reports."""
     hub = service.create_hub(partition_count=1)
     with (
-        _publisher(target, hub, "device-1") as producer,
+        target.publisher(hub, "device-1") as producer,
         pytest.raises(EventHubError, match="publisher's name"),
     ):
         producer.send_batch([EventData("a")], partition_key="device-2")
@@ -75,7 +66,7 @@ def test_publisher_revoked(service: HubService, target: SdkTarget) -> None:
     async def revoke(server: TidegateServer) -> None:
         server.broker.event_hub(hub).revoke_publisher("device-1")
 
-    with _publisher(target, hub, "device-1") as revoked, _publisher(target, hub, "device-2") as other:
+    with target.publisher(hub, "device-1") as revoked, target.publisher(hub, "device-2") as other:
         revoked.send_event(EventData("a"))
         service.call(revoke)
         with pytest.raises(EventHubError, match="revoked"):

@@ -278,6 +278,12 @@ def test_publish_as_a_publisher(hub_service: HubService, event_hub: str, segment
     assert annotations == [{"x-opt-partition-key": "dev-01", "x-opt-publisher": "dev-01"}] * 2
     assert [decode_event(event).body for event in events] == [b"one", b"two"]
 
+    async def seen(server: TidegateServer) -> list[tuple[str, int, int]]:
+        found = server.broker.event_hub(event_hub).publishers.newest_first()
+        return [(each.name, each.batches, each.events) for each in found]
+
+    assert hub_service.call(seen) == [("dev-01", 2, 2)]
+
 
 def test_a_publishers_name_does_not_count_against_the_limit(hub_service: HubService, event_hub: str) -> None:
     """The largest event is the same for publishers as for others, and the same as over AMQP."""

@@ -156,6 +156,37 @@ class Hub:
 
 
 @dataclass(frozen=True, slots=True)
+class PublisherRow:
+    """A publisher of an event hub; counts are since the service started."""
+
+    name: str
+    """As it was last spelled."""
+    is_own_address: bool
+    """False: events that came to the hub's own address say that they are its; that proves nothing."""
+    is_revoked: bool
+    last_enqueued_time: datetime | None
+    """None: not seen since the service started, or too long ago to be remembered."""
+    partition_id: str | None
+    """Of its last batch; None as above."""
+    events: int
+    event_bytes: int
+    """As stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publishers:
+    """Publishers of an event hub, and what there are beside those on the page."""
+
+    page: Page[PublisherRow]
+    revoked: int
+    """How many may not send."""
+    seen_max: int
+    """How many the service remembers, at most."""
+    forgotten: int
+    """How often one fell out because more were seen."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reader:
     """Who reads an event hub now."""
 
@@ -208,8 +239,14 @@ class ServiceView(Protocol):
         """
         ...
 
-    def revoked_publishers(self, name: str, *, start: int) -> Page[str]:
-        """The publishers that may not send to it."""
+    def publishers(self, name: str, *, search: str, is_revoked_only: bool, start: int) -> Publishers:
+        """Who has published to it since the service started, the last one first; or (is_revoked_only) who may
+        not, by name. ``search`` is in the name, in any letter case.
+        """
+        ...
+
+    def publisher(self, name: str, publisher: str) -> tuple[PublisherRow, PublisherRow | None]:
+        """A publisher, seen or not; and what events say to be its that came to the hub's own address."""
         ...
 
     def capture_progress(self, name: str, *, start: int) -> Page[CaptureProgress]:

@@ -1,4 +1,4 @@
-"""``/hubs/NAME``: one event hub: its partitions, consumer groups and publishers."""
+"""``/hubs/NAME``: one event hub: its partitions and consumer groups."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from tidegate.console.access import form_of, require_listen, require_manage, rights_of, session_of
+from tidegate.console.backend.service import ServiceView
 from tidegate.console.context import Console
 from tidegate.console.errors import status_of
 from tidegate.console.pages.forms import start_of, texts_of
@@ -31,10 +32,29 @@ def routes(console: Console) -> list[Route]:
         Route("/hubs/{hub}/groups", pages.create_group, methods=["POST"]),
         Route(group, pages.ask_to_delete_group, methods=["GET"]),
         Route(group, pages.delete_group, methods=["POST"]),
-        Route("/hubs/{hub}/publishers", pages.publishers, methods=["GET"]),
-        Route("/hubs/{hub}/publishers", pages.revoke_publisher, methods=["POST"]),
-        Route("/hubs/{hub}/publishers/restore", pages.restore_publisher, methods=["POST"]),
     ]
+
+
+def change_hub(
+    request: Request,
+    service: ServiceView,
+    change: Callable[[str], None],
+    refuse: Callable[[TidegateError], Response],
+    done: str,
+    tab: str,
+) -> Response:
+    """Do ``change``, called with the hub's name, if whoever asks may, say that it is ``done``, and go back to
+    the tab. What is wrong is told by ``refuse``, beside the form.
+    """
+    name = request.path_params["hub"]
+    require_manage(request, name)
+    hub = service.hub(name)
+    try:
+        change(hub.name)
+    except TidegateError as error:
+        return refuse(error)
+    session_of(request).flash("success", done)
+    return RedirectResponse(f"/hubs/{hub.name}/{tab}", status_code=303)
 
 
 class _Pages:
@@ -67,8 +87,9 @@ class _Pages:
     async def create_group(self, request: Request) -> Response:
         fields = texts_of(await form_of(request))
         name = fields.get("name", "")
-        return self._change(
+        return change_hub(
             request,
+            self._service,
             lambda hub: self._service.create_consumer_group(hub, name),
             lambda error: self._groups(request, {"name": name}, error),
             f"The consumer group {name} is there.",
@@ -81,55 +102,14 @@ class _Pages:
     async def delete_group(self, request: Request) -> Response:
         await form_of(request)
         group = request.path_params["group"]
-        return self._change(
+        return change_hub(
             request,
+            self._service,
             lambda hub: self._service.delete_consumer_group(hub, group),
             lambda error: self._deletion_of_group(request, error),
             f"The consumer group {group} is gone.",
             "groups",
         )
-
-    async def publishers(self, request: Request) -> Response:
-        return self._publishers(request, {"publisher": ""}, None)
-
-    async def revoke_publisher(self, request: Request) -> Response:
-        publisher = texts_of(await form_of(request)).get("publisher", "")
-        return self._change(
-            request,
-            lambda hub: self._service.revoke_publisher(hub, publisher),
-            lambda error: self._publishers(request, {"publisher": publisher}, error),
-            f"The publisher {publisher} may send no more.",
-            "publishers",
-        )
-
-    async def restore_publisher(self, request: Request) -> Response:
-        publisher = texts_of(await form_of(request)).get("publisher", "")
-        return self._change(
-            request,
-            lambda hub: self._service.restore_publisher(hub, publisher),
-            lambda error: self._publishers(request, {"publisher": ""}, error),
-            f"The publisher {publisher} may send again.",
-            "publishers",
-        )
-
-    def _change(
-        self,
-        request: Request,
-        change: Callable[[str], None],
-        refuse: Callable[[TidegateError], Response],
-        done: str,
-        tab: str,
-    ) -> Response:
-        """Do it if whoever asks may, and go back to the tab; what is wrong is told beside the form."""
-        name = request.path_params["hub"]
-        require_manage(request, name)
-        hub = self._service.hub(name)
-        try:
-            change(hub.name)
-        except TidegateError as error:
-            return refuse(error)
-        session_of(request).flash("success", done)
-        return RedirectResponse(f"/hubs/{hub.name}/{tab}", status_code=303)
 
     def _partitions(self, request: Request) -> dict[str, Any]:
         hub = self._service.hub(request.path_params["hub"])
@@ -171,22 +151,4 @@ class _Pages:
             hub=hub,
             group=group,
             problem=problem,
-        )
-
-    def _publishers(
-        self, request: Request, fields: Mapping[str, str], problem: TidegateError | None
-    ) -> Response:
-        require_listen(request, request.path_params["hub"])
-        hub = self._service.hub(request.path_params["hub"])
-        found = self._service.revoked_publishers(hub.name, start=start_of(request.query_params.get("start")))
-        return page(
-            request,
-            "hub_publishers.html",
-            status_code=status_of(problem),
-            tab="publishers",
-            hub=hub,
-            found=found,
-            fields=fields,
-            problem=problem,
-            **pager(f"/hubs/{hub.name}/publishers", found),
         )

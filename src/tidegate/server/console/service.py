@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Self, TypeVar
 
-from tidegate.broker import UNCHANGED, EventHub, Partition
+from tidegate.broker import UNCHANGED, EventHub, Partition, PublisherActivity
 from tidegate.console.backend.paging import Page, page_at
 from tidegate.console.backend.service import (
     ConsumerGroupRow,
@@ -16,6 +16,8 @@ from tidegate.console.backend.service import (
     HubRow,
     Overview,
     PartitionRow,
+    PublisherRow,
+    Publishers,
     Reader,
 )
 from tidegate.model.capture import CaptureProgress, CaptureSettings, CaptureStatistics
@@ -128,9 +130,29 @@ class BrokerService:
 
         return page_at(event_hub.partitions, start, row)
 
-    def revoked_publishers(self, name: str, *, start: int) -> Page[str]:
+    def publishers(self, name: str, *, search: str, is_revoked_only: bool, start: int) -> Publishers:
         """See ``ServiceView``."""
-        return page_at(sorted(self._broker.event_hub(name).revoked_publishers, key=str.lower), start, str)
+        event_hub, wanted = self._broker.event_hub(name), search.lower()
+        revoked, records = event_hub.revoked_publishers, event_hub.publishers
+        if is_revoked_only:
+            names = sorted((each for each in revoked if wanted in each.lower()), key=str.lower)
+            found = page_at(names, start, lambda each: _publisher(event_hub, each, records.find(each)))
+        else:
+            seen = records.newest_first()
+            if wanted:
+                seen = [each for each in seen if wanted in each.name.lower()]
+            found = page_at(seen, start, lambda each: _publisher(event_hub, each.name, each))
+        return Publishers(found, len(revoked), records.seen_max, records.forgotten)
+
+    def publisher(self, name: str, publisher: str) -> tuple[PublisherRow, PublisherRow | None]:
+        """See ``ServiceView``."""
+        event_hub = self._broker.event_hub(name)
+        own = event_hub.publishers.find(publisher)
+        stated = event_hub.publishers.find(publisher, is_own_address=False)
+        return (
+            _publisher(event_hub, publisher if own is None else own.name, own),
+            None if stated is None else _publisher(event_hub, stated.name, stated),
+        )
 
     def capture_progress(self, name: str, *, start: int) -> Page[CaptureProgress]:
         """See ``ServiceView``."""
@@ -222,6 +244,18 @@ class BrokerService:
             is_captured=captured is not None,
             capture_error=captured.last_error if captured is not None and captured.is_failing else "",
         )
+
+
+def _publisher(event_hub: EventHub, name: str, seen: PublisherActivity | None) -> PublisherRow:
+    return PublisherRow(
+        name=name,
+        is_own_address=seen is None or seen.is_own_address,
+        is_revoked=event_hub.is_publisher_revoked(name),
+        last_enqueued_time=None if seen is None else _time(seen.last_enqueued_time_ms),
+        partition_id=None if seen is None else seen.last_partition_id,
+        events=0 if seen is None else seen.events,
+        event_bytes=0 if seen is None else seen.event_bytes,
+    )
 
 
 def _groups(event_hub: EventHub) -> tuple[ConsumerGroupRow, ...]:

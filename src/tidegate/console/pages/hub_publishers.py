@@ -1,0 +1,121 @@
+"""``/hubs/NAME/publishers``: who publishes to an event hub; and who may not.
+
+A row leads to a page of its own, from where a publisher is revoked or restored: rows move while they are
+live, and nobody shall hit the wrong one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tidegate.console.access import form_of, require_listen
+from tidegate.console.context import Console
+from tidegate.console.errors import status_of
+from tidegate.console.pages.forms import start_of, texts_of
+from tidegate.console.pages.hub import change_hub
+from tidegate.console.pages.hubs import pager
+from tidegate.console.rendering import fragment, page
+from tidegate.model.errors import NotFoundError, TidegateError
+from tidegate.model.limits import PUBLISHER_NAME_CHARACTERS_MAX
+
+_REVOKED: Final = "revoked"
+"""What ``only`` may be in an address."""
+
+
+def routes(console: Console) -> list[Route]:
+    """What is served."""
+    pages = _Pages(console)
+    return [
+        Route("/hubs/{hub}/publishers", pages.list, methods=["GET"]),
+        Route("/console/live/hubs/{hub}/publishers", pages.live, methods=["GET"]),
+        Route("/hubs/{hub}/publisher", pages.show, methods=["GET"]),
+        Route("/hubs/{hub}/publishers", pages.revoke, methods=["POST"]),
+        Route("/hubs/{hub}/publishers/restore", pages.restore, methods=["POST"]),
+    ]
+
+
+class _Pages:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._service = console.backend.service
+
+    async def list(self, request: Request) -> Response:
+        return self._list(request, {"publisher": ""}, None)
+
+    async def live(self, request: Request) -> Response:
+        require_listen(request, request.path_params["hub"])
+
+        async def render() -> Mapping[str, str]:
+            return {"publishers": fragment(request, "hub_publishers_table.html", **self._context(request))}
+
+        return self._console.streams.stream(request, render)
+
+    async def show(self, request: Request) -> Response:
+        require_listen(request, request.path_params["hub"])
+        hub = self._service.hub(request.path_params["hub"])
+        name = request.query_params.get("name", "").strip()
+        if not name:
+            raise NotFoundError("The address names no publisher.")
+        own, stated = self._service.publisher(hub.name, name[:PUBLISHER_NAME_CHARACTERS_MAX])
+        return page(request, "hub_publisher.html", tab="publishers", hub=hub, own=own, stated=stated)
+
+    async def revoke(self, request: Request) -> Response:
+        publisher = texts_of(await form_of(request)).get("publisher", "")
+        return change_hub(
+            request,
+            self._service,
+            lambda hub: self._service.revoke_publisher(hub, publisher),
+            lambda error: self._list(request, {"publisher": publisher}, error),
+            f"The publisher {publisher} may send no more.",
+            "publishers",
+        )
+
+    async def restore(self, request: Request) -> Response:
+        publisher = texts_of(await form_of(request)).get("publisher", "")
+        return change_hub(
+            request,
+            self._service,
+            lambda hub: self._service.restore_publisher(hub, publisher),
+            lambda error: self._list(request, {"publisher": ""}, error),
+            f"The publisher {publisher} may send again.",
+            "publishers",
+        )
+
+    def _context(self, request: Request) -> dict[str, Any]:
+        query = request.query_params
+        search = query.get("search", "").strip()
+        only = _REVOKED if query.get("only") == _REVOKED else ""
+        hub = self._service.hub(request.path_params["hub"])
+        publishers = self._service.publishers(
+            hub.name,
+            search=search,
+            is_revoked_only=bool(only),
+            start=start_of(query.get("start")),
+        )
+        return {
+            "hub": hub,
+            "publishers": publishers,
+            "found": publishers.page,
+            "search": search,
+            "only": only,
+            "query": urlencode(query.multi_items()),
+            **pager(f"/hubs/{hub.name}/publishers", publishers.page, search=search, only=only),
+        }
+
+    def _list(self, request: Request, fields: Mapping[str, str], problem: TidegateError | None) -> Response:
+        require_listen(request, request.path_params["hub"])
+        return page(
+            request,
+            "hub_publishers.html",
+            status_code=status_of(problem),
+            tab="publishers",
+            fields=fields,
+            problem=problem,
+            **self._context(request),
+        )
