@@ -37,7 +37,7 @@ def test_one_event_is_sent_by_its_form(hub: str, plain_browser: PlainBrowser) ->
     }
     sent = plain_browser.follow(plain_browser.post(f"/hubs/{hub}/explorer/send", fields))
     assert "The event is stored" in words_of(sent)
-    for words in ("kind a=b str", "content-type text/plain", "Partition key k"):
+    for words in ("kind a=b string", "content-type text/plain", "Partition key k"):
         assert words in words_of(sent)
     copy = re.search(r'href="([^"]+copy=[^"]+)"', sent.text)
     assert copy is not None

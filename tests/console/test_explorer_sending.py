@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 from tests.console.explorer_support import make_hub
 
+from tidegate.amqp.message import Properties
+from tidegate.amqp.types import Symbol
 from tidegate.broker import Broker
 from tidegate.console.backend.events import (
     EventCursor,
     EventPage,
+    EventProperties,
     EventQuery,
+    OutgoingEvent,
     RunState,
     SendPlan,
     Target,
@@ -26,13 +30,14 @@ from tidegate.model.errors import (
     QuotaExceededError,
     ServerBusyError,
 )
-from tidegate.model.events import EventContents, EventData
+from tidegate.model.events import EventContents
 from tidegate.model.json_path import JsonPath
 from tidegate.server.console import events_sending
 from tidegate.server.console.events import BrokerEvents
-from tidegate.wire.event_codec import encode_event
+from tidegate.server.console.events_encoding import EventEncoder
 
 _WAIT_S = 30.0
+_TEXT = Properties(content_type=Symbol("text/plain"))
 
 
 async def _wanted() -> bool:
@@ -63,7 +68,7 @@ def _plan(**changed: object) -> SendPlan:
 async def test_one_event_goes_where_it_is_sent(broker: Broker, events: BrokerEvents) -> None:
     """By key as every SDK's would, to a partition, or in turns; too large a one is refused."""
     hub = make_hub(broker, 4)
-    event = EventData(b"body", {"n": "1"}, "text/plain")
+    event = OutgoingEvent(b"body", EventProperties({"n": "1"}, _TEXT))
     sent = await events.send("hub", event, Target(partition_key="key"))
     assert sent.partition_id == hub.partition_for("key").partition_id
     found = (await events.event("hub", sent.partition_id, sent.sequence_number)).event.contents
@@ -71,7 +76,7 @@ async def test_one_event_goes_where_it_is_sent(broker: Broker, events: BrokerEve
     assert (await events.send("hub", event, Target(partition_id="3"))).partition_id == "3"
     assert len({(await events.send("hub", event, Target())).partition_id for _ in range(4)}) == 4
     with pytest.raises(EventTooLargeError):
-        await events.send("hub", EventData(b"x" * 2_000_000), Target())
+        await events.send("hub", OutgoingEvent(b"x" * 2_000_000), Target())
     with pytest.raises(NotFoundError):
         await events.send("hub", event, Target(partition_id="9"))
     broker.throughput.set_units(1)
@@ -84,7 +89,8 @@ async def test_a_set_is_sent_whole(broker: Broker, events: BrokerEvents) -> None
     """Each line as often as asked for, in order per partition, with its key, type and properties."""
     hub = make_hub(broker, 4)
     target = Target(key_path=JsonPath.parse(".d"))
-    plan = _plan(target=target, content_type="application/json", properties={"set": "a"})
+    standard = Properties(content_type=Symbol("application/json"))
+    plan = _plan(target=target, properties=EventProperties({"set": "a"}, standard))
     run = await events.start_run(plan, may_go_on=lambda: True)
     assert await _ended(events, run.run_id) is RunState.DONE
     done = events.run("hub", run.run_id)
@@ -175,7 +181,7 @@ async def test_lines_are_as_large_as_any_event(broker: Broker, events: BrokerEve
     bytes_max = hub.event_bytes_max
     with pytest.raises(EventTooLargeError, match=r"Line 2: .* bytes with its properties"):
         await events.start_run(
-            _plan(bodies=[b"x", b"x" * 1000], properties={"p": "x" * (bytes_max - 900)}),
+            _plan(bodies=[b"x", b"x" * 1000], properties=EventProperties({"p": "x" * (bytes_max - 900)})),
             may_go_on=lambda: True,
         )
     assert hub.partitions[0].next_sequence_number == 0
@@ -193,14 +199,15 @@ async def test_a_set_with_large_properties_stays_small(
     make_hub(broker, 1)
     encoded_bytes = 0
 
-    def counting(event: EventData, key: str | None) -> bytes:
-        nonlocal encoded_bytes
-        encoded = encode_event(event, key)
-        encoded_bytes += len(encoded)
-        return encoded
+    class Counting(EventEncoder):
+        def encode(self, body: bytes, partition_key: str | None) -> bytes:
+            nonlocal encoded_bytes
+            encoded = super().encode(body, partition_key)
+            encoded_bytes += len(encoded)
+            return encoded
 
-    monkeypatch.setattr(events_sending, "encode_event", counting)
-    plan = _plan(bodies=[b"x"] * 4_000, repeats=1, properties={"p": "x" * 64 * 1024})
+    monkeypatch.setattr(events_sending, "EventEncoder", Counting)
+    plan = _plan(bodies=[b"x"] * 4_000, repeats=1, properties=EventProperties({"p": "x" * 64 * 1024}))
     with pytest.raises(InvalidArgumentError, match="67,108,864 bytes, the key and the properties"):
         await events.start_run(plan, may_go_on=lambda: True)
     assert encoded_bytes < 68_000_000
@@ -210,16 +217,16 @@ async def test_a_set_with_large_properties_stays_small(
 async def test_a_long_key_is_refused_unencoded(
     broker: Broker, events: BrokerEvents, monkeypatch: pytest.MonkeyPatch, partition_id: str | None
 ) -> None:
-    """Encoded keys are remembered, so that one over the limit must not get there, wherever it would go."""
+    """A key over the limit is not made anything of, wherever it would go."""
     hub = make_hub(broker, 1)
 
-    def unexpected(event: EventData, key: str | None) -> bytes:
+    def unexpected(encoder: EventEncoder, body: bytes, partition_key: str | None) -> bytes:
         pytest.fail("it is encoded")
 
-    monkeypatch.setattr(events_sending, "encode_event", unexpected)
+    monkeypatch.setattr(EventEncoder, "encode", unexpected)
     target = Target(partition_id, partition_key="k" * 129)
     for words, started in (
-        ("The partition key has 129 characters", events.send("hub", EventData(b"x"), target)),
+        ("The partition key has 129 characters", events.send("hub", OutgoingEvent(b"x"), target)),
         ("Line 1: The partition key", events.start_run(_plan(target=target), may_go_on=lambda: True)),
     ):
         with pytest.raises(InvalidArgumentError, match=words):

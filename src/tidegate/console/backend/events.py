@@ -14,8 +14,9 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Final, Protocol
 
+from tidegate.amqp.message import Header, Properties
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.events import EventContents, EventData
+from tidegate.model.events import EventContents
 from tidegate.model.json_path import JsonPath
 from tidegate.model.position import EventPosition
 
@@ -206,10 +207,32 @@ class EventPage:
 
 
 @dataclass(frozen=True, slots=True)
+class EventProperties:
+    """What an event says about its body and itself, with the types that it has on the wire."""
+
+    application: Mapping[object, object] = field(default_factory=dict)
+    """Values of the types of ``amqp.types``; names are text."""
+    standard: Properties = field(default_factory=Properties)
+    header: Header = field(default_factory=Header)
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingEvent:
+    """An event to send. Its partition key is the target's."""
+
+    body: bytes
+    properties: EventProperties = field(default_factory=EventProperties)
+
+
+@dataclass(frozen=True, slots=True)
 class EventDetail:
     """One event with all there is to it."""
 
     event: ExploredEvent
+    properties: EventProperties | None
+    """None: it is no message."""
+    beside: Sequence[str]
+    """What it has that an ``OutgoingEvent`` of its body and properties has not, in words."""
     system: Mapping[str, str]
     """What the service and the sender's SDK said about it: annotations and standard properties by name."""
     is_first: bool
@@ -263,8 +286,7 @@ class SendPlan:
     bodies: Sequence[bytes]
     """1..SEND_LINES_MAX."""
     target: Target
-    content_type: str | None = None
-    properties: Mapping[str, str] = field(default_factory=dict)
+    properties: EventProperties = field(default_factory=EventProperties)
     repeats: int = 1
     """How often the whole set is sent."""
     events_per_s: int = 100
@@ -338,7 +360,7 @@ class EventsView(Protocol):
         """
         ...
 
-    async def send(self, hub: str, event: EventData, target: Target) -> SentEvent:
+    async def send(self, hub: str, event: OutgoingEvent, target: Target) -> SentEvent:
         """Send one event; returns once it is durable.
 
         Raises NotFoundError, InvalidArgumentError, EventTooLargeError, ServerBusyError, LogFullError.

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,6 +16,7 @@ from tidegate.console.backend.events import EventDetail, property_text
 from tidegate.console.context import Console
 from tidegate.console.pages.explorer import events_of
 from tidegate.console.pages.explorer_bodies import Look, body_bytes, body_view, pretty_json, visible
+from tidegate.console.pages.explorer_properties import type_name
 from tidegate.console.rendering import page
 from tidegate.model.errors import NotFoundError
 
@@ -81,11 +81,13 @@ class _Pages:
 
 
 def _properties(detail: EventDetail) -> Mapping[str, tuple[str, str]]:
-    """Text and type of each application property."""
-    found: dict[str, Any] = {} if detail.event.contents is None else dict(detail.event.contents.properties)
+    """Text of each application property, and AMQP's name of its type."""
+    if detail.event.contents is None:
+        return {}
+    types = {} if detail.properties is None else detail.properties.application
     return {
-        visible(name): (visible(property_text(value)), "null" if value is None else type(value).__name__)
-        for name, value in found.items()
+        visible(name): (visible(property_text(value)), type_name(types[name]) if name in types else "")
+        for name, value in detail.event.contents.properties.items()
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 from urllib.parse import quote
 
@@ -23,18 +23,28 @@ from tidegate.console.backend.events import (
     SEND_EVENTS_MAX,
     SEND_LINES_MAX,
     SEND_RATE_MAX,
+    EventDetail,
+    EventProperties,
+    ExploredEvent,
+    OutgoingEvent,
     RunState,
     SendPlan,
     Target,
-    property_text,
 )
 from tidegate.console.context import Console
 from tidegate.console.errors import status_of
 from tidegate.console.pages.explorer import events_of
-from tidegate.console.pages.explorer_bodies import body_bytes
+from tidegate.console.pages.explorer_bodies import body_bytes, visible
+from tidegate.console.pages.explorer_properties import (
+    MESSAGE_NAMES,
+    TYPE_NAMES,
+    format_message,
+    format_properties,
+    parse_message,
+    parse_properties,
+)
 from tidegate.console.rendering import fragment, page
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
-from tidegate.model.events import EventData
 from tidegate.model.json_path import JsonPath
 
 _FORM_BYTES_MAX: Final = SEND_BYTES_MAX + 1024 * 1024
@@ -45,6 +55,7 @@ _EMPTY: Final[Mapping[str, str]] = {
     "partition_key": "",
     "partition": "",
     "properties": "",
+    "message": "",
     "lines": "",
     "key_path": "",
     "repeats": "1",
@@ -75,20 +86,20 @@ class _Pages:
         hub = _hub(request)
         if not rights_of(request).may_send(hub):
             require_listen(request, hub)  # whoever may see events may see the form, and why it is off
-        fields = dict(_EMPTY)
-        if copied := request.query_params.get("copy"):
-            require_listen(request, hub)
-            fields |= await self._copy(hub, copied)
-        return self._form(request, fields)
+        copied = request.query_params.get("copy")
+        if not copied:
+            return self._form(request, _EMPTY)
+        require_listen(request, hub)
+        detail = await self._find(hub, copied)
+        fields, left_out = _copy_of(detail)
+        return self._form(request, {**_EMPTY, **fields}, copied=detail.event, left_out=left_out)
 
     async def send(self, request: Request) -> Response:
         hub = _hub(request)
         require_send(request, hub)
         fields = _texts(await form_of(request, bytes_max=_FORM_BYTES_MAX))
         try:
-            event = EventData(
-                _body(fields), _properties(fields["properties"]), fields["content_type"] or None
-            )
+            event = OutgoingEvent(_body(fields), _properties(fields))
             sent = await self._events.send(hub, event, _target(fields))
         except NotFoundError:
             raise
@@ -118,8 +129,7 @@ class _Pages:
                 hub,
                 await _lines(form, fields),
                 _target(fields),
-                fields["content_type"] or None,
-                _properties(fields["properties"]),
+                _properties(fields),
                 _number(fields["repeats"], "repeats"),
                 _number(fields["rate"], "events per second"),
             )
@@ -168,6 +178,8 @@ class _Pages:
         *,
         problem: TidegateError | None = None,
         is_single: bool = True,
+        copied: ExploredEvent | None = None,
+        left_out: Sequence[str] = (),
     ) -> Response:
         hub = _hub(request)
         return page(
@@ -178,6 +190,10 @@ class _Pages:
             fields=fields,
             problem=problem,
             is_single=is_single,
+            copied=copied,
+            left_out=[visible(words) for words in left_out],
+            type_names=TYPE_NAMES,
+            message_names=MESSAGE_NAMES,
             may_send=rights_of(request).may_send(hub),
             partition_ids=self._events.partition_ids(hub),
             runs=self._events.runs(hub) if rights_of(request).may_send(hub) else (),
@@ -189,27 +205,44 @@ class _Pages:
             },
         )
 
-    async def _copy(self, hub: str, place: str) -> Mapping[str, str]:
-        """The fields that send an event again; types of properties other than text are lost."""
+    async def _find(self, hub: str, place: str) -> EventDetail:
         partition_id, _, number = place.partition(".")
         if not number.isascii() or not number.isdigit() or len(number) > 18:
             raise NotFoundError(f"{place[:40]!r} is no event.")
-        contents = (await self._events.event(hub, partition_id, int(number))).event.contents
-        if contents is None:
-            raise InvalidArgumentError("The event is no message, and cannot be sent again.")
-        body, encoding = body_bytes(contents), "text"
-        text = body.decode(errors="replace")
-        if text.encode() != body or "\x00" in text or "\r" in text:
-            text, encoding = b64encode(body).decode(), "base64"
-        lines = [f"{name}={property_text(value)}" for name, value in contents.properties.items()]
-        return {
-            "body": text,
-            "encoding": encoding,
-            "content_type": contents.content_type or "",
-            "partition_key": contents.partition_key or "",
-            "partition": "" if contents.partition_key else partition_id,
-            "properties": "\n".join(line for line in lines if "\n" not in line),
-        }
+        return await self._events.event(hub, partition_id, int(number))
+
+
+def _copy_of(detail: EventDetail) -> tuple[Mapping[str, str], Sequence[str]]:
+    """The fields that send an event again, and what of it they do not send.
+
+    Raises InvalidArgumentError where it is no message.
+    """
+    contents = detail.event.contents
+    if contents is None or detail.properties is None:
+        raise InvalidArgumentError("The event is no message, and cannot be sent again.")
+    body, encoding = body_bytes(contents), "text"
+    text = body.decode(errors="replace")
+    if text.encode() != body or "\x00" in text or "\r" in text:
+        text, encoding = b64encode(body).decode(), "base64"
+    properties, no_lines = format_properties(detail.properties.application)
+    content_type, message, of_other_types = format_message(
+        detail.properties.standard, detail.properties.header
+    )
+    left_out = [*detail.beside, *no_lines, *of_other_types]
+    key = contents.partition_key or ""
+    if contents.partition_key == "" or not key.isprintable():
+        left_out.append("its partition key, which no field can hold")
+        key = ""
+    fields = {
+        "body": text,
+        "encoding": encoding,
+        "content_type": content_type,
+        "partition_key": key,
+        "partition": "" if key else detail.event.partition_id,
+        "properties": properties,
+        "message": message,
+    }
+    return fields, left_out
 
 
 def _hub(request: Request) -> str:
@@ -237,19 +270,9 @@ def _body(fields: Mapping[str, str]) -> bytes:
         raise InvalidArgumentError(f"The body is not base64: {error}.") from error
 
 
-def _properties(text: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for number, line in enumerate(text.split("\n"), 1):
-        name, has_value, value = line.partition("=")
-        if not line.strip():
-            continue
-        if not has_value or not name.strip():
-            raise InvalidArgumentError(
-                f"Line {number} of the properties is {line[:40]!r}.",
-                next_step="Write name=value, one a line.",
-            )
-        found[name.strip()] = value
-    return found
+def _properties(fields: Mapping[str, str]) -> EventProperties:
+    application = parse_properties(fields["properties"])
+    return EventProperties(application, *parse_message(fields["message"], fields["content_type"]))
 
 
 def _target(fields: Mapping[str, str]) -> Target:

@@ -25,6 +25,7 @@ from tidegate.console.backend.events import (
     EventQuery,
     EventTail,
     ExploredEvent,
+    OutgoingEvent,
     PageEnd,
     SendPlan,
     SendRun,
@@ -36,7 +37,6 @@ from tidegate.console.backend.events import (
 )
 from tidegate.model.clock import Clock
 from tidegate.model.errors import NotFoundError
-from tidegate.model.events import EventData
 from tidegate.server.console.events_decoding import event_detail, fitting_events
 from tidegate.server.console.events_reading import Bounds, Merge, Run, StoredEvent, partitions_of
 from tidegate.server.console.events_sending import EventSender
@@ -151,7 +151,7 @@ class BrokerEvents:
 
     # -- sending
 
-    async def send(self, hub: str, event: EventData, target: Target) -> SentEvent:
+    async def send(self, hub: str, event: OutgoingEvent, target: Target) -> SentEvent:
         """See ``EventsView``."""
         return await self._sender.send(hub, event, target)
 

@@ -10,11 +10,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 
 from tidegate.amqp.errors import DecodeError
-from tidegate.amqp.message import Header, Properties, decode_message
-from tidegate.console.backend.events import EventDetail, EventFilter, ExploredEvent, property_text
+from tidegate.amqp.message import NO_VALUE, Header, Message, Properties, decode_message
+from tidegate.amqp.types import Symbol
+from tidegate.console.backend.events import (
+    EventDetail,
+    EventFilter,
+    EventProperties,
+    ExploredEvent,
+    property_text,
+)
 from tidegate.server.console.events_reading import StoredEvent
 from tidegate.wire.batch import unwrap
 from tidegate.wire.event_codec import decode_event
+from tidegate.wire.names import PARTITION_KEY
+
+_NAME_CHARACTERS = 80
+"""Of a name that somebody chose, in a sentence."""
 
 
 def fitting_events(stored: Sequence[StoredEvent], wanted: EventFilter) -> list[ExploredEvent]:
@@ -45,17 +56,48 @@ def explored_event(stored: StoredEvent) -> ExploredEvent:
 
 def event_detail(stored: StoredEvent, *, is_first: bool, is_last: bool) -> EventDetail:
     """An event with all that was said about it."""
-    return EventDetail(explored_event(stored), system_properties(stored.section), is_first, is_last)
-
-
-def system_properties(section: memoryview) -> Mapping[str, str]:
-    """Standard properties, annotations and header of a stored event, by their names in AMQP; those that are
-    not there left out. Nothing for what is no message.
-    """
+    explored = explored_event(stored)
     try:
-        message = decode_message(unwrap(section))
+        message = decode_message(unwrap(stored.section))
     except DecodeError:
-        return {}
+        return EventDetail(explored, None, (), {}, is_first, is_last)
+    properties = EventProperties(
+        message.application_properties, message.properties or Properties(), message.header or Header()
+    )
+    beside = tuple(_beside(message))
+    return EventDetail(explored, properties, beside, _system_properties(message), is_first, is_last)
+
+
+def _beside(message: Message) -> Iterator[str]:
+    """What is in a message beside partition key, properties, what its sender says in a header, and bytes as
+    its body.
+    """
+    if message.value is not NO_VALUE or message.sequences:
+        yield "that its body is an AMQP value, which becomes JSON in bytes"
+    elif len(message.data) > 1:
+        yield f"that its body came in {len(message.data)} parts"
+    elif not message.data:
+        yield "that it has no body, not even an empty one"
+    for name in message.application_properties:
+        if type(name) is Symbol:
+            yield f"that the name {name[:_NAME_CHARACTERS]} is a symbol"
+    header = message.header or Header()
+    if header.first_acquirer or header.delivery_count:
+        yield "what its header says of earlier deliveries"
+    for kind, part in (
+        ("message annotation", message.message_annotations),
+        ("delivery annotation", message.delivery_annotations),
+        ("entry of its footer", message.footer),
+    ):
+        for name, value in part.items():
+            if part is not message.message_annotations or name != PARTITION_KEY or type(value) is not str:
+                yield f"the {kind} {str(name)[:_NAME_CHARACTERS]}"
+
+
+def _system_properties(message: Message) -> Mapping[str, str]:
+    """Standard properties, annotations and header, by their names in AMQP; those that are not there left
+    out.
+    """
     found: dict[str, str] = {}
     found.update(_given(message.properties))
     for part in (message.message_annotations, message.delivery_annotations, message.footer):

@@ -23,6 +23,8 @@ from tidegate.console.backend.events import (
     SEND_LINES_MAX,
     SEND_RATE_MAX,
     SEND_RUNS_MAX,
+    EventProperties,
+    OutgoingEvent,
     RunState,
     SendPlan,
     SendRun,
@@ -38,11 +40,10 @@ from tidegate.model.errors import (
     ServerBusyError,
     TidegateError,
 )
-from tidegate.model.events import EventData
 from tidegate.model.limits import PARTITION_KEY_CHARACTERS_MAX
+from tidegate.server.console.events_encoding import EventEncoder
 from tidegate.transport.tasks import TaskOwner
 from tidegate.wire.batch import wrap_event
-from tidegate.wire.event_codec import encode_event
 
 _ENCODED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Of a set's lines as they are stored, each with its key and all properties. Our choice: four times what
@@ -70,12 +71,12 @@ class EventSender:
         """Stop all runs; what was stored stays."""
         await self._tasks.close()
 
-    async def send(self, hub: str, event: EventData, target: Target) -> SentEvent:
+    async def send(self, hub: str, event: OutgoingEvent, target: Target) -> SentEvent:
         """See ``EventsView``."""
         event_hub = self._broker.event_hub(hub)
         key = _key_of(target, event.body)
         partition = _partition(event_hub, target.partition_id, key)
-        section = wrap_event(encode_event(event, key))
+        section = wrap_event(EventEncoder(event.properties).encode(event.body, key))
         await self._broker.wait_uncongested()
         result = await partition.append(section, array("I", (len(section),)))
         return SentEvent(partition.partition_id, result.start_sequence_number)
@@ -91,7 +92,7 @@ class EventSender:
         self._check_room()  # others may have begun meanwhile
         # What is encoded stands for the bodies and properties, which need not stay, too.
         run = _Run(
-            replace(plan, bodies=(), properties={}),
+            replace(plan, bodies=(), properties=EventProperties()),
             sections,
             len(sections) * plan.repeats,
             uuid.uuid4().hex[:12],
@@ -258,6 +259,7 @@ def _encoded(plan: SendPlan, event_bytes_max: int) -> list[tuple[bytes, str | No
     large together; EventTooLargeError naming the line.
     """
     found: list[tuple[bytes, str | None]] = []
+    encoder = EventEncoder(plan.properties)
     size = 0
     for number, body in enumerate(plan.bodies, 1):
         try:
@@ -266,7 +268,7 @@ def _encoded(plan: SendPlan, event_bytes_max: int) -> list[tuple[bytes, str | No
             raise InvalidArgumentError(
                 f"Line {number}: {error.message}", next_step="Nothing was sent."
             ) from error
-        encoded = encode_event(EventData(body, plan.properties, plan.content_type), key)
+        encoded = encoder.encode(body, key)
         if len(encoded) > event_bytes_max:
             raise EventTooLargeError(
                 f"Line {number}: The event has {len(encoded):,} bytes with its properties; "
@@ -287,7 +289,7 @@ def _encoded(plan: SendPlan, event_bytes_max: int) -> list[tuple[bytes, str | No
 def _key_of(target: Target, body: bytes) -> str | None:
     """The event's partition key; None: it has none. Raises InvalidArgumentError: not there, or too long."""
     key = target.partition_key if target.key_path is None else target.key_path.text_in(body)
-    # Before anything is made of it, whatever partition it goes to: encoded keys are remembered.
+    # Before anything is made of it, whatever partition it goes to.
     if key is not None and len(key) > PARTITION_KEY_CHARACTERS_MAX:
         raise InvalidArgumentError(
             f"The partition key has {len(key):,} characters; {PARTITION_KEY_CHARACTERS_MAX} are allowed."

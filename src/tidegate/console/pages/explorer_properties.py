@@ -1,0 +1,377 @@
+"""Properties of an event as lines of a form, and back, with their AMQP types. Pure.
+
+    name=value                text, just as it stands
+    name:TYPE=value           of that type of AMQP: seats:int=180, at:timestamp=2026-11-22T07:25:00Z
+    name:TYPE="text"          text, a symbol or a character in JSON's quotes, where a line cannot hold it
+    "name"=value              a name in JSON's quotes: where "=" or a line end is in it, or it ends in ":int"
+
+What ``format_properties`` writes, ``parse_properties`` reads as the same values of the same types.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from tidegate.amqp.message import Header, Properties
+from tidegate.amqp.types import (
+    Array,
+    Byte,
+    Char,
+    Decimal,
+    Described,
+    Float,
+    Int,
+    Short,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    UShort,
+)
+from tidegate.model.errors import InvalidArgumentError
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_INTEGER: Final = re.compile(r"[+-]?\d{1,20}", re.ASCII)
+_SHOWN_CHARACTERS: Final = 40
+_JSON: Final = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One of AMQP's simple types."""
+
+    name: str
+    """The specification's (part 1 section 1.6)."""
+    write: Callable[[Any], str]
+    """A value of it as text."""
+    read: Callable[[str], object]
+    """What ``write`` wrote, and what people write; raises ValueError, OverflowError."""
+    is_text: bool = False
+    """Whether its text may need quotes, and blanks around it count."""
+
+
+def _integer(kind: type[int], bits: int, *, is_signed: bool) -> Callable[[str], int]:
+    low, end = (-(2 ** (bits - 1)), 2 ** (bits - 1)) if is_signed else (0, 2**bits)
+
+    def read(text: str) -> int:
+        if not _INTEGER.fullmatch(text) or not low <= int(text) < end:
+            raise ValueError(f"an integer from {low} to {end - 1} is wanted")
+        return kind(text)
+
+    return read
+
+
+def _float(text: str) -> float:
+    if not text.isascii() or "_" in text:
+        raise ValueError("a number is wanted, as 21.5, 1e-3, inf or nan")
+    return float(text)
+
+
+def _float32(text: str) -> Float:
+    return Float(struct.unpack(">f", struct.pack(">f", _float(text)))[0])
+
+
+def _boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("true or false is wanted")
+    return text == "true"
+
+
+def _null(text: str) -> None:
+    if text not in ("", "null"):
+        raise ValueError("nothing is wanted behind the =")
+
+
+def _character(text: str) -> Char:
+    if len(text) != 1:
+        raise ValueError("one character is wanted")
+    return Char(text)
+
+
+def _decimal(width: int) -> Callable[[str], Decimal]:
+    def read(text: str) -> Decimal:
+        value = Decimal(bytes.fromhex(text))
+        if len(value) != width:
+            raise ValueError(f"{width} bytes in hexadecimal are wanted")
+        return value
+
+    return read
+
+
+def _time_text(value: int) -> str:
+    """In ISO 8601 to the millisecond; where no datetime reaches, the milliseconds since 1970."""
+    try:
+        return (_EPOCH + value * _MILLISECOND).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except OverflowError:
+        return str(int(value))
+
+
+def _time(text: str) -> Timestamp:
+    if _INTEGER.fullmatch(text):
+        return Timestamp(_integer(int, 64, is_signed=True)(text))
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None:
+        raise ValueError("it has no time zone; write Z behind it for UTC")
+    return Timestamp((time - _EPOCH) // _MILLISECOND)
+
+
+def _repr(value: float) -> str:
+    return repr(float(value))
+
+
+def _digits(value: int) -> str:
+    return str(int(value))
+
+
+_KINDS: Final = {
+    kind.name: kind
+    for kind in (
+        _Kind("null", lambda value: "", _null),
+        _Kind("boolean", lambda value: "true" if value else "false", _boolean),
+        _Kind("ubyte", _digits, _integer(UByte, 8, is_signed=False)),
+        _Kind("ushort", _digits, _integer(UShort, 16, is_signed=False)),
+        _Kind("uint", _digits, _integer(UInt, 32, is_signed=False)),
+        _Kind("ulong", _digits, _integer(ULong, 64, is_signed=False)),
+        _Kind("byte", _digits, _integer(Byte, 8, is_signed=True)),
+        _Kind("short", _digits, _integer(Short, 16, is_signed=True)),
+        _Kind("int", _digits, _integer(Int, 32, is_signed=True)),
+        _Kind("long", _digits, _integer(int, 64, is_signed=True)),
+        _Kind("float", _repr, _float32),
+        _Kind("double", _repr, _float),
+        _Kind("decimal32", bytes.hex, _decimal(4)),
+        _Kind("decimal64", bytes.hex, _decimal(8)),
+        _Kind("decimal128", bytes.hex, _decimal(16)),
+        _Kind("char", str, _character, is_text=True),
+        _Kind("timestamp", _time_text, _time),
+        _Kind("uuid", str, UUID),
+        _Kind("binary", bytes.hex, bytes.fromhex),
+        _Kind("string", str, str, is_text=True),
+        _Kind("symbol", str, Symbol, is_text=True),
+    )
+}
+
+_NAMES_OF_TYPES: Final[Mapping[type, str]] = {
+    type(None): "null",
+    bool: "boolean",
+    UByte: "ubyte",
+    UShort: "ushort",
+    UInt: "uint",
+    ULong: "ulong",
+    Byte: "byte",
+    Short: "short",
+    Int: "int",
+    int: "long",
+    Float: "float",
+    float: "double",
+    Char: "char",
+    Timestamp: "timestamp",
+    UUID: "uuid",
+    bytes: "binary",
+    str: "string",
+    Symbol: "symbol",
+    list: "list",
+    dict: "map",
+    Array: "array",
+    Described: "described value",
+}
+
+TYPE_NAMES: Final = tuple(_KINDS)
+"""The types that a line can name."""
+
+_STANDARD_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
+    "message-id": ("string", "binary", "ulong", "uuid"),
+    "user-id": ("binary",),
+    "to": ("string",),
+    "subject": ("string",),
+    "reply-to": ("string",),
+    "correlation-id": ("string", "binary", "ulong", "uuid"),
+    "content-type": ("symbol",),
+    "content-encoding": ("symbol",),
+    "absolute-expiry-time": ("timestamp",),
+    "creation-time": ("timestamp",),
+    "group-id": ("string",),
+    "group-sequence": ("uint",),
+    "reply-to-group-id": ("string",),
+}
+_HEADER_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
+    "durable": ("boolean",),
+    "priority": ("ubyte",),
+    "ttl": ("uint",),
+}
+_MESSAGE_TYPES: Final = {**_STANDARD_TYPES, **_HEADER_TYPES}
+"""The types that each may have; the first is meant where a line names none."""
+
+MESSAGE_NAMES: Final = tuple(_MESSAGE_TYPES)
+"""The standard properties, and what a sender says in a header (part 3 sections 3.2.4 and 3.2.1)."""
+
+
+def type_name(value: object) -> str:
+    """AMQP's name for the type of a decoded value."""
+    if isinstance(value, Decimal):
+        return f"decimal{8 * len(value)}"
+    return _NAMES_OF_TYPES[type(value)]
+
+
+def format_properties(properties: Mapping[object, object]) -> tuple[str, list[str]]:
+    """Application properties as lines, and a word on each that no line can hold: lists, maps and the like."""
+    lines: list[str] = []
+    left_out: list[str] = []
+    for name, value in properties.items():
+        kind = type_name(value)
+        if isinstance(name, str) and kind in _KINDS:
+            lines.append(_line(_name_text(name), kind, "string", value))
+        else:
+            left_out.append(f"the property {str(name)[:_SHOWN_CHARACTERS]} ({kind})")
+    return "\n".join(lines), left_out
+
+
+def parse_properties(text: str) -> dict[object, object]:
+    """Application properties from lines; empty lines are left out.
+
+    Raises InvalidArgumentError naming the line that is none, or has a name again.
+    """
+    found: dict[object, object] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"Line {number} of the properties"
+        name, kind, value = _parts(line, where)
+        if name in found:
+            raise InvalidArgumentError(f"{where} names {name[:_SHOWN_CHARACTERS]!r} again.")
+        found[name] = _value(kind, value, where) if kind is not None else value
+    return found
+
+
+def format_message(standard: Properties, header: Header) -> tuple[str, str, list[str]]:
+    """Standard properties and header: the content type for its own field, the others as lines, and a word on
+    each that has a type which the specification does not give it.
+    """
+    content_type = standard.content_type or ""
+    lines: list[str] = []
+    left_out: list[str] = []
+    if not content_type.isprintable():  # its field has one line
+        content_type = ""
+    for name, types in _MESSAGE_TYPES.items():
+        part = standard if name in _STANDARD_TYPES else header
+        value = getattr(part, name.replace("-", "_"))
+        is_said = value != getattr(type(part)(), name.replace("-", "_"))
+        if not is_said or (name == "content-type" and content_type):
+            continue
+        kind = type_name(value) if len(types) > 1 else types[0]
+        if kind in types:
+            lines.append(_line(name, kind, types[0], value))
+        else:
+            left_out.append(f"the {name} ({kind})")
+    return content_type, "\n".join(lines), left_out
+
+
+def parse_message(text: str, content_type: str) -> tuple[Properties, Header]:
+    """Standard properties and header from lines, the content type from its own field where that is not empty.
+
+    Raises InvalidArgumentError naming the line that is none, has a name again or another type than it may.
+    """
+    found: dict[str, Any] = {"content_type": Symbol(content_type)} if content_type else {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"Line {number} of the message properties"
+        name, kind, value = _parts(line, where)
+        types = _MESSAGE_TYPES.get(name)
+        if types is None:
+            raise InvalidArgumentError(
+                f"{where} is about {name[:_SHOWN_CHARACTERS]!r}, which is none of them.",
+                next_step=f"There are {', '.join(MESSAGE_NAMES)}.",
+            )
+        if kind is not None and kind not in types:
+            raise InvalidArgumentError(f"{where}: {name} is no {kind}.", next_step=f"It is {_either(types)}.")
+        field = name.replace("-", "_")
+        if field in found:
+            raise InvalidArgumentError(f"{where} tells the {name} again.")
+        found[field] = _value(kind or types[0], value, where, is_quotable=kind is not None)
+    header = {name: found.pop(name) for name in _HEADER_TYPES if name in found}
+    return Properties(**found), Header(**header)
+
+
+# --- lines ---------------------------------------------------------------------------------------------
+
+
+def _line(name: str, kind: str, usual_kind: str, value: object) -> str:
+    text = _KINDS[kind].write(value)
+    if not _KINDS[kind].is_text:
+        return f"{name}={text}" if kind == usual_kind else f"{name}:{kind}={text}"
+    if not text.isprintable():
+        return f"{name}:{kind}={json.dumps(text)}"
+    if kind == usual_kind:
+        return f"{name}={text}"
+    return f"{name}:{kind}={json.dumps(text)}" if text.startswith('"') else f"{name}:{kind}={text}"
+
+
+def _name_text(name: str) -> str:
+    """A name as it stands, where that is read as this name again; else in quotes."""
+    is_plain = name.isprintable() and name == name.strip() and name != "" and "=" not in name
+    if is_plain and not name.startswith('"') and name.rpartition(":")[2].strip() not in _KINDS:
+        return name
+    return json.dumps(name)
+
+
+def _parts(line: str, where: str) -> tuple[str, str | None, str]:
+    """Name, type (None: none is said) and the text behind the ``=``."""
+    start = line.lstrip()
+    if start.startswith('"'):
+        try:
+            name, end = _JSON.raw_decode(start)
+        except ValueError as error:
+            raise _garbled(line, where) from error
+        behind, has_value, value = start[end:].partition("=")
+        between, colon, kind = (part.strip() for part in behind.partition(":"))
+        if between or not has_value:
+            raise _garbled(line, where)
+        if colon and kind not in _KINDS:
+            raise InvalidArgumentError(
+                f"{where}: AMQP has no type {kind[:_SHOWN_CHARACTERS]!r} for it.",
+                next_step=f"There are {', '.join(TYPE_NAMES)}.",
+            )
+        return name, kind if colon else None, value
+    name, has_value, value = line.partition("=")
+    name = name.strip()
+    if not has_value or not name:
+        raise _garbled(line, where)
+    before, colon, kind = (part.strip() for part in name.rpartition(":"))
+    if not colon or kind not in _KINDS:
+        return name, None, value
+    if not before:
+        raise _garbled(line, where)
+    return before, kind, value
+
+
+def _value(kind: str, text: str, where: str, *, is_quotable: bool = True) -> object:
+    try:
+        if _KINDS[kind].is_text:
+            if is_quotable and text.startswith('"'):
+                text = json.loads(text)
+                text.encode()  # JSON can name half a character
+            return _KINDS[kind].read(text)
+        return _KINDS[kind].read(text.strip())
+    except (ValueError, OverflowError) as error:
+        shown = text.strip()[:_SHOWN_CHARACTERS]
+        raise InvalidArgumentError(f"{where}: {shown!r} is no {kind}: {error}.") from error
+
+
+def _garbled(line: str, where: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{where} is {line[:_SHOWN_CHARACTERS]!r}.",
+        next_step="Write name=value or name:type=value, one a line.",
+    )
+
+
+def _either(types: tuple[str, ...]) -> str:
+    return types[0] if len(types) == 1 else f"{', '.join(types[:-1])} or {types[-1]}"
