@@ -12,13 +12,15 @@ from typing import TypeVar
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.capture.support import SetClock, append_bodies, capture_files, captured_numbers
+from tests.capture.support import SetClock, append_bodies, capture_files, captured_numbers, read_capture_file
 
 from tidegate.broker import Broker, Partition
 from tidegate.capture.destination import CaptureDestinationError, DirectoryDestination
+from tidegate.capture.file_journal import FileJournal, FileNotes
 from tidegate.capture.partition_capture import PartitionCapture
 from tidegate.capture.state import PartitionState, StateFile
 from tidegate.capture.window import WindowLimits
+from tidegate.model.capture import CapturedFile
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.threads import Threads
 
@@ -98,6 +100,35 @@ class SteppedDestination:
         self._steps.take(lambda: self._directory.discard(token_prefix))
 
 
+class SteppedJournal(FileJournal):
+    """A journal of files where adding one is a step. It fails as a disk does."""
+
+    def __init__(self, directory: Path, steps: Steps) -> None:
+        super().__init__(directory)
+        self._steps = steps
+
+    def append(self, file: CapturedFile, *, is_again: bool) -> None:
+        try:
+            self._steps.take(lambda: super(SteppedJournal, self).append(file, is_again=is_again))
+        except CaptureDestinationError as error:
+            raise OSError("no space left") from error
+
+
+def _check_listed(work: Path, *, is_whole: bool) -> None:
+    """The journal has each file once, in order; is_whole: and none is missing, else one may be."""
+    listed, total = FileJournal(work / "state" / "hub").newest(start=0, count=1000)
+    names = [file.name for file in reversed(listed)]
+    written = [path.relative_to(work / "files").as_posix() for path in capture_files(work / "files")]
+    assert total == len(names) == len(set(names))
+    assert names == [name for name in written if name in names]
+    assert len(names) >= len(written) - (not is_whole)
+    for file in listed:
+        assert file.file_bytes is None or file.file_bytes == (work / "files" / file.name).stat().st_size
+        numbers = [record["SequenceNumber"] for record in read_capture_file(work / "files" / file.name)]
+        assert numbers == list(range(file.start_sequence_number, file.until_sequence_number))
+        assert file.event_count in (None, len(numbers))
+
+
 async def _capture_all(partition: Partition, work: Path, clock: SetClock, steps: Steps) -> None:
     """One life of the capture of a partition: until everything is captured, or the crash."""
     state = SteppedState(work / "state" / "hub" / "0.json", steps, partition)
@@ -112,6 +143,7 @@ async def _capture_all(partition: Partition, work: Path, clock: SetClock, steps:
         threads=Threads(2, name="test"),
         encoding_threads=Threads(1, name="test encoding"),
         file_turns=asyncio.Semaphore(1),
+        notes=FileNotes(SteppedJournal(work / "state" / "hub", steps), str(work / "files")),
         retry_s_min=0.001,
         pace_s=0.0,
     )
@@ -149,6 +181,7 @@ async def _run_with_crash(
         except Crash:
             await _capture_all(partition, work, clock, Steps(None, is_done=False))
         assert captured_numbers(work / "files") == list(range(partition.next_sequence_number))
+        _check_listed(work, is_whole=crash_at is None or error is Crash)
         return steps.count
     finally:
         await broker.close()
@@ -189,6 +222,8 @@ async def test_a_complete_file_stays_when_retention_took_its_events(tmp_path: Pa
         await append_bodies(partition, [b"x" * 400])
         await _capture_all(partition, tmp_path, clock, Steps(None, is_done=False))
         assert captured_numbers(files) == [0, 1, 3]
+        listed, _ = FileJournal(tmp_path / "state" / "hub").newest(start=0, count=10)
+        assert [file.event_count for file in listed] == [1, None]
     finally:
         await broker.close()
 
@@ -228,6 +263,7 @@ def test_many_lives_capture_each_event_once(
                         await _capture_all(partition, work, clock, Steps(crash_at, is_done=is_done))
                 await _capture_all(partition, work, clock, Steps(None, is_done=False))
                 assert captured_numbers(work / "files") == list(range(partition.next_sequence_number))
+                _check_listed(work, is_whole=True)
             finally:
                 await broker.close()
 

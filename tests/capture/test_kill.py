@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.capture.support import capture_files, read_capture_file
 
+from tidegate.capture.file_journal import FileJournal
 from tidegate.client import EventHubProducer, RetryPolicy
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import TidegateError
@@ -125,6 +126,10 @@ def test_killed_while_writing_files(tmp_path: Path) -> None:
     numbers = [record["SequenceNumber"] for record in _records(files)]
     assert numbers == list(range(len(numbers)))
     assert len(capture_files(files)) > _KILLS
+    (directory,) = (data_dir / "capture").glob("*/")
+    listed, _ = FileJournal(directory).newest(start=0, count=10_000)
+    written = [path.relative_to(files).as_posix() for path in capture_files(files)]
+    assert [file.name for file in reversed(listed)] == written
 
 
 def _records(files: Path) -> list[dict[str, Any]]:

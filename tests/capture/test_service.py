@@ -22,7 +22,7 @@ from tests.capture.support import (
 
 from tidegate.broker import Broker
 from tidegate.capture import CaptureService
-from tidegate.model.capture import CaptureSettings, CaptureStatistics
+from tidegate.model.capture import CaptureSettings, CaptureStatistics, WindowEnd
 from tidegate.model.events import EventData
 
 _NONE = CaptureStatistics()
@@ -130,6 +130,43 @@ async def test_off_pauses_and_on_goes_on(
     broker.set_capture("hub", on)
     await wait_until(lambda: len(captured_numbers(tmp_path / "files")) == 4)
     assert captured_numbers(tmp_path / "files") == [0, 1, 2, 3]
+
+
+async def test_files_are_listed(
+    broker: Broker, service: CaptureService, clock: SetClock, tmp_path: Path
+) -> None:
+    """Of all partitions, the newest first, with what closed them; also by another service, and when the hub
+    is captured no longer; with the hub the list goes.
+    """
+    hub = broker.create_event_hub("hub", partition_count=2)
+    hub_id = hub.description.hub_id
+    assert await service.files(hub_id, start=0, count=10) == ([], 0)
+    files = tmp_path / "files"
+    broker.set_capture("hub", _settings(files))
+    await append_bodies(hub.partition("0"), [b"x" * 600, b"x" * 600])
+    await _wait_files(files, 1)
+    await append_bodies(hub.partition("1"), [b"y"])
+    clock.advance(60)
+    await wait_until(lambda: service.statistics()["hub"].captured_files == 2)
+    broker.set_capture("hub", None)
+    await wait_until(lambda: service.statistics() == {})
+    for teller in (
+        service,
+        CaptureService(broker, namespace="ns", directory=tmp_path / "data" / "capture", clock=clock),
+    ):
+        listed, total = await teller.files(hub_id, start=0, count=10)
+        assert total == 2
+        assert [(file.partition_id, file.event_count, file.closed_by) for file in listed] == [
+            ("1", 1, WindowEnd.TIME),
+            ("0", 2, WindowEnd.SIZE),
+        ]
+        assert [file.file_bytes for file in listed] == [(files / file.name).stat().st_size for file in listed]
+        start_ms = int(START.timestamp() * 1000)
+        assert (listed[0].window_start_ms, listed[0].window_end_ms) == (start_ms, start_ms + 60_000)
+        assert listed[0].destination == str(files)
+        assert (await teller.files(hub_id, start=1, count=10))[0] == listed[1:]
+    await broker.delete_event_hub("hub")
+    await wait_until(lambda: not (tmp_path / "data" / "capture" / hub_id).exists())
 
 
 async def test_a_service_goes_on_where_the_one_before_stopped(

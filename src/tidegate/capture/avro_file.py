@@ -7,6 +7,8 @@ gives is written by others.
 from __future__ import annotations
 
 import hashlib
+import time
+from array import array
 from collections.abc import Sequence
 from io import BytesIO
 
@@ -26,6 +28,9 @@ from tidegate.wire.event_codec import decode_event
 _BLOCK_BYTES = 64_000
 """Our choice: four times Avro's usual block, for bodies of some hundred bytes."""
 _SYNC_MARKER_BYTES = 16
+_PIECE_EVENTS = 200
+"""Our choice: a thread encodes so many events (some milliseconds), and then rests as long. The event loop
+needs the same interpreter lock: it never waits longer for it, and Capture takes at most half of a core."""
 
 
 class AvroEncoder:
@@ -72,3 +77,18 @@ class AvroEncoder:
         """The rest of the file."""
         self._writer.flush()
         return self.take()
+
+
+def encode_in_pieces(
+    encoder: AvroEncoder, number: int, time_ms: int, payload: memoryview, lengths: array[int]
+) -> bytes:
+    """Append events piece by piece, with rests between (``_PIECE_EVENTS``); returns what is ready then."""
+    at = 0
+    for first in range(0, len(lengths), _PIECE_EVENTS):
+        begun_s = time.monotonic()
+        piece = lengths[first : first + _PIECE_EVENTS]
+        until = at + sum(piece)
+        encoder.append(number + first, time_ms, payload[at:until], piece)
+        at = until
+        time.sleep(time.monotonic() - begun_s)
+    return encoder.take()

@@ -59,15 +59,19 @@ class Spool:
     def __init__(self, path: Path) -> None:
         """path: made, or emptied. Raises CaptureDestinationError."""
         self.path = path
+        self.size_bytes = 0
+        """What was written so far."""
         self._file = _guarded(str(path.parent), "write to", lambda: path.open("wb"))
 
     def write(self, data: bytes) -> None:
         """Add bytes."""
         _guarded(str(self.path.parent), "write to", lambda: self._file.write(data))
+        self.size_bytes += len(data)
 
     def finish(self, data: bytes) -> None:
         """Add the last bytes, and return once all is on the disk."""
         _guarded(str(self.path.parent), "write to", lambda: self._finish(data))
+        self.size_bytes += len(data)
 
     def _finish(self, data: bytes) -> None:
         with self._file as file:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tidegate.broker import EventHub
 from tidegate.capture.destination import CaptureDestinationError, Destination, open_destination
+from tidegate.capture.file_journal import FileJournal, FileNotes
 from tidegate.capture.partition_capture import PartitionCapture
 from tidegate.capture.state import StateFile
 from tidegate.capture.window import WindowLimits
@@ -36,17 +37,19 @@ class HubCapture:
         *,
         namespace: str,
         directory: Path,
+        journal: FileJournal,
         clock: Clock,
         encoding_threads: Threads,
         limits: WindowLimits | None = None,
     ) -> None:
         """directory: where the states of all hubs are kept, and files built that go elsewhere.
 
-        limits: None takes them from the settings.
+        journal: where its files are noted. limits: None takes them from the settings.
         """
         self.settings = settings
         self._event_hub = event_hub
         self._directory = directory
+        self._journal = journal
         self._hub_id = event_hub.description.hub_id
         self._namespace = namespace
         self._clock = clock
@@ -100,6 +103,7 @@ class HubCapture:
                 threads=self._threads,
                 encoding_threads=self._encoding_threads,
                 file_turns=file_turns,
+                notes=FileNotes(self._journal, self.settings.destination),
             )
             self._partitions.append(capture)
             self._tasks.start(capture.run(), name=f"partition {partition_id}")

@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
-from array import array
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,8 +18,9 @@ from functools import partial
 from typing import Final, TypeVar
 
 from tidegate.broker import Partition, RecordBatch
-from tidegate.capture.avro_file import AvroEncoder
+from tidegate.capture.avro_file import AvroEncoder, encode_in_pieces
 from tidegate.capture.destination import CaptureDestinationError, Destination, Spool
+from tidegate.capture.file_journal import FileNotes
 from tidegate.capture.state import PartitionState, PlannedFile, StateStore
 from tidegate.capture.window import ClosedWindow, Window, WindowLimits
 from tidegate.model.capture import CaptureProgress
@@ -33,9 +32,6 @@ T = TypeVar("T")
 
 _READ_BYTES = 256 * 1024
 """Our choice: a read takes the event loop well under a millisecond, out of the page cache."""
-_PIECE_EVENTS = 200
-"""Our choice: a thread encodes so many events (some milliseconds), and then rests as long. The event loop
-needs the same interpreter lock: it never waits longer for it, and Capture takes at most half of a core."""
 _PACE_S = 0.5
 """Our choice: a file has time, and looking at many batches at once is cheaper."""
 _WAIT_S_MAX = 5.0
@@ -77,6 +73,7 @@ class PartitionCapture:
         threads: Threads,
         encoding_threads: Threads,
         file_turns: asyncio.Semaphore,
+        notes: FileNotes,
         retry_s_min: float = _RETRY_S_MIN,
         pace_s: float = _PACE_S,
     ) -> None:
@@ -85,8 +82,9 @@ class PartitionCapture:
         file_name: from a partition id and the seconds of its time (since 1970-01-01 UTC) to a name below the
         destination. token: what this partition's unfinished files begin with, and those of no other.
         threads: for what may hang with the destination; encoding_threads: for what only computes.
-        file_turns: bounds how many files are written at a time. retry_s_min: the first pause after a failure.
-        pace_s: seconds between two looks at a partition that is being appended to.
+        file_turns: bounds how many files are written at a time. notes: told of each finished file.
+        retry_s_min: the first pause after a failure. pace_s: seconds between two looks at a partition that is
+        being appended to.
         """
         self.partition = partition
         self.counts = CaptureCounts()
@@ -100,9 +98,12 @@ class PartitionCapture:
         self._threads = threads
         self._encoding_threads = encoding_threads
         self._file_turns = file_turns
+        self._notes = notes
         self._retry_s_min: Final = retry_s_min
         self._pace_s: Final = pace_s
         self._state = PartitionState()
+        self._is_again = False
+        """Whether the planned file may have been written, and noted, by an earlier run."""
         self._window: Window | None = None
 
     @property
@@ -134,6 +135,7 @@ class PartitionCapture:
         """Capture; returns when the partition closes. Cancellation: what was decided is done next time."""
         try:
             self._state = await self._retry(self._load)
+            self._is_again = self._state.planned is not None
             await self._retry(self._discard_spools)
             while True:
                 if self._state.planned is None:
@@ -141,6 +143,7 @@ class PartitionCapture:
                     await self._plan(window)
                 await self._retry(self._write_in_turn)
                 await self._advance()
+                self._is_again = False
         except ClosedError:
             return
 
@@ -223,6 +226,7 @@ class PartitionCapture:
             if missing and await self._threads.run(lambda: self._destination.exists(planned.name)):
                 # The file of an earlier attempt: it has what the log has lost since, and is to stay.
                 self._threads.leave(spool.discard)
+                await self._note_file(planned, None, None)
                 return
             rest = encoder.finish()
             await self._threads.run(lambda: spool.finish(rest))
@@ -231,6 +235,7 @@ class PartitionCapture:
             # The task may have been cancelled, and the spool may hang: nobody waits for this.
             self._threads.leave(spool.discard)
             raise
+        await self._note_file(planned, encoder.event_count, spool.size_bytes)
         if missing:
             self._tell_missing(missing)
         if encoder.undecodable_count:
@@ -270,11 +275,28 @@ class PartitionCapture:
                 if start < until:
                     lengths = batch.lengths[start - base : until - base]
                     payload = batch.payload[sum(batch.lengths[: start - base]) :]
-                    encode = partial(_encode, encoder, start, batch.enqueued_time_ms, payload, lengths)
+                    encode = partial(
+                        encode_in_pieces, encoder, start, batch.enqueued_time_ms, payload, lengths
+                    )
                     data = await self._encoding_threads.run(encode)
                     await self._threads.run(partial(spool.write, data))
                     position = until
         return missing
+
+    async def _note_file(self, planned: PlannedFile, event_count: int | None, file_bytes: int | None) -> None:
+        """Have a finished file listed. Nothing depends on it."""
+        note = partial(
+            self._notes.add,
+            planned,
+            partition_id=self.partition.partition_id,
+            window_start_ms=(self._state.last_name_s or 0) * 1000,
+            is_full=planned.event_bytes >= self._limits.size_bytes,
+            event_count=event_count,
+            file_bytes=file_bytes,
+            written_at_ms=self._now_ms(),
+            is_again=self._is_again,
+        )
+        await self._threads.run_whole(note)
 
     async def _advance(self) -> None:
         """Go on behind the file that was written."""
@@ -366,18 +388,3 @@ class PartitionCapture:
     def __repr__(self) -> str:
         state = f"next={self._state.next_sequence_number} behind={self.backlog_events}"
         return f"<PartitionCapture {self._place} {state}>"
-
-
-def _encode(
-    encoder: AvroEncoder, number: int, time_ms: int, payload: memoryview, lengths: array[int]
-) -> bytes:
-    """Encode events, piece by piece with rests between (``_PIECE_EVENTS``)."""
-    at = 0
-    for first in range(0, len(lengths), _PIECE_EVENTS):
-        begun_s = time.monotonic()
-        piece = lengths[first : first + _PIECE_EVENTS]
-        until = at + sum(piece)
-        encoder.append(number + first, time_ms, payload[at:until], piece)
-        at = until
-        time.sleep(time.monotonic() - begun_s)
-    return encoder.take()

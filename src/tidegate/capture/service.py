@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tidegate.broker import Broker
+from tidegate.capture.file_journal import FileJournal
 from tidegate.capture.hub_capture import HubCapture
 from tidegate.capture.window import WindowLimits
-from tidegate.model.capture import CaptureProgress, CaptureSettings, CaptureStatistics
+from tidegate.model.capture import CapturedFile, CaptureProgress, CaptureSettings, CaptureStatistics
 from tidegate.model.clock import Clock
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.threads import Threads
@@ -51,6 +52,9 @@ class CaptureService:
         self._encoding_threads = Threads(1, name="tidegate-capture encoding")
         self._hubs: dict[str, HubCapture] = {}
         """By hub id."""
+        self._journals: dict[str, FileJournal] = {}
+        """The same; also of hubs that are captured no longer."""
+        self._journal_threads = Threads(2, name="tidegate-capture files")
         self._known: set[str] = set()
         self._tasks = TaskOwner("capture")
 
@@ -78,6 +82,21 @@ class CaptureService:
         hub = self._hubs.get(hub_id)
         return [] if hub is None else hub.progress()
 
+    async def files(self, hub_id: str, *, start: int, count: int) -> tuple[list[CapturedFile], int]:
+        """The files written for a hub, captured now or not, from the ``start``-th newest on, at most
+        ``count``; and how many are known: the oldest are forgotten (``CAPTURE_FILES_LISTED_BYTES_MAX``).
+
+        Raises OSError. Cancellation: leaves no trace.
+        """
+        journal = self._journal(hub_id)
+        return await self._journal_threads.run(lambda: journal.newest(start=start, count=count))
+
+    def _journal(self, hub_id: str) -> FileJournal:
+        journal = self._journals.get(hub_id)
+        if journal is None:
+            journal = self._journals[hub_id] = FileJournal(self._directory / hub_id)
+        return journal
+
     async def _follow(self) -> None:
         while True:
             await self._look()
@@ -104,6 +123,7 @@ class CaptureService:
                     settings,
                     namespace=self._namespace,
                     directory=self._directory,
+                    journal=self._journal(hub_id),
                     clock=self._clock,
                     encoding_threads=self._encoding_threads,
                     limits=self._limits_of(settings) if self._limits_of is not None else None,
@@ -111,6 +131,7 @@ class CaptureService:
                 _logger.info("started %r", hub)
         # Only what was seen to go: the state of a hub that an older catalog does not know is kept.
         for hub_id in self._known - known:
+            self._journals.pop(hub_id, None)
             await asyncio.to_thread(shutil.rmtree, self._directory / hub_id, ignore_errors=True)
         self._known = known
 

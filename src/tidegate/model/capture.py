@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from enum import Enum
 from typing import Final
 
 from tidegate.model.errors import InvalidArgumentError
@@ -140,6 +141,38 @@ class CaptureProgress:
     """Name of the file that is being written, or tried again; None: a window is open."""
     last_error: str
     """What keeps it from going on; empty: nothing does."""
+
+
+class WindowEnd(Enum):
+    """What closed the window of a file."""
+
+    SIZE = "size"
+    TIME = "time"
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedFile:
+    """A file that Capture has written."""
+
+    name: str
+    """Below the destination."""
+    destination: str
+    """As the settings named it then."""
+    partition_id: str
+    start_sequence_number: int
+    until_sequence_number: int
+    """Equal to the start in a file without events."""
+    event_count: int | None
+    """None: the file was complete from before a crash, and retention has taken events of it since."""
+    file_bytes: int | None
+    """Of the Avro file; None as above."""
+    window_start_ms: int
+    """The time in its name: milliseconds since 1970-01-01 UTC."""
+    window_end_ms: int
+    """When the next window opened, the same way."""
+    written_at_ms: int
+    """When it was complete, the same way."""
+    closed_by: WindowEnd
 
 
 _KINDS: dict[str, type] = {"str": str, "bool": bool, "int": int}

@@ -55,7 +55,7 @@ REVOKED_PUBLISHERS_MAX: Final = 10_000
 
 PUBLISHERS_SEEN_MAX: Final = 10_000
 """Publishers per hub that the service remembers having seen since its start, and as many again whose names
-only their events say (our choice: about 5 MB of memory; the one not seen for longest falls out)."""
+only their events say (our choice: about 4 MB of memory each; the one not seen for longest falls out)."""
 
 THROUGHPUT_UNITS_MAX: Final = 1000
 """Throughput units of a namespace (our choice; Azure's Standard tier has 40, shared machines as they are)."""
@@ -123,6 +123,10 @@ CAPTURE_TIME_WINDOW_S_MAX: Final = 900
 CAPTURE_TIME_WINDOW_S_DEFAULT: Final = 300
 """Seconds after which Capture closes a file (Azure REST "CaptureDescription", intervalInSeconds, 2024-01-01;
 the default is the portal's 5 minutes)."""
+
+CAPTURE_FILES_LISTED_BYTES_MAX: Final = 4_194_304
+"""Bytes that a hub's list of written capture files may take (our choice: 6,000 to 12,000 files with names of
+usual length; the older half is dropped at once)."""
 
 RETENTION_BYTES_MAX: Final = (1 << 63) - 1
 """Bytes that a partition may be told to keep: what AMQP's long holds, in which clients are told it."""

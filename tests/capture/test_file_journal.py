@@ -1,0 +1,110 @@
+"""The list of written files: the newest first, each once, within its bytes, whatever a crash has left."""
+
+from __future__ import annotations
+
+import json
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.capture.file_journal import FileJournal, FileNotes
+from tidegate.capture.state import PlannedFile
+from tidegate.model.capture import CapturedFile, WindowEnd
+
+_BYTES_MAX = 4000
+
+
+def _file(number: int) -> CapturedFile:
+    end = WindowEnd.SIZE if number % 2 else WindowEnd.TIME
+    return CapturedFile(
+        f"ns/hub/0/{number}.avro", "/files", "0", number, number + 1, 1, 700, 1000, 2000, 3000 + number, end
+    )
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.just("append"),
+            st.just("append"),
+            st.tuples(st.just("again"), st.integers(1, 20)),
+            st.tuples(st.just("torn"), st.binary(min_size=1, max_size=30)),
+        ),
+        max_size=60,
+    ),
+    st.integers(0, 5),
+    st.integers(1, 7),
+)
+def test_a_journal_tells_the_latest_files(
+    steps: list[str | tuple[str, int | bytes]], start: int, count: int
+) -> None:
+    """Files are added, added again as after a restart, and lines are cut as by a crash: what is listed is the
+    end of what was added, in order; it is never shorter than half of the bytes hold; pages are parts of it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        added: list[CapturedFile] = []
+        for step in steps:
+            journal = FileJournal(Path(folder) / "hub", bytes_max=_BYTES_MAX)
+            match step:
+                case "append":
+                    added.append(_file(len(added)))
+                    journal.append(added[-1], is_again=False)
+                case ("again", int(back)):
+                    known, _ = journal.newest(start=0, count=1000)
+                    if known:
+                        journal.append(known[-1 - back % len(known)], is_again=True)
+                case ("torn", bytes(data)) if added:
+                    with journal.path.open("ab") as file:
+                        file.write(b'{"name": ' + data.replace(b"\n", b""))
+        journal = FileJournal(Path(folder) / "hub", bytes_max=_BYTES_MAX)
+        listed, total = journal.newest(start=0, count=1000)
+        assert listed == added[::-1][: len(listed)]
+        assert total >= len(listed)
+        assert len(listed) >= min(len(added), _BYTES_MAX // 2 // 400 - 2)
+        if total == len(listed):
+            assert journal.newest(start=start, count=count)[0] == listed[start : start + count]
+        kept = sum(path.stat().st_size for path in (Path(folder) / "hub").glob("*"))
+        assert kept <= _BYTES_MAX + 40 * len(steps)  # cut lines come from outside
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": 5},
+        {"event_count": "1"},
+        {"written_at_ms": None},
+        {"written_at_ms": True},
+        {"closed_by": "moon"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_line_that_is_not_ours_is_left_out(tmp_path: Path, change: dict[str, object]) -> None:
+    """It costs its own line, and not the page."""
+    journal = FileJournal(tmp_path)
+    journal.append(_file(1), is_again=False)
+    with journal.path.open("a") as file:
+        file.write(
+            json.dumps(json.loads(journal.path.read_text()) | change) + "\n" + "[" * 100_000 + "\n[]\n"
+        )
+    journal.append(_file(2), is_again=False)
+    assert journal.newest(start=0, count=10) == ([_file(2), _file(1)], 5)
+    assert stat.S_IMODE(journal.path.stat().st_mode) == 0o600
+
+
+def test_a_file_that_cannot_be_listed_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Capture goes on: it is a list to look at, and no more."""
+    (tmp_path / "files.jsonl").mkdir()
+    FileNotes(FileJournal(tmp_path), "/files").add(
+        PlannedFile("a.avro", 0, 1, 10, 2000),
+        partition_id="0",
+        window_start_ms=1000,
+        is_full=False,
+        event_count=1,
+        file_bytes=10,
+        written_at_ms=3000,
+        is_again=False,
+    )
+    assert "a.avro was captured, and cannot be put into the list" in caplog.text
