@@ -82,14 +82,19 @@ class CaptureService:
         hub = self._hubs.get(hub_id)
         return [] if hub is None else hub.progress()
 
-    async def files(self, hub_id: str, *, start: int, count: int) -> tuple[list[CapturedFile], int]:
+    async def files(self, hub_id: str, *, start: int, count: int) -> tuple[list[CapturedFile], int | None]:
         """The files written for a hub, captured now or not, from the ``start``-th newest on, at most
         ``count``; and how many are known: the oldest are forgotten (``CAPTURE_FILES_LISTED_BYTES_MAX``).
 
-        Raises OSError. Cancellation: leaves no trace.
+        Where the list cannot be read, the log says why, and the number is None.
+        Cancellation: leaves no trace.
         """
         journal = self._journal(hub_id)
-        return await self._journal_threads.run(lambda: journal.newest(start=start, count=count))
+        try:
+            return await self._journal_threads.run(lambda: journal.newest(start=start, count=count))
+        except OSError as error:
+            _logger.warning("The list of captured files cannot be read: %s", error)
+            return [], None
 
     def _journal(self, hub_id: str) -> FileJournal:
         journal = self._journals.get(hub_id)

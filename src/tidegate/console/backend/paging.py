@@ -29,10 +29,15 @@ class Page(Generic[T]):
 def page_at(found: Sequence[S], start: int, row: Callable[[S], T]) -> Page[T]:
     """One page of a whole list, from ``start`` on. row: what becomes of each."""
     start = max(0, start)
+    return page_of([row(each) for each in found[start : start + PAGE_SIZE]], start, len(found))
+
+
+def page_of(items: Sequence[T], start: int, total: int) -> Page[T]:
+    """A page of a list of ``total`` rows, of which ``items`` are those from ``start`` (0 or more) on."""
     end = start + PAGE_SIZE
     return Page(
-        [row(each) for each in found[start:end]],
-        total=len(found),
-        next=str(end) if end < len(found) else None,
+        items,
+        total=total,
+        next=str(end) if end < total else None,
         previous=str(max(0, start - PAGE_SIZE)) if start > 0 else None,
     )

@@ -1,6 +1,7 @@
 """What the console sees of the namespace, and does to it. Implemented by ``server.console.service``.
 
-Everything but deleting an event hub is done on the event loop and does not wait.
+Everything is done on the event loop and does not wait, but for deleting an event hub and what Capture has
+written.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from datetime import datetime
 from typing import Final, Protocol
 
 from tidegate.console.backend.paging import Page
-from tidegate.model.capture import CaptureProgress, CaptureSettings, CaptureStatistics
+from tidegate.model.capture import CaptureProgress, CaptureSettings, CaptureStatistics, WindowEnd
 from tidegate.model.limits import TierLimits
 
 HISTORY_SAMPLES: Final = 300
@@ -156,6 +157,27 @@ class Hub:
 
 
 @dataclass(frozen=True, slots=True)
+class CaptureFileRow:
+    """A file that Capture has written of an event hub."""
+
+    name: str
+    """Below the destination."""
+    destination: str
+    """As the settings named it then."""
+    partition_id: str
+    written_at: datetime
+    event_count: int | None
+    """None: it cannot be told any more."""
+    file_bytes: int | None
+    """None as above."""
+    window_start: datetime
+    """The time in its name."""
+    window_s: float
+    """Seconds until the next window opened."""
+    closed_by: WindowEnd
+
+
+@dataclass(frozen=True, slots=True)
 class PublisherRow:
     """A publisher of an event hub; counts are since the service started."""
 
@@ -251,6 +273,13 @@ class ServiceView(Protocol):
 
     def capture_progress(self, name: str, *, start: int) -> Page[CaptureProgress]:
         """How far each partition's capture is; empty where the hub is not captured now."""
+        ...
+
+    async def capture_files(self, name: str, *, start: int) -> Page[CaptureFileRow]:
+        """The files that were written of it, the newest first, whether or not it is captured now. The oldest
+        are forgotten after some thousand. A total of None: the list cannot be read; the service's log says
+        why.
+        """
         ...
 
     def deletion(self, name: str) -> Deletion:

@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from tidegate.console.access import form_of, require_listen, require_manage, rights_of, session_of
-from tidegate.console.backend.service import ServiceView
+from tidegate.console.backend.service import Hub, ServiceView
 from tidegate.console.context import Console
 from tidegate.console.errors import status_of
 from tidegate.console.pages.forms import start_of, texts_of
@@ -35,6 +35,18 @@ def routes(console: Console) -> list[Route]:
     ]
 
 
+def hub_to_see(request: Request, service: ServiceView) -> Hub:
+    """The event hub of the address, for who may listen to it."""
+    require_listen(request, request.path_params["hub"])
+    return service.hub(request.path_params["hub"])
+
+
+def hub_to_change(request: Request, service: ServiceView) -> Hub:
+    """The event hub of the address, for who may manage it."""
+    require_manage(request, request.path_params["hub"])
+    return service.hub(request.path_params["hub"])
+
+
 def change_hub(
     request: Request,
     service: ServiceView,
@@ -46,9 +58,7 @@ def change_hub(
     """Do ``change``, called with the hub's name, if whoever asks may, say that it is ``done``, and go back to
     the tab. What is wrong is told by ``refuse``, beside the form.
     """
-    name = request.path_params["hub"]
-    require_manage(request, name)
-    hub = service.hub(name)
+    hub = hub_to_change(request, service)
     try:
         change(hub.name)
     except TidegateError as error:
@@ -122,8 +132,7 @@ class _Pages:
         }
 
     def _groups(self, request: Request, fields: Mapping[str, str], problem: TidegateError | None) -> Response:
-        require_listen(request, request.path_params["hub"])
-        hub = self._service.hub(request.path_params["hub"])
+        hub = hub_to_see(request, self._service)
         return page(
             request,
             "hub_groups.html",
@@ -137,8 +146,7 @@ class _Pages:
         )
 
     def _deletion_of_group(self, request: Request, problem: TidegateError | None) -> Response:
-        require_listen(request, request.path_params["hub"])
-        hub = self._service.hub(request.path_params["hub"])
+        hub = hub_to_see(request, self._service)
         wanted = request.path_params["group"].lower()
         group = next((group for group in hub.consumer_groups if group.name.lower() == wanted), None)
         if group is None:

@@ -1,4 +1,4 @@
-"""Changing an event hub: its settings, its capture, and deleting it."""
+"""Changing an event hub: its settings, and deleting it."""
 
 from __future__ import annotations
 
@@ -9,35 +9,19 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from tidegate.console.access import form_of, require_listen, require_manage, session_of
+from tidegate.console.access import form_of, session_of
 from tidegate.console.backend.service import Hub
 from tidegate.console.context import Console
 from tidegate.console.errors import status_of
-from tidegate.console.pages.forms import FieldError, optional_number, start_of, texts_of, whole_number
-from tidegate.console.pages.hubs import pager
+from tidegate.console.pages.forms import FieldError, optional_number, texts_of
+from tidegate.console.pages.hub import hub_to_change, hub_to_see
 from tidegate.console.rendering import page
-from tidegate.model.capture import NAME_FORMAT_DEFAULT, CaptureSettings
 from tidegate.model.errors import TidegateError
-from tidegate.model.limits import (
-    CAPTURE_SIZE_WINDOW_BYTES_DEFAULT,
-    CAPTURE_SIZE_WINDOW_BYTES_MAX,
-    CAPTURE_SIZE_WINDOW_BYTES_MIN,
-    CAPTURE_TIME_WINDOW_S_DEFAULT,
-    CAPTURE_TIME_WINDOW_S_MAX,
-    CAPTURE_TIME_WINDOW_S_MIN,
-)
 
-_MB: Final = 1024 * 1024
 _SETTINGS: Final = {
     "retention_hours": "The retention",
     "retention_bytes": "The size of a partition",
     "event_bytes_max": "The largest event",
-}
-_CAPTURE_LIMITS: Final = {
-    "size_min": CAPTURE_SIZE_WINDOW_BYTES_MIN // _MB,
-    "size_max": CAPTURE_SIZE_WINDOW_BYTES_MAX // _MB,
-    "time_min": CAPTURE_TIME_WINDOW_S_MIN,
-    "time_max": CAPTURE_TIME_WINDOW_S_MAX,
 }
 
 
@@ -47,8 +31,6 @@ def routes(console: Console) -> list[Route]:
     found = []
     for what, ask, change in (
         ("settings", pages.settings, pages.change_settings),
-        ("capture", pages.capture, pages.set_capture),
-        ("capture/off", pages.ask_to_end_capture, pages.end_capture),
         ("delete", pages.ask_to_delete, pages.delete),
     ):
         found.append(Route(f"/hubs/{{hub}}/{what}", ask, methods=["GET"]))
@@ -67,7 +49,7 @@ class _Pages:
 
     async def change_settings(self, request: Request) -> Response:
         fields = texts_of(await form_of(request))
-        hub = self._to_change(request)
+        hub = hub_to_change(request, self._service)
         before = _settings_of(hub)
         try:
             # What is left as it was shown is not touched: the tier's own limit stays the tier's.
@@ -87,7 +69,7 @@ class _Pages:
     def _settings(
         self, request: Request, fields: Mapping[str, str] | None, problem: TidegateError | None
     ) -> Response:
-        hub = self._to_see(request)
+        hub = hub_to_see(request, self._service)
         return page(
             request,
             "hub_settings.html",
@@ -99,52 +81,6 @@ class _Pages:
             limits=self._service.limits(),
         )
 
-    # -- capture
-
-    async def capture(self, request: Request) -> Response:
-        return self._capture(request, None, None)
-
-    async def set_capture(self, request: Request) -> Response:
-        fields = texts_of(await form_of(request))
-        # As in the administration: its destination is a place beyond the event hub.
-        require_manage(request)
-        hub = self._to_change(request)
-        try:
-            self._service.set_capture(hub.name, _capture_settings(fields))
-        except TidegateError as error:
-            return self._capture(request, _capture_fields(hub) | _unchecked() | fields, error)
-        session_of(request).flash("success", "Capture is set.")
-        return RedirectResponse(f"/hubs/{hub.name}/capture", status_code=303)
-
-    async def ask_to_end_capture(self, request: Request) -> Response:
-        hub = self._to_see(request)
-        return page(request, "hub_capture_off.html", tab="capture", hub=hub)
-
-    async def end_capture(self, request: Request) -> Response:
-        await form_of(request)
-        hub = self._to_change(request)
-        self._service.set_capture(hub.name, None)
-        session_of(request).flash("success", f"{hub.name} is captured no longer.")
-        return RedirectResponse(f"/hubs/{hub.name}/capture", status_code=303)
-
-    def _capture(
-        self, request: Request, fields: Mapping[str, str] | None, problem: TidegateError | None
-    ) -> Response:
-        hub = self._to_see(request)
-        found = self._service.capture_progress(hub.name, start=start_of(request.query_params.get("start")))
-        return page(
-            request,
-            "hub_capture.html",
-            status_code=status_of(problem),
-            tab="capture",
-            hub=hub,
-            found=found,
-            fields=_capture_fields(hub) if fields is None else fields,
-            problem=problem,
-            capture_limits=_CAPTURE_LIMITS,
-            **pager(f"/hubs/{hub.name}/capture", found),
-        )
-
     # -- deleting
 
     async def ask_to_delete(self, request: Request) -> Response:
@@ -152,7 +88,7 @@ class _Pages:
 
     async def delete(self, request: Request) -> Response:
         fields = texts_of(await form_of(request))
-        hub = self._to_change(request)
+        hub = hub_to_change(request, self._service)
         try:
             if fields.get("name") != hub.name:
                 raise FieldError(
@@ -167,7 +103,7 @@ class _Pages:
         return RedirectResponse("/hubs", status_code=303)
 
     def _deletion(self, request: Request, problem: TidegateError | None) -> Response:
-        hub = self._to_see(request)
+        hub = hub_to_see(request, self._service)
         return page(
             request,
             "hub_delete.html",
@@ -179,14 +115,6 @@ class _Pages:
             problem=problem,
         )
 
-    def _to_see(self, request: Request) -> Hub:
-        require_listen(request, request.path_params["hub"])
-        return self._service.hub(request.path_params["hub"])
-
-    def _to_change(self, request: Request) -> Hub:
-        require_manage(request, request.path_params["hub"])
-        return self._service.hub(request.path_params["hub"])
-
 
 def _settings_of(hub: Hub) -> dict[str, str]:
     return {
@@ -194,41 +122,3 @@ def _settings_of(hub: Hub) -> dict[str, str]:
         "retention_bytes": "" if hub.retention_bytes is None else str(hub.retention_bytes),
         "event_bytes_max": str(hub.event_bytes_max),
     }
-
-
-def _capture_fields(hub: Hub) -> dict[str, str]:
-    """The form as the settings are; where there are none, as they would be by default."""
-    settings = hub.capture
-    if settings is None:
-        return {
-            "destination": "",
-            "size_window_mb": str(CAPTURE_SIZE_WINDOW_BYTES_DEFAULT // _MB),
-            "time_window_s": str(CAPTURE_TIME_WINDOW_S_DEFAULT),
-            "name_format": NAME_FORMAT_DEFAULT,
-            "is_enabled": "on",
-            "is_empty_skipped": "",
-        }
-    return {
-        "destination": settings.destination,
-        "size_window_mb": str(settings.size_window_bytes // _MB),
-        "time_window_s": str(settings.time_window_s),
-        "name_format": settings.name_format,
-        "is_enabled": "on" if settings.is_enabled else "",
-        "is_empty_skipped": "on" if settings.is_empty_skipped else "",
-    }
-
-
-def _unchecked() -> dict[str, str]:
-    """Boxes that are not ticked are not in what a browser sends."""
-    return {"is_enabled": "", "is_empty_skipped": ""}
-
-
-def _capture_settings(fields: Mapping[str, str]) -> CaptureSettings:
-    return CaptureSettings(
-        destination=fields.get("destination", ""),
-        is_enabled=bool(fields.get("is_enabled")),
-        size_window_bytes=whole_number(fields, "size_window_mb", "The size of a file") * _MB,
-        time_window_s=whole_number(fields, "time_window_s", "The time of a file"),
-        is_empty_skipped=bool(fields.get("is_empty_skipped")),
-        name_format=fields.get("name_format", "") or NAME_FORMAT_DEFAULT,
-    )

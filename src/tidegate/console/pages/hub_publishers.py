@@ -18,7 +18,7 @@ from tidegate.console.access import form_of, require_listen
 from tidegate.console.context import Console
 from tidegate.console.errors import status_of
 from tidegate.console.pages.forms import start_of, texts_of
-from tidegate.console.pages.hub import change_hub
+from tidegate.console.pages.hub import change_hub, hub_to_see
 from tidegate.console.pages.hubs import pager
 from tidegate.console.rendering import fragment, page
 from tidegate.model.errors import NotFoundError, TidegateError
@@ -57,8 +57,7 @@ class _Pages:
         return self._console.streams.stream(request, render)
 
     async def show(self, request: Request) -> Response:
-        require_listen(request, request.path_params["hub"])
-        hub = self._service.hub(request.path_params["hub"])
+        hub = hub_to_see(request, self._service)
         name = request.query_params.get("name", "").strip()
         if not name:
             raise NotFoundError("The address names no publisher.")

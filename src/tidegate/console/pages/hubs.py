@@ -113,13 +113,17 @@ class _Pages:
         }
 
 
-def pager(path: str, found: Page[HubRow] | Page[Any], **query: str) -> dict[str, str | None]:
-    """Addresses of the pages before and after, for ``pager.html``."""
+def pager(
+    path: str, found: Page[HubRow] | Page[Any], *, place: str = "start", **query: str
+) -> dict[str, str | None]:
+    """Addresses of the pages before and after, for ``pager.html``. place: what says in an address where a
+    page begins; query: what else stands there, where it is not empty.
+    """
 
     def address(start: str | None) -> str | None:
         if start is None:
             return None
         given = {name: value for name, value in query.items() if value}
-        return f"{path}?{urlencode(given | {'start': start})}"
+        return f"{path}?{urlencode(given | {place: start})}"
 
     return {"previous_page": address(found.previous), "next_page": address(found.next)}

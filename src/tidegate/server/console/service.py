@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Self, TypeVar
 
 from tidegate.broker import UNCHANGED, EventHub, Partition, PublisherActivity
-from tidegate.console.backend.paging import Page, page_at
+from tidegate.console.backend.paging import PAGE_SIZE, Page, page_at, page_of
 from tidegate.console.backend.service import (
+    CaptureFileRow,
     ConsumerGroupRow,
     Deletion,
     Hub,
@@ -20,7 +21,7 @@ from tidegate.console.backend.service import (
     Publishers,
     Reader,
 )
-from tidegate.model.capture import CaptureProgress, CaptureSettings, CaptureStatistics
+from tidegate.model.capture import CapturedFile, CaptureProgress, CaptureSettings, CaptureStatistics
 from tidegate.model.limits import TierLimits
 from tidegate.server.console.parts import ConsoleParts
 from tidegate.server.console.sampler import Sampler
@@ -159,6 +160,13 @@ class BrokerService:
         hub_id = self._broker.event_hub(name).description.hub_id
         return page_at(self._capture.progress(hub_id), start, lambda progress: progress)
 
+    async def capture_files(self, name: str, *, start: int) -> Page[CaptureFileRow]:
+        """See ``ServiceView``."""
+        hub_id = self._broker.event_hub(name).description.hub_id
+        files, total = await self._capture.files(hub_id, start=start, count=PAGE_SIZE)
+        rows = [_captured_file(file) for file in files]
+        return Page(rows, total=None) if total is None else page_of(rows, start, total)
+
     def deletion(self, name: str) -> Deletion:
         """See ``ServiceView``."""
         event_hub = self._broker.event_hub(name)
@@ -244,6 +252,21 @@ class BrokerService:
             is_captured=captured is not None,
             capture_error=captured.last_error if captured is not None and captured.is_failing else "",
         )
+
+
+def _captured_file(file: CapturedFile) -> CaptureFileRow:
+    return CaptureFileRow(
+        name=file.name,
+        destination=file.destination,
+        partition_id=file.partition_id,
+        written_at=_time(file.written_at_ms),
+        event_count=file.event_count,
+        file_bytes=file.file_bytes,
+        window_start=_time(file.window_start_ms),
+        # The second of two windows that open in one second is named for the next one.
+        window_s=max(0, file.window_end_ms - file.window_start_ms) / 1000,
+        closed_by=file.closed_by,
+    )
 
 
 def _publisher(event_hub: EventHub, name: str, seen: PublisherActivity | None) -> PublisherRow:
