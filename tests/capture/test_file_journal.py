@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,16 @@ def test_a_line_that_is_not_ours_is_left_out(tmp_path: Path, change: dict[str, o
     journal.append(_file(2), is_again=False)
     assert journal.newest(start=0, count=10) == ([_file(2), _file(1)], 5)
     assert stat.S_IMODE(journal.path.stat().st_mode) == 0o600
+
+
+def test_a_file_is_listed_once_per_destination(tmp_path: Path) -> None:
+    """One that was decided before the settings changed may be in the old one and in the new one."""
+    journal = FileJournal(tmp_path)
+    old, new = _file(1), replace(_file(1), destination="/new")
+    journal.append(old, is_again=False)
+    journal.append(new, is_again=True)
+    journal.append(new, is_again=True)
+    assert journal.newest(start=0, count=10) == ([new, old], 2)
 
 
 def test_a_file_that_cannot_be_listed_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,6 +102,27 @@ def test_a_list_that_cannot_be_read_is_told(service: HubService, plain_browser: 
     assert page.status == 200
     assert "The list of files cannot be read" in page.text
     assert "Have it captured" in page.text
+
+
+def test_a_hub_that_is_captured_no_longer_is_shown_at_once(
+    service: HubService, plain_browser: PlainBrowser, tmp_path: Path
+) -> None:
+    """Capture follows its settings within a second; meanwhile it goes on to tell of the partitions."""
+    hub = service.create_hub(partition_count=2)
+    path = f"/hubs/{hub}/capture"
+    fields = {
+        "destination": str(tmp_path),
+        "time_window_s": "60",
+        "size_window_mb": "10",
+        "is_enabled": "on",
+    }
+    plain_browser.follow(plain_browser.post(path, fields))
+    deadline = time.monotonic() + _DEADLINE_S
+    while "Where each partition is" not in plain_browser.get(path).text:
+        assert time.monotonic() < deadline, "it is not captured"
+    page = plain_browser.follow(plain_browser.post(f"{path}/off"))
+    assert page.status == 200
+    assert "No partition is captured now." in page.text
 
 
 @contextmanager

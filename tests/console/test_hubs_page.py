@@ -200,10 +200,17 @@ def test_without_manage_nothing_can_be_changed(service: HubService, claim: Claim
     ):
         assert browser.post(path, fields).status == 403, path
     seen = 200 if claim is Claim.LISTEN else 403
-    for path in ("groups", "publishers", "capture", "settings", "delete"):
+    for path in ("groups", "publishers", "publisher?name=a", "capture", "settings", "delete"):
         page = browser.get(f"/hubs/{hub}/{path}")
         assert page.status == seen, path
         assert ("need" in page.text and " disabled" in page.text) == (seen == 200), path
+    for path in ("publishers", "capture"):
+        address = f"/console/live/hubs/{hub}/{path}"
+        if seen == 200:
+            with browser.open(address) as stream:
+                assert stream.readline().startswith(b"event: "), path
+        else:
+            assert browser.get(address).status == seen, path
 
 
 def test_a_hubs_own_policy_sees_that_hub_alone(service: HubService) -> None:
@@ -215,7 +222,8 @@ def test_a_hubs_own_policy_sees_that_hub_alone(service: HubService) -> None:
     assert browser.get(f"/hubs/{own}").status == 200
     assert browser.get(f"/hubs/{other}").status == 403
     assert browser.get("/console/live/overview").status == 403
-    assert browser.get(f"/console/live/hubs/{other}").status == 403
+    for path in ("", "/publishers", "/capture"):
+        assert browser.get(f"/console/live/hubs/{other}{path}").status == 403, path
     assert browser.post("/hubs/-/create", {"name": "x", "partition_count": "1"}).status == 403
     assert browser.post(f"/hubs/{own}/settings", {"retention_hours": "5"}).status == 303
     assert browser.post(f"/hubs/{own}/capture", {"destination": "/tmp"}).status == 403

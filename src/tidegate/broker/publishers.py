@@ -7,6 +7,7 @@ hub's address says of itself is its sender's word, so it is kept apart: nobody c
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,8 +44,8 @@ class PublisherRecords:
         self.forgotten = 0
         """How often one fell out; whoever comes back is counted from 0."""
         # By the name in lower case: it is revoked in any letter case. The last one seen is last.
-        self._own: dict[str, PublisherActivity] = {}
-        self._stated: dict[str, PublisherActivity] = {}
+        self._own: OrderedDict[str, PublisherActivity] = OrderedDict()
+        self._stated: OrderedDict[str, PublisherActivity] = OrderedDict()
 
     def note_when_stored(
         self,
@@ -101,7 +102,7 @@ class PublisherRecords:
             (before.event_bytes if before else 0) + event_bytes,
         )
         if len(known) > self.seen_max:
-            del known[next(iter(known))]
+            known.popitem(last=False)
             self.forgotten += 1
 
     def __repr__(self) -> str:

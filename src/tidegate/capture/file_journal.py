@@ -54,7 +54,7 @@ class FileJournal:
         """
         line = json.dumps(asdict(file) | {"closed_by": file.closed_by.value}).encode() + b"\n"
         with self._lock:
-            if is_again and any(_name_part(file.name) in data for data in self._read()):
+            if is_again and any(_place(file) in data for data in self._read()):
                 return
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if _size(self.path) + len(line) > self._half_bytes:
@@ -124,9 +124,9 @@ class FileNotes:
             _logger.warning("%s was captured, and cannot be put into the list of files: %s", file.name, error)
 
 
-def _name_part(name: str) -> bytes:
-    """What the line of a file of that name holds, and no other."""
-    return f'"name": {json.dumps(name)},'.encode()
+def _place(file: CapturedFile) -> bytes:
+    """What the line of that file holds, and no other: its name and destination, as ``append`` writes them."""
+    return f'"name": {json.dumps(file.name)}, "destination": {json.dumps(file.destination)},'.encode()
 
 
 def _parse(line: bytes) -> CapturedFile | None:
