@@ -32,6 +32,7 @@ TABLE = sa.Table(
     sa.Column("home", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("readings", sa.BigInteger),
     sa.Column("total", sa.BigInteger),
+    postgresql_with={"fillfactor": 50},  # as the sink's page has it for current windows of aggregates
 )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -16,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, MetaData, Table, select, text
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.spark import LedgerSink, LedgerTable, Trigger, WriteMode, explain
+from tidegate.spark import ArrowStep, LedgerSink, LedgerTable, Trigger, WriteMode, explain
 from tidegate.sql import ConsumerKey, Database, DeadLetters
 
 _TIMEOUT_S = 300
@@ -150,6 +152,85 @@ def test_one_stream_feeds_two_tables_and_the_dead_letters(
     assert (letter.event_hub, letter.pipeline) == ("homes", "homes")
 
 
+STEP_SCHEMA = (
+    "_table STRING, home LONG, readings INT, reading INT, _error STRING, "
+    "partition STRING, sequenceNumber LONG, offset STRING, enqueuedTime TIMESTAMP"
+)
+ROW_COLUMNS = [column.split()[0] for column in STEP_SCHEMA.split(", ")]
+
+
+def rows_by_line(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Each row's text holds rows as JSON; types of their own, such as Arrow finds them."""
+    for batch in batches:
+        texts: list[Any] = batch.column("rows").to_pylist()
+        for rows in texts:
+            yield pa.RecordBatch.from_pylist([dict.fromkeys(ROW_COLUMNS) | row for row in json.loads(rows)])
+
+
+def test_a_step_makes_rows_in_the_tasks_that_write_them(
+    readings: Readings, database_url: str, tmp_path: Path, driver_bytes_max: int
+) -> None:
+    """Two rows of the query become rows of two tables and a dead letter, typed as the step's schema says."""
+    sink = LedgerSink(
+        name="homes",
+        database_url=database_url,
+        tables={"counts": LedgerTable(counts), "alarms": LedgerTable(alarms, WriteMode.APPEND)},
+        consumer=CONSUMER,
+        driver_bytes_max=driver_bytes_max,
+        step=ArrowStep(rows_by_line, STEP_SCHEMA),
+    )
+    origin = {"partition": "3", "offset": "77", "enqueuedTime": None, "sequenceNumber": 8}
+    first = [{"_table": "counts", "home": home, "readings": 5} for home in range(4)]
+    second = [{"_table": "counts", "home": 9, "readings": 1}, {"_table": "alarms", "home": 9, "reading": 99}]
+    readings.add({"rows": json.dumps(first)}, {"rows": json.dumps(second)})
+    checkpoint = tmp_path / "checkpoint"
+    finish(sink.start(readings.stream("rows STRING"), checkpoint_location=checkpoint, trigger=ONCE))
+    assert rows_of(database_url, counts) == [(0, 5), (1, 5), (2, 5), (3, 5), (9, 1)]
+    assert rows_of(database_url, alarms) == [(9, 99)]
+
+    readings.add({"rows": json.dumps([{"_error": "bad", **origin}])})
+    words = refusal(
+        lambda: sink.start(readings.stream("rows STRING"), checkpoint_location=checkpoint, trigger=ONCE)
+    )
+    assert "has no enqueuedTime" in words
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ("home LONG, readings LONG", "declared to yield a column 'readings'"),
+        ("home INT", "not what its schema says"),
+    ],
+)
+def test_a_step_is_held_to_its_schema(
+    readings: Readings, sqlite_url: str, tmp_path: Path, schema: str, expected: str
+) -> None:
+    """A missing column, or a value that does not fit, ends the query with the reason; nothing is written."""
+
+    def step(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch.select(["home"])
+
+    table = Table("held", MetaData(), Column("home", BigInteger), Column("readings", BigInteger))
+    sink = LedgerSink(
+        name="held",
+        database_url=sqlite_url,
+        table=table,
+        mode=WriteMode.APPEND,
+        step=ArrowStep(step, schema),
+    )
+    readings.add({"home": 5_000_000_000})
+    assert expected in refusal(
+        lambda: sink.start(
+            readings.stream("home LONG"),
+            checkpoint_location=tmp_path / "checkpoint",
+            output_mode="append",
+            trigger=ONCE,
+        )
+    )
+    assert rows_of(sqlite_url, table) == []
+
+
 def commits(checkpoint: Path) -> list[int]:
     """Batches that Spark has noted as done."""
     return sorted(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
@@ -216,6 +297,13 @@ def test_what_does_not_fit_the_table_is_refused_at_the_start(
     assert "no column 'readings', which the table counts needs" in words("home LONG", sink)
     assert "'readings' is array<int>" in words("home LONG, readings ARRAY<INT>", sink)
     assert "whose dead letters" in words("home LONG, readings INT, _error STRING", sink)
+    step = ArrowStep(iter, "hoem LONG")
+    stepping = LedgerSink(name="counts", database_url=sqlite_url, table=counts, step=step)
+    assert "a column 'hoem', and counts have none" in words("home LONG, readings INT", stepping)
+    no_columns = LedgerSink(
+        name="counts", database_url=sqlite_url, table=counts, step=ArrowStep(iter, "LONG")
+    )
+    assert "which names no columns" in words("home LONG, readings INT", no_columns)
     sink = LedgerSink(name="counts", database_url=sqlite_url, table=counts, consumer=CONSUMER)
     assert "no column 'partition'" in words("home LONG, readings INT, _error STRING", sink)
     both = {"counts": LedgerTable(counts), "alarms": LedgerTable(alarms, WriteMode.APPEND)}

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tidegate.spark.errors import explain
     from tidegate.spark.file_sink_commits import published_files
     from tidegate.spark.ledger import LedgerResult, LedgerSink
+    from tidegate.spark.ledger_step import ArrowStep
     from tidegate.spark.pipeline import Transformation, run_pipeline, sink_options
     from tidegate.spark.replay import replay_pipeline
     from tidegate.spark.session import spark_session
@@ -41,6 +42,7 @@ __all__ = [
     "Trigger",
     "explain",
     "LedgerSink",
+    "ArrowStep",
     "LedgerTable",
     "LedgerResult",
     "WriteMode",
@@ -73,6 +75,7 @@ _MODULES = {
     "OnFailure": "stream_pipeline",
     "start_stream_pipeline": "stream_pipeline_start",
     "LedgerSink": "ledger",
+    "ArrowStep": "ledger_step",
     "LedgerResult": "ledger",
     "LedgerTable": "ledger",
     "WriteMode": "ledger",

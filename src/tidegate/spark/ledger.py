@@ -28,6 +28,7 @@ from tidegate.processor.policies import FailureAction
 from tidegate.spark.commits import ERROR_COLUMN
 from tidegate.spark.ledger_batch import current_batch
 from tidegate.spark.ledger_columns import check_columns
+from tidegate.spark.ledger_step import ArrowStep
 from tidegate.spark.ledger_tasks import PART_SCHEMA, TaskPlan, TaskRows, add_parts
 from tidegate.spark.session import checkpoint_path, refuse_sqlite_on_cluster
 from tidegate.spark.trigger import AS_SOON_AS_POSSIBLE, Trigger
@@ -66,6 +67,7 @@ class LedgerSink:
         on_refused_row: FailureAction = FailureAction.STOP,
         adopt: str | None = None,
         driver_bytes_max: int = DRIVER_BYTES_MAX,
+        step: ArrowStep | None = None,
     ) -> None:
         """name: of the query in the ledger, unique in the database; keep it.
 
@@ -77,7 +79,8 @@ class LedgerSink:
         DEAD_LETTER puts its event aside, for which all rows need those columns. adopt: the token of a
         LedgerMismatchError, which allows what it refused, once. driver_bytes_max: rows of a micro-batch that
         go through the driver's memory, in Arrow; of what is more, tasks write to tables (or files, with
-        SQLite) of their own first.
+        SQLite) of their own first. step: what makes the tables' rows of those that ``write`` is given, see
+        ``ArrowStep``; None: they are the tables' rows.
         Raises InvalidArgumentError, DatabaseError.
         """
         if (table is None) == (tables is None):
@@ -97,6 +100,7 @@ class LedgerSink:
         self._database_url = absolute_url(database_url)
         self._adopt = adopt
         self._driver_bytes_max = driver_bytes_max
+        self._step = step
         self._is_refused_put_aside = on_refused_row is FailureAction.DEAD_LETTER
         self._epochs: dict[str, int] = {}
         self._done: tuple[str, int] | None = None
@@ -176,7 +180,7 @@ class LedgerSink:
         contents = BatchContents()
         for destination, rows in frames.items():
             plan = self._task_plan(owner, destination, rows)
-            parts = rows.mapInArrow(_task_function(plan), PART_SCHEMA).toArrow()
+            parts = rows.mapInArrow(_task_function(plan, self._step), PART_SCHEMA).toArrow()
             add_parts(contents, plan, parts)
         commit = BatchCommit(
             database, ledger, owner, batch, self.tables, contents, self.consumer, self._is_refused_put_aside
@@ -195,18 +199,21 @@ class LedgerSink:
 
     def _task_plan(self, owner: StageOwner, destination: str | None, rows: DataFrame) -> TaskPlan:
         task_count = int(rows.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+        columns = rows.columns if self._step is None else self._step.schema.fieldNames()
         return TaskPlan(
             owner=owner,
             tables=self.tables,
             destination=destination,
-            columns=tuple(rows.columns),
-            is_event_kept=ERROR_COLUMN in rows.columns or self._is_refused_put_aside,
+            columns=tuple(columns),
+            is_event_kept=ERROR_COLUMN in columns or self._is_refused_put_aside,
             is_refused_put_aside=self._is_refused_put_aside,
             inline_bytes_max=self._driver_bytes_max // task_count,
         )
 
     def _check(self, schema: StructType, destination: str | None = None) -> None:
         refuse_sqlite_on_cluster(self._database_url)
+        if self._step is not None:
+            schema = self._step.schema
         check_columns(self.name, schema, self.tables, destination, self.consumer, self._is_refused_put_aside)
 
 
@@ -226,8 +233,12 @@ def _run_patiently(commit: BatchCommit) -> LedgerResult:
             time.sleep(_RETRY_PAUSE_S)
 
 
-def _task_function(plan: TaskPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _task_function(
+    plan: TaskPlan, step: ArrowStep | None
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    made = None if step is None else step.in_tasks()
+
     def write_ledger_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return TaskRows(plan).run(batches)
+        return TaskRows(plan).run(batches if made is None else made(batches))
 
     return write_ledger_rows

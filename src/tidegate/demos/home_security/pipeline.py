@@ -52,6 +52,7 @@ from tidegate.demos.home_security.summaries import SummaryStore
 from tidegate.demos.home_security.tables import CONSUMER, NAME, home_alarm, home_minute
 from tidegate.model.connection_string import ConnectionString
 from tidegate.spark.ledger import LedgerSink
+from tidegate.spark.ledger_step import ArrowStep
 from tidegate.spark.session import checkpoint_path
 from tidegate.spark.source import register
 from tidegate.spark.workers import freeze_loaded_modules
@@ -99,6 +100,7 @@ def start_home_security(
     register(spark)
     checkpoint = checkpoint_path(wanted.checkpoint_location)
     claim_checkpoint(spark, checkpoint, wanted.blocks)
+    store = None if wanted.summaries_url is None else SummaryStore(wanted.summaries_url)
     sink = LedgerSink(
         name=NAME,
         database_url=wanted.database_url,
@@ -107,14 +109,14 @@ def start_home_security(
             "alarms": LedgerTable(home_alarm, WriteMode.APPEND),
         },
         consumer=CONSUMER,
+        step=ArrowStep(partial(results_of, store), RESULTS),
     )
-    store = None if wanted.summaries_url is None else SummaryStore(wanted.summaries_url)
     return (
         changes_of_homes(spark, wanted)
         .writeStream.queryName(NAME)
         .outputMode("update")
         .option("checkpointLocation", checkpoint)
-        .foreachBatch(partial(write_changes, sink, store, on_committed))
+        .foreachBatch(partial(write_changes, sink, on_committed))
         .start()
     )
 
@@ -233,19 +235,15 @@ class HomesProcessor(StatefulProcessor):
 
 
 def write_changes(
-    sink: LedgerSink,
-    store: SummaryStore | None,
-    on_committed: Callable[[int], None],
-    changes: DataFrame,
-    batch_id: int,
+    sink: LedgerSink, on_committed: Callable[[int], None], changes: DataFrame, batch_id: int
 ) -> None:
     """Write one micro-batch: pages first, for they may be written twice, then SQL, once."""
-    sink.write(changes.mapInArrow(partial(results_of, store), RESULTS), batch_id)
+    sink.write(changes, batch_id)
     on_committed(batch_id)
 
 
 def results_of(store: SummaryStore | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Blocks' rows to rows for SQL, after their pages are written."""
+    """Blocks' rows to rows for SQL, after their pages are written: the sink's step."""
     for batch in batches:
         if store is not None:
             pages = _parts(batch, "pages", PAGES).to_pydict()

@@ -27,6 +27,9 @@ home_minute = Table(
     Column("openings", Integer, nullable=False),
     Column("co_max_ppm", Float),
     Column("duplicates", Integer, nullable=False),
+    # A minute is written again with each micro-batch that has a reading of it: with room in its page for the
+    # next version, PostgreSQL takes half the time.
+    postgresql_with={"fillfactor": 50},
 )
 """What happened in a home in a minute, which is its first millisecond since 1970-01-01 UTC. Readings that
 came twice are counted once, and again in ``duplicates``. Null: no detector of carbon monoxide measured."""
