@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
-from datetime import UTC, datetime
+from array import array
+from datetime import UTC, datetime, timedelta
 from html import unescape
 
 from tests.console.support import Answer
 
 from tidegate.broker import Broker, EventHub
 from tidegate.client import EventHubProducer, run_blocking
+from tidegate.console.backend.events import EventCursor, EventPage, EventPlace, EventQuery
 from tidegate.model.events import EventData
+from tidegate.server.console.events import BrokerEvents
 from tidegate.testing.hub import HubService
+from tidegate.wire.batch import wrap_event
+from tidegate.wire.event_codec import encode_event
 
 
 class StepClock:
@@ -64,3 +70,37 @@ def words_of(answer: Answer) -> str:
     """What is to be read on a page, without its frame."""
     text = answer.text
     return unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text[text.index("<main") :])))
+
+
+async def append(hub: EventHub, partition: int, *events: EventData, key: str | None = None) -> None:
+    """Store a batch."""
+    sections = [wrap_event(encode_event(event, key)) for event in events]
+    await hub.partitions[partition].append(b"".join(sections), array("I", map(len, sections)))
+
+
+async def _somebody_waits() -> bool:
+    return True
+
+
+async def read_page(events: BrokerEvents, query: EventQuery, cursor: EventCursor | None = None) -> EventPage:
+    """A page."""
+    return await events.read(query, cursor, is_wanted=_somebody_waits)
+
+
+def places(page: EventPage) -> list[EventPlace]:
+    """Where its events are."""
+    return [event.place for event in page.events]
+
+
+async def fill(hub: EventHub, clock: StepClock, source: random.Random, batches: int) -> list[EventPlace]:
+    """Batches of all sizes at times that often tie; returns where each event must be."""
+    found: list[EventPlace] = []
+    for _ in range(batches):
+        partition = source.randrange(len(hub.partitions))
+        count, size = source.choice(((1, 10), (1, 9000), (5, 100), (40, 30), (3, 4000)))
+        first = hub.partitions[partition].next_sequence_number
+        await append(hub, partition, *[EventData(source.randbytes(size)) for _ in range(count)])
+        time_ms = int(clock.now.timestamp() * 1000)
+        found += [EventPlace(time_ms, partition, first + number) for number in range(count)]
+        clock.now += timedelta(milliseconds=source.choice((0, 0, 1, 50)))
+    return sorted(found)

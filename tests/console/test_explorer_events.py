@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import random
 from array import array
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.console.explorer_support import StepClock, make_hub
+from tests.console.explorer_support import StepClock, append, fill, make_hub, places, read_page
 
-from tidegate.broker import Broker, EventHub, Partition, RecordBatch
+from tidegate.broker import Broker, Partition, RecordBatch
 from tidegate.console.backend.events import (
     PAGE_BYTES_MAX,
     SCANNED_EVENTS_MAX,
     EventCursor,
     EventFilter,
-    EventPage,
     EventPlace,
     EventQuery,
     PageEnd,
@@ -41,37 +40,6 @@ from tidegate.wire.batch import wrap_event
 from tidegate.wire.event_codec import encode_event
 
 
-async def _append(hub: EventHub, partition: int, *events: EventData, key: str | None = None) -> None:
-    sections = [wrap_event(encode_event(event, key)) for event in events]
-    await hub.partitions[partition].append(b"".join(sections), array("I", map(len, sections)))
-
-
-async def _wanted() -> bool:
-    return True
-
-
-async def _read(events: BrokerEvents, query: EventQuery, cursor: EventCursor | None = None) -> EventPage:
-    return await events.read(query, cursor, is_wanted=_wanted)
-
-
-def _places(page: EventPage) -> list[EventPlace]:
-    return [event.place for event in page.events]
-
-
-async def _fill(hub: EventHub, clock: StepClock, source: random.Random, batches: int) -> list[EventPlace]:
-    """Batches of all sizes at times that often tie; returns where each event must be."""
-    places: list[EventPlace] = []
-    for _ in range(batches):
-        partition = source.randrange(len(hub.partitions))
-        count, size = source.choice(((1, 10), (1, 9000), (5, 100), (40, 30), (3, 4000)))
-        first = hub.partitions[partition].next_sequence_number
-        await _append(hub, partition, *[EventData(source.randbytes(size)) for _ in range(count)])
-        time_ms = int(clock.now.timestamp() * 1000)
-        places += [EventPlace(time_ms, partition, first + number) for number in range(count)]
-        clock.now += timedelta(milliseconds=source.choice((0, 0, 1, 50)))
-    return sorted(places)
-
-
 @pytest.mark.parametrize("seed", range(4))
 async def test_pages_are_the_whole_log_both_ways(
     broker: Broker, events: BrokerEvents, clock: StepClock, seed: int
@@ -81,18 +49,18 @@ async def test_pages_are_the_whole_log_both_ways(
     """
     source = random.Random(seed)
     hub = make_hub(broker, source.choice((1, 3, 70)))
-    expected = await _fill(hub, clock, source, 150)
+    expected = await fill(hub, clock, source, 150)
     for is_newest_first in (False, True):
         query = EventQuery("hub", is_newest_first=is_newest_first, count=source.choice((7, 50, 333)))
-        pages = [await _read(events, query)]
+        pages = [await read_page(events, query)]
         while (cursor := pages[-1].older if is_newest_first else pages[-1].newer) is not None:
-            pages.append(await _read(events, query, cursor))
+            pages.append(await read_page(events, query, cursor))
         in_order = list(reversed(pages)) if is_newest_first else pages
-        assert [place for page in in_order for place in _places(page)] == expected
+        assert [place for page in in_order for place in places(page)] == expected
         assert all(len(page.events) == query.count for page in pages[:-1])
         for earlier, later in pairwise(pages):
-            back = await _read(events, query, later.newer if is_newest_first else later.older)
-            assert _places(back) == _places(earlier)
+            back = await read_page(events, query, later.newer if is_newest_first else later.older)
+            assert places(back) == places(earlier)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -102,7 +70,7 @@ async def test_one_partition_and_every_position(
     """A place to begin with leaves out what is before it, in one partition and in all."""
     source = random.Random(seed)
     hub = make_hub(broker, 3)
-    expected = await _fill(hub, clock, source, 60)
+    expected = await fill(hub, clock, source, 60)
     place = source.choice(expected)
     number, partition_id = place.sequence_number, str(place.partition_index)
     for position in (
@@ -112,17 +80,17 @@ async def test_one_partition_and_every_position(
         own = [
             p for p in expected if p.partition_index == place.partition_index and p.sequence_number >= number
         ]
-        page = await _read(events, EventQuery("hub", partition_id, position, count=500))
-        assert _places(page) == own[:500]
-        page = await _read(events, EventQuery("hub", None, position, count=500))
-        assert _places(page) == [p for p in expected if p.sequence_number >= number][:500]
+        page = await read_page(events, EventQuery("hub", partition_id, position, count=500))
+        assert places(page) == own[:500]
+        page = await read_page(events, EventQuery("hub", None, position, count=500))
+        assert places(page) == [p for p in expected if p.sequence_number >= number][:500]
     time = datetime.fromtimestamp(place.enqueued_time_ms / 1000, UTC)
-    page = await _read(events, EventQuery("hub", None, EventPosition.from_enqueued_time(time), count=500))
-    assert _places(page) == [p for p in expected if p.enqueued_time_ms >= place.enqueued_time_ms][:500]
+    page = await read_page(events, EventQuery("hub", None, EventPosition.from_enqueued_time(time), count=500))
+    assert places(page) == [p for p in expected if p.enqueued_time_ms >= place.enqueued_time_ms][:500]
     beyond = EventPosition.from_sequence_number(10**6)
     with pytest.raises(PositionOutOfRangeError):
-        await _read(events, EventQuery("hub", partition_id, beyond))
-    assert (await _read(events, EventQuery("hub", None, beyond))).events == ()
+        await read_page(events, EventQuery("hub", partition_id, beyond))
+    assert (await read_page(events, EventQuery("hub", None, beyond))).events == ()
 
 
 class _GappedPartition:
@@ -176,16 +144,16 @@ async def test_what_retention_takes_away_is_passed_over(
 ) -> None:
     """A cursor into events that are gone leads to the first that are held, and back to nothing."""
     hub = make_hub(broker, 2)
-    expected = await _fill(hub, clock, random.Random(5), 120)
-    first = await _read(events, EventQuery("hub", count=10))
+    expected = await fill(hub, clock, random.Random(5), 120)
+    first = await read_page(events, EventQuery("hub", count=10))
     for partition in hub.partitions:
         assert await partition.apply_retention(before_ms=0, bytes_max=20_000)
     held = [
         p for p in expected if p.sequence_number >= hub.partitions[p.partition_index].begin_sequence_number
     ]
     assert held[0] > expected[20]
-    assert _places(await _read(events, EventQuery("hub", count=500), first.newer)) == held[:500]
-    back = await _read(events, EventQuery("hub"), EventCursor(Way.OLDER, expected[15]))
+    assert places(await read_page(events, EventQuery("hub", count=500), first.newer)) == held[:500]
+    back = await read_page(events, EventQuery("hub"), EventCursor(Way.OLDER, expected[15]))
     assert (back.events, back.older, back.end) == ((), None, PageEnd.END)
     with pytest.raises(NotFoundError, match="it holds"):
         await events.event("hub", str(expected[0].partition_index), expected[0].sequence_number)
@@ -196,11 +164,11 @@ async def test_filters_and_their_bound(broker: Broker, events: BrokerEvents) -> 
     hub = make_hub(broker, 1)
     total = SCANNED_EVENTS_MAX + 5_000
     for start in range(0, total, 1000):
-        await _append(hub, 0, *[EventData(b"%d" % number) for number in range(start, start + 1000)])
+        await append(hub, 0, *[EventData(b"%d" % number) for number in range(start, start + 1000)])
     rare = EventFilter(body_text=str(total - 1))
-    page = await _read(events, EventQuery("hub", filter=rare))
+    page = await read_page(events, EventQuery("hub", filter=rare))
     assert (page.events, page.looked_at, page.end) == ((), SCANNED_EVENTS_MAX, PageEnd.SCANNED)
-    page = await _read(events, EventQuery("hub", filter=rare), page.newer)
+    page = await read_page(events, EventQuery("hub", filter=rare), page.newer)
     assert [event.sequence_number for event in page.events] == [total - 1]
     assert (page.looked_at, page.end, page.newer) == (5_000, PageEnd.END, None)
     asked = 0
@@ -218,8 +186,8 @@ async def test_filters_and_their_bound(broker: Broker, events: BrokerEvents) -> 
 async def test_what_fits(broker: Broker, events: BrokerEvents) -> None:
     """Key, property by name or with its value as it is shown, and body text in either case."""
     hub = make_hub(broker, 1)
-    await _append(hub, 0, EventData(b'{"City": "Kiel"}', {"n": 7, "on": True, "raw": b"\x01"}), key="a")
-    await _append(hub, 0, EventData(b"\xff\xfe", {"n": "8", "none": None}), key="b")
+    await append(hub, 0, EventData(b'{"City": "Kiel"}', {"n": 7, "on": True, "raw": b"\x01"}), key="a")
+    await append(hub, 0, EventData(b"\xff\xfe", {"n": "8", "none": None}), key="b")
     for wanted, numbers in (
         (EventFilter(), [0, 1]),
         (EventFilter(partition_key="a"), [0]),
@@ -232,7 +200,7 @@ async def test_what_fits(broker: Broker, events: BrokerEvents) -> None:
         (EventFilter(body_text='"city": "kiel"'), [0]),
         (EventFilter(partition_key="b", body_text="kiel"), []),
     ):
-        page = await _read(events, EventQuery("hub", filter=wanted))
+        page = await read_page(events, EventQuery("hub", filter=wanted))
         assert [event.sequence_number for event in page.events] == numbers, wanted
 
 
@@ -240,11 +208,11 @@ async def test_large_events_make_short_pages(broker: Broker, events: BrokerEvent
     """A page has so many bytes and no more, and the next goes on behind it; a list shows a cut body."""
     hub = make_hub(broker, 1)
     for number in range(40):
-        await _append(hub, 0, EventData(b"%04d" % number + b"x" * 1_000_000))
+        await append(hub, 0, EventData(b"%04d" % number + b"x" * 1_000_000))
     for is_newest_first in (False, True):
         query, seen, cursor, pages = EventQuery("hub", is_newest_first=is_newest_first), 0, None, 0
         while pages == 0 or cursor is not None:
-            page = await _read(events, query, cursor)
+            page = await read_page(events, query, cursor)
             assert sum(event.size_bytes for event in page.events) < 18_000_000
             assert all(len(row["body"]) < 300 for row in event_rows(page.events))
             seen, cursor, pages = (
@@ -259,11 +227,11 @@ async def test_large_events_make_short_pages(broker: Broker, events: BrokerEvent
 async def test_looking_takes_nobodys_place(broker: Broker, events: BrokerEvents) -> None:
     """Five readers are there, and looking counts neither as a sixth nor as delivered."""
     hub = make_hub(broker, 1)
-    await _append(hub, 0, EventData(b"seen"))
+    await append(hub, 0, EventData(b"seen"))
     partition = hub.partitions[0]
     for number in range(5):
         partition.open_receiver("$Default", name=str(number), owner_level=None, on_stolen=lambda error: None)
-    assert len((await _read(events, EventQuery("hub"))).events) == 1
+    assert len((await read_page(events, EventQuery("hub"))).events) == 1
     assert (await events.event("hub", "0", 0)).event.contents == EventContents(b"seen")
     assert len(partition.receivers()) == 5
     assert partition.delivered == (0, 0)
@@ -272,15 +240,15 @@ async def test_looking_takes_nobodys_place(broker: Broker, events: BrokerEvents)
 async def test_a_tail_shows_what_comes(broker: Broker, events: BrokerEvents) -> None:
     """Newest first, from now on, those that fit; a flood is counted and its end shown; the hub's end told."""
     hub = make_hub(broker, 2)
-    await _append(hub, 0, EventData(b"before"))
+    await append(hub, 0, EventData(b"before"))
     tail = events.tail(EventQuery("hub", filter=EventFilter(body_text="a"), count=3))
     assert (await tail.refresh()).events == ()
-    await _append(hub, 1, EventData(b"a1"), EventData(b"b"), EventData(b"a2"))
+    await append(hub, 1, EventData(b"a1"), EventData(b"b"), EventData(b"a2"))
     state = await tail.refresh()
     assert [event.contents.body for event in state.events if event.contents] == [b"a2", b"a1"]
     assert (state.seen, state.skipped) == (3, 0)
     for _ in range(12):
-        await _append(hub, 0, *[EventData(b"a%d" % number) for number in range(1000)])
+        await append(hub, 0, *[EventData(b"a%d" % number) for number in range(1000)])
     state = await tail.refresh()
     assert [event.sequence_number for event in state.events] == [12_000, 11_999, 11_998]
     assert (state.seen, state.skipped) == (12_003, 7_000)
@@ -295,15 +263,15 @@ async def test_a_tail_of_large_events_is_short(broker: Broker, events: BrokerEve
     tail = events.tail(EventQuery("hub", count=500))
     for start in (0, 20):
         for number in range(start, start + 20):
-            await _append(hub, 0, EventData(b"%04d" % number + b"x" * 1_000_000))
+            await append(hub, 0, EventData(b"%04d" % number + b"x" * 1_000_000))
         state = await tail.refresh()
         kept = [event.sequence_number for event in state.events]
         assert kept == list(range(start + 19, start + 3, -1))
         assert sum(event.size_bytes for event in state.events) <= PAGE_BYTES_MAX
         assert state.skipped == 0
-    await _append(hub, 0, *[EventData(b"small") for _ in range(600)])
+    await append(hub, 0, *[EventData(b"small") for _ in range(600)])
     assert len((await tail.refresh()).events) == 500
-    await _append(hub, 0, *[EventData(b"x" * 1_000_000)])
+    await append(hub, 0, *[EventData(b"x" * 1_000_000)])
     assert len((await tail.refresh()).events) == 500  # what went no longer counts
 
 

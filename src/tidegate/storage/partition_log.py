@@ -398,6 +398,7 @@ class PartitionLog:
             if header is None:
                 raise corrupt_error(segment.path, position, "no intact batch begins there")
             if header.enqueued_time_ms >= time_ms:
+                self._remember(header.base_sequence_number, segment, position)  # it is read from there next
                 return header.base_sequence_number
         return view.next_sequence_number
 

@@ -99,6 +99,10 @@ class BrokerEvents:
             if not await is_wanted():
                 scan.give_up()
             await asyncio.sleep(0)
+        is_settled = scan.end is PageEnd.UNWANTED
+        while not is_settled:
+            is_settled = merge.settle()
+            await asyncio.sleep(0)
         return scan.page(way, cursor, has_more=merge.has_more)
 
     async def event(self, hub: str, partition_id: str, sequence_number: int) -> EventDetail:

@@ -4,16 +4,17 @@
     Merge    all of them: the nearest place first
 
 Reading happens on the event loop, out of page cache, a bounded piece at a time; between pieces others have
-their turn. A partition is first read when its turn comes: a hub of 1,024 partitions that is asked for its
-newest 50 events is read in at most 50 of them.
+their turn. A partition is first read, and the places that a time means are first looked up in it, when its
+turn comes: a hub of 1,024 partitions that is asked for its newest 50 events is read in at most 50 of them.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 
 from tidegate.broker import EventHub, Partition, RecordBatch
@@ -32,6 +33,9 @@ _LOOKS_PER_TURN: Final = 16
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
+Narrow = Callable[[int, int], tuple[int, int]]
+"""A range of sequence numbers, half open, to the part of it that counts; may read from the log."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
@@ -44,13 +48,18 @@ class StoredEvent:
 class Run:
     """The events of one partition from a place on, one way, until a bound."""
 
-    def __init__(self, partition: Partition, way: Way, start: int, until: int) -> None:
-        """start, until: half open, in ascending order whichever way it goes."""
+    def __init__(
+        self, partition: Partition, way: Way, start: int, until: int, narrow: Narrow | None = None
+    ) -> None:
+        """start, until: half open, in ascending order whichever way it goes. narrow: asked once, before the
+        first look; None: all of it counts.
+        """
         self._partition = partition
         self._partition_index = int(partition.partition_id)
         self._way = way
         self._start = start
         self._until = until
+        self._narrow = narrow
         self._batches: list[RecordBatch] = []  # the nearest last
         self._event_index = 0  # of the next event in the nearest batch
         self._event_offset = 0  # where its bytes start (NEWER) or end (OLDER)
@@ -95,6 +104,9 @@ class Run:
         self._batches, self.buffered_bytes = [], 0
 
     def _fill(self, bytes_max: int) -> None:
+        if self._narrow is not None:
+            self._start, self._until = self._narrow(self._start, self._until)
+            self._narrow = None
         if self._start >= self._until:
             return
         if self._way is Way.NEWER:
@@ -160,6 +172,13 @@ class Bounds:
     position: EventPosition | None
     """Nothing before it; None: everything."""
 
+    @property
+    def time_ms(self) -> int | None:
+        """The time that no event that counts lies before, where the position is one."""
+        if self.position is None or not isinstance(self.position.value, datetime):
+            return None
+        return (self.position.value - _EPOCH) // timedelta(milliseconds=1)
+
     def floor(self, partition: Partition) -> int:
         """The first event that counts. Raises PositionOutOfRangeError, InvalidArgumentError."""
         if self.position is None:
@@ -170,6 +189,20 @@ class Bounds:
             if len(self.partitions) == 1:
                 raise
             return partition.next_sequence_number  # it has not come so far yet, others may have
+
+    def narrow(
+        self, partition: Partition, cursor: EventCursor | None, start: int, until: int
+    ) -> tuple[int, int]:
+        """What counts of a partition's events ``start`` to ``until``."""
+        time_ms = self.time_ms
+        if cursor is None:
+            return max(start, self.floor(partition)), until
+        at = _sequence_number_at(partition, cursor.place)
+        if cursor.way is Way.OLDER:
+            return max(start, self.floor(partition)), min(until, at)
+        if time_ms is None or time_ms >= cursor.place.enqueued_time_ms:
+            at = max(at, self.floor(partition))
+        return max(start, at), until
 
 
 class Merge:
@@ -183,27 +216,41 @@ class Merge:
         self._count = 0
 
     def add(self, bounds: Bounds, partition: Partition, cursor: EventCursor | None) -> None:
-        """Take a partition in. Looks its places up in the index, reads no events."""
-        start, until = bounds.floor(partition), partition.next_sequence_number
-        # The nearest place that its next event can have: what is not read before that may stay unread.
-        nearest_ms = (
-            0 if self._way is Way.NEWER else partition.runtime_information().last_enqueued_time_ms or 0
-        )
-        if cursor is not None:
-            at = _sequence_number_at(partition, cursor.place)
-            if self._way is Way.NEWER:
-                start, nearest_ms = max(start, at), cursor.place.enqueued_time_ms
-            else:
-                until, nearest_ms = min(until, at), min(nearest_ms, cursor.place.enqueued_time_ms)
-        self.add_range(partition, start, until, nearest_ms=nearest_ms)
+        """Take a partition in. Nothing is read, and no time looked up: see ``settle``.
 
-    def add_range(self, partition: Partition, start: int, until: int, *, nearest_ms: int = 0) -> None:
-        """Take in a partition's events ``start`` to ``until``.
+        Raises PositionOutOfRangeError, InvalidArgumentError.
+        """
+        until, first_ms = partition.next_sequence_number, bounds.time_ms
+        start = partition.begin_sequence_number if first_ms is not None else bounds.floor(partition)
+        if cursor is None and first_ms is None and self._way is Way.NEWER:
+            self.add_range(partition, start, until)
+            return
+        # Times that all its events lie between: what is not read before that may stay unread.
+        first_ms, last_ms = first_ms or 0, partition.runtime_information().last_enqueued_time_ms or 0
+        if cursor is not None and self._way is Way.NEWER:
+            first_ms = max(first_ms, cursor.place.enqueued_time_ms)
+        elif cursor is not None:
+            last_ms = min(last_ms, cursor.place.enqueued_time_ms)
+        if first_ms <= last_ms:
+            nearest_ms = first_ms if self._way is Way.NEWER else last_ms
+            narrow = partial(bounds.narrow, partition, cursor)
+            self.add_range(partition, start, until, nearest_ms=nearest_ms, narrow=narrow)
+
+    def add_range(
+        self,
+        partition: Partition,
+        start: int,
+        until: int,
+        *,
+        nearest_ms: int = 0,
+        narrow: Narrow | None = None,
+    ) -> None:
+        """Take in a partition's events ``start`` to ``until``, or what ``narrow`` leaves of them.
 
         nearest_ms: a time that none of them lies before (NEWER) or behind (OLDER).
         """
         if start < until:
-            run = Run(partition, self._way, start, until)
+            run = Run(partition, self._way, start, until, narrow)
             number = start if self._way is Way.NEWER else until
             self._push(EventPlace(nearest_ms, int(partition.partition_id), number), run, is_read=False)
 
@@ -213,8 +260,19 @@ class Merge:
 
     @property
     def has_more(self) -> bool:
-        """Whether there is another event (or was: what is not read yet, retention may be removing)."""
+        """Whether there may be another event; there is one once ``settle`` has said so."""
         return bool(self._heap)
+
+    def settle(self) -> bool:
+        """Look whether there is another event; False: others should have their turn before it goes on.
+
+        (Or was one: what was read, retention may be removing.)
+        """
+        for _ in range(_LOOKS_PER_TURN):
+            if not self._heap or self._heap[0][1]:
+                return True
+            self._look()
+        return False
 
     def take(self, events_max: int, bytes_max: int) -> list[StoredEvent]:
         """The next events: about ``bytes_max`` bytes of them, at least one where there is one.
