@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from tidegate.cli.exit_codes import CheckFailedError
 from tidegate.cli.options import with_output
+from tidegate.cli.progress import NO_BAR, progress_bar
 from tidegate.cli.render import Output
 from tidegate.model.errors import NotFoundError
 
@@ -37,6 +39,7 @@ def check(
 
     Each damage is listed with the half-open range of sequence numbers that it costs. Exit code 4 if there is
     damage and it was not repaired. A damaged catalog cannot be repaired: it comes back from a backup.
+    It may be interrupted: a check changes nothing, and a repair goes on where it is run again.
 
     \b
     Examples:
@@ -44,10 +47,9 @@ def check(
       tidegate check ./log --repair
     """
     from tidegate.broker.catalog_check import check_catalog
-    from tidegate.storage.check import check_log_directory
 
     try:
-        report = check_log_directory(directory, repair=repair)
+        report = _check_logs(directory, repair=repair, is_shown=output.is_table)
         catalog_damages = check_catalog(directory)
     except FileNotFoundError as error:
         raise NotFoundError(
@@ -68,6 +70,21 @@ def check(
             f"{len(catalog_damages)} damages of the catalog found.",
             next_step="Restore catalog.json from a backup; intact logs need nothing.",
         )
+
+
+def _check_logs(directory: Path, *, repair: bool, is_shown: bool) -> CheckReport:
+    """``check_log_directory``, with a bar that counts bytes where is_shown and somebody watches."""
+    from tidegate.cli.check_files import CountedFiles, segment_bytes
+    from tidegate.storage.check import check_log_directory
+
+    shown = progress_bar("Checking", segment_bytes(directory)) if is_shown else nullcontext(NO_BAR)
+    try:
+        with shown as bar:
+            return check_log_directory(directory, repair=repair, files=CountedFiles(bar))
+    except KeyboardInterrupt:
+        left = "What is repaired stays; run it again for the rest." if repair else "Nothing was changed."
+        sys.stderr.write(f"Interrupted. {left}\n")
+        raise
 
 
 def _catalog_record(damage: CatalogDamage) -> dict[str, object]:

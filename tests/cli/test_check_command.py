@@ -1,0 +1,143 @@
+"""``tidegate check`` as it is run: what it finds, its progress, and that it may be interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import signal
+import subprocess
+from array import array
+from pathlib import Path
+
+import pytest
+from tests.cli.support import COMMAND, run_tidegate
+
+from tidegate.broker import Broker
+from tidegate.storage.check import check_log_directory
+from tidegate.storage.options import LogOptions
+from tidegate.transport.clock import SystemClock
+from tidegate.wire.batch import wrap_event
+
+_EVENTS = 400
+_EVENT_BYTES = 20_000
+_SEGMENT_BYTES = 1024 * 1024
+
+
+@pytest.fixture
+async def data_directory(tmp_path: Path) -> Path:
+    """A data directory with 8 MB of events in several segments of two partitions; nobody runs on it."""
+    directory = tmp_path / "log"
+    options = LogOptions(segment_bytes_max=_SEGMENT_BYTES)
+    broker = await Broker.open(directory, clock=SystemClock(), options=options)
+    broker.create_event_hub("hub", partition_count=2, retention_hours=1)
+    section = wrap_event(b"\x00\x53\x75\xb0" + _EVENT_BYTES.to_bytes(4, "big") + bytes(_EVENT_BYTES))
+    for number in range(_EVENTS):
+        partition = broker.event_hub("hub").partitions[number % 2]
+        await partition.append(section, array("I", (len(section),)))
+    await broker.close()
+    return directory
+
+
+def _contents(directory: Path) -> dict[str, bytes]:
+    files = (path for path in directory.rglob("*") if path.is_file() and path.name != "lock")
+    return {str(path): path.read_bytes() for path in sorted(files)}
+
+
+def _damage(directory: Path) -> Path:
+    """Change a byte amid an event in the first segment."""
+    segment = min(directory.glob("logs/*/0/*.log"))
+    contents = bytearray(segment.read_bytes())
+    contents[len(contents) // 2] ^= 1
+    segment.write_bytes(contents)
+    return segment
+
+
+def _on_a_terminal(
+    *words: str, environment: dict[str, str], interrupt_at: bytes | None = None
+) -> tuple[int, bytes]:
+    """Exit code, and what a terminal is told; SIGINT once it was told ``interrupt_at``."""
+    terminal, stderr = pty.openpty()
+    environment = environment | {"TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(
+        (*COMMAND, *words), env=environment, stderr=stderr, stdout=subprocess.DEVNULL
+    ) as process:
+        os.close(stderr)
+        said = b""
+        try:
+            with contextlib.suppress(OSError):  # EIO: the terminal has no other end any more
+                while more := os.read(terminal, 4096):
+                    said += more
+                    if interrupt_at is not None and interrupt_at in said:
+                        process.send_signal(signal.SIGINT)
+                        interrupt_at = None
+            return process.wait(30), said
+        finally:
+            process.kill()
+            os.close(terminal)
+
+
+def test_its_progress_is_told_to_terminals_alone(data_directory: Path, lonely: dict[str, str]) -> None:
+    """A bar where somebody watches a table come; with ``--json``, or in a pipe, none."""
+    code, said = _on_a_terminal("check", str(data_directory), environment=lonely)
+    assert code == 0
+    assert b"Checking" in said
+    assert b"400 events" in said
+    code, said = _on_a_terminal("check", str(data_directory), "--json", environment=lonely)
+    assert code == 0
+    assert b"Checking" not in said
+    assert b"\x1b" not in said
+    piped = run_tidegate("check", str(data_directory), environment=lonely)
+    assert piped.code == 0
+    assert piped.err.startswith("Read 8.")
+    assert piped.err.count("\n") == 2
+
+
+def test_the_bar_counts_to_its_end(data_directory: Path) -> None:
+    """Each byte of the segments once, in steps, whatever is read twice; a damaged segment, too."""
+    from tidegate.cli.check_files import CountedFiles, segment_bytes
+
+    _damage(data_directory)
+    told: list[int] = []
+
+    class Bar:
+        def update(self, done: int) -> None:
+            told.append(done)
+
+    total = segment_bytes(data_directory)
+    report = check_log_directory(data_directory, files=CountedFiles(Bar()))
+    assert report.damages
+    assert total == report.bytes_read > _EVENTS * _EVENT_BYTES
+    assert told == sorted(told)
+    assert told[-1] == total
+    assert len(told) > total // _SEGMENT_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("repair", [False, True], ids=["check", "repair"])
+async def test_an_interrupted_check_does_no_harm(
+    data_directory: Path, lonely: dict[str, str], repair: bool
+) -> None:
+    """Its code says what ended it; a check has changed nothing, what a repair has left can be repaired."""
+    _damage(data_directory)
+    words = ("check", str(data_directory), *(("--repair",) if repair else ()))
+    before = _contents(data_directory)
+    # Many times the log of the other partition, so that it is still reading when the signal comes.
+    logs = next((data_directory / "logs").iterdir())
+    for number in range(2, 100):
+        (logs / str(number)).mkdir()
+        for file in (logs / "1").iterdir():
+            os.link(file, logs / str(number) / file.name)
+    code, said = _on_a_terminal(*words, environment=lonely, interrupt_at=b"Checking")
+    assert code == 128 + signal.SIGINT, said
+    assert b"Interrupted. " in said
+    assert b"Traceback" not in said
+    if not repair:
+        assert b"Nothing was changed." in said
+        after = _contents(data_directory)
+        assert {name: after[name] for name in before} == before
+        return
+    mended = run_tidegate("check", str(data_directory), "--repair", environment=lonely)
+    assert mended.code == 0, mended.err
+    again = run_tidegate("check", str(data_directory), environment=lonely)
+    assert again.code == 0, again.err
