@@ -37,7 +37,8 @@ from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table
 from tidegate.client import EventHubProducer
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData
-from tidegate.model.home_summary import HOURS, summary_path
+from tidegate.model.home_pages import file_name, merge_pages
+from tidegate.model.home_summary import HOURS
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 from tidegate.processor import EventProcessorHost, EventProcessorOptions
 from tidegate.server.emulator_config import EMULATOR_KEY
@@ -259,6 +260,7 @@ async def report_pipelines(is_over: threading.Event) -> None:
 def write_homes(root: Path) -> None:
     """Summaries of some homes, as the pipeline of the home security demo writes them."""
     chance = random.Random(SEED)
+    pages: dict[str, bytes] = {}
     for index in range(400):
         home = f"h{index:06}"
         busy = {hour: chance.randint(1, 3) for hour in range(6, 23) if chance.random() < 0.6}
@@ -279,9 +281,9 @@ def write_homes(root: Path) -> None:
             "alarms": [{"at": "2026-03-02T09:41:07.000Z", "kind": "door_open", "sensor": "door-front"}],
             "activity": [busy.get(hour, 0) for hour in range(HOURS)],
         }
-        path = root / summary_path(home)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(summary))
+        pages[home] = json.dumps(summary, sort_keys=True, separators=(",", ":")).encode()
+    root.mkdir(parents=True, exist_ok=True)
+    (root / file_name("0-0")).write_bytes(merge_pages(None, pages))
 
 
 def photograph(address: str) -> None:

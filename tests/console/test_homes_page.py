@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
+from markupsafe import escape
 from tests.console.support import PlainBrowser, assert_accessible, console_service
 
 from tidegate.broker import Claim
-from tidegate.model.home_summary import HomeSummary, summary_path
+from tidegate.model.errors import NotFoundError
+from tidegate.model.home_pages import file_name, merge_pages, page_of
 from tidegate.server.app import TidegateServer
 from tidegate.server.console import homes as reading
+from tidegate.server.console.home_files import Index, PagesFile, PagesFiles
 from tidegate.testing.hub import HubService
 from tidegate.testing.proxy import CuttingProxy
 from tidegate.transport.clock import SystemClock
@@ -49,13 +55,28 @@ def summary(home: str, **changes: object) -> dict[str, Any]:
     }
 
 
-def write(root: Path, home: str, text: str) -> None:
-    """Replace a summary, as the pipeline does: in one step."""
-    path = root / summary_path(home)
+def page_text(home: str, **changes: object) -> bytes:
+    """``summary`` as the pipeline writes it."""
+    return json.dumps(summary(home, **changes), sort_keys=True, separators=(",", ":")).encode()
+
+
+def path_of(root: Path, home: str) -> Path:
+    """The file of a home's block, of which there are four."""
+    return root / file_name(f"{len(home) % 2}-{sum(map(ord, home)) % 2}")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """As the pipeline does: in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.1")
-    temporary.write_text(text)
+    temporary.write_bytes(content)
     temporary.replace(path)
+
+
+def write(root: Path, home: str, page: bytes) -> None:
+    """Replace a home's summary in the file of its block."""
+    path = path_of(root, home)
+    replace_file(path, merge_pages(path.read_bytes() if path.exists() else None, {home: page}))
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +85,16 @@ def summaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("summaries")
     for index in range(HOMES):
         home = f"h{index:06}"
-        write(root, home, json.dumps(summary(home)))
+        write(root, home, page_text(home))
     return root
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, summaries: Path) -> Iterator[HubService]:
-    """A running service that shows ``summaries``; names are read again at each question."""
+    """A running service that shows ``summaries``; everything is looked at again at each question."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "LIST_EVERY_S", 0.0)
+        for name in ("LIST_EVERY_S", "UNKNOWN_EVERY_S", "FILE_AGE_S"):
+            patch.setattr(reading, name, 0.0)
         directory = tmp_path_factory.mktemp("console")
         with console_service(directory, home_summaries=str(summaries)) as started:
             yield started
@@ -137,50 +159,166 @@ def test_a_home_that_is_not_there(plain_browser: PlainBrowser, name: str) -> Non
     assert "<script>" not in answer.text
 
 
-def test_names_that_share_a_file_are_not_mixed_up(summaries: Path, plain_browser: PlainBrowser) -> None:
-    """The home ``a.b`` lies in the file of ``a_b``; one is not shown as the other."""
-    write(summaries, "a.b", json.dumps(summary("a.b")))
-    assert plain_browser.get("/homes/a.b").status == 200
-    assert plain_browser.get("/homes/a-b").status == 404
-    assert plain_browser.get("/homes/a:b").status == 404
+@pytest.mark.parametrize(
+    "name", ["a.b", "a/b", "../h000042", "A.B", 'x":{"activity":', "\u2028 é", "%2e"], ids=range(7)
+)
+def test_any_name_is_a_homes(summaries: Path, plain_browser: PlainBrowser, name: str) -> None:
+    """It is found at once, by its whole name alone, and in the list, whose link leads to it."""
+    write(summaries, name, page_text(name, day="1999-12-31"))
+    address = f"/homes/{quote(name, safe='')}"
+    found = plain_browser.get(address)
+    assert (found.status, "1999-12-31" in found.text) == (200, True)
+    listed = wait_for(plain_browser, f"/homes?search={quote(name, safe='')}", f">{escape(name)}<")
+    assert address in [html.unescape(link) for link in re.findall(r' href="(/homes/[^"]*)"', listed)]
+    assert plain_browser.get(f"{address}x").status == 404
 
 
-def test_a_malformed_summary_is_said_to_be_one(summaries: Path, plain_browser: PlainBrowser) -> None:
-    """Half of one, another program's file, one that is far too large; nothing of it becomes markup."""
-    whole = json.dumps(summary("h777777"))
-    for text in ("", whole[:40], "[]", '{"home": "h777777"}', whole + " " * 300_000, "\ud800".join("[]")):
-        path = summaries / summary_path("h777777")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text.encode("utf-8", errors="surrogatepass"))
-        answer = plain_browser.get("/homes/h777777")
-        assert answer.status == 503, text
-        assert "cannot be read: it is being replaced" in answer.text
-    hostile = summary("h777777", rooms={"<img src=x>": {"hours_with_motion": [1]}})
-    write(summaries, "h777777", json.dumps(hostile))
+def test_a_malformed_file_is_said_to_be_one(summaries: Path, plain_browser: PlainBrowser) -> None:
+    """Half of one, or another program's; homes of other blocks are shown as before."""
+    path = summaries / file_name("9-9")
+    whole = merge_pages(None, {"h777777": page_text("h777777")})
+    replace_file(path, whole)
+    assert plain_browser.get("/homes/h777777").status == 200
+    try:
+        for content in (b"", whole[:40], b"[]", b"{\n}", whole[2:], b"\xed\xa0\x80"):
+            path.write_bytes(content)
+            answer = plain_browser.get("/homes/h777777")
+            assert answer.status == 503, content
+            assert "9-9.json cannot be read: the file is being replaced" in answer.text
+            assert plain_browser.get("/homes/h000042").status == 200
+            assert plain_browser.get("/homes/h999999").status == 503  # it may be in there
+        assert "h777777" in wait_for(plain_browser, "/homes?search=h7777", "9-9.json cannot be read")
+    finally:
+        path.unlink()
+    assert plain_browser.get("/homes/h777777").status == 404
+    assert "cannot be read" not in plain_browser.get("/homes").text
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        b'{"activity":[]}',
+        page_text("h777776"),
+        page_text("h777777")[:-1] + b" " * 300_000 + b"}",
+    ],
+    ids=["other", "another home's", "too large"],
+)
+def test_a_malformed_page_is_said_to_be_one(
+    summaries: Path, plain_browser: PlainBrowser, page: bytes
+) -> None:
+    """In a file that is one; its other homes are shown."""
+    path = summaries / file_name("9-9")
+    replace_file(path, merge_pages(None, {"h777777": page, "h777775": page_text("h777775")}))
     answer = plain_browser.get("/homes/h777777")
+    assert answer.status == 503
+    assert "9-9.json cannot be read" in answer.text
+    assert plain_browser.get("/homes/h777775").status == 200
+    path.unlink()
+
+
+def test_nothing_of_a_page_becomes_markup(summaries: Path, plain_browser: PlainBrowser) -> None:
+    """Rooms and homes have the names that events gave them."""
+    name = "<img src=x>"
+    write(summaries, name, page_text(name, rooms={"<img src=x>": {"hours_with_motion": [1]}}))
+    answer = plain_browser.get(f"/homes/{quote(name)}")
     assert answer.status == 200
+    assert "&lt;img src=x&gt;" in answer.text
     assert "<img src=x>" not in answer.text
-    os.unlink(summaries / summary_path("h777777"))
 
 
-def test_a_half_summary_is_waited_for(summaries: Path, plain_browser: PlainBrowser) -> None:
+def test_a_half_file_is_waited_for(
+    summaries: Path, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where a file system shows a file before it is whole, nobody sees a half: it is read again."""
-    path = summaries / summary_path("h777778")
-    whole = json.dumps(summary("h777778"))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(whole[:40])
-    reads: list[bytes] = []
-    parse = HomeSummary.from_json
+    path = summaries / file_name("8-8")
+    whole = merge_pages(None, {"h777778": page_text("h777778")})
+    replace_file(path, whole)
+    assert plain_browser.get("/homes/h777778").status == 200
+    path.write_bytes(whole[:40])
+    contents: list[bytes] = []
+    find = page_of
 
-    def parse_and_complete(content: bytes) -> object:
-        reads.append(content)
-        path.write_text(whole)
-        return parse(content)
+    def find_and_complete(content: bytes, home: str) -> bytes | None:
+        contents.append(content)
+        path.write_bytes(whole)
+        return find(content, home)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HomeSummary, "from_json", parse_and_complete)
-        assert plain_browser.get("/homes/h777778").status == 200
-    assert len(reads) == 2
+    monkeypatch.setattr(reading, "page_of", find_and_complete)
+    assert plain_browser.get("/homes/h777778").status == 200
+    assert contents == [whole[:40], whole]
+
+
+async def test_many_pages_of_a_block_read_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the same time, and again while it has not changed; and no list is made for homes that are known."""
+    homes = [f"h{index:03}" for index in range(50)]
+    path = tmp_path / file_name("0-0")
+    replace_file(path, merge_pages(None, {home: page_text(home) for home in homes}))
+    reads: list[str] = []
+    read, index = PagesFiles.read, PagesFiles.index
+
+    def counted_read(self: PagesFiles, path: str, before: PagesFile | None) -> PagesFile | None:
+        found = read(self, path, before)
+        reads.append("looked" if found is before else "read")
+        return found
+
+    def counted_index(self: PagesFiles, before: Index) -> Index:
+        reads.append("listed")
+        return index(self, before)
+
+    monkeypatch.setattr(PagesFiles, "read", counted_read)
+    monkeypatch.setattr(PagesFiles, "index", counted_index)
+    monkeypatch.setattr(reading, "FILE_AGE_S", 0.0)
+    async with reading.HomeSummaries(str(tmp_path), SystemClock()) as view:
+        for expected in (["listed", "read"], ["looked"]):
+            shown = await asyncio.gather(*(view.home(home) for home in homes))
+            assert [one.summary.home for one in shown] == homes
+            assert reads == expected
+            reads.clear()
+        replace_file(path, merge_pages(path.read_bytes(), {"h001": page_text("h001", day="1999-12-31")}))
+        shown = await asyncio.gather(*(view.home(home) for home in homes))
+        assert reads == ["read"]
+        assert [str(one.summary.day) for one in shown].count("1999-12-31") == 1
+        monkeypatch.setattr(reading, "FILE_AGE_S", 60.0)
+        await asyncio.gather(*(view.home(home) for home in homes))
+        assert reads == ["read"]
+
+
+async def test_homes_that_are_not_there_are_looked_for_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred of them cost one list; one that comes to be later is found by its name at once."""
+    replace_file(tmp_path / file_name("0-0"), merge_pages(None, {"h1": page_text("h1")}))
+    lists: list[Index] = []
+    index = PagesFiles.index
+
+    def counted_index(self: PagesFiles, before: Index) -> Index:
+        lists.append(before)
+        return index(self, before)
+
+    monkeypatch.setattr(PagesFiles, "index", counted_index)
+    monkeypatch.setattr(reading, "UNKNOWN_EVERY_S", 0.0)
+    async with reading.HomeSummaries(str(tmp_path), SystemClock()) as view:
+        found = await asyncio.gather(*(view.home(f"x{n}") for n in range(100)), return_exceptions=True)
+        assert {type(one) for one in found} == {NotFoundError}
+        assert len(lists) == 1
+        replace_file(tmp_path / file_name("0-1"), merge_pages(None, {"h2": page_text("h2")}))
+        assert (await view.home("h2")).summary.home == "h2"
+        assert len(lists) == 2
+
+
+async def test_a_home_that_moves_to_another_file_is_found(tmp_path: Path) -> None:
+    """As in a place that was begun anew; where two files have it, the one that was written last counts."""
+    old, new = tmp_path / file_name("9-0"), tmp_path / file_name("1-0")
+    replace_file(old, merge_pages(None, {"h1": page_text("h1")}))
+    async with reading.HomeSummaries(str(tmp_path), SystemClock()) as view:
+        await view.home("h1")
+        old.unlink()
+        replace_file(new, merge_pages(None, {"h1": page_text("h1", day="1999-12-31")}))
+        assert str((await view.home("h1")).summary.day) == "1999-12-31"
+    replace_file(old, merge_pages(None, {"h1": page_text("h1")}))
+    os.utime(old, (1, 1))
+    async with reading.HomeSummaries(str(tmp_path), SystemClock()) as view:
+        assert str((await view.home("h1")).summary.day) == "1999-12-31"
 
 
 def test_whoever_may_not_listen_sees_no_home(service: HubService, plain_browser: PlainBrowser) -> None:
@@ -223,15 +361,17 @@ def test_a_resident_sees_it_change(summaries: Path, console_page: Page) -> None:
     console_page.get_by_role("button", name="Open").click()
     console_page.get_by_text("1 open").wait_for()
     assert_accessible(console_page)
-    closed = summary("h000007", alarms=[])
-    closed["doors"]["door-front"]["is_open"] = False
-    write(summaries, "h000007", json.dumps(closed))
+    doors = summary("h000007")["doors"]
+    doors["door-front"]["is_open"] = False
+    write(summaries, "h000007", page_text("h000007", alarms=[], doors=doors))
     console_page.get_by_text("all closed").wait_for()
-    write(summaries, "h000007", "{")
+    path = path_of(summaries, "h000007")
+    whole = path.read_bytes()
+    replace_file(path, whole[:-1])
     console_page.get_by_text("Not up to date.").wait_for()
     assert console_page.get_by_text("all closed").is_visible()
     assert_accessible(console_page)
-    write(summaries, "h000007", json.dumps(summary("h000007")))
+    replace_file(path, merge_pages(whole, {"h000007": page_text("h000007")}))
     console_page.get_by_text("1 open").wait_for()
     assert console_page.get_by_text("Not up to date.").count() == 0
 
@@ -262,9 +402,10 @@ def test_storage_that_is_down_is_told_and_comes_back(
 
     container = azurite.create_container()
     with ContainerClient.from_connection_string(azurite.connection_string(), container) as client:
-        for home in ("h000001", "h000002"):
-            client.upload_blob(f"pages/{summary_path(home)}", json.dumps(summary(home)))
-    monkeypatch.setattr(reading, "LIST_EVERY_S", 0.0)
+        pages = {home: page_text(home) for home in ("h000001", "h000002")}
+        client.upload_blob("pages/0-0.json", merge_pages(None, pages))
+    for name in ("LIST_EVERY_S", "UNKNOWN_EVERY_S", "FILE_AGE_S"):
+        monkeypatch.setattr(reading, name, 0.0)
     monkeypatch.setattr(reading, "READ_TIMEOUT_S", 1.0)
     monkeypatch.setattr(reading, "LIST_TIMEOUT_S", 1.0)
     with proxied(azurite.port) as (proxy, loop):

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import delete, insert, select
 
-from tidegate.demos.home_security.check import failures_of, prepare_database, read_tables
+from tidegate.demos.home_security.check import Found, failures_of, prepare_database, read_tables
 from tidegate.demos.home_security.home import Alarm
+from tidegate.demos.home_security.homes import BLOCKS_DEFAULT
 from tidegate.demos.home_security.latencies import QUANTILES, Latencies
 from tidegate.demos.home_security.summaries import SummaryStore
 from tidegate.demos.home_security.tables import NAME, home_alarm, home_minute
@@ -20,7 +21,6 @@ from tidegate.demos.home_security.verify import Expected
 from tidegate.model.errors import AlreadyExistsError
 from tidegate.sql import Database
 from tidegate.sql.schema import ledger_query
-from tidegate.testing.azurite import AzuriteServer
 
 COMMAND = (sys.executable, "-m", "tidegate.cli", "demo", "home-security")
 
@@ -45,13 +45,17 @@ def test_every_figure_holds_after_a_crash(tmp_path: Path) -> None:
     assert summary["duplicates"] > 0
     put_aside = sum(summary["dead_letters"].values())
     assert summary["readings"] + summary["duplicates"] + put_aside + summary["status_events"] == 4_000
-    assert summary["homes"] == len(list((data_dir / "summaries").glob("*/*.json")))
+    assert 300 < summary["homes"] == len(SummaryStore(summary["summaries"]).read()) <= 500
+    assert 0 < len(list((data_dir / "summaries").iterdir())) <= BLOCKS_DEFAULT
     assert "carbon monoxide" in found.stderr
     listed = subprocess.run(["ps", "-A", "-o", "args="], capture_output=True, text=True, check=True)
     assert not [line for line in listed.stdout.splitlines() if str(data_dir) in line]
     again = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert again.returncode == 1
     assert "earlier run" in again.stderr
+
+
+_PAGE = b'{"activity":[1]}'
 
 
 def _expected() -> Expected:
@@ -61,22 +65,23 @@ def _expected() -> Expected:
         minutes={("h1", 60_000): (2, 1, 0, None, 0)},
         alarms=frozenset({Alarm("h1", "door", 3, "door_open", 5, 0.0)}),
         dead_letters={},
-        summaries={"h1": b"{}"},
+        summaries={"h1": _PAGE},
         latest_sent_ms=0,
     )
 
 
 def test_a_wrong_figure_is_noticed(sqlite_url: str, tmp_path: Path) -> None:
-    """A missing row, a row too many, an alarm with another time, a page with other bytes: each is told."""
+    """A missing row, a row too many, an alarm with another time, a page with other bytes: each is told. So is
+    a page that is missing, one too many, and a file of pages that is none."""
     store = SummaryStore(str(tmp_path / "pages"))
     with Database.open(sqlite_url) as database:
         assert prepare_database(database) is False
         with database.writing() as connection, connection.begin():
             connection.execute(insert(home_minute).values(["h1", 60_000, 2, 1, 0, None, 0]))
             connection.execute(insert(home_alarm).values(["h1", "door", 3, "door_open", 5, 0.0]))
-        store.write({"h1": "{}"})
+        store.write({"0-0": {"h1": _PAGE}})
         assert failures_of(_expected(), read_tables(database), store) == ()
-        store.write({"h1": "{ }"})
+        store.write({"0-0": {"h1": _PAGE.replace(b"1", b"2")}})
         with database.writing() as connection, connection.begin():
             connection.execute(insert(home_minute).values(["h1", 120_000, 1, 1, 0, None, 0]))
             connection.execute(delete(home_alarm))
@@ -86,6 +91,20 @@ def test_a_wrong_figure_is_noticed(sqlite_url: str, tmp_path: Path) -> None:
         "1 alarms",
         "1 summaries",
     ]
+
+
+def test_a_page_too_many_or_too_few_is_noticed(tmp_path: Path) -> None:
+    """Of all blocks; a file that cannot be read is told, too."""
+    found = Found(_expected().minutes, tuple(_expected().alarms), {})
+    store = SummaryStore(str(tmp_path / "pages"))
+    (missing,) = failures_of(_expected(), found, store)
+    assert "the first is h1: None instead of" in missing
+    store.write({"0-0": {"h1": _PAGE}, "3-1": {"h2": _PAGE}})
+    (unexpected,) = failures_of(_expected(), found, store)
+    assert "the first is h2" in unexpected
+    (tmp_path / "pages" / "3-1.json").write_bytes(b"{")
+    (malformed,) = failures_of(_expected(), found, store)
+    assert "3-1.json is no file of homes' pages" in malformed
 
 
 def test_only_results_of_this_demo_are_cleared(sqlite_url: str) -> None:
@@ -112,19 +131,6 @@ def test_only_results_of_this_demo_are_cleared(sqlite_url: str) -> None:
         with database.read() as connection:
             assert connection.execute(select(home_minute)).all() == []
             assert connection.execute(select(ledger_query)).all() == []
-
-
-def test_summaries_in_azure_are_written_whole_and_again(azurite: AzuriteServer) -> None:
-    """The same homes twice, then one of them with other content; homes without a page are left out."""
-    container = azurite.create_container()
-    store = SummaryStore(f"az://{container}/pages", connection_string=azurite.connection_string())
-    pages = {f"h{index:06}": f'{{"home": {index}}}' for index in range(20)}
-    store.write(pages)
-    store.write(pages)
-    store.write({"h000007": "{}"})
-    found = store.read_many([*pages, "h999999"])
-    assert found == {home: text.encode() for home, text in pages.items()} | {"h000007": b"{}"}
-    assert azurite.connection_string() not in repr(store)
 
 
 def test_latencies_are_those_of_events_not_of_micro_batches() -> None:

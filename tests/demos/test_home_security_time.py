@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from tidegate.client import EventHubProducer
 from tidegate.demos.home_security.blocks import gather
 from tidegate.demos.home_security.check import failures_of, prepare_database, read_tables
-from tidegate.demos.home_security.checkpoint import claim_checkpoint
+from tidegate.demos.home_security.checkpoint import FILE_NAME, claim_checkpoint
 from tidegate.demos.home_security.driver import ProgressFile
 from tidegate.demos.home_security.homes import CLOCK_ERROR_MS, EVENT_HUB, PARTITION_COUNT
 from tidegate.demos.home_security.pipeline import SPARK_SETTINGS, HomeSecurity, start_home_security
@@ -121,6 +121,10 @@ def test_a_checkpoint_directory_keeps_its_number_of_blocks(spark: SparkSession, 
     earlier.mkdir()
     (earlier / "metadata").write_text("{}")
     with pytest.raises(InvalidArgumentError, match="does not say how many blocks"):
+        claim_checkpoint(spark, str(earlier), 64)
+    # It was made when each home's page was a file of its own: those that do not change would be missing.
+    (earlier / FILE_NAME).write_text('{"blocks": 64}')
+    with pytest.raises(InvalidArgumentError, match=r"format 1, .* Start anew .* empty place of summaries\."):
         claim_checkpoint(spark, str(earlier), 64)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.home_summary import ACTIVITY_MAX, HOURS, HomeSummary, summary_path
+from tidegate.model.home_summary import ACTIVITY_MAX, HOURS, HomeSummary
 
 _NAMES = st.text(min_size=1, max_size=12)
 _TIMES = st.datetimes(timezones=st.just(UTC)).map(lambda time: time.replace(microsecond=0))
@@ -84,11 +84,3 @@ def test_anything_else_is_refused_in_one_way(content: bytes) -> None:
     """Whatever the bytes are, the error is the same one."""
     with pytest.raises(InvalidArgumentError):
         HomeSummary.from_json(content)
-
-
-@given(st.text(min_size=1, max_size=30))
-def test_a_summary_lies_below_its_place(home: str) -> None:
-    """No name leads out of the directory of summaries, or to one deeper in it."""
-    directory, name = summary_path(home).split("/")
-    assert name.endswith(".json")
-    assert directory not in ("", ".", "..")

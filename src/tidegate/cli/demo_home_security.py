@@ -164,4 +164,4 @@ def _print_report(output: Output, report: HomeSecurityReport) -> None:
         else "A recomputation from the log gives every row, alarm, dead letter and summary the same."
     )
     output.line(f"The log lies in {report.data_dir}, the results in {report.database}.")
-    output.line(f"The summaries are {report.summaries}/NNN/hNNNNNN.json.")
+    output.line(f"The summaries are in {report.summaries}, one JSON file per block of homes.")

@@ -1,7 +1,7 @@
-"""A home's summary: what the pipeline of the home security scenario writes to blob storage, a home at a time,
-and the console shows to its resident.
+"""A home's summary: what the pipeline of the home security scenario writes to blob storage, many homes to a
+file (``home_pages``), and the console shows to its resident.
 
-It stands this low because both sides use it. The JSON form, as ``Home.summary`` of the demo writes it:
+It stands this low because both sides use it. The JSON form, as ``write_pages`` of the demo gives it:
 
     {"home": "h000042", "day": "2026-03-02", "rooms": {"hall": {"hours_with_motion": [6, 7]}},
      "doors": {"door-front": {"is_open": false, "since": "2026-03-02T06:15:09.250Z"}},
@@ -102,15 +102,6 @@ class HomeSummary:
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidArgumentError("This is not the summary of a home.") from error
-
-
-def summary_path(home: str) -> str:
-    """Where a home's summary lies below the place of all, as ``042/h000042.json``.
-
-    A name that is no plain word stays in one directory, and may share its file's name with another home's.
-    """
-    name = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in home)
-    return f"{name[-3:]}/{name}.json"
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ HOMES_EVENT_HUB: Final = "home-security"
 
 
 class MalformedSummaryError(InvalidArgumentError):
-    """A summary that is not one, or only a part: it is being replaced, or somebody else wrote it."""
+    """A file of summaries that is none, or only a part: it is being replaced, or somebody else wrote it."""
 
     is_transient = True
 
@@ -26,7 +26,8 @@ class ShownHome:
 
     summary: HomeSummary
     written_at: datetime | None
-    """When the pipeline wrote it; None: the storage does not tell."""
+    """When the pipeline wrote it last, with the pages of the other homes of its block, of which any may have
+    changed; None: the storage does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class HomesView(Protocol):
         ...
 
     async def home(self, name: str) -> ShownHome:
-        """A home's summary, read now.
+        """A home's summary, as it was within the last second.
 
         Raises NotFoundError, MalformedSummaryError, StoreUnavailableError.
         """

@@ -37,9 +37,10 @@ def routes(console: Console) -> list[Route]:
     pages = _Pages(console)
     return [
         Route("/homes", pages.show_list, methods=["GET"]),
-        Route("/homes/{home}", pages.show, methods=["GET"]),
+        # A home's name is any text, with slashes, too.
+        Route("/homes/{home:path}", pages.show, methods=["GET"]),
         Route("/console/live/homes", pages.live_list, methods=["GET"]),
-        Route("/console/live/homes/{home}", pages.live, methods=["GET"]),
+        Route("/console/live/homes/{home:path}", pages.live, methods=["GET"]),
     ]
 
 

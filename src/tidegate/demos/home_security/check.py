@@ -14,11 +14,11 @@ from tidegate.demos.home_security.summaries import SummaryStore
 from tidegate.demos.home_security.tables import CONSUMER, NAME, home_alarm, home_minute
 from tidegate.demos.home_security.verify import EventAddress, Expected, Figures, Minute
 from tidegate.model.errors import AlreadyExistsError
+from tidegate.model.home_pages import MalformedPagesError
 from tidegate.sql import Database
 from tidegate.sql.schema import batch_ledger, dead_letter, ledger_query
 
 _ROWS_PER_FETCH = 20_000
-_BLOBS_PER_READ = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,10 @@ def _differences(what: str, expected: Mapping[Any, Any], found: Mapping[Any, Any
 
 
 def _summary_failures(expected: Mapping[str, bytes], store: SummaryStore) -> list[str]:
-    homes = sorted(expected)
-    found: dict[str, bytes] = {}
-    for start in range(0, len(homes), _BLOBS_PER_READ):
-        found |= store.read_many(homes[start : start + _BLOBS_PER_READ])
+    try:
+        found = store.read()
+    except MalformedPagesError as error:
+        return [str(error)]
     return _differences("summaries", expected, found)
 
 

@@ -101,8 +101,9 @@ def run_home_security_demo(
     """Run the whole demo; returns what came of it, whether or not the figures hold.
 
     on_report: called with that while the service still runs.
-    Raises AlreadyExistsError where the data directory holds an earlier run, ChildFailedError where a child
-    ended on its own, and what opening the database raises.
+    Raises AlreadyExistsError where the data directory holds an earlier run, MalformedPagesError where the
+    place of summaries holds something else, ChildFailedError where a child ended on its own, and what opening
+    the database raises.
     Cancellation: the first KeyboardInterrupt ends the generator only, and the figures so far are checked; a
     second one, and any other exception raised in this thread, ends the children and comes through.
     """
@@ -124,6 +125,8 @@ def run_home_security_demo(
         asyncio.run(_create_hub(ready.connection_string))
         if prepare_database(database):
             observer.note("The database held the results of an earlier run: cleared.")
+        if SummaryStore(summaries_url).clear():
+            observer.note("There were summaries of an earlier run: cleared.")
         observer.step(f"Watching {demo.plan.homes:,} homes for {demo.duration_s:.0f} s")
         stage = LiveStage(
             environment={

@@ -196,7 +196,7 @@ class HomesProcessor(StatefulProcessor):
         changes = block.take(readings, are_pages_wanted=self._are_pages_wanted)
         rejected = [from_bytes(part.rejected, REJECTED) for part in parts]
         changes.rejected = joined([*rejected, changes.rejected], REJECTED)
-        yield self._keep(partition, block, changes, timer_ms)
+        yield self._keep(key, partition, block, changes, timer_ms)
 
     def handleExpiredTimer(  # noqa: N802 - Spark's name
         self,
@@ -209,12 +209,14 @@ class HomesProcessor(StatefulProcessor):
         block = Block(partition, homes)
         watermark_ms = timerValues.getCurrentWatermarkInMs()
         changes = block.expire(watermark_ms, are_pages_wanted=self._are_pages_wanted)
-        yield self._keep(partition, block, changes, None)
+        yield self._keep(key, partition, block, changes, None)
 
     def close(self) -> None:
         """Nothing is open."""
 
-    def _keep(self, partition: str, block: Block, changes: BlockChanges, timer_ms: int | None) -> Row:
+    def _keep(
+        self, key: Any, partition: str, block: Block, changes: BlockChanges, timer_ms: int | None
+    ) -> Row:
         deadline_ms = block.next_deadline_ms()
         # A timer that is no longer needed is left to fire: looking is cheaper than asking Spark to forget it.
         if deadline_ms is not None and (timer_ms is None or deadline_ms + 1 < timer_ms):
@@ -222,7 +224,9 @@ class HomesProcessor(StatefulProcessor):
             self._handle.registerTimer(timer_ms)
         homes = block.encode()
         self._state.update((partition, homes, timer_ms))
+        (name,) = key
         return Row(
+            block=name,
             minutes=to_bytes(changes.minutes),
             alarms=to_bytes(changes.alarms),
             rejected=to_bytes(changes.rejected),
@@ -246,8 +250,7 @@ def results_of(store: SummaryStore | None, batches: Iterator[pa.RecordBatch]) ->
     """Blocks' rows to rows for SQL, after their pages are written: the sink's step."""
     for batch in batches:
         if store is not None:
-            pages = _parts(batch, "pages", PAGES).to_pydict()
-            store.write(dict(zip(pages["home"], pages["page"], strict=True)))
+            store.write(pages_by_block(batch))
         minutes, alarms = _parts(batch, "minutes", MINUTES), _parts(batch, "alarms", ALARMS)
         parts = [
             minutes.append_column("_table", pa.repeat("minutes", minutes.num_rows)),
@@ -256,6 +259,18 @@ def results_of(store: SummaryStore | None, batches: Iterator[pa.RecordBatch]) ->
         ]
         rows = pa.concat_tables(parts, promote_options="default")
         yield from rows.select(RESULTS_ARROW.names).cast(RESULTS_ARROW).combine_chunks().to_batches()
+
+
+def pages_by_block(batch: pa.RecordBatch) -> dict[str, dict[str, bytes]]:
+    """Block → home → its page. A block may have several rows; what a later one says counts."""
+    found: dict[str, dict[str, bytes]] = {}
+    changes: Any = batch.select(["block", "pages"]).to_pydict()
+    for block, part in zip(changes["block"], changes["pages"], strict=True):
+        rows: Any = from_bytes(part, PAGES)
+        if rows.num_rows:
+            pages = rows.column("page").cast(pa.binary()).to_pylist()
+            found.setdefault(block, {}).update(zip(rows.column("home").to_pylist(), pages, strict=True))
+    return found
 
 
 def _parts(batch: pa.RecordBatch, column: str, schema: pa.Schema) -> pa.Table:

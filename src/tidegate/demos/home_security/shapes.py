@@ -86,8 +86,11 @@ READINGS: Final = _schema(
 REJECTED: Final = _schema({**_PLACE, "_error": pa.string()})
 """Events that become dead letters, and why."""
 
-CHANGES: Final = "minutes binary, alarms binary, rejected binary, pages binary, state_bytes long"
-"""What a micro-batch changes in a block of homes: rows of the schemas below; and how large its state is."""
+CHANGES: Final = (
+    "block string, minutes binary, alarms binary, rejected binary, pages binary, state_bytes long"
+)
+"""What a micro-batch changes in a block of homes: rows of the schemas below; and how large its state is. A
+block whose timer fires has a second row, behind the first."""
 
 MINUTES: Final = _schema(
     {

@@ -160,7 +160,8 @@ class HomeTables:
             raise InvalidArgumentError(
                 f"The checkpoint directory holds state of homes in the format {state[0] if state else None}, "
                 f"and this version reads the format {_FORMAT} only.",
-                next_step="Start anew with an empty checkpoint directory and an empty database.",
+                next_step="Start anew with an empty checkpoint directory, an empty database and an empty "
+                "place of summaries.",
             )
         tables = cls()
         _, size = _HEAD.unpack_from(state)
