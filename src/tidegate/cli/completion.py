@@ -27,18 +27,28 @@ def completion(
     """Write what makes a shell complete commands, options and names.
 
     Names of event hubs, consumer groups and policies are asked of the service; of one that does not answer at
-    once there are none. Zsh wants its compinit before this.
+    once there are none. Zsh wants its compinit before this, or the file in its fpath before its compinit.
 
     \b
     Examples:
       source <(tidegate completion bash)
       tidegate completion bash > ~/.local/share/bash-completion/completions/tidegate
+      tidegate completion zsh > ~/.zfunc/_tidegate
       tidegate completion fish > ~/.config/fish/completions/tidegate.fish
     """
     from typer.completion import get_completion_script  # type: ignore[attr-defined]  # public, not declared so
 
-    script = get_completion_script(prog_name="tidegate", complete_var=COMPLETE_VARIABLE, shell=shell.value)
-    sys.stdout.write(f"{script}\n")
+    from tidegate.cli.completion_shells import FISH_SCRIPT, ZSH_SCRIPT
+
+    match shell:
+        case Shell.ZSH:
+            script = ZSH_SCRIPT
+        case Shell.FISH:
+            script = FISH_SCRIPT
+        case Shell.BASH:
+            found = get_completion_script(prog_name="tidegate", complete_var=COMPLETE_VARIABLE, shell="bash")
+            script = f"{found}\n"
+    sys.stdout.write(script)
 
 
 def prepare_completion() -> None:
@@ -46,4 +56,7 @@ def prepare_completion() -> None:
     if os.environ.get(COMPLETE_VARIABLE):
         from typer.completion import completion_init  # type: ignore[attr-defined]
 
+        from tidegate.cli.completion_shells import mend_shells
+
         completion_init()
+        mend_shells()
