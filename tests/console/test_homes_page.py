@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
+from fsspec.spec import AbstractFileSystem
 from markupsafe import escape
 from tests.console.support import PlainBrowser, assert_accessible, console_service
 
 from tidegate.broker import Claim
-from tidegate.model.errors import NotFoundError
+from tidegate.model.errors import NotFoundError, StoreUnavailableError
 from tidegate.model.home_pages import file_name, merge_pages, page_of
 from tidegate.server.app import TidegateServer
+from tidegate.server.console import home_files
 from tidegate.server.console import homes as reading
 from tidegate.server.console.home_files import Index, PagesFile, PagesFiles
 from tidegate.testing.hub import HubService
@@ -192,6 +194,57 @@ def test_a_malformed_file_is_said_to_be_one(summaries: Path, plain_browser: Plai
         path.unlink()
     assert plain_browser.get("/homes/h777777").status == 404
     assert "cannot be read" not in plain_browser.get("/homes").text
+
+
+def test_a_file_that_is_too_large_is_not_read(
+    summaries: Path, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for its names nor for a page: somebody else's could be of any size."""
+    path = summaries / file_name("9-9")
+    replace_file(path, merge_pages(None, {"h777777": page_text("h777777")}))
+    assert plain_browser.get("/homes/h777777").status == 200
+
+    def refuse(self: AbstractFileSystem, read: str, *_: object) -> bytes:
+        raise AssertionError(read)
+
+    monkeypatch.setattr(AbstractFileSystem, "cat_file", refuse)
+    monkeypatch.setattr(home_files, "FILE_BYTES_MAX", path.stat().st_size - 1)
+    path.touch()
+    for home in ("h777777", "h777779"):
+        answer = plain_browser.get(f"/homes/{home}")
+        assert answer.status == 503
+        assert "9-9.json cannot be read" in answer.text
+    path.unlink()
+
+
+async def test_storage_that_hangs_takes_a_few_threads_and_no_page_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages of 30 blocks at once: each says so after its time, and is there again when the storage is."""
+    homes = [f"h{index}" for index in range(30)]
+    for home in homes:
+        replace_file(tmp_path / file_name(f"{home}-0"), merge_pages(None, {home: page_text(home)}))
+    read, goes_on, calls = PagesFiles.read, threading.Event(), list[str]()
+
+    def hang(self: PagesFiles, path: str, before: PagesFile | None) -> PagesFile | None:
+        calls.append(path)
+        assert goes_on.wait(20)
+        return read(self, path, before)
+
+    async with reading.HomeSummaries(str(tmp_path), SystemClock()) as view:
+        await view.homes(search="", after="", size=10)
+        monkeypatch.setattr(PagesFiles, "read", hang)
+        monkeypatch.setattr(reading, "READ_TIMEOUT_S", 0.2)
+        try:
+            found = await asyncio.gather(*(view.home(home) for home in homes), return_exceptions=True)
+            assert {type(one) for one in found} == {StoreUnavailableError}
+            assert "no answer within 0.2 s" in str(found[0])
+            assert len(calls) == reading.CALLS_MAX
+        finally:
+            goes_on.set()
+        monkeypatch.setattr(reading, "READ_TIMEOUT_S", 20.0)
+        shown = await asyncio.gather(*(view.home(home) for home in homes))
+        assert [one.summary.home for one in shown] == homes
 
 
 @pytest.mark.parametrize(

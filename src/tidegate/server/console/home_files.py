@@ -198,8 +198,8 @@ def _homes_of_file(version: Version, content: bytes, before: HomesOfFile | None)
 
 
 def _index_of(files: Mapping[str, HomesOfFile], malformed: tuple[str, ...], before: Index) -> Index:
-    """The index of files. Where each has the homes that it had before, nothing is sorted: sorting 100,000
-    names keeps all other threads waiting."""
+    """The index of files. Where each has the homes that it had before, as when only pages have changed, the
+    names are not put together again, and what was found among them stays found."""
     is_same = files.keys() == before.files.keys() and all(
         known.homes is before.files[path].homes for path, known in files.items()
     )

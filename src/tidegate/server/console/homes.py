@@ -27,7 +27,7 @@ from tidegate.model.errors import InvalidArgumentError, NotFoundError, StoreUnav
 from tidegate.model.home_pages import MalformedPagesError, page_of
 from tidegate.model.home_summary import HomeSummary
 from tidegate.model.limits import PARTITION_KEY_CHARACTERS_MAX
-from tidegate.server.console.home_files import Index, PagesFile, PagesFiles
+from tidegate.server.console.home_files import FILE_BYTES_MAX, Index, PagesFile, PagesFiles
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.threads import Threads
 
@@ -41,11 +41,12 @@ LIST_EVERY_S: Final = 15.0
 """The age from which names are read again, when somebody asks for them."""
 UNKNOWN_EVERY_S: Final = 1.0
 """The age from which they are read again for a home that is not among them."""
-FIRST_LIST_WAIT_S: Final = 0.5
-"""How long the first page waits for the first list; a directory of 100,000 homes takes half of it."""
+FIRST_LIST_WAIT_S: Final = 0.25
+"""How long the first page waits for the first list; a directory of 100,000 homes takes a third of it."""
 FILE_AGE_S: Final = 1.0
 """For how long a file counts as unchanged without another look: pages of its homes may be so old."""
-FILES_KEPT_BYTES: Final = 64 * 1024 * 1024
+FILES_KEPT_BYTES: Final = FILE_BYTES_MAX
+"""64 files of 1,500 homes each are 25 MB."""
 SUMMARY_BYTES_MAX: Final = 256 * 1024
 CALLS_MAX: Final = 8
 """Calls at once; others wait. Those given up count until the storage's library lets go: a bound for its
@@ -160,7 +161,7 @@ class HomeSummaries:
         begun_at = self._clock.monotonic()
         try:
             index = await self._run(partial(self._files.index, self._index), LIST_TIMEOUT_S)
-        except StoreUnavailableError as error:
+        except TidegateError as error:
             self._note_problem(error)
         else:
             if index.names is not self._index.names:
