@@ -182,13 +182,13 @@ def test_a_script_that_the_shell_loads_by_itself(
     directory: Path,
     environment: dict[str, str],
 ) -> None:
-    """Where it lies among the shell's own, it completes from the first time on."""
+    """Where it lies among the shell's own, it completes from the first time on, and ever after."""
     script = directory / place
     script.parent.mkdir(parents=True)
     script.write_text(run_tidegate("completion", shell, environment=environment).out)
     typist = type_into(shell)
     typist.run(prepare)
-    assert typist.completed("tidegate comp") == "tidegate completion"
+    assert [typist.completed("tidegate comp") for _ in range(3)] == ["tidegate completion"] * 3
 
 
 def test_fish_is_told_descriptions_as_a_whole(directory: Path, environment: dict[str, str]) -> None:

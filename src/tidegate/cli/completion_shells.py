@@ -16,17 +16,19 @@ from typing import Any, Final
 ZSH_SCRIPT: Final = """\
 #compdef tidegate
 
-_tidegate_completion() {
+_tidegate() {
   eval $(env _TYPER_COMPLETE_ARGS="${words[1,$CURRENT]}" _TIDEGATE_COMPLETE=complete_zsh tidegate)
 }
 
-if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
-  _tidegate_completion "$@"
+if [[ $funcstack[1] == _tidegate ]]; then
+  _tidegate
 else
-  compdef _tidegate_completion tidegate
+  compdef _tidegate tidegate
 fi
 """
-"""Read by ``source`` it says what completes; loaded as a function of its file's name it has to complete."""
+"""Read by ``source`` it says what completes. Loaded from ``fpath`` it is the function ``_tidegate``, which puts
+another one in its place and has to complete the first time itself.
+"""
 
 FISH_SCRIPT: Final = """\
 function __tidegate_find
