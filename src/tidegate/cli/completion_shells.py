@@ -26,8 +26,8 @@ else
   compdef _tidegate tidegate
 fi
 """
-"""Read by ``source`` it says what completes. Loaded from ``fpath`` it is the function ``_tidegate``, which puts
-another one in its place and has to complete the first time itself.
+"""Read by ``source`` it says what completes. Loaded from ``fpath`` it is the function ``_tidegate``,
+which puts another one in its place and has to complete the first time.
 """
 
 FISH_SCRIPT: Final = """\
