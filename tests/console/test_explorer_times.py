@@ -84,7 +84,10 @@ async def test_few_partitions_are_read_for_a_page(
     monkeypatch.setattr(segment_reader, "decode_header", decode)
     late = EventPosition.from_enqueued_time(clock.now - timedelta(milliseconds=20))  # in five partitions
     early = EventPosition.from_enqueued_time(begin + timedelta(milliseconds=2))
+    oldest = EventQuery("hub", count=16)
+    await read_page(events, oldest)  # it has to find out when each partition begins
     for query in (
+        oldest,
         EventQuery("hub", is_newest_first=True, count=16),
         EventQuery("hub", None, early, is_newest_first=True, count=16),
         EventQuery("hub", None, late, count=16),

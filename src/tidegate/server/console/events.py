@@ -38,7 +38,7 @@ from tidegate.console.backend.events import (
 from tidegate.model.clock import Clock
 from tidegate.model.errors import NotFoundError
 from tidegate.server.console.events_decoding import event_detail, fitting_events
-from tidegate.server.console.events_reading import Bounds, Merge, Run, StoredEvent, partitions_of
+from tidegate.server.console.events_reading import Bounds, FirstTimes, Merge, Run, StoredEvent, partitions_of
 from tidegate.server.console.events_sending import EventSender
 
 _EVENTS_PER_TURN: Final = 250
@@ -65,6 +65,7 @@ class BrokerEvents:
         self._broker = broker
         self._threads = asyncio.Semaphore(_THREADS_MAX)
         self._readers = asyncio.Semaphore(_READERS_MAX)
+        self._first_times = FirstTimes()
         self._sender = EventSender(broker, clock=clock)
 
     async def __aenter__(self) -> Self:
@@ -139,7 +140,7 @@ class BrokerEvents:
         return _Tail(partitions_of(hub, query.partition_id), query, self._fitting)
 
     async def _merge(self, bounds: Bounds, way: Way, cursor: EventCursor | None) -> Merge:
-        merge = Merge(way)
+        merge = Merge(way, self._first_times)
         for number, partition in enumerate(bounds.partitions, 1):
             merge.add(bounds, partition, cursor)
             if number % _PARTITIONS_PER_TURN == 0:

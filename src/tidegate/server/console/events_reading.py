@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from tidegate.broker import EventHub, Partition, RecordBatch
 from tidegate.console.backend.events import EventCursor, EventPlace, Way
@@ -54,7 +55,7 @@ class Run:
         """start, until: half open, in ascending order whichever way it goes. narrow: asked once, before the
         first look; None: all of it counts.
         """
-        self._partition = partition
+        self.partition = partition
         self._partition_index = int(partition.partition_id)
         self._way = way
         self._start = start
@@ -135,7 +136,7 @@ class Run:
         self.release()
 
     def _read_on(self, bytes_max: int) -> Sequence[RecordBatch]:
-        batches = self._partition.read_nowait(self._start, bytes_max=bytes_max)
+        batches = self.partition.read_nowait(self._start, bytes_max=bytes_max)
         return [batch for batch in batches if batch.base_sequence_number < self._until]
 
     def _read_back(self, bytes_max: int) -> Sequence[RecordBatch]:
@@ -144,7 +145,7 @@ class Run:
             start = max(self._start, self._until - self._back_events)
             batches, size, at = [], 0, start
             while at < self._until and (size < bytes_max or self._back_events == 1):
-                read = self._partition.read_nowait(at, bytes_max=bytes_max if self._back_events > 1 else 1)
+                read = self.partition.read_nowait(at, bytes_max=bytes_max if self._back_events > 1 else 1)
                 read = [batch for batch in read if batch.base_sequence_number < self._until]
                 if not read:
                     at = self._until
@@ -205,11 +206,33 @@ class Bounds:
         return max(start, at), until
 
 
+class FirstTimes:
+    """When the first events of partitions were enqueued, where somebody has looked: the oldest page of many
+    partitions needs it of all. It stays so until retention moves their beginning.
+    """
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[Partition, EventPlace] = WeakKeyDictionary()
+
+    def least_ms(self, partition: Partition) -> int:
+        """A time that none of its events lies before: 0 where nobody has looked."""
+        place = self._known.get(partition)
+        is_first = place is not None and place.sequence_number == partition.begin_sequence_number
+        return place.enqueued_time_ms if place is not None and is_first else 0
+
+    def note(self, partition: Partition, place: EventPlace) -> None:
+        """Somebody has found an event, perhaps the first."""
+        if place.sequence_number == partition.begin_sequence_number:
+            self._known[partition] = place
+
+
 class Merge:
     """The events of partitions from a cursor on, the nearest first."""
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: Way, first_times: FirstTimes | None = None) -> None:
+        """first_times: what is known of partitions, and learnt here; None: nothing."""
         self._way = way
+        self._first_times = first_times or FirstTimes()
         self._heap: list[tuple[tuple[int, int, int], bool, int, Run]] = []
         self._bytes_max = _PIECE_BYTES
         self._buffered = 0
@@ -223,14 +246,15 @@ class Merge:
         until, first_ms = partition.next_sequence_number, bounds.time_ms
         start = partition.begin_sequence_number if first_ms is not None else bounds.floor(partition)
         if cursor is None and first_ms is None and self._way is Way.NEWER:
-            self.add_range(partition, start, until)
+            self.add_range(partition, start, until, nearest_ms=self._first_times.least_ms(partition))
             return
         # Times that all its events lie between: what is not read before that may stay unread.
         first_ms, last_ms = first_ms or 0, partition.runtime_information().last_enqueued_time_ms or 0
-        if cursor is not None and self._way is Way.NEWER:
-            first_ms = max(first_ms, cursor.place.enqueued_time_ms)
-        elif cursor is not None:
-            last_ms = min(last_ms, cursor.place.enqueued_time_ms)
+        place_ms = None if cursor is None else cursor.place.enqueued_time_ms
+        if self._way is Way.NEWER:
+            first_ms = max(first_ms, place_ms or 0, self._first_times.least_ms(partition))
+        elif place_ms is not None:
+            last_ms = min(last_ms, place_ms)
         if first_ms <= last_ms:
             nearest_ms = first_ms if self._way is Way.NEWER else last_ms
             narrow = partial(bounds.narrow, partition, cursor)
@@ -297,16 +321,21 @@ class Merge:
 
     def _look(self) -> None:
         """Read where the nearest event may be."""
-        self._put_back(heapq.heappop(self._heap)[3])
+        run = heapq.heappop(self._heap)[3]
+        place = self._put_back(run)
+        if place is not None:
+            self._first_times.note(run.partition, place)
 
-    def _put_back(self, run: Run) -> None:
+    def _put_back(self, run: Run) -> EventPlace | None:
+        """Returns where its next event is; None where it has none, and is not put back."""
         place = run.peek(self._bytes_max)
         if place is None:
-            return
+            return None
         if self._buffered + run.buffered_bytes > _BUFFERED_BYTES_MAX and self._heap:
             run.release()
         self._buffered += run.buffered_bytes
         self._push(place, run, is_read=True)
+        return place
 
     def _push(self, place: EventPlace, run: Run, *, is_read: bool) -> None:
         key = (place.enqueued_time_ms, place.partition_index, place.sequence_number)
