@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from html.parser import HTMLParser
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
 from azure.eventhub import EventData as SdkEvent
 from azure.eventhub.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpMessageProperties
 from tests.console.explorer_support import send_events, words_of
-from tests.console.support import PlainBrowser
+from tests.console.support import PlainBrowser, assert_accessible
 from tests.interop.support import read, target_of
 
 from tidegate.amqp.message import Header, Message, Properties, decode_message
@@ -19,6 +19,9 @@ from tidegate.model.events import EventData
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
 from tidegate.wire.batch import unwrap
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 _UUID = UUID("12345678-1234-5678-1234-567812345678")
 _TYPED: dict[str | bytes, Any] = {
@@ -180,6 +183,29 @@ def test_a_copy_is_received_as_the_event_is(
             type(stored[0].properties.message_id if stored[0].properties else None),
             type(stored[0].properties.correlation_id if stored[0].properties else None),
         ]
+
+
+@pytest.mark.slow
+def test_a_browser_sends_the_same_copy(service: HubService, hub: str, console_page: Page) -> None:
+    """Its text areas change no line and no blank; the form with all its words is accessible."""
+    standard = AmqpMessageProperties(subject="\n s ", message_id=_UUID)  # type: ignore[no-untyped-call]
+    event = AmqpAnnotatedMessage(
+        data_body=b"\n\n body \n",
+        application_properties=dict(_TYPED),
+        properties=standard,
+        annotations={"x-opt-mine": 1},
+    )
+    with target_of(service, "plain").producer(hub) as producer:
+        producer.send_event(event)
+    page = console_page
+    page.goto(f"/hubs/{hub}/explorer/send?copy=0.0")
+    page.get_by_text("the message annotation x-opt-mine").wait_for()
+    assert_accessible(page)
+    page.get_by_role("button", name="Send", exact=True).click()
+    page.get_by_text("The event is stored").wait_for()
+    first, second = _stored(service, hub)
+    assert _typed(second.application_properties) == _typed(first.application_properties)
+    assert (second.properties, second.header, second.data) == (first.properties, first.header, first.data)
 
 
 def test_a_copy_of_a_copy_is_the_same_bytes(
