@@ -50,6 +50,20 @@ async def test_pages_from_a_time(
         assert places(back) == places(earlier)
 
 
+async def test_the_last_page_leads_nowhere(broker: Broker, events: BrokerEvents, clock: StepClock) -> None:
+    """Also where it is full, and another partition, which was not read for it, has only newer events."""
+    hub = make_hub(broker, 2)
+    await append(hub, 1, *[EventData(b"old")] * 10)
+    clock.now += timedelta(milliseconds=10)
+    await append(hub, 0, *[EventData(b"new")] * 5)
+    pages = [await read_page(events, EventQuery("hub", is_newest_first=True, count=5))]
+    for _ in range(2):
+        assert pages[-1].older is not None
+        pages.append(await read_page(events, EventQuery("hub", count=5), pages[-1].older))
+    assert [len(page.events) for page in pages] == [5, 5, 5]
+    assert pages[-1].older is None
+
+
 async def test_few_partitions_are_read_for_a_page(
     broker: Broker, events: BrokerEvents, clock: StepClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
