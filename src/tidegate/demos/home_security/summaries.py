@@ -148,11 +148,14 @@ def _named(path: str) -> Iterator[None]:
 def _write_files(root: str, contents: dict[str, bytes]) -> None:
     """Each file is renamed into its place: fsspec would write it there, and a reader could see a half.
 
-    It is not synced: a power failure may leave an older one, or a half, which the next micro-batch refuses.
+    It is synced before: else a power failure could leave a half one, and the next micro-batch would end the
+    pipeline over it.
     """
     os.makedirs(root, exist_ok=True)
     for path, content in contents.items():
         temporary = f"{path}.{os.getpid()}"
         with open(temporary, "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
