@@ -18,14 +18,15 @@ from pyspark.sql.types import StructType
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.commits import BOOKKEEPING_COLUMNS, needed_columns
+from tidegate.spark.committing_source import CommittingDataSource
 from tidegate.spark.hub import HubReader
 from tidegate.spark.options import CHECKPOINT_PREFIX, SourceOptions
 from tidegate.spark.ownership import claim_checkpoints
-from tidegate.spark.plan import SinkPlan
+from tidegate.spark.plan import PLAN_OPTION, SinkPlan
 from tidegate.spark.replay_source import ReplayDataSource, check_replayable, plan_replay
 from tidegate.spark.schema import EVENT_SCHEMA
 from tidegate.spark.session import checkpoint_path, refuse_sqlite_on_cluster
-from tidegate.spark.sink import PLAN_OPTION, SqlSinkDataSource
+from tidegate.spark.sink import SqlSinkDataSource
 from tidegate.spark.source import EventHubsDataSource, register
 from tidegate.spark.trigger import AS_SOON_AS_POSSIBLE, Trigger
 from tidegate.sql import BatchHandler, Database, Pipeline
@@ -92,16 +93,25 @@ def run_pipeline(
     replay = None if capture is None else plan_replay(options, capture)
     if replay is not None:
         options["eventhubs.startingPositions"] = replay.starting_positions
+    # With nothing in between, events need not go through Java from the task's reading to its writing.
+    is_committed_by_source = transform is None and replay is None
     sink = sink_options(
-        pipeline, options, database_url, is_transformed=transform is not None, rows_max=transaction_rows_max
+        pipeline,
+        options,
+        database_url,
+        is_transformed=transform is not None,
+        rows_max=transaction_rows_max,
+        is_committed_by_source=is_committed_by_source,
     )
     register(spark)
     # From here on the SQL checkpoints say where to start, for they exist now.
     options["eventhubs.startingPosition"] = CHECKPOINT_PREFIX + database_url
     reader = spark.readStream.format(EventHubsDataSource.name()).options(**options)
+    if is_committed_by_source:
+        reader = reader.format(CommittingDataSource.name()).options(**sink)
     if replay is not None:
         reader = reader.format(ReplayDataSource.name()).options(**replay.options)
-    if is_batched:
+    if is_batched and not is_committed_by_source:
         # What the function does not ask for is not decoded.
         names = needed_columns(pipeline, is_transformed=False)
         reader = reader.schema(StructType([EVENT_SCHEMA[name] for name in names]))
@@ -127,11 +137,12 @@ def sink_options(
     *,
     is_transformed: bool,
     rows_max: int = TRANSACTION_ROWS_MAX,
+    is_committed_by_source: bool = False,
 ) -> dict[str, str]:
     """Claim the pipeline's checkpoints for this driver; the options for a ``writeStream`` of its own making.
 
-    source_options: those of the ``eventhubs`` stream that feeds it. Creates the table where it is missing.
-    Raises as ``run_pipeline``.
+    source_options: those of the ``eventhubs`` stream that feeds it. is_committed_by_source: see ``SinkPlan``.
+    Creates the table where it is missing. Raises as ``run_pipeline``.
     """
     source = SourceOptions.parse(source_options)
     if source.split_partitions:
@@ -159,6 +170,7 @@ def sink_options(
         is_transformed=is_transformed,
         transaction_rows_max=rows_max,
         transaction_bytes_max=TRANSACTION_BYTES_MAX,
+        is_committed_by_source=is_committed_by_source,
     )
     return {PLAN_OPTION: plan.to_text()}
 

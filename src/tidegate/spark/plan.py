@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
+from typing import Final
 
 from pyspark import TaskContext, cloudpickle
 
@@ -21,6 +22,9 @@ from tidegate.spark.options import SourceOptions
 from tidegate.spark.ownership import Claim
 from tidegate.spark.session import is_on_cluster
 from tidegate.sql import Pipeline
+
+PLAN_OPTION: Final = "plan"
+"""The option that holds a ``SinkPlan`` as text, of the sink and of the source that commits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,8 @@ class SinkPlan:
     transaction_rows_max: int
     """Rows after which a task commits what it has of a partition, and goes on."""
     transaction_bytes_max: int
+    is_committed_by_source: bool = False
+    """True: the tasks that read have committed already, and tell the sink what they did."""
 
     def to_text(self) -> str:
         """The plan as one option's value.

@@ -41,6 +41,9 @@ EVENT_SCHEMA: Final = StructType(
 )
 """One row per event, decoded."""
 
+COMMITTED_COLUMN: Final = "committed"
+"""The one column of rows from tasks that commit where they read: binary, null but for one row of a task."""
+
 ENCODED_EVENT_SCHEMA: Final = StructType(
     [
         StructField("partition", StringType()),

@@ -8,8 +8,7 @@ micro-batch changes anything. The SQL checkpoint is the truth; Spark's own may b
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import reduce
 
 import pyarrow as pa
@@ -18,29 +17,18 @@ from pyspark.sql.types import StructType
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.accounting import Gap
+from tidegate.spark.commit_messages import TaskCommitMessage, messages_in
 from tidegate.spark.commits import needed_columns
 from tidegate.spark.journal import journalled_offset
 from tidegate.spark.ownership import checkpoint_positions
-from tidegate.spark.plan import load_plan
+from tidegate.spark.plan import PLAN_OPTION, load_plan
 from tidegate.spark.workers import freeze_loaded_modules
-from tidegate.spark.writer import PartitionSummary, TaskWriter, WriterWait, check_lost, check_partitions_whole
+from tidegate.spark.writer import TaskWriter, WriterWait, check_lost, check_partitions_whole
 from tidegate.sql import Database
 
 _logger = logging.getLogger(__name__)
 
-PLAN_OPTION = "plan"
-"""The option that holds everything; see ``plan.SinkPlan``."""
-
 _OPTIONS_OF_SPARK = ("checkpointlocation", "path", "queryname")
-
-
-@dataclass
-class TaskCommitMessage(WriterCommitMessage):
-    """What one task did."""
-
-    summaries: Sequence[PartitionSummary]
-    wait: WriterWait
-    """What it waited for SQLite's other writers."""
 
 
 class SqlSinkDataSource(DataSource):
@@ -67,7 +55,7 @@ class SqlSinkDataSource(DataSource):
                 "The format eventhubs-sql appends.", next_step='Use .outputMode("append").'
             )
         plan = load_plan(plan_text)
-        needed = needed_columns(plan.pipeline, plan.is_transformed)
+        needed = [] if plan.is_committed_by_source else needed_columns(plan.pipeline, plan.is_transformed)
         missing = [name for name in needed if name not in schema.fieldNames()]
         if missing:
             raise InvalidArgumentError(
@@ -87,9 +75,12 @@ class SqlSinkWriter(DataSourceStreamArrowWriter):
 
     # The Arrow writer's parameter differs from its base class's in pyspark, too.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:  # type: ignore[override]
-        """Commit the events of one task. Raises what ``TaskWriter.write`` raises."""
+        """Commit the events of one task, if its reading has not. Raises what ``TaskWriter.write`` raises."""
         freeze_loaded_modules()
-        writer = TaskWriter(load_plan(self._plan_text))
+        plan = load_plan(self._plan_text)
+        if plan.is_committed_by_source:
+            return reduce(TaskCommitMessage.plus, messages_in(iterator), TaskCommitMessage((), WriterWait()))
+        writer = TaskWriter(plan)
         return TaskCommitMessage(writer.write(iterator), writer.wait)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

@@ -75,6 +75,7 @@ class EventHubsDataSource(DataSource):
 def register(spark: SparkSession) -> None:
     """Make the formats ``eventhubs``, ``eventhubs-capture`` and ``eventhubs-sql`` known to a session."""
     from tidegate.spark.capture_source import CaptureDataSource
+    from tidegate.spark.committing_source import CommittingDataSource
     from tidegate.spark.file_sink import FileSinkDataSource
     from tidegate.spark.replay_source import ReplayDataSource
     from tidegate.spark.session import share_python_path
@@ -84,5 +85,6 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(EventHubsDataSource)
     spark.dataSource.register(CaptureDataSource)
     spark.dataSource.register(ReplayDataSource)
+    spark.dataSource.register(CommittingDataSource)
     spark.dataSource.register(SqlSinkDataSource)
     spark.dataSource.register(FileSinkDataSource)

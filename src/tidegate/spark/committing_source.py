@@ -1,0 +1,52 @@
+"""The source of a pipeline that has nothing between reading and SQL: tasks commit what they read where they
+read it.
+
+Otherwise every event goes from the Python that reads it to Java and from there to the Python that writes it,
+in one and the same task. Here the task hands Spark what came of its transactions instead, and beside it a row
+without content for each event, so that Spark's own figures count events as ever.
+
+    read ─► handler ─► SQL          in one worker
+              └─► a row per event: null, but for one that says what was done ─► ``SqlSinkWriter``
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.spark.options import SourceOptions
+
+if TYPE_CHECKING:
+    from tidegate.spark.reader import EventHubsStreamReader
+
+
+class CommittingDataSource(DataSource):
+    """``readStream.format("eventhubs-committing")``: made by ``run_pipeline`` alone, read by its sink."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "eventhubs-committing"
+
+    def schema(self) -> str:
+        """One column, of which most rows are null."""
+        from tidegate.spark.schema import COMMITTED_COLUMN
+
+        return f"{COMMITTED_COLUMN} binary"
+
+    def streamReader(self, schema: StructType) -> EventHubsStreamReader:  # noqa: N802 - Spark's name
+        """The reader that commits."""
+        from tidegate.spark.committing_reader import CommittingStreamReader
+        from tidegate.spark.plan import PLAN_OPTION
+
+        plan = self.options.get(PLAN_OPTION)
+        if plan is None:
+            raise InvalidArgumentError(
+                f"The format {self.name()} cannot be read by itself.",
+                next_step='Use tidegate.spark.run_pipeline, or .format("eventhubs").',
+            )
+        options = {name: value for name, value in self.options.items() if name != PLAN_OPTION}
+        return CommittingStreamReader(plan, SourceOptions.parse(options))

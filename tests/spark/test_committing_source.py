@@ -1,0 +1,93 @@
+"""A pipeline without a transformation commits where it reads; Spark hears of it, and counts events."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from tests.spark.support import assert_exact, make_pipeline, publish
+
+from tidegate.spark import Trigger, commit_messages, explain, register, run_pipeline
+from tidegate.spark.commit_messages import TaskCommitMessage, messages_in, rows_of_message
+from tidegate.spark.committing_source import CommittingDataSource
+from tidegate.spark.writer import PartitionSummary, WriterWait
+from tidegate.testing.hub import HubService
+
+_COUNT = 1000
+
+
+@settings(deadline=None)
+@given(
+    messages=st.lists(
+        st.builds(
+            TaskCommitMessage,
+            summaries=st.lists(
+                st.builds(PartitionSummary, st.text(max_size=3), st.integers(0, 2**62)), max_size=3
+            ).map(tuple),
+            wait=st.builds(WriterWait, st.floats(0, 9), st.floats(0, 9)),
+        ),
+        max_size=4,
+    ),
+    events=st.integers(0, 23),
+    rows_max=st.integers(1, 9),
+)
+def test_a_row_for_each_event_and_the_message_once(
+    messages: list[TaskCommitMessage], events: int, rows_max: int
+) -> None:
+    """However many tasks' rows come together, and in however many batches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commit_messages, "_ROWS_MAX", rows_max)
+        batches = [batch for message in messages for batch in rows_of_message(message, events)]
+    assert sum(batch.num_rows for batch in batches) == len(messages) * max(events, 1)
+    assert all(0 < batch.num_rows <= rows_max for batch in batches)
+    assert messages_in(iter(batches)) == messages
+
+
+@pytest.mark.slow
+def test_spark_counts_events_although_they_do_not_pass_through_it(
+    spark: SparkSession, hub_service: HubService, sqlite_url: str, tmp_path: Path
+) -> None:
+    """Its progress says how many were read and given to the sink, in each micro-batch."""
+    hub = hub_service.create_hub(partition_count=4)
+    publish(hub_service.connection_string, hub, _COUNT)
+    query = run_pipeline(
+        spark,
+        make_pipeline(hub),
+        connection_string=hub_service.connection_string,
+        database_url=sqlite_url,
+        checkpoint_location=tmp_path / "checkpoint",
+        trigger=Trigger(is_available_now=True),
+        max_events_per_trigger=400,
+    )
+    assert query.awaitTermination(300)
+    assert_exact(sqlite_url, _COUNT)
+    found = [json.loads(progress.json) for progress in query.recentProgress]
+    found = [progress for progress in found if progress["numInputRows"]]
+    assert len(found) > 1
+    assert sum(progress["numInputRows"] for progress in found) == _COUNT
+    assert sum(progress["sink"]["numOutputRows"] for progress in found) == _COUNT
+    java_query = query._jsq
+    plan: str = java_query.explainInternal(True)
+    assert CommittingDataSource.name() in plan
+    assert hub_service.connection_string not in plan
+
+
+def test_the_format_is_not_for_others(spark: SparkSession, hub_service: HubService, tmp_path: Path) -> None:
+    """It needs what ``run_pipeline`` gives it, and says so."""
+    register(spark)
+    with pytest.raises(PySparkException) as caught:
+        (
+            spark.readStream.format(CommittingDataSource.name())
+            .option("eventhubs.connectionString", hub_service.connection_string)
+            .load()
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(tmp_path))
+            .start()
+            .awaitTermination(60)
+        )
+    assert "cannot be read by itself" in explain(caught.value)
