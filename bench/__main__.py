@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -130,7 +131,7 @@ def _measure(
             found += hosts
         if is_spark_used:
             _progress.print("measuring Spark …")
-            found += _measure_spark(directory, service, events, event_bytes, decode, insert, ingest, rows)
+            found += _measure_spark(directory, service, event_bytes, decode, ingest)
     homes: dict[str, object] | None = None
     if is_spark_used:
         stages_with_state, homes = _measure_spark_state(directory)
@@ -196,50 +197,44 @@ def _measure_processor(
 
 
 def _measure_spark(
-    directory: Path,
-    service: HubProcess,
-    events: int,
-    event_bytes: int,
-    decode: Measurement,
-    insert: Measurement,
-    ingest: Measurement,
-    rows: Sequence[tuple[object, ...]],
+    directory: Path, service: HubProcess, event_bytes: int, decode: Measurement, ingest: Measurement
 ) -> list[Measurement]:
+    """Stages of Spark over hubs of their own; pipelines into SQL beside the databases' own bulk loads."""
     # Imported here: a machine without the spark extra can still measure the rest.
     from bench import spark_stages
     from tidegate.spark.session import spark_session
 
+    read_count, count, size = (
+        spark_stages.READ_EVENTS,
+        spark_stages.SMALL_EVENTS,
+        spark_stages.SMALL_EVENT_BYTES,
+    )
+    rows = spark_stages.rows_expected(count, size)
+    insert = baselines.sqlite_bulk_insert(rows, directory)
     spark = spark_session("tidegate-bench")
     try:
-        read = spark_stages.spark_read(spark, service, _HUB, events, event_bytes)
+        hub = spark_stages.fill_hub(service, read_count, event_bytes)
+        read = spark_stages.spark_read(spark, service, hub, read_count, event_bytes)
         read.compare_with(decode)
-        write = spark_stages.spark_write(spark, service, events, event_bytes)
+        write = spark_stages.spark_write(spark, service, read_count, event_bytes)
         write.compare_with(ingest)
-        pipeline = spark_stages.exactly_once(spark, service, _HUB, events, event_bytes, directory)
-        pipeline.compare_with(insert)
-        pipeline.compare_with(decode)
-        by_arrow = spark_stages.exactly_once(
-            spark,
-            service,
-            _HUB,
-            events,
-            event_bytes,
-            directory,
-            name="exactly-once, Arrow function → SQLite",
-            handler=spark_stages.ARROW_HANDLER,
-        )
-        by_arrow.compare_with(insert)
-        found = [read, write, pipeline, by_arrow]
+        hub = spark_stages.fill_hub(service, count, size)
+
+        def pipeline(name: str, **how: Any) -> Measurement:
+            return spark_stages.exactly_once(spark, service, hub, count, size, directory, name=name, **how)
+
+        found = [
+            read,
+            write,
+            pipeline("exactly-once → SQLite"),
+            pipeline("exactly-once, Arrow function → SQLite", handler=spark_stages.ARROW_HANDLER),
+        ]
+        for stage in found[2:]:
+            stage.compare_with(insert)
         try:
             with PostgresqlServer(is_fsync_used=True) as postgresql:
-                into_postgresql = spark_stages.exactly_once(
-                    spark,
-                    service,
-                    _HUB,
-                    events,
-                    event_bytes,
-                    directory,
-                    name="exactly-once, Arrow function → PostgreSQL",
+                into_postgresql = pipeline(
+                    "exactly-once, Arrow function → PostgreSQL",
                     handler=spark_stages.ARROW_HANDLER,
                     make_url=postgresql.create_schema,
                 )
