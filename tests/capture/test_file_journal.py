@@ -78,9 +78,13 @@ def test_a_journal_tells_the_latest_files(
     "change",
     [
         {"name": 5},
+        {"destination": "\ud800"},
         {"event_count": "1"},
         {"written_at_ms": None},
         {"written_at_ms": True},
+        {"written_at_ms": 10**15},
+        {"window_start_ms": -1},
+        {"until_sequence_number": 2**63},
         {"closed_by": "moon"},
     ],
     ids=lambda change: next(iter(change)),

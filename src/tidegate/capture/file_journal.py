@@ -25,14 +25,12 @@ from tidegate.model.capture import CapturedFile, WindowEnd
 from tidegate.model.limits import CAPTURE_FILES_LISTED_BYTES_MAX
 
 _TEXTS = ("name", "destination", "partition_id")
-_NUMBERS = (
-    "start_sequence_number",
-    "until_sequence_number",
-    "window_start_ms",
-    "window_end_ms",
-    "written_at_ms",
-)
+_NUMBERS = ("start_sequence_number", "until_sequence_number")
+_TIMES = ("window_start_ms", "window_end_ms", "written_at_ms")
 _MAYBE_NUMBERS = ("event_count", "file_bytes")
+_NUMBER_UNTIL: Final = 2**63
+_TIME_UNTIL_MS: Final = 253_402_300_800_000
+"""The year 10000, which no datetime reaches."""
 
 _logger = logging.getLogger(__name__)
 
@@ -133,14 +131,31 @@ def _parse(line: bytes) -> CapturedFile | None:
     try:
         values = json.loads(line)
         texts = {name: values[name] for name in _TEXTS}
-        numbers = {name: values[name] for name in (*_NUMBERS, *_MAYBE_NUMBERS)}
+        numbers = {name: values[name] for name in (*_NUMBERS, *_TIMES, *_MAYBE_NUMBERS)}
         closed_by = WindowEnd(values["closed_by"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    is_sound = all(isinstance(text, str) for text in texts.values()) and all(
-        type(number) is int or (number is None and name in _MAYBE_NUMBERS) for name, number in numbers.items()
+    is_sound = all(map(_is_text, texts.values())) and all(
+        _is_number(number, until=_TIME_UNTIL_MS if name in _TIMES else _NUMBER_UNTIL)
+        or (number is None and name in _MAYBE_NUMBERS)
+        for name, number in numbers.items()
     )
     return CapturedFile(**texts, **numbers, closed_by=closed_by) if is_sound else None
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is text that a page can hold: JSON can name half a character."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_number(value: object, *, until: int) -> bool:
+    return type(value) is int and 0 <= value < until
 
 
 def _size(path: Path) -> int:
