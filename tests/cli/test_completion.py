@@ -66,6 +66,7 @@ def test_names_of_the_service(shell_environment: dict[str, str], hub_service: Hu
     hub = hub_service.create_hub("completion-hub")
     made = run_tidegate("group", "create", hub, "analytics", environment=shell_environment)
     assert made.code == 0, made.err
+    shell_environment = shell_environment | {"_TIDEGATE_COMPLETION_S": str(WAIT_S / 2)}
     for command in ("hub show", "receive", "send"):
         assert offered(f"tidegate {command} completion-h", shell_environment) == [hub], command
     assert offered(f"tidegate receive {hub} --group a", shell_environment) == ["analytics"]
