@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from tests.cli.support import run_tidegate
 
-from tidegate.cli.completion_shells import _zsh_text
+from tidegate.cli.completion_shells import _bash_text, _zsh_text
 from tidegate.testing.absent import not_tested
 from tidegate.testing.hub import HubService
 
@@ -130,6 +130,7 @@ def type_into(directory: Path, environment: dict[str, str]) -> Iterator[Callable
     """Begins a shell by its name that can call ``print-line``; all are ended with the test."""
     path = f"{directory / 'bin'}{os.pathsep}{environment['PATH']}"
     config = {"PATH": path, "XDG_CONFIG_HOME": str(directory / "config"), "XDG_DATA_HOME": str(directory)}
+    config["_TIDEGATE_COMPLETION_S"] = str(_WAIT_S / 2)
     with ExitStack() as stack:
 
         def begin(shell: str) -> _Typist:
@@ -236,3 +237,27 @@ def test_nothing_in_a_name_is_run_by_zsh(directory: Path) -> None:
     assert not (directory / "a").exists()
     escaped = [name.replace("\\", "\\\\").replace(":", "\\:") for name in names]
     assert found.stdout.splitlines() == [text for name in escaped for text in (name, f"a:{name}")]
+
+
+def test_nothing_in_a_name_is_run_by_bash(directory: Path) -> None:
+    """What bash puts into the command line is one word that stands for the name, however it was begun."""
+    signs = ("", "'", '"', "\\", "~", "*", "; ", " # ", "hub-1")
+    names = [before + text for before in signs for text in ("$(touch a)", "`touch a`", ";touch a", "x&", "h")]
+    (directory / "answer").write_text("\n".join(_bash_text(_Item(name, ""), "h") for name in names))
+    script = (
+        "IFS=$'\\n'; COMPREPLY=( $(cat answer) ); unset IFS\n"  # as Typer's script for bash does
+        'for line in "${COMPREPLY[@]}"; do eval "printf \'%s\\n\' $line"; done\n'
+    )
+    found = subprocess.run(
+        [_find("bash"), "--norc", "-c", script],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=_WAIT_S,
+    )
+    assert found.stderr == ""
+    assert not (directory / "a").exists()
+    assert found.stdout.splitlines() == names
+    for name in ("two\nlines", "two\rlines", "\x1b[2J"):
+        assert _bash_text(_Item(name, ""), "") == ""
+    assert [_bash_text(_Item(name, ""), "'h") for name in ("hub-1", "hub;touch a")] == ["hub-1", ""]

@@ -2,6 +2,7 @@
 
     every shell    the value of ``--option=value`` is completed, too
     zsh, fish      a description is one line: Typer folds it, and fish cuts off what it folds
+    bash           names that its command line would read as more than text are in quotes
     fish           the program is started once per tabulator, where Typer starts it twice
     zsh            names and descriptions reach the shell as they are, and nothing in them is run; the script
                    may also lie in a directory of ``fpath``
@@ -11,6 +12,8 @@ Tried with bash 5.2, zsh 5.9 and fish 3.6, with Typer 0.29.
 
 from __future__ import annotations
 
+import os
+import shlex
 from typing import Any, Final
 
 ZSH_SCRIPT: Final = """\
@@ -50,6 +53,7 @@ def mend_shells() -> None:
     for kind in (classes.ZshComplete, classes.FishComplete):
         kind.get_completions = _with_option_names(kind.get_completions)
     classes.BashComplete.get_completion_args = _without_equal_signs(classes.BashComplete.get_completion_args)
+    classes.BashComplete.format_completion = lambda _, item: _bash_text(item, _typed_word())
     classes.ZshComplete.format_completion = lambda _, item: _zsh_text(item)
     classes.FishComplete.format_completion = lambda _, item: _fish_text(item)
 
@@ -82,6 +86,22 @@ def _without_equal_signs(get_completion_args: Any) -> Any:
 
 def _is_sign(word: str, before: str) -> bool:
     return word == "=" and before.startswith("-")
+
+
+def _typed_word() -> str:
+    """The word that bash completes, with the quotes that were typed. Its script joins words by line ends."""
+    return "".join(os.environ.get("COMP_WORDS", "").split("\n")[int(os.environ.get("COMP_CWORD", "0")) :])
+
+
+def _bash_text(item: Any, typed: str) -> str:
+    """A line of the answer, which bash puts into the command line as it is; empty where there is no way.
+
+    Bash splits the answer at line ends. Behind a quote that was typed it would take another one for its end.
+    """
+    value = str(item.value)
+    quoted = shlex.quote(value)
+    is_safe = value.isprintable() and (quoted == value or not any(sign in typed for sign in "'\"\\"))
+    return quoted if is_safe else ""
 
 
 def _zsh_text(item: Any) -> str:
