@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import shutil
 import signal
 import subprocess
 from array import array
@@ -16,6 +17,7 @@ from tests.cli.support import COMMAND, run_tidegate
 from tidegate.broker import Broker
 from tidegate.storage.check import check_log_directory
 from tidegate.storage.options import LogOptions
+from tidegate.storage.segment import SEGMENT_SUFFIX
 from tidegate.transport.clock import SystemClock
 from tidegate.wire.batch import wrap_event
 
@@ -105,6 +107,10 @@ def test_the_bar_counts_to_its_end(data_directory: Path) -> None:
             told.append(done)
 
     total = segment_bytes(data_directory)
+    (data_directory / "logs/x/0").mkdir(parents=True)
+    (data_directory / f"logs/x/0/1{SEGMENT_SUFFIX}").symlink_to("removed")  # listed, and not there any more
+    assert segment_bytes(data_directory) == total
+    shutil.rmtree(data_directory / "logs/x")
     report = check_log_directory(data_directory, files=CountedFiles(Bar()))
     assert report.damages
     assert total == report.bytes_read > _EVENTS * _EVENT_BYTES
@@ -122,12 +128,10 @@ async def test_an_interrupted_check_does_no_harm(
     _damage(data_directory)
     words = ("check", str(data_directory), *(("--repair",) if repair else ()))
     before = _contents(data_directory)
-    # Many times the log of the other partition, so that it is still reading when the signal comes.
-    logs = next((data_directory / "logs").iterdir())
-    for number in range(2, 100):
-        (logs / str(number)).mkdir()
-        for file in (logs / "1").iterdir():
-            os.link(file, logs / str(number) / file.name)
+    # Nobody writes to it, so whoever opens it waits: the signal comes before the end.
+    waiting = next((data_directory / "logs").iterdir()) / "2"
+    waiting.mkdir()
+    os.mkfifo(waiting / f"{0:020}{SEGMENT_SUFFIX}")
     code, said = _on_a_terminal(*words, environment=lonely, interrupt_at=b"Checking")
     assert code == 128 + signal.SIGINT, said
     assert b"Interrupted. " in said
@@ -137,6 +141,7 @@ async def test_an_interrupted_check_does_no_harm(
         after = _contents(data_directory)
         assert {name: after[name] for name in before} == before
         return
+    shutil.rmtree(waiting)
     mended = run_tidegate("check", str(data_directory), "--repair", environment=lonely)
     assert mended.code == 0, mended.err
     again = run_tidegate("check", str(data_directory), environment=lonely)

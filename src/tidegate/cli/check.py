@@ -77,7 +77,8 @@ def _check_logs(directory: Path, *, repair: bool, is_shown: bool) -> CheckReport
     from tidegate.cli.check_files import CountedFiles, segment_bytes
     from tidegate.storage.check import check_log_directory
 
-    shown = progress_bar("Checking", segment_bytes(directory)) if is_shown else nullcontext(NO_BAR)
+    is_watched = is_shown and sys.stderr.isatty()  # else nobody needs the total
+    shown = progress_bar("Checking", segment_bytes(directory)) if is_watched else nullcontext(NO_BAR)
     try:
         with shown as bar:
             return check_log_directory(directory, repair=repair, files=CountedFiles(bar))

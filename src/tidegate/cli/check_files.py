@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from tidegate.cli.progress import ProgressBar
@@ -11,9 +12,15 @@ from tidegate.storage.segment import SEGMENT_SUFFIX
 
 
 def segment_bytes(data_directory: Path) -> int:
-    """Bytes of all segments of a data directory: what a check reads, or a little more."""
-    segments = (data_directory / LOGS_NAME).glob(f"*/*/*{SEGMENT_SUFFIX}")
-    return sum(segment.stat().st_size for segment in segments)
+    """Bytes of all segments of a data directory: what a check reads, or a little more.
+
+    A service may run on it still: what its retention removes meanwhile counts nothing.
+    """
+    total = 0
+    for segment in (data_directory / LOGS_NAME).glob(f"*/*/*{SEGMENT_SUFFIX}"):
+        with suppress(FileNotFoundError):
+            total += segment.stat().st_size
+    return total
 
 
 class CountedFiles(OsFiles):
