@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,12 @@ from tests.console.explorer_support import send_events, words_of
 from tests.console.support import PlainBrowser, assert_accessible
 from tests.interop.support import read, target_of
 
-from tidegate.amqp.message import Header, Message, Properties, decode_message
+from tidegate.amqp.message import Header, Message, Properties, decode_message, encode_message
+from tidegate.amqp.types import Timestamp, ULong
 from tidegate.model.events import EventData
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
-from tidegate.wire.batch import unwrap
+from tidegate.wire.batch import unwrap, wrap_event
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -105,17 +107,22 @@ def _copy(browser: PlainBrowser, hub: str, number: int) -> str:
 
 def _stored(service: HubService, hub: str) -> list[Message]:
     """The events of the hub with all their types."""
+    return [decode_message(unwrap(section)) for section in _sections(service, hub)]
 
-    async def messages(server: TidegateServer) -> list[Message]:
+
+def _sections(service: HubService, hub: str) -> list[bytes]:
+    """The events of the hub as they are stored."""
+
+    async def sections(server: TidegateServer) -> list[bytes]:
         found = []
         for batch in server.broker.event_hub(hub).partition("0").read_nowait(0, bytes_max=1_000_000):
             payload = bytes(batch.payload)
             for length in batch.lengths:
-                found.append(decode_message(unwrap(payload[:length])))
+                found.append(payload[:length])
                 payload = payload[length:]
         return found
 
-    return service.call(messages)
+    return service.call(sections)
 
 
 def _typed(values: Any) -> dict[object, tuple[type, object]]:
@@ -247,6 +254,47 @@ def test_what_a_copy_lacks_is_said(service: HubService, hub: str, plain_browser:
     assert copied.data == (b'{"a": 1}',)
     assert copied.header == Header(priority=7, durable=True)
     assert list(copied.application_properties) == ["kept"]
+
+
+def test_a_copy_of_a_half_garbled_message(service: HubService, hub: str, plain_browser: PlainBrowser) -> None:
+    """Its subject is a number: what is intact is copied, and the page says what is not."""
+    subject = b"\x00\x53\x73\xc0\x06\x04\x40\x40\x40\x52\x07"
+    properties: dict[object, object] = {
+        "n": 7,
+        "large": ULong(2**64 - 1),
+        "at": Timestamp(-1),
+        "real": 0.5,
+        "list": [1],
+    }
+    encoded = subject + encode_message(Message(application_properties=properties, data=(b"body",)))
+    section = wrap_event(encoded)
+
+    async def store(server: TidegateServer) -> None:
+        await server.broker.event_hub(hub).partition("0").append(section, array("I", (len(section),)))
+
+    service.call(store)
+    words = _copy(plain_browser, hub, 0)
+    assert "its standard properties, its header, its annotations and the types of its properties" in words
+    assert "the property list (list)" in words
+    copied = decode_message(unwrap(_sections(service, hub)[1]))
+    assert copied.data == (b"body",)
+    del properties["list"]
+    assert _typed(copied.application_properties) == _typed(properties)
+    assert copied.properties is None
+
+
+def test_of_much_that_a_copy_lacks_the_first_is_said(
+    service: HubService, hub: str, plain_browser: PlainBrowser
+) -> None:
+    """A list as long as an event is no page."""
+    with target_of(service, "plain").producer(hub) as producer:
+        producer.send_event(
+            AmqpAnnotatedMessage(data_body=b"x", annotations={f"x-opt-{number}": 1 for number in range(1023)})
+        )
+    words = _copy(plain_browser, hub, 0)
+    assert "x-opt-19" in words
+    assert "x-opt-20" not in words
+    assert "and 1,003 more" in words
 
 
 def test_types_are_shown(service: HubService, hub: str, plain_browser: PlainBrowser) -> None:

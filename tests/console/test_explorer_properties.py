@@ -212,6 +212,7 @@ def test_what_people_write() -> None:
         ("a:long=9223372036854775808", "is no long"),
         ("a:float=1e39", "'1e39' is no float"),
         ("a:double=1_0", "'1_0' is no double"),
+        ("a:double=-1e309", "'-1e309' is no double"),
         ("a:boolean=yes", "true or false"),
         ("a:null=x", "'x' is no null"),
         ("a:char=xy", "one character"),
@@ -223,7 +224,7 @@ def test_what_people_write() -> None:
         ('a:string="\\ud800"', "is no string"),
         ('a:symbol="x', "is no symbol"),
     ],
-    ids=range(22),
+    ids=range(23),
 )
 def test_a_garbled_line_is_named(text: str, words: str) -> None:
     """Its number, what stands there and what would be right."""

@@ -63,10 +63,11 @@ def test_bytes_are_sent_as_base64(service: HubService, hub: str, plain_browser: 
         ({"body": "x" * 1_100_000}, "Send fewer events per batch, or smaller ones."),
         ({"body": "x", "partition": "7", "partition_key": "k"}, "exclude each other"),
         ({"body": "x", "properties": "no value"}, "Line 1 of the properties"),
+        ({"body": "x", "properties": "a" * 7_000_000}, "The properties have 7,000,000 characters"),
         ({"body": "x", "encoding": "base64"}, "not base64"),
         ({"body": "x", "partition_key": "k" * 129}, "129 characters"),
     ],
-    ids=["too-large", "two-targets", "garbled-property", "not-base64", "long-key"],
+    ids=["too-large", "two-targets", "garbled-property", "endless-properties", "not-base64", "long-key"],
 )
 def test_a_refusal_is_shown_beside_the_form(
     hub: str, plain_browser: PlainBrowser, fields: dict[str, str], words: str

@@ -230,7 +230,7 @@ class EventDetail:
 
     event: ExploredEvent
     properties: EventProperties | None
-    """None: it is no message."""
+    """None: it is no message, or part of it is garbled."""
     beside: Sequence[str]
     """What it has that an ``OutgoingEvent`` of its body and properties has not, in words."""
     system: Mapping[str, str]
@@ -351,6 +351,10 @@ class EventsView(Protocol):
 
     def partition_ids(self, hub: str) -> Sequence[str]:
         """In order. Raises NotFoundError."""
+        ...
+
+    def event_bytes_max(self, hub: str) -> int:
+        """Bytes that an event of the hub may have. Raises NotFoundError."""
         ...
 
     def tail(self, query: EventQuery) -> EventTail:

@@ -11,6 +11,7 @@ What ``format_properties`` writes, ``parse_properties`` reads as the same values
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from collections.abc import Callable, Mapping
@@ -37,6 +38,7 @@ from tidegate.amqp.types import (
     UShort,
 )
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.events import PropertyValue
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -73,7 +75,10 @@ def _integer(kind: type[int], bits: int, *, is_signed: bool) -> Callable[[str], 
 def _float(text: str) -> float:
     if not text.isascii() or "_" in text:
         raise ValueError("a number is wanted, as 21.5, 1e-3, inf or nan")
-    return float(text)
+    value = float(text)
+    if math.isinf(value) and "inf" not in text.lower():
+        raise ValueError("it is too large; inf is infinity")
+    return value
 
 
 def _float32(text: str) -> Float:
@@ -232,6 +237,17 @@ def format_properties(properties: Mapping[object, object]) -> tuple[str, list[st
         else:
             left_out.append(f"the property {str(name)[:_SHOWN_CHARACTERS]} ({kind})")
     return "\n".join(lines), left_out
+
+
+def typed_properties(properties: Mapping[str, PropertyValue]) -> dict[object, object]:
+    """Plain values, each with a type that holds it: whoever wrote it may have chosen another."""
+    return {name: _typed(value) for name, value in properties.items()}
+
+
+def _typed(value: PropertyValue) -> object:
+    if isinstance(value, datetime):
+        return Timestamp((value - _EPOCH) // _MILLISECOND)
+    return ULong(value) if isinstance(value, int) and value >= 2**63 else value
 
 
 def parse_properties(text: str) -> dict[object, object]:

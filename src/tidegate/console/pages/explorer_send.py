@@ -6,6 +6,7 @@ what they refuse is shown with what to do about it.
 
 from __future__ import annotations
 
+import asyncio
 import binascii
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
@@ -42,12 +43,17 @@ from tidegate.console.pages.explorer_properties import (
     format_properties,
     parse_message,
     parse_properties,
+    typed_properties,
 )
 from tidegate.console.rendering import fragment, page
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.json_path import JsonPath
 
 _FORM_BYTES_MAX: Final = SEND_BYTES_MAX + 1024 * 1024
+_PROPERTY_CHARACTERS_PER_BYTE: Final = 6
+"""Of an event: what stands for one byte of a property in JSON's quotes. Longer texts are not even read."""
+_LEFT_OUT_MAX: Final = 20
+"""Things that a copy lacks which are named one by one. Our choice."""
 _EMPTY: Final[Mapping[str, str]] = {
     "body": "",
     "encoding": "text",
@@ -91,7 +97,7 @@ class _Pages:
             return self._form(request, _EMPTY)
         require_listen(request, hub)
         detail = await self._find(hub, copied)
-        fields, left_out = _copy_of(detail)
+        fields, left_out = await asyncio.to_thread(_copy_of, detail)
         return self._form(request, {**_EMPTY, **fields}, copied=detail.event, left_out=left_out)
 
     async def send(self, request: Request) -> Response:
@@ -99,7 +105,7 @@ class _Pages:
         require_send(request, hub)
         fields = _texts(await form_of(request, bytes_max=_FORM_BYTES_MAX))
         try:
-            event = OutgoingEvent(_body(fields), _properties(fields))
+            event = await asyncio.to_thread(_event, fields, self._events.event_bytes_max(hub))
             sent = await self._events.send(hub, event, _target(fields))
         except NotFoundError:
             raise
@@ -129,7 +135,7 @@ class _Pages:
                 hub,
                 await _lines(form, fields),
                 _target(fields),
-                _properties(fields),
+                await asyncio.to_thread(_properties, fields, self._events.event_bytes_max(hub)),
                 _number(fields["repeats"], "repeats"),
                 _number(fields["rate"], "events per second"),
             )
@@ -217,18 +223,24 @@ def _copy_of(detail: EventDetail) -> tuple[Mapping[str, str], Sequence[str]]:
 
     Raises InvalidArgumentError where it is no message.
     """
-    contents = detail.event.contents
-    if contents is None or detail.properties is None:
+    contents, known = detail.event.contents, detail.properties
+    if contents is None:
         raise InvalidArgumentError("The event is no message, and cannot be sent again.")
     body, encoding = body_bytes(contents), "text"
     text = body.decode(errors="replace")
     if text.encode() != body or "\x00" in text or "\r" in text:
         text, encoding = b64encode(body).decode(), "base64"
-    properties, no_lines = format_properties(detail.properties.application)
-    content_type, message, of_other_types = format_message(
-        detail.properties.standard, detail.properties.header
-    )
-    left_out = [*detail.beside, *no_lines, *of_other_types]
+    if known is None:
+        known = EventProperties(typed_properties(contents.properties))
+        left_out = [
+            "its standard properties, its header, its annotations and the types of its properties, "
+            "some of which are garbled"
+        ]
+    else:
+        left_out = [*detail.beside]
+    properties, no_lines = format_properties(known.application)
+    content_type, message, of_other_types = format_message(known.standard, known.header)
+    left_out += [*no_lines, *of_other_types]
     key = contents.partition_key or ""
     if contents.partition_key == "" or not key.isprintable():
         left_out.append("its partition key, which no field can hold")
@@ -242,7 +254,8 @@ def _copy_of(detail: EventDetail) -> tuple[Mapping[str, str], Sequence[str]]:
         "properties": properties,
         "message": message,
     }
-    return fields, left_out
+    more = len(left_out) - _LEFT_OUT_MAX
+    return fields, [*left_out[:_LEFT_OUT_MAX], f"and {more:,} more"] if more > 0 else left_out
 
 
 def _hub(request: Request) -> str:
@@ -270,7 +283,18 @@ def _body(fields: Mapping[str, str]) -> bytes:
         raise InvalidArgumentError(f"The body is not base64: {error}.") from error
 
 
-def _properties(fields: Mapping[str, str]) -> EventProperties:
+def _event(fields: Mapping[str, str], event_bytes_max: int) -> OutgoingEvent:
+    return OutgoingEvent(_body(fields), _properties(fields, event_bytes_max))
+
+
+def _properties(fields: Mapping[str, str], event_bytes_max: int) -> EventProperties:
+    characters = len(fields["properties"]) + len(fields["message"]) + len(fields["content_type"])
+    if characters > _PROPERTY_CHARACTERS_PER_BYTE * event_bytes_max:
+        raise InvalidArgumentError(
+            f"The properties have {characters:,} characters; no event of {event_bytes_max:,} bytes, the most "
+            "allowed here, holds them.",
+            next_step="Send fewer, or smaller ones.",
+        )
     application = parse_properties(fields["properties"])
     return EventProperties(application, *parse_message(fields["message"], fields["content_type"]))
 

@@ -134,6 +134,10 @@ class BrokerEvents:
         """See ``EventsView``."""
         return [partition.partition_id for partition in self._broker.event_hub(hub).partitions]
 
+    def event_bytes_max(self, hub: str) -> int:
+        """See ``EventsView``."""
+        return self._broker.event_hub(hub).event_bytes_max
+
     def tail(self, query: EventQuery) -> EventTail:
         """See ``EventsView``."""
         hub = self._broker.event_hub(query.hub)

@@ -74,9 +74,8 @@ class EventSender:
     async def send(self, hub: str, event: OutgoingEvent, target: Target) -> SentEvent:
         """See ``EventsView``."""
         event_hub = self._broker.event_hub(hub)
-        key = _key_of(target, event.body)
+        key, section = await asyncio.to_thread(_encoded_event, event, target)
         partition = _partition(event_hub, target.partition_id, key)
-        section = wrap_event(EventEncoder(event.properties).encode(event.body, key))
         await self._broker.wait_uncongested()
         result = await partition.append(section, array("I", (len(section),)))
         return SentEvent(partition.partition_id, result.start_sequence_number)
@@ -250,6 +249,12 @@ def _check(plan: SendPlan) -> None:
     ):
         if not is_right:
             raise InvalidArgumentError(f"A set has {words}.")
+
+
+def _encoded_event(event: OutgoingEvent, target: Target) -> tuple[str | None, bytes]:
+    """Its key, and its stored form. Raises InvalidArgumentError."""
+    key = _key_of(target, event.body)
+    return key, wrap_event(EventEncoder(event.properties).encode(event.body, key))
 
 
 def _encoded(plan: SendPlan, event_bytes_max: int) -> list[tuple[bytes, str | None]]:
