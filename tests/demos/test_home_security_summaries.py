@@ -13,6 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from tidegate.demos.home_security.summaries import SummaryStore
 from tidegate.model.home_pages import MalformedPagesError, merge_pages, pages_of
+from tidegate.server.console.home_files import Index, PagesFiles
 from tidegate.testing.azurite import AzuriteServer
 
 
@@ -137,6 +138,39 @@ def test_pages_of_an_earlier_run_are_cleared(tmp_path: Path) -> None:
     assert store.clear() is False
 
 
+def test_what_a_killed_writer_left_is_nobodys_page(tmp_path: Path) -> None:
+    """Neither the pipeline nor the console reads it, and it is cleared with the rest."""
+    store = SummaryStore(str(tmp_path))
+    store.write({"0-0": HOMES})
+    (tmp_path / f"0-0.json.{'0f' * 16}").write_bytes(b"{")
+    (tmp_path / "0-0.json.old").write_bytes(b"mine")
+    assert store.read() == HOMES
+    index = PagesFiles(str(tmp_path)).index(Index())
+    assert index.names == tuple(sorted(HOMES))
+    assert index.malformed == ()
+    assert store.clear() is True
+    assert [path.name for path in tmp_path.iterdir()] == ["0-0.json.old"]
+
+
+def test_two_writers_of_a_block_have_a_file_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though they have the same process number, as in two containers; one that fails leaves none."""
+    store = SummaryStore(str(tmp_path))
+    names: list[str] = []
+
+    def sync(descriptor: int) -> None:
+        names.extend(path.name for path in tmp_path.iterdir())
+        if len(names) == 1:
+            store.write({"0-0": HOMES})
+            raise OSError("the disk is full")
+
+    monkeypatch.setattr("tidegate.demos.home_security.summaries.os.fsync", sync)
+    with pytest.raises(OSError, match="full"):
+        store.write({"0-0": HOMES})
+    assert len(names) == 3
+    assert len(set(names)) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["0-0.json"]
+
+
 def test_blobs_in_azure_are_merged_too(azurite: AzuriteServer) -> None:
     """Several of a task at once, the same again, and one of them with other content."""
     container = azurite.create_container()
@@ -145,9 +179,11 @@ def test_blobs_in_azure_are_merged_too(azurite: AzuriteServer) -> None:
     assert store.read() == {}
     for _ in range(2):
         store.write(blocks)
+    assert store.has_files() is True
     store.write({"7-0": {"h7": page(70)}, "20-0": {"h20": page(20)}})
     merged = {home: content for pages in blocks.values() for home, content in pages.items()}
     assert store.read() == merged | {"h7": page(70), "h20": page(20)}
     assert azurite.connection_string() not in repr(store)
     assert store.clear() is True
+    assert store.has_files() is False
     assert store.read() == {}

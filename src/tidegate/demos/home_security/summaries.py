@@ -11,8 +11,11 @@ events change 50,000 pages. Writing the same pages twice gives the same bytes, s
 from __future__ import annotations
 
 import os
+import re
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import fsspec
@@ -22,6 +25,8 @@ from tidegate.model.home_pages import FILE_ENDING, MalformedPagesError, file_nam
 
 _BLOBS_PER_READ: Final = 16
 """At a time, where all are read."""
+_TEMPORARY: Final = re.compile(rf"{re.escape(FILE_ENDING)}\.[0-9a-f]{{32}}\Z")
+"""How the name of a file ends that is not whole yet; readers go by ``FILE_ENDING`` and pass it over."""
 
 
 class SummaryStore:
@@ -80,11 +85,16 @@ class SummaryStore:
             pages |= found
         return pages
 
-    def clear(self) -> bool:
-        """Delete all blobs; returns whether there were any.
+    def has_files(self) -> bool:
+        """Whether there is any file with the ending of blobs. None is read."""
+        files, root = self._open()
+        return any(name.endswith(FILE_ENDING) for name in _names_in(files, root))
 
-        Raises MalformedPagesError, and deletes nothing, where a file beside them has the same ending and is
-        none of them: somebody else's.
+    def clear(self) -> bool:
+        """Delete all blobs, and what writers that were killed left of them; returns whether there were blobs.
+
+        It cannot tell whose they are: the caller must know. Raises MalformedPagesError, and deletes nothing,
+        where a file beside them has the same ending and is none of them: somebody else's.
         """
         files, root = self._open()
         paths: list[str] = []
@@ -92,7 +102,8 @@ class SummaryStore:
             with _named(path):
                 pages_of(content)
             paths.append(path)
-        for path in paths:
+        leftovers = [name for name in _names_in(files, root) if _TEMPORARY.search(name)]
+        for path in (*paths, *leftovers):
             files.rm_file(path)
         return bool(paths)
 
@@ -113,15 +124,18 @@ def _read(files: Any, paths: Sequence[str]) -> list[bytes | None]:
     return [content if isinstance(content, bytes) else None for content in found]
 
 
-def _all_of(files: Any, root: str) -> Iterator[tuple[str, bytes]]:
-    """Path and content of each blob, by path."""
+def _names_in(files: Any, root: str) -> list[str]:
+    """Paths of all files that lie there."""
     try:
         listed = files.ls(root, detail=True)
     except FileNotFoundError:
-        return  # nothing was written yet
-    paths = sorted(
-        entry["name"] for entry in listed if entry["type"] == "file" and entry["name"].endswith(FILE_ENDING)
-    )
+        return []  # nothing was written yet
+    return sorted(entry["name"] for entry in listed if entry["type"] == "file")
+
+
+def _all_of(files: Any, root: str) -> Iterator[tuple[str, bytes]]:
+    """Path and content of each blob, by path."""
+    paths = [name for name in _names_in(files, root) if name.endswith(FILE_ENDING)]
     for start in range(0, len(paths), _BLOBS_PER_READ):
         some = paths[start : start + _BLOBS_PER_READ]
         yield from (
@@ -149,13 +163,17 @@ def _write_files(root: str, contents: dict[str, bytes]) -> None:
     """Each file is renamed into its place: fsspec would write it there, and a reader could see a half.
 
     It is synced before: else a power failure could leave a half one, and the next micro-batch would end the
-    pipeline over it.
+    pipeline over it. Its name until then is its own: of two attempts to write a block, on machines that share
+    the directory, each may have the same process number.
     """
     os.makedirs(root, exist_ok=True)
     for path, content in contents.items():
-        temporary = f"{path}.{os.getpid()}"
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary = Path(f"{path}.{uuid.uuid4().hex}")
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)  # where it was not renamed
