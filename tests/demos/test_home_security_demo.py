@@ -11,18 +11,32 @@ from pathlib import Path
 import pytest
 from sqlalchemy import delete, insert, select
 
-from tidegate.demos.home_security.check import Found, failures_of, prepare_database, read_tables
+from tidegate.demos.home_security.check import (
+    Found,
+    failures_of,
+    has_earlier_run,
+    prepare_database,
+    prepare_places,
+    read_tables,
+)
 from tidegate.demos.home_security.home import Alarm
-from tidegate.demos.home_security.homes import BLOCKS_DEFAULT
+from tidegate.demos.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB
 from tidegate.demos.home_security.latencies import QUANTILES, Latencies
 from tidegate.demos.home_security.summaries import SummaryStore
 from tidegate.demos.home_security.tables import NAME, home_alarm, home_minute
 from tidegate.demos.home_security.verify import Expected
 from tidegate.model.errors import AlreadyExistsError
+from tidegate.model.home_pages import MalformedPagesError
 from tidegate.sql import Database
 from tidegate.sql.schema import ledger_query
 
 COMMAND = (sys.executable, "-m", "tidegate.cli", "demo", "home-security")
+
+
+def _environment(tmp_path: Path) -> dict[str, str]:
+    """Without the settings of whoever runs the tests."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
+    return kept | {"TIDEGATE_CONFIG_DIR": str(tmp_path / "config")}
 
 
 @pytest.mark.slow
@@ -30,8 +44,7 @@ COMMAND = (sys.executable, "-m", "tidegate.cli", "demo", "home-security")
 def test_every_figure_holds_after_a_crash(tmp_path: Path) -> None:
     """500 homes for ten seconds, the driver killed once: minutes, alarms, dead letters and summaries are what
     the log says, events are accounted for one by one, and no process stays."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
-    environment = kept | {"TIDEGATE_CONFIG_DIR": str(tmp_path / "config")}
+    environment = _environment(tmp_path)
     data_dir = tmp_path / "data"
     words = [*COMMAND, "--data-dir", str(data_dir), "--homes", "500", "--rate", "400", "--duration", "10"]
     words += ["--malformed-share", "0.02", "--delayed-share", "0.05", "--duplicate-share", "0.05", "--json"]
@@ -107,30 +120,71 @@ def test_a_page_too_many_or_too_few_is_noticed(tmp_path: Path) -> None:
     assert "3-1.json is no file of homes' pages" in malformed
 
 
+def _add_earlier_run(database: Database) -> None:
+    """A row of a table, and the ledger's of the run that wrote it."""
+    with database.writing() as connection, connection.begin():
+        connection.execute(insert(home_minute).values(["h1", 60_000, 2, 1, 0, None, 0]))
+        connection.execute(
+            insert(ledger_query).values(
+                query_name=NAME,
+                query_id="q",
+                next_batch_id=1,
+                epoch=1,
+                run_id="r",
+                owner="",
+                transaction_token="",
+                updated_at=database.clock.now_utc(),
+            )
+        )
+
+
 def test_only_results_of_this_demo_are_cleared(sqlite_url: str) -> None:
     """Tables that the ledger does not know as this demo's are somebody else's."""
     with Database.open(sqlite_url) as database:
         database.ensure_table(home_minute)
         with pytest.raises(AlreadyExistsError, match="home_minute"):
             prepare_database(database)
-        with database.writing() as connection, connection.begin():
-            connection.execute(insert(home_minute).values(["h1", 60_000, 2, 1, 0, None, 0]))
-            connection.execute(
-                insert(ledger_query).values(
-                    query_name=NAME,
-                    query_id="q",
-                    next_batch_id=1,
-                    epoch=1,
-                    run_id="r",
-                    owner="",
-                    transaction_token="",
-                    updated_at=database.clock.now_utc(),
-                )
-            )
+        _add_earlier_run(database)
         assert prepare_database(database) is True
         with database.read() as connection:
             assert connection.execute(select(home_minute)).all() == []
             assert connection.execute(select(ledger_query)).all() == []
+
+
+@pytest.mark.slow
+def test_pages_of_somebody_else_stay(tmp_path: Path) -> None:
+    """As those of a driver at work: a fresh database does not know them. The demo ends before there is a hub,
+    so the data directory serves another try."""
+    store = SummaryStore(str(tmp_path / "pages"))
+    store.write({"0-0": {"h1": _PAGE}})
+    words = [*COMMAND, "--data-dir", str(tmp_path / "data"), "--summaries", store.url]
+    environment = _environment(tmp_path)
+    found = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert found.returncode == 1
+    assert "has files of pages" in found.stderr
+    assert "Give another --summaries" in found.stderr
+    assert store.read() == {"h1": _PAGE}
+    assert EVENT_HUB not in (tmp_path / "data" / "catalog.json").read_text()
+
+
+def test_summaries_are_looked_at_before_the_database_is_cleared(sqlite_url: str, tmp_path: Path) -> None:
+    """Somebody else's file among the earlier run's: nothing is deleted. Once it is gone, all is."""
+    store = SummaryStore(str(tmp_path))
+    with Database.open(sqlite_url) as database:
+        assert has_earlier_run(database, store) is False
+        database.ensure_table(home_minute)
+        database.ensure_table(home_alarm)
+        _add_earlier_run(database)
+        store.write({"0-0": {"h1": _PAGE}})
+        (tmp_path / "x.json").write_bytes(b"{}")
+        with pytest.raises(MalformedPagesError, match=r"x\.json"):
+            prepare_places(database, store)
+        assert len(read_tables(database).minutes) == 1
+        (tmp_path / "x.json").unlink()
+        assert store.read() == {"h1": _PAGE}
+        assert prepare_places(database, store) is True
+        assert read_tables(database).minutes == {}
+        assert store.has_files() is False
 
 
 def test_latencies_are_those_of_events_not_of_micro_batches() -> None:

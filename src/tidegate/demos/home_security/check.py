@@ -97,25 +97,44 @@ def count_by(values: Iterable[str]) -> dict[str, int]:
     return dict(Counter(values).most_common())
 
 
+def has_earlier_run(database: Database, store: SummaryStore) -> bool:
+    """Whether an earlier run of the demo left something that may be cleared. Changes nothing.
+
+    A file of pages does not tell whose it is, and its writer may be at work: only the database does, which
+    knows a run from the moment that its driver starts. Raises AlreadyExistsError where tables or files of
+    pages are there, and the database knows of no run.
+    """
+    if _is_ours(database):
+        return True
+    if store.has_files():
+        raise AlreadyExistsError(
+            f"{store.url} has files of pages, and the database knows of no run of this demo that wrote them.",
+            next_step="Give another --summaries, or none for a directory in the data directory; or delete "
+            "them if nobody needs them.",
+        )
+    return False
+
+
+def prepare_places(database: Database, store: SummaryStore) -> bool:
+    """Make the tables, and clear what an earlier run of the demo left; returns whether there was something.
+
+    Raises as ``has_earlier_run`` and ``SummaryStore.clear``, and then the database is as it was.
+    """
+    if has_earlier_run(database, store):
+        store.clear()  # before the database forgets the run: a clearing that was cut off can be repeated
+    return prepare_database(database)
+
+
 def prepare_database(database: Database) -> bool:
     """Make the tables, and clear what an earlier run of the demo left; returns whether there was something.
 
     Each run of the demo has a hub of its own, so results of an earlier one would count as this one's.
     Raises AlreadyExistsError where the tables are there and were not filled by this demo.
     """
-    has_tables = inspect(database.engine()).has_table(home_minute.name)
-    with database.read() as connection:
-        is_ours = connection.execute(
-            select(ledger_query.c.query_name).where(ledger_query.c.query_name == NAME)
-        ).first()
-    if has_tables and is_ours is None:
-        raise AlreadyExistsError(
-            f"The database {database.url} has a table {home_minute.name} that this demo did not fill.",
-            next_step="Give another --database, or none for a SQLite file of its own.",
-        )
+    is_ours = _is_ours(database)
     for table in (home_minute, home_alarm):
         database.ensure_table(table)
-    if is_ours is None:
+    if not is_ours:
         return False
     with database.writing() as connection, connection.begin():
         for table in (home_minute, home_alarm):
@@ -129,3 +148,19 @@ def prepare_database(database: Database) -> bool:
             )
         )
     return True
+
+
+def _is_ours(database: Database) -> bool:
+    """Whether this demo wrote to the database before. Raises AlreadyExistsError where somebody else has its
+    tables."""
+    has_tables = inspect(database.engine()).has_table(home_minute.name)
+    with database.read() as connection:
+        is_ours = connection.execute(
+            select(ledger_query.c.query_name).where(ledger_query.c.query_name == NAME)
+        ).first()
+    if has_tables and is_ours is None:
+        raise AlreadyExistsError(
+            f"The database {database.url} has a table {home_minute.name} that this demo did not fill.",
+            next_step="Give another --database, or none for a SQLite file of its own.",
+        )
+    return is_ours is not None

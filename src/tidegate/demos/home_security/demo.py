@@ -20,7 +20,13 @@ from typing import Any
 from sqlalchemy import make_url
 
 from tidegate.client import EventHubAdministrator
-from tidegate.demos.home_security.check import count_by, failures_of, prepare_database, read_tables
+from tidegate.demos.home_security.check import (
+    count_by,
+    failures_of,
+    has_earlier_run,
+    prepare_places,
+    read_tables,
+)
 from tidegate.demos.home_security.generator import GeneratorPlan
 from tidegate.demos.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB, PARTITION_COUNT, home_name
 from tidegate.demos.home_security.stage import Crash, LiveStage, StageRun
@@ -101,9 +107,9 @@ def run_home_security_demo(
     """Run the whole demo; returns what came of it, whether or not the figures hold.
 
     on_report: called with that while the service still runs.
-    Raises AlreadyExistsError where the data directory holds an earlier run, MalformedPagesError where the
-    place of summaries holds something else, ChildFailedError where a child ended on its own, and what opening
-    the database raises.
+    Raises AlreadyExistsError where the data directory holds an earlier run, or the database or the place of
+    summaries what this demo did not write; MalformedPagesError where something else lies among the summaries
+    of an earlier run; ChildFailedError where a child ended on its own; and what opening the database raises.
     Cancellation: the first KeyboardInterrupt ends the generator only, and the figures so far are checked; a
     second one, and any other exception raised in this thread, ends the children and comes through.
     """
@@ -122,11 +128,12 @@ def run_home_security_demo(
         observer.note(
             f"What the resident of one home sees, once it was heard of: {ready.console}homes/{home}"
         )
+        store = SummaryStore(summaries_url)
+        # Once before there is a hub, too: with one, the data directory would serve no other try.
+        has_earlier_run(database, store)
         asyncio.run(_create_hub(ready.connection_string))
-        if prepare_database(database):
-            observer.note("The database held the results of an earlier run: cleared.")
-        if SummaryStore(summaries_url).clear():
-            observer.note("There were summaries of an earlier run: cleared.")
+        if prepare_places(database, store):
+            observer.note("There were results of an earlier run: cleared.")
         observer.step(f"Watching {demo.plan.homes:,} homes for {demo.duration_s:.0f} s")
         stage = LiveStage(
             environment={
