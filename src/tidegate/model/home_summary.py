@@ -1,12 +1,17 @@
 """A home's summary: what the pipeline of the home security scenario writes to blob storage, many homes to a
 file (``home_pages``), and the console shows to its resident.
 
-It stands this low because both sides use it. The JSON form, as ``write_pages`` of the demo gives it:
+It stands this low because both sides use it. The JSON form, as ``write_pages`` of the demo gives it,
+on one line and without spaces:
 
-    {"home": "h000042", "day": "2026-03-02", "rooms": {"hall": {"hours_with_motion": [6, 7]}},
-     "doors": {"door-front": {"is_open": false, "since": "2026-03-02T06:15:09.250Z"}},
+    {"activity": [0, 0, 1, …],
      "alarms": [{"at": "2026-03-02T05:00:00.000Z", "kind": "glass_break", "sensor": "glass-living-room"}],
-     "activity": [0, 0, 1, …]}
+     "day": "2026-03-02",
+     "doors": {"door-front": {"is_open": false, "since": "2026-03-02T06:15:09.250Z"}},
+     "home": "h000042",
+     "rooms": {"hall": {"hours_with_motion": [6, 7]}}}
+
+The keys are sorted, and ``home_pages`` depends on it: it knows by ``activity`` where a page begins.
 """
 
 from __future__ import annotations
