@@ -12,9 +12,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.spark.support import assert_exact, make_pipeline, publish
 
-from tidegate.spark import Trigger, commit_messages, explain, register, run_pipeline
+from tidegate.spark import Trigger, commit_messages, explain, register, run_pipeline, sink_options
 from tidegate.spark.commit_messages import TaskCommitMessage, messages_in, rows_of_message
 from tidegate.spark.committing_source import CommittingDataSource
+from tidegate.spark.plan import SinkPlan
 from tidegate.spark.writer import PartitionSummary, WriterWait
 from tidegate.testing.hub import HubService
 
@@ -50,11 +51,23 @@ def test_a_row_for_each_event_and_the_message_once(
 
 @pytest.mark.slow
 def test_spark_counts_events_although_they_do_not_pass_through_it(
-    spark: SparkSession, hub_service: HubService, sqlite_url: str, tmp_path: Path
+    spark: SparkSession,
+    hub_service: HubService,
+    sqlite_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its progress says how many were read and given to the sink, in each micro-batch."""
     hub = hub_service.create_hub(partition_count=4)
     publish(hub_service.connection_string, hub, _COUNT)
+    seen: list[str] = []
+    to_text = SinkPlan.to_text
+
+    def noted(self: SinkPlan) -> str:
+        seen.append(to_text(self))
+        return seen[-1]
+
+    monkeypatch.setattr(SinkPlan, "to_text", noted)
     query = run_pipeline(
         spark,
         make_pipeline(hub),
@@ -75,6 +88,36 @@ def test_spark_counts_events_although_they_do_not_pass_through_it(
     plan: str = java_query.explainInternal(True)
     assert CommittingDataSource.name() in plan
     assert hub_service.connection_string not in plan
+    # The plan holds secrets, pickled.
+    assert seen
+    assert all(text[:60] not in plan for text in seen)
+
+
+@pytest.mark.slow
+def test_a_query_of_ones_own_goes_through_spark(
+    spark: SparkSession, hub_service: HubService, sqlite_url: str, tmp_path: Path
+) -> None:
+    """With the sink's options: encoded events come to the handler in the tasks that write."""
+    hub = hub_service.create_hub(partition_count=4)
+    publish(hub_service.connection_string, hub, _COUNT)
+    source = {
+        "eventhubs.connectionString": hub_service.hub_connection_string(hub),
+        "eventhubs.startingPosition": "earliest",
+        "eventhubs.encodedEvents": "true",
+    }
+    sink = sink_options(make_pipeline(hub), source, sqlite_url, is_transformed=False)
+    query = (
+        spark.readStream.format("eventhubs")
+        .options(**source)
+        .load()
+        .writeStream.format("eventhubs-sql")
+        .options(**sink)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(300)
+    assert_exact(sqlite_url, _COUNT)
 
 
 def test_the_format_is_not_for_others(spark: SparkSession, hub_service: HubService, tmp_path: Path) -> None:

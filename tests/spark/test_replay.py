@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from sqlalchemy import select
 from tests.spark.capture_support import capture_to_end, captured_then_live, drop_all
 from tests.spark.driver_process import driver_process
@@ -25,7 +29,7 @@ from tests.spark.support import (
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark import Trigger, explain
 from tidegate.spark.replay import replay_pipeline
-from tidegate.sql import Database
+from tidegate.sql import ArrowHandler, Database, Pipeline
 from tidegate.testing.hub import HubService
 
 pytestmark = pytest.mark.slow
@@ -68,6 +72,45 @@ def test_a_handler_goes_over_capture_and_then_live(
     publish(hub_service.connection_string, hub, 100, first_value=2600)
     _replay(*arguments)
     assert_exact(database_url, 2700)
+
+
+def _score_batch(batch: pa.RecordBatch) -> pa.Table:
+    bodies: list[Any] = batch.column("body").to_pylist()
+    values = [json.loads(body)["value"] for body in bodies]
+    errors = [f"value {value % 10} cannot be scored" if value % 7 == 3 else None for value in values]
+    return pa.table(
+        {
+            "partition": batch.column("partition"),
+            "number": batch.column("sequenceNumber"),
+            "value": values,
+            "_error": pa.array(errors, pa.string()),
+        }
+    )
+
+
+def test_a_function_over_batches_goes_over_capture_and_then_live(
+    spark: SparkSession, hub_service: HubService, sqlite_url: str, tmp_path: Path
+) -> None:
+    """A replay does not commit where it reads: batches come to the function through Spark."""
+    hub = captured_then_live(hub_service, tmp_path / "capture", 500, 100)
+    pipeline = Pipeline("readings", hub, readings, ArrowHandler(_score_batch))
+
+    def start(pipeline: Pipeline) -> StreamingQuery:
+        return replay_pipeline(
+            spark,
+            pipeline,
+            capture={"path": str(tmp_path / "capture")},
+            connection_string=hub_service.connection_string,
+            database_url=sqlite_url,
+            checkpoint_location=tmp_path / "checkpoint",
+            trigger=_NOW,
+        )
+
+    with pytest.raises(InvalidArgumentError, match="has no copy of an event"):
+        start(replace(pipeline, is_payload_copied=True))
+    query = start(pipeline)
+    assert query.awaitTermination(_DRIVER_TIMEOUT_S)
+    assert_exact(sqlite_url, 600)
 
 
 def _score(rows: DataFrame) -> DataFrame:

@@ -46,8 +46,11 @@ def rows_of_message(message: TaskCommitMessage, events: int) -> Iterator[pa.Reco
 
 
 def messages_in(batches: Iterator[pa.RecordBatch]) -> list[TaskCommitMessage]:
-    """The messages that rows of the source hold."""
+    """The messages that rows of the source hold: of those tasks that had something to read."""
     found: list[Any] = [
-        value for batch in batches if batch.num_rows for value in batch.column(0).drop_null().to_pylist()
+        value
+        for batch in batches
+        if batch.num_rows
+        for value in batch.column(COMMITTED_COLUMN).drop_null().to_pylist()
     ]
     return [pickle.loads(value) for value in found]

@@ -11,7 +11,7 @@ from tidegate.spark.commit_messages import TaskCommitMessage, rows_of_message
 from tidegate.spark.commits import needed_columns
 from tidegate.spark.options import SourceOptions
 from tidegate.spark.plan import load_plan
-from tidegate.spark.reader import EventHubsStreamReader
+from tidegate.spark.reader import EventHubsStreamReader, read_ranges
 from tidegate.spark.writer import TaskWriter
 
 
@@ -19,8 +19,8 @@ class CommittingStreamReader(EventHubsStreamReader):
     """Plans micro-batches as the source ``eventhubs`` does; a task's reading ends with its commits."""
 
     def __init__(self, plan_text: str, options: SourceOptions) -> None:
-        plan = load_plan(plan_text)
-        super().__init__(options, needed_columns(plan.pipeline, is_transformed=False))
+        # Not unpickled here, but in tasks: a handler's modules are nothing to the process that plans.
+        super().__init__(options)
         self._plan_text = plan_text
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -33,6 +33,8 @@ class CommittingStreamReader(EventHubsStreamReader):
                 events += batch.num_rows
                 yield batch
 
-        writer = TaskWriter(load_plan(self._plan_text))
-        summaries = writer.write(counted(super().read(partition)))
+        plan = load_plan(self._plan_text)
+        columns = needed_columns(plan.pipeline, is_transformed=False)
+        writer = TaskWriter(plan)
+        summaries = writer.write(counted(read_ranges(self._options, partition, columns)))
         yield from rows_of_message(TaskCommitMessage(summaries, writer.wait), events)

@@ -67,7 +67,7 @@ def _as_declared(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         )
     try:
         return rows.select(schema.names).cast(schema)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except (ValueError, KeyError, NotImplementedError) as error:  # Arrow's own are among them
         raise InvalidArgumentError(
             f"The sink's step yielded rows that are not what its schema says: {error}",
             next_step="Declare the types that it yields, or cast them in the step.",

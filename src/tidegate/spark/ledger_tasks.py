@@ -46,7 +46,7 @@ class TaskPlan:
     destination: str | None
     """Of all rows; None: each row names its own, or there is one table."""
     columns: tuple[str, ...]
-    """Of the DataFrame."""
+    """Of the rows that are written: the step's, where there is one, else the DataFrame's."""
     is_event_kept: bool
     """True: rows keep the columns that say which event they came from."""
     is_refused_put_aside: bool

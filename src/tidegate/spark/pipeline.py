@@ -30,6 +30,7 @@ from tidegate.spark.sink import SqlSinkDataSource
 from tidegate.spark.source import EventHubsDataSource, register
 from tidegate.spark.trigger import AS_SOON_AS_POSSIBLE, Trigger
 from tidegate.sql import BatchHandler, Database, Pipeline
+from tidegate.sql.batch_handlers import PARTITION_KEY_COLUMN
 from tidegate.sql.database import absolute_url
 
 TRANSACTION_ROWS_MAX = 50_000
@@ -93,9 +94,10 @@ def run_pipeline(
     replay = None if capture is None else plan_replay(options, capture)
     if replay is not None:
         options["eventhubs.startingPositions"] = replay.starting_positions
+    replayed_columns = _replayed_columns(pipeline) if replay is not None and is_batched else []
     # With nothing in between, events need not go through Java from the task's reading to its writing.
     is_committed_by_source = transform is None and replay is None
-    sink = sink_options(
+    sink = _claimed_options(
         pipeline,
         options,
         database_url,
@@ -111,10 +113,8 @@ def run_pipeline(
         reader = reader.format(CommittingDataSource.name()).options(**sink)
     if replay is not None:
         reader = reader.format(ReplayDataSource.name()).options(**replay.options)
-    if is_batched and not is_committed_by_source:
-        # What the function does not ask for is not decoded.
-        names = needed_columns(pipeline, is_transformed=False)
-        reader = reader.schema(StructType([EVENT_SCHEMA[name] for name in names]))
+    if replayed_columns:
+        reader = reader.schema(StructType([EVENT_SCHEMA[name] for name in replayed_columns]))
     rows = reader.load()
     if transform is not None:
         rows = _checked(transform(rows), pipeline)
@@ -137,13 +137,31 @@ def sink_options(
     *,
     is_transformed: bool,
     rows_max: int = TRANSACTION_ROWS_MAX,
-    is_committed_by_source: bool = False,
 ) -> dict[str, str]:
     """Claim the pipeline's checkpoints for this driver; the options for a ``writeStream`` of its own making.
 
-    source_options: those of the ``eventhubs`` stream that feeds it. is_committed_by_source: see ``SinkPlan``.
-    Creates the table where it is missing. Raises as ``run_pipeline``.
+    source_options: those of the ``eventhubs`` stream that feeds it. Creates the table where it is missing.
+    Raises as ``run_pipeline``.
     """
+    return _claimed_options(
+        pipeline,
+        source_options,
+        database_url,
+        is_transformed=is_transformed,
+        rows_max=rows_max,
+        is_committed_by_source=False,
+    )
+
+
+def _claimed_options(
+    pipeline: Pipeline,
+    source_options: dict[str, str],
+    database_url: str,
+    *,
+    is_transformed: bool,
+    rows_max: int,
+    is_committed_by_source: bool,
+) -> dict[str, str]:
     source = SourceOptions.parse(source_options)
     if source.split_partitions:
         raise InvalidArgumentError(
@@ -173,6 +191,16 @@ def sink_options(
         is_committed_by_source=is_committed_by_source,
     )
     return {PLAN_OPTION: plan.to_text()}
+
+
+def _replayed_columns(pipeline: Pipeline) -> list[str]:
+    """Those that come to a function over batches in a replay: what it asks for, and the key, which the log
+    could not give back for a dead letter. Raises InvalidArgumentError where there would be more of that.
+    """
+    needed = needed_columns(pipeline, is_transformed=False)
+    columns = list(dict.fromkeys([*needed, PARTITION_KEY_COLUMN]))
+    check_replayable(columns, pipeline)
+    return columns
 
 
 def _hub_string(connection_string: str, event_hub: str) -> str:

@@ -131,15 +131,15 @@ def plan_replay(source_options: Mapping[str, str], capture_options: Mapping[str,
 def check_replayable(columns: Sequence[str], pipeline: Pipeline) -> None:
     """Raise InvalidArgumentError where the sink would ask the log for events that it no longer holds.
 
-    columns: what a transformation returned.
+    columns: what a transformation returned, or a function over batches is given.
     """
     lost = [name for name in ("offset", "enqueuedTime") if name not in columns]
     if lost or pipeline.is_payload_copied:
         raise InvalidArgumentError(
             f"The transformation dropped the column {lost[0]!r}, which the log cannot give back in a replay."
             if lost
-            else "A transformation has no copy of an event for its dead letter (is_payload_copied), and in a "
-            "replay the log has none either.",
+            else "A transformation, or a function over batches, has no copy of an event for its dead letter "
+            "(is_payload_copied), and in a replay the log has none either.",
             next_step="Keep the columns offset and enqueuedTime, and leave is_payload_copied out.",
         )
 

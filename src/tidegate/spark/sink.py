@@ -22,6 +22,7 @@ from tidegate.spark.commits import needed_columns
 from tidegate.spark.journal import journalled_offset
 from tidegate.spark.ownership import checkpoint_positions
 from tidegate.spark.plan import PLAN_OPTION, load_plan
+from tidegate.spark.schema import COMMITTED_COLUMN
 from tidegate.spark.workers import freeze_loaded_modules
 from tidegate.spark.writer import TaskWriter, WriterWait, check_lost, check_partitions_whole
 from tidegate.sql import Database
@@ -54,15 +55,19 @@ class SqlSinkDataSource(DataSource):
             raise InvalidArgumentError(
                 "The format eventhubs-sql appends.", next_step='Use .outputMode("append").'
             )
+        freeze_loaded_modules()
         plan = load_plan(plan_text)
-        needed = [] if plan.is_committed_by_source else needed_columns(plan.pipeline, plan.is_transformed)
+        if plan.is_committed_by_source:
+            # Its one column is unpickled: it must not be one of events, which anybody may have sent.
+            assert schema.fieldNames() == [COMMITTED_COLUMN], schema.fieldNames()
+            return SqlSinkWriter(plan_text, self.options.get("checkpointLocation"))
+        needed = needed_columns(plan.pipeline, plan.is_transformed)
         missing = [name for name in needed if name not in schema.fieldNames()]
         if missing:
             raise InvalidArgumentError(
                 f"The sink eventhubs-sql needs the column {missing[0]!r}, and the query does not have it.",
                 next_step="Keep the columns partition and sequenceNumber as they came.",
             )
-        freeze_loaded_modules()
         return SqlSinkWriter(plan_text, self.options.get("checkpointLocation"))
 
 

@@ -73,7 +73,9 @@ class EventHubsDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats ``eventhubs``, ``eventhubs-capture`` and ``eventhubs-sql`` known to a session."""
+    """Make Tidegate's formats known to a session: ``eventhubs``, ``eventhubs-capture``, that of the sink of
+    files, and those that pipelines are made of.
+    """
     from tidegate.spark.capture_source import CaptureDataSource
     from tidegate.spark.committing_source import CommittingDataSource
     from tidegate.spark.file_sink import FileSinkDataSource
