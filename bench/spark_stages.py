@@ -77,10 +77,10 @@ def fill_hub(service: HubProcess, events: int, event_bytes: int) -> str:
 
 def rows_expected(events: int, event_bytes: int) -> list[tuple[object, ...]]:
     """What ``reading`` makes of such a hub, for the database's own bulk load."""
-    partitions = [str(index) for index in range(PARTITIONS)]
     return [
-        (partitions[index % PARTITIONS], index, "d-1", event_bytes, 1_700_000_000_000)
-        for index in range(events)
+        (str(partition), number, "d-1", event_bytes, 1_700_000_000_000)
+        for partition in range(PARTITIONS)
+        for number in range(events // PARTITIONS)
     ]
 
 
