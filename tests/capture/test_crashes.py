@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ from tidegate.capture.file_journal import FileJournal, FileNotes
 from tidegate.capture.partition_capture import PartitionCapture
 from tidegate.capture.state import PartitionState, StateFile
 from tidegate.capture.window import WindowLimits
-from tidegate.model.capture import CapturedFile
+from tidegate.model.capture import CapturedFile, WindowEnd
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.threads import Threads
 
@@ -129,14 +130,16 @@ def _check_listed(work: Path, *, is_whole: bool) -> None:
         assert file.event_count in (None, len(numbers))
 
 
-async def _capture_all(partition: Partition, work: Path, clock: SetClock, steps: Steps) -> None:
+async def _capture_all(
+    partition: Partition, work: Path, clock: SetClock, steps: Steps, limits: WindowLimits = _LIMITS
+) -> None:
     """One life of the capture of a partition: until everything is captured, or the crash."""
     state = SteppedState(work / "state" / "hub" / "0.json", steps, partition)
     capture = PartitionCapture(
         partition,
         destination=SteppedDestination(work / "files", steps),
         state_store=state,
-        limits=_LIMITS,
+        limits=limits,
         file_name=lambda partition_id, time_s: f"{partition_id}/{time_s:012}.avro",
         token="hub-0",
         clock=clock,
@@ -224,6 +227,23 @@ async def test_a_complete_file_stays_when_retention_took_its_events(tmp_path: Pa
         assert captured_numbers(files) == [0, 1, 3]
         listed, _ = FileJournal(tmp_path / "state" / "hub").newest(start=0, count=10)
         assert [file.event_count for file in listed] == [1, None]
+    finally:
+        await broker.close()
+
+
+async def test_what_closed_a_window_stays_when_the_limits_change(tmp_path: Path) -> None:
+    """The file is written under other limits than those that its window closed by."""
+    clock = SetClock()
+    broker = await Broker.open(tmp_path / "data", clock=clock)
+    try:
+        partition = broker.create_event_hub("hub", partition_count=1).partition("0")
+        await append_bodies(partition, [b"x" * 500])
+        with pytest.raises(Crash):
+            await _capture_all(partition, tmp_path, clock, Steps(_FIRST_PUBLISH, is_done=False))
+        larger = replace(_LIMITS, size_bytes=10_000)
+        await _capture_all(partition, tmp_path, clock, Steps(None, is_done=False), larger)
+        listed, _ = FileJournal(tmp_path / "state" / "hub").newest(start=0, count=10)
+        assert [file.closed_by for file in listed] == [WindowEnd.SIZE]
     finally:
         await broker.close()
 

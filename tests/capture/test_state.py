@@ -11,7 +11,7 @@ from tidegate.capture import state as state_module
 from tidegate.capture.state import PartitionState, PlannedFile, StateFile
 from tidegate.model.errors import LogCorruptError
 
-_STATE = PartitionState(7, 1_000, 1, PlannedFile("a/b.avro", 7, 9, 100, 2_000))
+_STATE = PartitionState(7, 1_000, 1, PlannedFile("a/b.avro", 7, 9, 100, 2_000, is_full=True))
 
 
 def test_a_state_survives(tmp_path: Path) -> None:
@@ -23,6 +23,15 @@ def test_a_state_survives(tmp_path: Path) -> None:
         assert store.load() == state
     assert [path.name for path in store.path.parent.iterdir()] == ["0.json"]
     assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
+
+
+def test_a_state_of_an_earlier_release_is_read(tmp_path: Path) -> None:
+    """It does not say what closed the window."""
+    store = StateFile(tmp_path / "0.json")
+    store.save(_STATE)
+    store.path.write_text(store.path.read_text().replace(',\n    "is_full": true', ""))
+    assert "is_full" not in store.path.read_text()
+    assert store.load() == PartitionState(7, 1_000, 1, PlannedFile("a/b.avro", 7, 9, 100, 2_000))
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,7 @@ class PartitionCapture:
             window.until_sequence_number,
             window.event_bytes,
             window.next_start_ms,
+            is_full=window.event_bytes >= self._limits.size_bytes,
         )
         await self._save(replace(self._state, last_name_s=name_s, planned=planned))
         self._window = None
@@ -285,12 +286,15 @@ class PartitionCapture:
 
     async def _note_file(self, planned: PlannedFile, event_count: int | None, file_bytes: int | None) -> None:
         """Have a finished file listed. Nothing depends on it."""
+        is_full = planned.is_full
+        if is_full is None:
+            is_full = planned.event_bytes >= self._limits.size_bytes
         note = partial(
             self._notes.add,
             planned,
             partition_id=self.partition.partition_id,
             window_start_ms=(self._state.last_name_s or 0) * 1000,
-            is_full=planned.event_bytes >= self._limits.size_bytes,
+            is_full=is_full,
             event_count=event_count,
             file_bytes=file_bytes,
             written_at_ms=self._now_ms(),

@@ -34,6 +34,8 @@ class PlannedFile:
     """As stored; of the events that the log held when this was decided."""
     next_start_ms: int
     """When the window after it opens."""
+    is_full: bool | None = None
+    """Whether its size closed the window, else its time did; None: decided before this was kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class StateFile:
             state = PartitionState(**document, planned=None if planned is None else PlannedFile(**planned))
             numbers = [state.next_sequence_number, state.window_start_ms or 0, state.last_name_s or 0]
             if planned is not None:
-                numbers += [value for name, value in planned.items() if name != "name"]
+                numbers += [value for name, value in planned.items() if name not in ("name", "is_full")]
             if min(numbers) < 0:
                 raise self._garbled()
         except (KeyError, TypeError, AttributeError):
