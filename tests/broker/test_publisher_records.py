@@ -12,7 +12,8 @@ from tidegate.broker.publishers import PublisherActivity, PublisherRecords
 from tidegate.model.errors import ServerBusyError
 from tidegate.storage.record import AppendResult
 
-_SEEN_MAX = 3
+_OWN_MAX = 3
+_STATED_MAX = 2
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class _Model:
             own = next((group for group in known if group[0][1].name.lower() == batch.name.lower()), [])
             known = [group for group in known if group is not own]
             known.append([*own, (time_ms, batch)])
-            if len(known) > _SEEN_MAX:
+            if len(known) > (_OWN_MAX if is_own_address else _STATED_MAX):
                 known.pop(0)
                 forgotten += 1
         return [_activity(group) for group in reversed(known)], forgotten
@@ -51,9 +52,7 @@ class _Model:
 def _activity(batches: list[tuple[int, _Batch]]) -> PublisherActivity:
     time_ms, last = batches[-1]
     events = sum(batch.events for _, batch in batches)
-    return PublisherActivity(
-        last.name, last.is_own_address, time_ms, str(time_ms % 4), len(batches), events, 10 * events
-    )
+    return PublisherActivity(last.name, last.is_own_address, time_ms, str(time_ms % 4), events, 10 * events)
 
 
 async def _send(records: PublisherRecords, batch: _Batch, time_ms: int) -> None:
@@ -90,7 +89,7 @@ def test_the_record_tells_what_was_stored_and_keeps_to_its_limit(batches: list[_
     """Any batches, in any order: what the model says after each; a stated name pushes out no other kind."""
 
     async def live() -> None:
-        records, model = PublisherRecords(seen_max=_SEEN_MAX), _Model()
+        records, model = PublisherRecords(own_max=_OWN_MAX, stated_max=_STATED_MAX), _Model()
         for time_ms, batch in enumerate(batches):
             await _send(records, batch, time_ms)
             if batch.outcome == "stored" and batch.name not in ("no/name", " "):
@@ -100,7 +99,7 @@ def test_the_record_tells_what_was_stored_and_keeps_to_its_limit(batches: list[_
             assert [each for each in found if each.is_own_address] == own
             assert [each for each in found if not each.is_own_address] == stated
             assert found == sorted(found, key=lambda each: -each.last_enqueued_time_ms)
-            assert records.forgotten == own_forgotten + stated_forgotten
+            assert (records.own_forgotten, records.stated_forgotten) == (own_forgotten, stated_forgotten)
             for each in found:
                 assert records.find(each.name.upper(), is_own_address=each.is_own_address) == each
 
@@ -110,11 +109,11 @@ def test_the_record_tells_what_was_stored_and_keeps_to_its_limit(batches: list[_
 async def test_ten_thousand_publishers_are_told_in_order_whatever_clocks_do() -> None:
     """A partition's time stands still where its clock went back; the list is by time all the same."""
     records = PublisherRecords()
-    for number in range(records.seen_max + 5):
+    for number in range(records.own_max + 5):
         await _send(records, _Batch(f"device-{number}", True, 1, "stored"), 10_000 - number % 7)
     found = records.newest_first()
-    assert len(found) == records.seen_max
-    assert records.forgotten == 5
+    assert len(found) == records.own_max
+    assert records.own_forgotten == 5
     assert records.find("device-4") is None
     times = [each.last_enqueued_time_ms for each in found]
     assert times == sorted(times, reverse=True)

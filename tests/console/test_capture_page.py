@@ -68,10 +68,10 @@ def test_files_come_in_pages_also_without_capture(service: HubService, plain_bro
     """50 a page, the latest first, of all partitions; where they went is told, as the settings do not."""
     hub = service.create_hub(partition_count=2)
     path = f"/hubs/{hub}/capture"
-    assert "The service has written no file yet." in plain_browser.get(path).text
+    assert "The service remembers no file that it has written." in plain_browser.get(path).text
     _note_files(service, hub, 120, "/old/<place>")
     first = plain_browser.get(path)
-    assert "120 files written, the latest first" in first.text
+    assert "120 files remembered, the latest first" in first.text
     rows = _files(first.text)
     assert [row[1] for row in rows[:3]] == ["1", "0", "1"]
     assert rows[0][2:4] == ["10", "2.0 KB"]
@@ -161,7 +161,7 @@ def test_capture_under_load_with_a_browser(service: HubService, console_page: Pa
 
     path = f"/hubs/{hub}/capture"
     console_page.goto(path)
-    console_page.get_by_text("The service has written no file yet.").wait_for()
+    console_page.get_by_text("The service remembers no file that it has written.").wait_for()
     assert_accessible(console_page)
     service.call(lambda server: set_capture(server, settings))
     files = console_page.get_by_role("region", name="Files").get_by_role("row")

@@ -17,7 +17,7 @@ from azure.eventhub.exceptions import EventHubError
 from tests.console.support import PlainBrowser, assert_accessible, console_service
 from tests.interop.support import SdkTarget, target_of
 
-from tidegate.model.limits import PUBLISHERS_SEEN_MAX
+from tidegate.model.limits import PUBLISHERS_SEEN_MAX, PUBLISHERS_STATED_MAX
 from tidegate.model.partition_key import partition_for_key
 from tidegate.server.app import TidegateServer
 from tidegate.storage.record import AppendResult
@@ -29,14 +29,16 @@ if TYPE_CHECKING:
 _DEADLINE_S = 60.0
 
 
-def _note_publishers(service: HubService, hub: str, names: Iterable[str]) -> None:
+def _note_publishers(
+    service: HubService, hub: str, names: Iterable[str], *, is_own_address: bool = True
+) -> None:
     """As if each had sent a batch of one event of 10 bytes, in this order and a millisecond apart."""
 
     async def note(server: TidegateServer) -> None:
         records = server.broker.event_hub(hub).publishers
         for number, name in enumerate(names):
             appended: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
-            records.note_when_stored(appended, name, "0", event_bytes=10, is_own_address=True)
+            records.note_when_stored(appended, name, "0", event_bytes=10, is_own_address=is_own_address)
             appended.set_result(AppendResult(number, number + 1, 1_800_000_000_000 + number))
         await asyncio.sleep(0)  # callbacks of the futures
 
@@ -110,6 +112,8 @@ def test_ten_thousand_publishers_come_in_pages(service: HubService, plain_browse
     first = plain_browser.get(path).text
     assert [row[0] for row in _rows(first)][:2] == ["device-10001", "device-10000"]
     assert "10,000 publishers seen since the service started, the last one first; 2 fell out" in first
+    forgotten = "or so much from others since that it fell out of the list"
+    assert forgotten in plain_browser.get(f"/hubs/{hub}/publisher?name=device-0").text
     last = _rows(plain_browser.get(f"{path}?start=9950").text)
     assert [row[0] for row in last][-1] == "device-2"
     found = plain_browser.get(f"{path}?search=DEVICE-77&start=50")
@@ -120,6 +124,18 @@ def test_ten_thousand_publishers_come_in_pages(service: HubService, plain_browse
         answer = plain_browser.get(f"{path}?{query}")
         assert answer.status == 200, query
         assert "<script>" not in answer.text
+
+
+def test_names_that_events_say_push_nobody_out(service: HubService, plain_browser: PlainBrowser) -> None:
+    """There are fewer of them, and a publisher's page does not doubt its own record for their sake."""
+    hub = service.create_hub(partition_count=1)
+    _note_publishers(service, hub, ["device-1"])
+    said = (f"said-{number}" for number in range(PUBLISHERS_STATED_MAX + 1))
+    _note_publishers(service, hub, said, is_own_address=False)
+    page = plain_browser.get(f"/hubs/{hub}/publishers").text
+    assert f"{PUBLISHERS_STATED_MAX + 1:,} publishers seen since the service started" in page
+    assert "1 fell out" in page
+    assert "fell out of the list" not in plain_browser.get(f"/hubs/{hub}/publisher?name=said-0").text
 
 
 def test_publishers_are_forgotten_with_the_service(tmp_path: Path) -> None:

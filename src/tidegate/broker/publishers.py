@@ -13,7 +13,7 @@ from functools import partial
 
 from tidegate.broker.names import validate_publisher_name
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.limits import PUBLISHERS_SEEN_MAX
+from tidegate.model.limits import PUBLISHERS_SEEN_MAX, PUBLISHERS_STATED_MAX
 from tidegate.storage.record import AppendResult
 
 
@@ -28,8 +28,8 @@ class PublisherActivity:
     last_enqueued_time_ms: int
     """Of its last batch: milliseconds since 1970-01-01 UTC."""
     last_partition_id: str
-    """Where that is. Of a publisher with an address of its own all are there, as its name is the key."""
-    batches: int
+    """Where that is. Of an address of its own the name is the key, as it is spelled: another spelling is the
+    same publisher, and may be in another partition."""
     events: int
     event_bytes: int
     """As stored."""
@@ -38,11 +38,17 @@ class PublisherActivity:
 class PublisherRecords:
     """The publishers of one event hub; of each kind, the one not seen for longest falls out first."""
 
-    def __init__(self, *, seen_max: int = PUBLISHERS_SEEN_MAX) -> None:
-        """seen_max: how many of each kind are remembered."""
-        self.seen_max = seen_max
-        self.forgotten = 0
+    def __init__(
+        self, *, own_max: int = PUBLISHERS_SEEN_MAX, stated_max: int = PUBLISHERS_STATED_MAX
+    ) -> None:
+        """own_max: how many with addresses of their own are remembered; stated_max: how many names that only
+        events say.
+        """
+        self.own_max = own_max
+        self.stated_max = stated_max
+        self.own_forgotten = 0
         """How often one fell out; whoever comes back is counted from 0."""
+        self.stated_forgotten = 0
         # By the name in lower case: it is revoked in any letter case. The last one seen is last.
         self._own: OrderedDict[str, PublisherActivity] = OrderedDict()
         self._stated: OrderedDict[str, PublisherActivity] = OrderedDict()
@@ -97,15 +103,16 @@ class PublisherRecords:
             is_own_address,
             stored.enqueued_time_ms,
             partition_id,
-            (before.batches if before else 0) + 1,
             (before.events if before else 0) + stored.until_sequence_number - stored.start_sequence_number,
             (before.event_bytes if before else 0) + event_bytes,
         )
-        if len(known) > self.seen_max:
+        if len(known) > (self.own_max if is_own_address else self.stated_max):
             known.popitem(last=False)
-            self.forgotten += 1
+            self.own_forgotten += is_own_address
+            self.stated_forgotten += not is_own_address
 
     def __repr__(self) -> str:
         return (
-            f"<PublisherRecords own={len(self._own)} stated={len(self._stated)} forgotten={self.forgotten}>"
+            f"<PublisherRecords own={len(self._own)} stated={len(self._stated)} "
+            f"forgotten={self.own_forgotten}+{self.stated_forgotten}>"
         )

@@ -96,6 +96,10 @@ class Publishing:
         return Response(status_code=201, media_type=XML)
 
     async def _append(self, request: Request) -> None:
+        """Store what the request publishes.
+
+        Cancellation: all of it is stored or nothing; what is stored may not be counted for its publisher.
+        """
         hub, publisher = request.path_params["hub"], request.path_params.get("publisher")
         path = request.url.path.strip("/")
         if publisher is not None:

@@ -54,8 +54,13 @@ REVOKED_PUBLISHERS_MAX: Final = 10_000
 """Publishers revoked per hub at a time (our choice: the catalog stays a small file)."""
 
 PUBLISHERS_SEEN_MAX: Final = 10_000
-"""Publishers per hub that the service remembers having seen since its start, and as many again whose names
-only their events say (our choice: about 4 MB of memory each; the one not seen for longest falls out)."""
+"""Publishers with an address of their own, per hub, that the service remembers having seen since its start
+(our choice: 4 MB of memory with short names, 7 MB with the longest in ASCII, 15 MB with any; the one not seen
+for longest falls out)."""
+
+PUBLISHERS_STATED_MAX: Final = 1_000
+"""Names of publishers, per hub, that only events sent to the hub's own address say and that are remembered in
+the same way (our choice: whoever may send can make them up, so they get 1.5 MB of memory at most)."""
 
 THROUGHPUT_UNITS_MAX: Final = 1000
 """Throughput units of a namespace (our choice; Azure's Standard tier has 40, shared machines as they are)."""

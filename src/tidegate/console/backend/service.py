@@ -202,8 +202,10 @@ class Publishers:
     page: Page[PublisherRow]
     revoked: int
     """How many may not send."""
-    seen_max: int
-    """How many the service remembers, at most."""
+    own_max: int
+    """How many with addresses of their own the service remembers, at most."""
+    stated_max: int
+    """How many names it remembers that only events say, at most."""
     forgotten: int
     """How often one fell out because more were seen."""
 
@@ -267,8 +269,10 @@ class ServiceView(Protocol):
         """
         ...
 
-    def publisher(self, name: str, publisher: str) -> tuple[PublisherRow, PublisherRow | None]:
-        """A publisher, seen or not; and what events say to be its that came to the hub's own address."""
+    def publisher(self, name: str, publisher: str) -> tuple[PublisherRow, PublisherRow | None, int]:
+        """A publisher, seen or not; what events say to be its that came to the hub's own address; and how
+        many with addresses of their own fell out of what is remembered.
+        """
         ...
 
     def capture_progress(self, name: str, *, start: int) -> Page[CaptureProgress]:

@@ -61,8 +61,16 @@ class _Pages:
         name = request.query_params.get("name", "").strip()
         if not name:
             raise NotFoundError("The address names no publisher.")
-        own, stated = self._service.publisher(hub.name, name[:PUBLISHER_NAME_CHARACTERS_MAX])
-        return page(request, "hub_publisher.html", tab="publishers", hub=hub, own=own, stated=stated)
+        own, stated, forgotten = self._service.publisher(hub.name, name[:PUBLISHER_NAME_CHARACTERS_MAX])
+        return page(
+            request,
+            "hub_publisher.html",
+            tab="publishers",
+            hub=hub,
+            own=own,
+            stated=stated,
+            forgotten=forgotten,
+        )
 
     async def revoke(self, request: Request) -> Response:
         publisher = texts_of(await form_of(request)).get("publisher", "")

@@ -143,9 +143,15 @@ class BrokerService:
             if wanted:
                 seen = [each for each in seen if wanted in each.name.lower()]
             found = page_at(seen, start, lambda each: _publisher(event_hub, each.name, each))
-        return Publishers(found, len(revoked), records.seen_max, records.forgotten)
+        return Publishers(
+            found,
+            len(revoked),
+            records.own_max,
+            records.stated_max,
+            records.own_forgotten + records.stated_forgotten,
+        )
 
-    def publisher(self, name: str, publisher: str) -> tuple[PublisherRow, PublisherRow | None]:
+    def publisher(self, name: str, publisher: str) -> tuple[PublisherRow, PublisherRow | None, int]:
         """See ``ServiceView``."""
         event_hub = self._broker.event_hub(name)
         own = event_hub.publishers.find(publisher)
@@ -153,6 +159,7 @@ class BrokerService:
         return (
             _publisher(event_hub, publisher if own is None else own.name, own),
             None if stated is None else _publisher(event_hub, stated.name, stated),
+            event_hub.publishers.own_forgotten,
         )
 
     def capture_progress(self, name: str, *, start: int) -> Page[CaptureProgress]:
