@@ -12,10 +12,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.spark.support import assert_exact, make_pipeline, publish
 
+from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark import Trigger, commit_messages, explain, register, run_pipeline, sink_options
 from tidegate.spark.commit_messages import TaskCommitMessage, messages_in, rows_of_message
 from tidegate.spark.committing_source import CommittingDataSource
+from tidegate.spark.pipeline import _claimed_options
 from tidegate.spark.plan import SinkPlan
+from tidegate.spark.schema import EVENT_SCHEMA
+from tidegate.spark.sink import SqlSinkDataSource
 from tidegate.spark.writer import PartitionSummary, WriterWait
 from tidegate.testing.hub import HubService
 
@@ -118,6 +122,21 @@ def test_a_query_of_ones_own_goes_through_spark(
     )
     assert query.awaitTermination(300)
     assert_exact(sqlite_url, _COUNT)
+
+
+def test_the_sink_unpickles_no_column_of_events(hub_service: HubService, sqlite_url: str) -> None:
+    """Bodies are whatever somebody sent."""
+    hub = hub_service.create_hub(partition_count=1)
+    options = _claimed_options(
+        make_pipeline(hub),
+        {"eventhubs.connectionString": hub_service.hub_connection_string(hub)},
+        sqlite_url,
+        is_transformed=False,
+        rows_max=1,
+        is_committed_by_source=True,
+    )
+    with pytest.raises(InvalidArgumentError, match="rows of its own source only"):
+        SqlSinkDataSource(options).streamWriter(EVENT_SCHEMA, overwrite=False)
 
 
 def test_the_format_is_not_for_others(spark: SparkSession, hub_service: HubService, tmp_path: Path) -> None:

@@ -90,6 +90,18 @@ def rows_of(database_url: str, table: Table) -> list[tuple[object, ...]]:
         return sorted(tuple(row) for row in connection.execute(select(table)))
 
 
+def sink_of_both(database_url: str, driver_bytes_max: int, *, step: ArrowStep | None = None) -> LedgerSink:
+    """Of both tables, with dead letters."""
+    return LedgerSink(
+        name="homes",
+        database_url=database_url,
+        tables={"counts": LedgerTable(counts), "alarms": LedgerTable(alarms, WriteMode.APPEND)},
+        consumer=CONSUMER,
+        driver_bytes_max=driver_bytes_max,
+        step=step,
+    )
+
+
 def count_by_home(stream: DataFrame) -> DataFrame:
     """How many readings each home has sent so far."""
     return stream.groupBy("home").agg(F.count("*").cast("int").alias("readings"))
@@ -124,13 +136,7 @@ def test_one_stream_feeds_two_tables_and_the_dead_letters(
     readings: Readings, database_url: str, tmp_path: Path, driver_bytes_max: int
 ) -> None:
     """The column _table sends a row to its table; a row with _error puts its event aside, all in one."""
-    sink = LedgerSink(
-        name="homes",
-        database_url=database_url,
-        tables={"counts": LedgerTable(counts), "alarms": LedgerTable(alarms, WriteMode.APPEND)},
-        consumer=CONSUMER,
-        driver_bytes_max=driver_bytes_max,
-    )
+    sink = sink_of_both(database_url, driver_bytes_max)
     origin = {"partition": "3", "offset": "77", "enqueuedTime": "2026-01-01T00:00:00.123Z"}
     readings.add(
         {"_table": "counts", "home": 1, "readings": 5, "sequenceNumber": 7, **origin},
@@ -171,14 +177,7 @@ def test_a_step_makes_rows_in_the_tasks_that_write_them(
     readings: Readings, database_url: str, tmp_path: Path, driver_bytes_max: int
 ) -> None:
     """Two rows of the query become rows of two tables and a dead letter, typed as the step's schema says."""
-    sink = LedgerSink(
-        name="homes",
-        database_url=database_url,
-        tables={"counts": LedgerTable(counts), "alarms": LedgerTable(alarms, WriteMode.APPEND)},
-        consumer=CONSUMER,
-        driver_bytes_max=driver_bytes_max,
-        step=ArrowStep(rows_by_line, STEP_SCHEMA),
-    )
+    sink = sink_of_both(database_url, driver_bytes_max, step=ArrowStep(rows_by_line, STEP_SCHEMA))
     origin = {"partition": "3", "offset": "77", "enqueuedTime": None, "sequenceNumber": 8}
     first = [{"_table": "counts", "home": home, "readings": 5} for home in range(4)]
     second = [{"_table": "counts", "home": 9, "readings": 1}, {"_table": "alarms", "home": 9, "reading": 99}]

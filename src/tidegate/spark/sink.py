@@ -58,8 +58,12 @@ class SqlSinkDataSource(DataSource):
         freeze_loaded_modules()
         plan = load_plan(plan_text)
         if plan.is_committed_by_source:
-            # Its one column is unpickled: it must not be one of events, which anybody may have sent.
-            assert schema.fieldNames() == [COMMITTED_COLUMN], schema.fieldNames()
+            if schema.fieldNames() != [COMMITTED_COLUMN]:
+                # That column is unpickled: it must not be one of events, which anybody may have sent.
+                raise InvalidArgumentError(
+                    "This plan of the sink eventhubs-sql takes rows of its own source only.",
+                    next_step="Use tidegate.spark.run_pipeline.",
+                )
             return SqlSinkWriter(plan_text, self.options.get("checkpointLocation"))
         needed = needed_columns(plan.pipeline, plan.is_transformed)
         missing = [name for name in needed if name not in schema.fieldNames()]
