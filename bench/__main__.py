@@ -37,7 +37,12 @@ _progress = Console(stderr=True)
 def main() -> None:
     """Parse the options, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--events", type=int, default=200_000, help="events to publish, in all")
+    parser.add_argument(
+        "--events",
+        type=int,
+        default=200_000,
+        help="events to publish, in all; Spark's stages have numbers of their own",
+    )
     parser.add_argument("--event-bytes", type=int, default=1024, help="bytes of each event's body")
     parser.add_argument("--sdk-events", type=int, default=30_000, help="events for the official SDK's stages")
     parser.add_argument("--without-spark", action="store_true", help="leave the two Spark stages out")
