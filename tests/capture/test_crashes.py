@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.capture.support import SetClock, append_bodies, capture_files, captured_numbers, read_capture_file
 
 from tidegate.broker import Broker, Partition
-from tidegate.capture.destination import CaptureDestinationError, DirectoryDestination
+from tidegate.capture.destination import CaptureDestinationError, Destination, DirectoryDestination
 from tidegate.capture.file_journal import FileJournal, FileNotes
 from tidegate.capture.partition_capture import PartitionCapture
 from tidegate.capture.state import PartitionState, StateFile
@@ -135,9 +135,11 @@ async def _capture_all(
 ) -> None:
     """One life of the capture of a partition: until everything is captured, or the crash."""
     state = SteppedState(work / "state" / "hub" / "0.json", steps, partition)
+    opened: asyncio.Future[Destination] = asyncio.get_running_loop().create_future()
+    opened.set_result(SteppedDestination(work / "files", steps))
     capture = PartitionCapture(
         partition,
-        destination=SteppedDestination(work / "files", steps),
+        destination=opened,
         state_store=state,
         limits=limits,
         file_name=lambda partition_id, time_s: f"{partition_id}/{time_s:012}.avro",

@@ -242,6 +242,7 @@ async def test_an_unknown_kind_of_destination_is_told(
     broker.set_capture("hub", _settings("nosuch://x/y"))
     await append_bodies(hub.partition("0"), [b"x" * 1000])
     await wait_until(lambda: "nosuch" in service.statistics().get("hub", _NONE).last_error)
+    assert service.statistics()["hub"].backlog_events == 1
     broker.set_capture("hub", _settings(tmp_path / "files"))
     await wait_until(lambda: captured_numbers(tmp_path / "files") == [0])
 

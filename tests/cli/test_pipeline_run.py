@@ -27,9 +27,21 @@ from tidegate.transport.status_files import PipelineFiles
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = """
+import time
+from pyspark.sql.streaming.listener import StreamingQueryListener
 from sqlalchemy import Column, MetaData, String, Table
 from tests.spark.support import make_pipeline, readings, score
-from tidegate.spark import HubSource, SqlSink, StreamPipeline
+from tidegate.spark import FileSink, HubSource, SqlSink, StreamPipeline
+
+class SlowListener(StreamingQueryListener):
+    def onQueryStarted(self, event): pass
+    def onQueryIdle(self, event): pass
+    def onQueryTerminated(self, event): pass
+    def onQueryProgress(self, event): time.sleep(1)
+
+def listen_slowly(rows):
+    rows.sparkSession.streams.addListener(SlowListener())
+    return rows.select("sequenceNumber")
 
 quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 scored = StreamPipeline(
@@ -37,6 +49,13 @@ scored = StreamPipeline(
 )
 renamed = StreamPipeline("renamed", HubSource(HUB), SqlSink(readings, score), spark_settings=quick)
 plain = make_pipeline(HUB, "plain")
+slow_to_tell = StreamPipeline(
+    "slow_to_tell",
+    HubSource(HUB, max_events_per_trigger=100),
+    FileSink(FOLDER, "parquet"),
+    steps=[listen_slowly],
+    spark_settings=quick,
+)
 """
 EVENTS_PER_PART = 700
 
@@ -50,7 +69,7 @@ class Place:
         self.service = service
         self.hub = hub or service.create_hub(partition_count=3)
         self.file = path / "pipelines.py"
-        self.file.write_text(f"HUB = {self.hub!r}\n{PROGRAM}")
+        self.file.write_text(f"HUB, FOLDER = {self.hub!r}, {str(path / 'files')!r}\n{PROGRAM}")
         self.files = PipelineFiles(path / "state")
         self.database_url = f"sqlite:///{path}/scored.db"
         self.environment = environment | {
@@ -151,6 +170,23 @@ def test_a_pipeline_is_run_stopped_killed_and_run_again(place: Place) -> None:
     ended = place.files.read("scored")
     assert (ended.state, ended.lag_events) == (PipelineState.ENDED, 0)
     assert ended.dead_letters_open == outcome_of(place.database_url).dead_letters
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_spark_tells_late_is_heard_all_the_same(place: Place) -> None:
+    """Its listeners hear of the last micro-batches seconds after the query has ended."""
+    event_count = place.publish_part()
+    ended = subprocess.run(
+        place.words("slow_to_tell", "--available-now"),
+        env=place.environment,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr.decode()
+    status = place.files.read("slow_to_tell")
+    assert (status.state, status.events_total, status.lag_events) == (PipelineState.ENDED, event_count, 0)
 
 
 @pytest.mark.slow

@@ -44,6 +44,14 @@ def test_a_users_own_exception_is_shown_with_its_name() -> None:
     [
         (FencedError("Gone.", next_step="Restart."), "Gone. Restart."),
         (RuntimeError("[STREAM_FAILED] Something else\nat x"), "[STREAM_FAILED] Something else"),
+        (
+            RuntimeError(
+                "An error occurred while calling o1.start.\n"
+                ": org.apache.spark.SparkClassNotFoundException: [DATA_SOURCE_NOT_FOUND] Failed to find it.\n"
+                "\tat org.apache.spark.sql.X$.f(X.scala:1)\n"
+            ),
+            "[DATA_SOURCE_NOT_FOUND] Failed to find it.",
+        ),
         (RuntimeError(), "RuntimeError"),
     ],
 )

@@ -58,17 +58,19 @@ class HubCapture:
             settings.size_window_bytes, settings.time_window_s * 1000, settings.is_empty_skipped
         )
         self._threads = Threads(_FILES_AT_A_TIME + 1, name=f"tidegate-capture {event_hub.name}")
-        self._partitions: list[PartitionCapture] = []
+        self._opened: asyncio.Future[Destination] = asyncio.get_running_loop().create_future()
         self._open_error = ""
         self._tasks = TaskOwner(f"capture of {event_hub.name}")
-        self._tasks.start(self._run(), name="open")
+        self._tasks.start(self._open(), name="open")
+        # Before the destination is open: what is behind is behind all the same.
+        self._partitions = self._start_partitions()
 
     async def close(self) -> None:
         """Stop. What was decided is done when the hub is captured next; an upload under way is given up."""
         await self._tasks.close()
 
     def progress(self) -> list[CaptureProgress]:
-        """Of each partition, in order; empty until the destination is open."""
+        """Of each partition, in order."""
         return [partition.progress() for partition in self._partitions]
 
     def statistics(self) -> CaptureStatistics:
@@ -87,14 +89,14 @@ class HubCapture:
             last_error=self._open_error or (errors[0] if errors else ""),
         )
 
-    async def _run(self) -> None:
-        destination = await self._open_destination()
+    def _start_partitions(self) -> list[PartitionCapture]:
         file_turns = asyncio.Semaphore(_FILES_AT_A_TIME)
+        captures = []
         for partition in self._event_hub.partitions:
             partition_id = partition.partition_id
             capture = PartitionCapture(
                 partition,
-                destination=destination,
+                destination=self._opened,
                 state_store=StateFile(self._directory / self._hub_id / f"{partition_id}.json"),
                 limits=self._limits,
                 file_name=self._file_name,
@@ -105,11 +107,12 @@ class HubCapture:
                 file_turns=file_turns,
                 notes=FileNotes(self._journal, self.settings.destination),
             )
-            self._partitions.append(capture)
             self._tasks.start(capture.run(), name=f"partition {partition_id}")
+            captures.append(capture)
+        return captures
 
-    async def _open_destination(self) -> Destination:
-        """The destination; a library or credentials that are missing may come later."""
+    async def _open(self) -> None:
+        """Open the destination; a library or credentials that are missing may come later."""
         open_it: Callable[[], Destination] = partial(
             open_destination, self.settings.destination, spool_directory=self._directory / "spool"
         )
@@ -125,7 +128,8 @@ class HubCapture:
                 pause_s = min(2 * pause_s, _RETRY_S_MAX)
             else:
                 self._open_error = ""
-                return destination
+                self._opened.set_result(destination)
+                return
 
     def _file_name(self, partition_id: str, time_s: int) -> str:
         return capture_file_name(

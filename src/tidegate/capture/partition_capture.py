@@ -64,7 +64,7 @@ class PartitionCapture:
         self,
         partition: Partition,
         *,
-        destination: Destination,
+        destination: asyncio.Future[Destination],
         state_store: StateStore,
         limits: WindowLimits,
         file_name: Callable[[str, int], str],
@@ -77,7 +77,7 @@ class PartitionCapture:
         retry_s_min: float = _RETRY_S_MIN,
         pace_s: float = _PACE_S,
     ) -> None:
-        """limits: smaller windows than a user may set are for tests.
+        """destination: once it is open. limits: smaller windows than a user may set are for tests.
 
         file_name: from a partition id and the seconds of its time (since 1970-01-01 UTC) to a name below the
         destination. token: what this partition's unfinished files begin with, and those of no other.
@@ -89,7 +89,8 @@ class PartitionCapture:
         self.partition = partition
         self.counts = CaptureCounts()
         self._place = f"{partition.event_hub}/{partition.partition_id}"
-        self._destination = destination
+        self._opened = destination
+        self._destination: Destination
         self._state_store = state_store
         self._limits = limits
         self._file_name = file_name
@@ -108,7 +109,7 @@ class PartitionCapture:
 
     @property
     def backlog_events(self) -> int:
-        """Events in the log that are in no finished file."""
+        """Events in the log that are in no finished file; all of them until the state is read."""
         start = max(self._state.next_sequence_number, self.partition.begin_sequence_number)
         return max(self.partition.next_sequence_number - start, 0)
 
@@ -136,6 +137,8 @@ class PartitionCapture:
         try:
             self._state = await self._retry(self._load)
             self._is_again = self._state.planned is not None
+            # A partition that ends does not end the waiting of the others.
+            self._destination = await asyncio.shield(self._opened)
             await self._retry(self._discard_spools)
             while True:
                 if self._state.planned is None:

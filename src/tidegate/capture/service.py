@@ -78,7 +78,7 @@ class CaptureService:
         }
 
     def progress(self, hub_id: str) -> list[CaptureProgress]:
-        """Of each partition of a hub, in order; empty where it is not captured now, or not yet."""
+        """Of each partition of a hub, in order; empty where it is not captured now."""
         hub = self._hubs.get(hub_id)
         return [] if hub is None else hub.progress()
 

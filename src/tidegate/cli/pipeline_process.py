@@ -45,6 +45,8 @@ STOP_TIMEOUT_S = 30.0
 """How long Spark may take to stop a query, before the process ends without waiting for it."""
 FILE_MODULE_PREFIX = "tidegate_pipeline_"
 """Begins the name under which ``sql.pipeline`` imports a file."""
+REPORTS_TIMEOUT_S = 10.0
+"""How long the reports of a query that has ended may take to arrive."""
 _POLL_S = 0.05
 _POLLS_PER_QUESTION = 40
 
@@ -189,11 +191,13 @@ class PipelineRun:
                     break
                 # Now and then Spark itself is asked, too: who listens to a Java that has died hears nothing.
                 if listener.is_over.is_set() or (poll % _POLLS_PER_QUESTION == 0 and not query.isActive):
+                    # Spark tells its listeners later than it does: what it did last may be still to come.
+                    listener.is_over.wait(REPORTS_TIMEOUT_S)
                     query.awaitTermination()  # raises what it ended with
                     return
             reporter.report_state(PipelineState.STOPPING)
             _end_micro_batch(query, listener, reporter)
-            _stop_query(query)
+            _stop_query(query, listener)
 
 
 def _end_micro_batch(query: StreamingQuery, listener: ProgressListener, reporter: PipelineReporter) -> None:
@@ -206,13 +210,14 @@ def _end_micro_batch(query: StreamingQuery, listener: ProgressListener, reporter
             return
 
 
-def _stop_query(query: StreamingQuery) -> None:
-    """Stop the query; where Spark does not come to an end with it, leave it to its own end."""
+def _stop_query(query: StreamingQuery, listener: ProgressListener) -> None:
+    """Stop the query and hear it out; where Spark does not come to an end with it, leave it to itself."""
 
     def stop() -> None:
         # Where the signal has reached Java, too, there may be nothing left to stop.
         with contextlib.suppress(Exception):
             query.stop()
+            listener.is_over.wait(REPORTS_TIMEOUT_S)
 
     thread = threading.Thread(target=stop, name="stop-query", daemon=True)
     thread.start()

@@ -18,6 +18,10 @@ _ANY_ERROR = re.compile(
     r"(?:: .*)?)$",
     re.MULTILINE,
 )
+# What Py4J says of an exception that Spark did not dress up for Python: its own words, then Java's.
+_JAVA_ERROR = re.compile(
+    r"\AAn error occurred while calling \S+\n: (?:[\w.$]+: )?(?P<sentence>\S.*)$", re.MULTILINE
+)
 
 
 def explain(exception: BaseException) -> str:
@@ -33,5 +37,8 @@ def explain(exception: BaseException) -> str:
     anyones = _ANY_ERROR.findall(text)
     if anyones:
         return str(anyones[-1]).strip()
+    javas = _JAVA_ERROR.search(text)
+    if javas is not None:
+        return javas["sentence"].strip()
     first_line = text.strip().partition("\n")[0].strip()
     return first_line or type(exception).__name__
