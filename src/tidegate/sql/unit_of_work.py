@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, or_, select, text, update
+from sqlalchemy import ColumnElement, Connection, Table, and_, select, text, update
 from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tidegate.model.errors import DatabaseError, FencedError
-from tidegate.sql import schema
+from tidegate.sql import checkpoint_statements, schema
 from tidegate.sql.database import Database
 from tidegate.sql.failures import ROW_ERRORS, is_bad_data, is_connection_lost, reason_of, translate
 from tidegate.sql.lost_commit import CommitOutcome, Witness, resolve_lost_commit
@@ -305,12 +305,6 @@ class UnitOfWork:
         of the last event of the batch. event_hub_created_at_ms: which hub; None leaves what is stored.
         Raises FencedError when somebody moved it: nothing of this transaction can be committed then.
         """
-        row = schema.checkpoint.c
-        here = and_(
-            self._at(partition_id), row.next_sequence_number.is_not_distinct_from(from_sequence_number)
-        )
-        if self.lease_epoch is not None:
-            here = and_(here, or_(row.lease_epoch.is_(None), row.lease_epoch <= self.lease_epoch))
         changes: dict[str, object] = {
             "next_sequence_number": until_sequence_number,
             "offset": offset,
@@ -323,8 +317,14 @@ class UnitOfWork:
             changes["event_hub_created_at_ms"] = event_hub_created_at_ms
         if self.lease_epoch is not None:
             changes["lease_epoch"] = self.lease_epoch
+        statement = checkpoint_statements.advance(tuple(changes), has_epoch=self.lease_epoch is not None)
+        parameters = checkpoint_statements.at(self.consumer, partition_id)
+        parameters |= {f"new_{name}": value for name, value in changes.items()}
+        parameters["from_sequence_number"] = from_sequence_number
+        if self.lease_epoch is not None:
+            parameters["held_epoch"] = self.lease_epoch
         with self.translating(f"moving the checkpoint of partition {partition_id}"):
-            moved = self.connection.execute(update(schema.checkpoint).where(here).values(changes)).rowcount
+            moved = self.connection.execute(statement, parameters).rowcount
             if moved != 1:
                 raise self._fenced(partition_id, from_sequence_number, until_sequence_number)
         self.set_witness(
@@ -430,19 +430,8 @@ class UnitOfWork:
             raise translate(error, doing=f"inserting into {table.name}", where=self.database.url) from error
 
     def _lock_checkpoint(self, connection: Connection, partition_id: str) -> LockedCheckpoint:
-        row = schema.checkpoint.c
-        statement = (
-            select(
-                row.next_sequence_number,
-                row.event_hub_created_at_ms,
-                row.transaction_token,
-                row.owner,
-                row.lease_epoch,
-            )
-            .where(self._at(partition_id))
-            .with_for_update()
-        )
-        found = connection.execute(statement).one_or_none()
+        at = checkpoint_statements.at(self.consumer, partition_id)
+        found = connection.execute(checkpoint_statements.LOCK, at).one_or_none()
         if found is None:
             # Waits for a competitor that is making the same row, and sees it afterwards.
             connection.execute(
@@ -450,7 +439,7 @@ class UnitOfWork:
                 .values(**self._key(partition_id), updated_at=self.database.clock.now_utc())
                 .on_conflict_do_nothing()
             )
-            found = connection.execute(statement).one()
+            found = connection.execute(checkpoint_statements.LOCK, at).one()
         return LockedCheckpoint(*found)
 
     def _fenced(self, partition_id: str, start: int | None, until: int) -> FencedError:
