@@ -6,51 +6,29 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.spark.support import assert_exact, make_pipeline, publish
 
-from tidegate.model.errors import InvalidArgumentError
-from tidegate.spark import Trigger, commit_messages, explain, register, run_pipeline, sink_options
-from tidegate.spark.commit_messages import TaskCommitMessage, messages_in, rows_of_message
+from tidegate.spark import Trigger, committing_reader, explain, register, run_pipeline, sink_options
+from tidegate.spark.committing_reader import rows_without_content
 from tidegate.spark.committing_source import CommittingDataSource
-from tidegate.spark.pipeline import _claimed_options
 from tidegate.spark.plan import SinkPlan
-from tidegate.spark.schema import EVENT_SCHEMA
-from tidegate.spark.sink import SqlSinkDataSource
-from tidegate.spark.writer import PartitionSummary, WriterWait
 from tidegate.testing.hub import HubService
 
 _COUNT = 1000
 
 
-@settings(deadline=None)
-@given(
-    messages=st.lists(
-        st.builds(
-            TaskCommitMessage,
-            summaries=st.lists(
-                st.builds(PartitionSummary, st.text(max_size=3), st.integers(0, 2**62)), max_size=3
-            ).map(tuple),
-            wait=st.builds(WriterWait, st.floats(0, 9), st.floats(0, 9)),
-        ),
-        max_size=4,
-    ),
-    events=st.integers(0, 23),
-    rows_max=st.integers(1, 9),
-)
-def test_a_row_for_each_event_and_the_message_once(
-    messages: list[TaskCommitMessage], events: int, rows_max: int
-) -> None:
-    """However many tasks' rows come together, and in however many batches."""
+@given(count=st.integers(0, 40), rows_max=st.integers(1, 9))
+def test_a_row_for_each_event(count: int, rows_max: int) -> None:
+    """In as many batches as it takes, none of them empty."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commit_messages, "_ROWS_MAX", rows_max)
-        batches = [batch for message in messages for batch in rows_of_message(message, events)]
-    assert sum(batch.num_rows for batch in batches) == len(messages) * max(events, 1)
+        patch.setattr(committing_reader, "_ROWS_MAX", rows_max)
+        batches = list(rows_without_content(count))
+    assert sum(batch.num_rows for batch in batches) == count
     assert all(0 < batch.num_rows <= rows_max for batch in batches)
-    assert messages_in(iter(batches)) == messages
 
 
 @pytest.mark.slow
@@ -122,21 +100,6 @@ def test_a_query_of_ones_own_goes_through_spark(
     )
     assert query.awaitTermination(300)
     assert_exact(sqlite_url, _COUNT)
-
-
-def test_the_sink_unpickles_no_column_of_events(hub_service: HubService, sqlite_url: str) -> None:
-    """Bodies are whatever somebody sent."""
-    hub = hub_service.create_hub(partition_count=1)
-    options = _claimed_options(
-        make_pipeline(hub),
-        {"eventhubs.connectionString": hub_service.hub_connection_string(hub)},
-        sqlite_url,
-        is_transformed=False,
-        rows_max=1,
-        is_committed_by_source=True,
-    )
-    with pytest.raises(InvalidArgumentError, match="rows of its own source only"):
-        SqlSinkDataSource(options).streamWriter(EVENT_SCHEMA, overwrite=False)
 
 
 def test_the_format_is_not_for_others(spark: SparkSession, hub_service: HubService, tmp_path: Path) -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from tidegate.spark.commit_messages import TaskCommitMessage, rows_of_message
 from tidegate.spark.commits import needed_columns
 from tidegate.spark.options import SourceOptions
 from tidegate.spark.plan import load_plan
 from tidegate.spark.reader import EventHubsStreamReader, read_ranges
+from tidegate.spark.schema import COMMITTED_COLUMN
 from tidegate.spark.writer import TaskWriter
+
+_ARROW_SCHEMA: Final = pa.schema([pa.field(COMMITTED_COLUMN, pa.bool_())])
+_ROWS_MAX: Final = 100_000
+"""Rows of a batch that Spark is handed (our choice)."""
+
+_logger = logging.getLogger(__name__)
 
 
 class CommittingStreamReader(EventHubsStreamReader):
@@ -24,7 +32,7 @@ class CommittingStreamReader(EventHubsStreamReader):
         self._plan_text = plan_text
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Commit the events of one task, and tell. Raises what the source and ``TaskWriter.write`` raise."""
+        """Commit the events of one task. Raises what the source and ``TaskWriter.write`` raise."""
         events = 0
 
         def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -36,5 +44,15 @@ class CommittingStreamReader(EventHubsStreamReader):
         plan = load_plan(self._plan_text)
         columns = needed_columns(plan.pipeline, is_transformed=False)
         writer = TaskWriter(plan)
-        summaries = writer.write(counted(read_ranges(self._options, partition, columns)))
-        yield from rows_of_message(TaskCommitMessage(summaries, writer.wait), events)
+        writer.write(counted(read_ranges(self._options, partition, columns)))
+        warning = writer.wait.warning()
+        if warning is not None:
+            _logger.warning("%s: %s", plan.pipeline.name, warning)
+        yield from rows_without_content(events)
+
+
+def rows_without_content(count: int) -> Iterator[pa.RecordBatch]:
+    """That many of them."""
+    for start in range(0, count, _ROWS_MAX):
+        nulls = pa.nulls(min(count - start, _ROWS_MAX), pa.bool_())
+        yield pa.RecordBatch.from_arrays([nulls], schema=_ARROW_SCHEMA)

@@ -2,16 +2,19 @@
 read it.
 
 Otherwise every event goes from the Python that reads it to Java and from there to the Python that writes it,
-in one and the same task. Here the task hands Spark what came of its transactions instead, and beside it a row
-without content for each event, so that Spark's own figures count events as ever.
+in one and the same task. Here nothing is left to write: Spark gets a row without content for each event, so
+that its own figures count events as ever, and throws them away.
 
     read ─► handler ─► SQL          in one worker
-              └─► a row per event: null, but for one that says what was done ─► ``SqlSinkWriter``
+              └─► a row per event, once all is committed ─► ``noop``, Spark's sink for nothing
+
+What such a task cannot see needs no check on the driver, as it does in ``SqlSinkWriter``: a hub partition is
+planned for one task, and a range is committed whole or raises.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
@@ -22,9 +25,13 @@ from tidegate.spark.options import SourceOptions
 if TYPE_CHECKING:
     from tidegate.spark.reader import EventHubsStreamReader
 
+SINK_FORMAT: Final = "noop"
+"""Of Spark; without it, each micro-batch would have to end in Python, which costs two processes and their
+time."""
+
 
 class CommittingDataSource(DataSource):
-    """``readStream.format("eventhubs-committing")``: made by ``run_pipeline`` alone, read by its sink."""
+    """``readStream.format("eventhubs-committing")``: made by ``run_pipeline`` alone."""
 
     @classmethod
     def name(cls) -> str:
@@ -32,10 +39,10 @@ class CommittingDataSource(DataSource):
         return "eventhubs-committing"
 
     def schema(self) -> str:
-        """One column, of which most rows are null."""
+        """One column, which is null."""
         from tidegate.spark.schema import COMMITTED_COLUMN
 
-        return f"{COMMITTED_COLUMN} binary"
+        return f"{COMMITTED_COLUMN} boolean"
 
     def streamReader(self, schema: StructType) -> EventHubsStreamReader:  # noqa: N802 - Spark's name
         """The reader that commits."""

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.commits import BOOKKEEPING_COLUMNS, needed_columns
-from tidegate.spark.committing_source import CommittingDataSource
+from tidegate.spark.committing_source import SINK_FORMAT, CommittingDataSource
 from tidegate.spark.hub import HubReader
 from tidegate.spark.options import CHECKPOINT_PREFIX, SourceOptions
 from tidegate.spark.ownership import claim_checkpoints
@@ -97,20 +97,19 @@ def run_pipeline(
     replayed_columns = _replayed_columns(pipeline) if replay is not None and is_batched else []
     # With nothing in between, events need not go through Java from the task's reading to its writing.
     is_committed_by_source = transform is None and replay is None
-    sink = _claimed_options(
+    claimed = sink_options(
         pipeline,
         options,
         database_url,
         is_transformed=transform is not None,
         rows_max=transaction_rows_max,
-        is_committed_by_source=is_committed_by_source,
     )
     register(spark)
     # From here on the SQL checkpoints say where to start, for they exist now.
     options["eventhubs.startingPosition"] = CHECKPOINT_PREFIX + database_url
     reader = spark.readStream.format(EventHubsDataSource.name()).options(**options)
     if is_committed_by_source:
-        reader = reader.format(CommittingDataSource.name()).options(**sink)
+        reader = reader.format(CommittingDataSource.name()).options(**claimed)
     if replay is not None:
         reader = reader.format(ReplayDataSource.name()).options(**replay.options)
     if replayed_columns:
@@ -120,13 +119,12 @@ def run_pipeline(
         rows = _checked(transform(rows), pipeline)
         if replay is not None:
             check_replayable(rows.columns, pipeline)
-    writer = (
-        rows.writeStream.format(SqlSinkDataSource.name())
-        .queryName(pipeline.name)
-        .outputMode("append")
-        .option("checkpointLocation", checkpoint_path(checkpoint_location))
-        .options(**sink)
-    )
+    if is_committed_by_source:
+        writer = rows.writeStream.format(SINK_FORMAT)
+    else:
+        writer = rows.writeStream.format(SqlSinkDataSource.name()).options(**claimed)
+    writer = writer.queryName(pipeline.name).outputMode("append")
+    writer = writer.option("checkpointLocation", checkpoint_path(checkpoint_location))
     return trigger.applied_to(writer).start()
 
 
@@ -143,25 +141,6 @@ def sink_options(
     source_options: those of the ``eventhubs`` stream that feeds it. Creates the table where it is missing.
     Raises as ``run_pipeline``.
     """
-    return _claimed_options(
-        pipeline,
-        source_options,
-        database_url,
-        is_transformed=is_transformed,
-        rows_max=rows_max,
-        is_committed_by_source=False,
-    )
-
-
-def _claimed_options(
-    pipeline: Pipeline,
-    source_options: dict[str, str],
-    database_url: str,
-    *,
-    is_transformed: bool,
-    rows_max: int,
-    is_committed_by_source: bool,
-) -> dict[str, str]:
     source = SourceOptions.parse(source_options)
     if source.split_partitions:
         raise InvalidArgumentError(
@@ -188,7 +167,6 @@ def _claimed_options(
         is_transformed=is_transformed,
         transaction_rows_max=rows_max,
         transaction_bytes_max=TRANSACTION_BYTES_MAX,
-        is_committed_by_source=is_committed_by_source,
     )
     return {PLAN_OPTION: plan.to_text()}
 

@@ -42,8 +42,6 @@ class SinkPlan:
     transaction_rows_max: int
     """Rows after which a task commits what it has of a partition, and goes on."""
     transaction_bytes_max: int
-    is_committed_by_source: bool = False
-    """True: the tasks that read have committed already, and tell the sink what they did."""
 
     def to_text(self) -> str:
         """The plan as one option's value.

@@ -8,7 +8,8 @@ micro-batch changes anything. The SQL checkpoint is the truth; Spark's own may b
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 import pyarrow as pa
@@ -17,14 +18,18 @@ from pyspark.sql.types import StructType
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.accounting import Gap
-from tidegate.spark.commit_messages import TaskCommitMessage, messages_in
 from tidegate.spark.commits import needed_columns
 from tidegate.spark.journal import journalled_offset
 from tidegate.spark.ownership import checkpoint_positions
 from tidegate.spark.plan import PLAN_OPTION, load_plan
-from tidegate.spark.schema import COMMITTED_COLUMN
 from tidegate.spark.workers import freeze_loaded_modules
-from tidegate.spark.writer import TaskWriter, WriterWait, check_lost, check_partitions_whole
+from tidegate.spark.writer import (
+    PartitionSummary,
+    TaskWriter,
+    WriterWait,
+    check_lost,
+    check_partitions_whole,
+)
 from tidegate.sql import Database
 
 _logger = logging.getLogger(__name__)
@@ -57,14 +62,6 @@ class SqlSinkDataSource(DataSource):
             )
         freeze_loaded_modules()
         plan = load_plan(plan_text)
-        if plan.is_committed_by_source:
-            if schema.fieldNames() != [COMMITTED_COLUMN]:
-                # That column is unpickled: it must not be one of events, which anybody may have sent.
-                raise InvalidArgumentError(
-                    "This plan of the sink eventhubs-sql takes rows of its own source only.",
-                    next_step="Use tidegate.spark.run_pipeline.",
-                )
-            return SqlSinkWriter(plan_text, self.options.get("checkpointLocation"))
         needed = needed_columns(plan.pipeline, plan.is_transformed)
         missing = [name for name in needed if name not in schema.fieldNames()]
         if missing:
@@ -73,6 +70,15 @@ class SqlSinkDataSource(DataSource):
                 next_step="Keep the columns partition and sequenceNumber as they came.",
             )
         return SqlSinkWriter(plan_text, self.options.get("checkpointLocation"))
+
+
+@dataclass
+class TaskCommitMessage(WriterCommitMessage):
+    """What one task did."""
+
+    summaries: Sequence[PartitionSummary]
+    wait: WriterWait
+    """What it waited for SQLite's other writers."""
 
 
 class SqlSinkWriter(DataSourceStreamArrowWriter):
@@ -84,12 +90,9 @@ class SqlSinkWriter(DataSourceStreamArrowWriter):
 
     # The Arrow writer's parameter differs from its base class's in pyspark, too.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:  # type: ignore[override]
-        """Commit the events of one task, if its reading has not. Raises what ``TaskWriter.write`` raises."""
+        """Commit the events of one task. Raises what ``TaskWriter.write`` raises."""
         freeze_loaded_modules()
-        plan = load_plan(self._plan_text)
-        if plan.is_committed_by_source:
-            return reduce(TaskCommitMessage.plus, messages_in(iterator), TaskCommitMessage((), WriterWait()))
-        writer = TaskWriter(plan)
+        writer = TaskWriter(load_plan(self._plan_text))
         return TaskCommitMessage(writer.write(iterator), writer.wait)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
