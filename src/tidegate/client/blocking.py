@@ -30,6 +30,7 @@ from tidegate.model.errors import (
     InvalidArgumentError,
     OperationTimeoutError,
     QuotaExceededError,
+    TidegateError,
 )
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, EVENT_BYTES_MAX
@@ -96,16 +97,21 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_inherited)
 
 
+def _background() -> _BackgroundLoop:
+    """The loop of this process, started when there is none."""
+    global _current
+    with _lock:
+        if _current is None:
+            _current = _BackgroundLoop()
+    return _current
+
+
 def run_blocking(coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
     """Run a coroutine on this process's background loop and return its result.
 
     timeout_s: None waits for as long as it takes; else OperationTimeoutError, and the coroutine is cancelled.
     """
-    global _current
-    with _lock:
-        if _current is None:
-            _current = _BackgroundLoop()
-    return _current.run(coroutine, timeout_s)
+    return _background().run(coroutine, timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +134,8 @@ class _State:
         default_factory=dict
     )
     """By hub and partition: the receiver, the sequence number it continues with, and its end of waiting."""
+    opening: dict[tuple[str, str], asyncio.Task[None]] = field(default_factory=dict)
+    """By hub and partition: what makes a receiver idle that is opened before it is asked for."""
     keeps_none_until: float = 0.0
     """Time of the loop until which no receiver is kept waiting, because there was no room for another."""
 
@@ -218,8 +226,30 @@ class BlockingConsumer:
         error is in order and without a gap.
         """
         wanted = _Range(self._hub(), partition_id, start_sequence_number, until_sequence_number)
-        prefetch_bytes = self._prefetch_bytes if is_continued else min(self._prefetch_bytes, _PIECE_BYTES)
+        prefetch_bytes = self._prefetch_of(is_continued=is_continued)
         return self._read(wanted, timeout_s, prefetch_bytes, is_continued=is_continued)
+
+    def open_ahead(
+        self,
+        partition_id: str,
+        start_sequence_number: int,
+        until_sequence_number: int,
+        *,
+        is_continued: bool = True,
+    ) -> None:
+        """Begin to fetch a range that ``read_encoded`` will soon be asked for, in the same words; returns at
+        once.
+
+        Raises nothing: what is wrong with the range is told when it is read. One that is not read within two
+        seconds is let go again.
+        """
+        wanted = _Range(self._hub(), partition_id, start_sequence_number, until_sequence_number)
+        if 0 <= wanted.start < wanted.until:
+            prefetch_bytes = self._prefetch_of(is_continued=is_continued)
+            _background().loop.call_soon_threadsafe(self._begin_to_open, wanted, prefetch_bytes)
+
+    def _prefetch_of(self, *, is_continued: bool) -> int:
+        return self._prefetch_bytes if is_continued else min(self._prefetch_bytes, _PIECE_BYTES)
 
     def read_events(
         self,
@@ -259,6 +289,10 @@ class BlockingConsumer:
         if state.consumers:
 
             async def close_all() -> None:
+                opening = list(state.opening.values())
+                for task in opening:
+                    task.cancel()
+                await asyncio.gather(*opening, return_exceptions=True)
                 for _, _, timer in state.idle.values():
                     timer.cancel()
                 state.idle.clear()
@@ -329,12 +363,15 @@ class BlockingConsumer:
                         yield chunk
         finally:
             is_reusable = is_continued and next_number == wanted.until
-            run_blocking(self._check_in(wanted, receiver, is_reusable))
+            run_blocking(self._check_in(wanted, receiver, wanted.until if is_reusable else None))
 
     async def _check_out(self, wanted: _Range, timeout_s: float, prefetch_bytes: int) -> PartitionReceiver:
         """The receiver that waits at the start of the range, or a new one."""
-        consumer = self._consumer(wanted.event_hub)
-        kept = self._own_state().idle.pop((wanted.event_hub, wanted.partition_id), None)
+        key = (wanted.event_hub, wanted.partition_id)
+        opening = self._own_state().opening.get(key)
+        if opening is not None:
+            await asyncio.wait([opening])
+        kept = self._own_state().idle.pop(key, None)
         if kept is not None:
             receiver, continues_at, timer = kept
             timer.cancel()
@@ -342,17 +379,11 @@ class BlockingConsumer:
                 return receiver
             await receiver.close()
         loop, state = asyncio.get_running_loop(), self._own_state()
+        consumer = self._consumer(wanted.event_hub)
         deadline = loop.time() + max(timeout_s, _QUOTA_WAIT_S)
         while True:
             try:
-                return await consumer.open_receiver(
-                    wanted.partition_id,
-                    EventPosition.from_sequence_number(wanted.start),
-                    owner_level=self._owner_level,
-                    receiver_name=self._name_of_receiver(),
-                    prefetch_bytes=prefetch_bytes,
-                    must_start_at_position=True,
-                )
+                return await self._open(consumer, wanted, prefetch_bytes)
             except QuotaExceededError:
                 # There are more workers than receivers: ones that wait for a next range take others' place.
                 state.keeps_none_until = loop.time() + _CROWDED_S
@@ -360,20 +391,57 @@ class BlockingConsumer:
                     raise
                 await asyncio.sleep(_QUOTA_DELAY_S)
 
+    async def _open(
+        self, consumer: EventHubConsumer, wanted: _Range, prefetch_bytes: int
+    ) -> PartitionReceiver:
+        return await consumer.open_receiver(
+            wanted.partition_id,
+            EventPosition.from_sequence_number(wanted.start),
+            owner_level=self._owner_level,
+            receiver_name=self._name_of_receiver(),
+            prefetch_bytes=prefetch_bytes,
+            must_start_at_position=True,
+        )
+
+    def _begin_to_open(self, wanted: _Range, prefetch_bytes: int) -> None:
+        state, key = self._own_state(), (wanted.event_hub, wanted.partition_id)
+        if self._is_closed or key in state.opening or self._is_crowded():
+            return
+        kept = state.idle.get(key)
+        if kept is not None:
+            receiver, continues_at, timer = kept
+            if continues_at == wanted.start and not receiver.is_over:
+                return
+            timer.cancel()
+            self._expire(key)
+        task = asyncio.get_running_loop().create_task(self._open_idle(wanted, prefetch_bytes))
+        state.opening[key] = task
+        task.add_done_callback(lambda _: state.opening.pop(key, None))
+
+    async def _open_idle(self, wanted: _Range, prefetch_bytes: int) -> None:
+        """Have a receiver wait for a range; without one where that fails, for its reader finds out why."""
+        try:
+            receiver = await self._open(self._consumer(wanted.event_hub), wanted, prefetch_bytes)
+        except (TidegateError, OSError):
+            return
+        await self._check_in(wanted, receiver, continues_at=wanted.start)
+
+    def _is_crowded(self) -> bool:
+        return asyncio.get_running_loop().time() < self._own_state().keeps_none_until
+
     def _name_of_receiver(self) -> str | None:
         if self._receiver_name is None:
             return None
         return f"{self._receiver_name[: _RECEIVER_NAME_MAX - 9]}-{uuid.uuid4().hex[:8]}"
 
-    async def _check_in(self, read: _Range, receiver: PartitionReceiver, is_reusable: bool) -> None:
-        """Keep a receiver for the range that starts where ``read`` ended, or close it."""
-        state, loop = self._own_state(), asyncio.get_running_loop()
-        idle, key = state.idle, (read.event_hub, read.partition_id)
-        if not is_reusable or self._is_closed or key in idle or loop.time() < state.keeps_none_until:
+    async def _check_in(self, read: _Range, receiver: PartitionReceiver, continues_at: int | None) -> None:
+        """Keep a receiver for the range that starts at ``continues_at``, or close it."""
+        idle, key = self._own_state().idle, (read.event_hub, read.partition_id)
+        if continues_at is None or self._is_closed or key in idle or self._is_crowded():
             await receiver.close()
             return
-        timer = loop.call_later(_IDLE_S, self._expire, key)
-        idle[key] = (receiver, read.until, timer)
+        timer = asyncio.get_running_loop().call_later(_IDLE_S, self._expire, key)
+        idle[key] = (receiver, continues_at, timer)
 
     def _expire(self, key: tuple[str, str]) -> None:
         kept = self._own_state().idle.pop(key, None)

@@ -159,6 +159,15 @@ class HubReader:
             is_continued=item.is_last_piece,
         )
 
+    def open_ahead(self, item: PartitionRange) -> None:
+        """Begin to fetch a range that ``read`` comes to next; raises nothing."""
+        self._consumer.open_ahead(
+            item.partition_id,
+            item.start_sequence_number,
+            item.until_sequence_number,
+            is_continued=item.is_last_piece,
+        )
+
     def first_sequence_number_at(self, partition_id: str, time: datetime, bounds: PartitionBounds) -> int:
         """The first event enqueued at ``time`` (with its zone) or later; the end where there is none yet."""
         if bounds.begin_sequence_number == bounds.until_sequence_number:

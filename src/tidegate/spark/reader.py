@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
@@ -71,8 +72,12 @@ def read_ranges(
     freeze_loaded_modules()
     if not isinstance(partition, RangesInputPartition):
         return  # Spark's stand-in for a batch query that has nothing to read
-    for item in partition.ranges:
-        for events in _read_range(HubReader(options), item, options):
+    hub, ranges = HubReader(options), partition.ranges
+    for item, following in zip_longest(ranges, ranges[1:]):
+        hub.open_ahead(item)
+        if following is not None:
+            hub.open_ahead(following)  # so that it has come when this one is done with
+        for events in _read_range(hub, item, options):
             yield event_batch(item.partition_id, events, columns)
 
 
