@@ -4,8 +4,8 @@
 
 The hub has 16 partitions; a process of its own publishes at a steady rate. PostgreSQL syncs, and notes when
 each transaction was committed (``track_commit_timestamp``), so nothing is polled. The beginning, in which
-Spark's code is compiled, is left out. Floors are those of a hand-written probe of the same shape, on a quiet
-machine of two cores.
+Spark's code is compiled, is left out. The floor is what a micro-batch takes whose source and sink do nothing,
+in the same run; beside it stand the latencies of a hand-written probe of the same shape, on a quiet machine.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ import argparse
 import asyncio
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 from rich.console import Console
 from rich.table import Table
 
@@ -34,12 +38,13 @@ from bench.stages import PROPERTIES
 from tidegate.client import EventHubProducer
 from tidegate.model.events import EventData
 from tidegate.spark import register, run_pipeline, spark_session
+from tidegate.spark.workers import freeze_loaded_modules
 from tidegate.sql import Database, Pipeline
 from tidegate.testing.hub import HubProcess
 from tidegate.testing.postgresql import PostgresqlServer
 
 RATES: Final = (1_000, 20_000)
-FLOORS_MS: Final = {1_000: (95, 165), 20_000: (105, 198), 100_000: (145, 257)}
+PROBE_MS: Final = {1_000: (95, 165), 20_000: (105, 198), 100_000: (145, 257)}
 """Rate → p50 and p99 of the probe."""
 PARTITIONS: Final = 16
 _BODY_BYTES = 100
@@ -47,6 +52,7 @@ _SECONDS = 20.0
 _LEFT_OUT_S = 8.0
 _DEADLINE_S = 300.0
 _EVERY_S = 0.005
+_BATCHES_COUNTED = 50
 _CONNECTION_STRING_VARIABLE = "TIDEGATE_BENCH_CONNECTION_STRING"
 _progress = Console(stderr=True)
 
@@ -63,6 +69,10 @@ class Latency:
     p99_ms: float
     batches: int
     """Micro-batches of the whole run."""
+    batch_ms: float
+    """What a micro-batch takes, at the end of the run; the median."""
+    floor_ms: float
+    """The same where nothing is read and nothing is written."""
 
 
 def measure_latencies(
@@ -77,14 +87,77 @@ def measure_latencies(
         tempfile.TemporaryDirectory(prefix="tidegate-bench-") as name,
         HubProcess(Path(name) / "data") as hub,
     ):
+        floor_ms = _floor_ms(spark, seconds, Path(name) / "checkpoint")
         return [
-            _measure(spark, hub, server.create_schema(), rate, seconds, Path(name) / f"checkpoint-{rate}")
+            _measure(
+                spark, hub, server.create_schema(), rate, seconds, Path(name) / f"checkpoint-{rate}", floor_ms
+            )
             for rate in rates
         ]
 
 
+def _floor_ms(spark: SparkSession, seconds: float, checkpoint: Path) -> float:
+    """What a micro-batch takes whose tasks do nothing: a source in Python, and no sink."""
+    _progress.print("measuring: micro-batches of nothing")
+    spark.dataSource.register(_source_of_nothing())
+    rows = spark.readStream.format("nothing").option("tasks", spark.sparkContext.defaultParallelism).load()
+    query = rows.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
+    try:
+        query.awaitTermination(round(seconds))
+        return _batch_ms(query)
+    finally:
+        query.stop()
+
+
+def _source_of_nothing() -> type[DataSource]:
+    """Every micro-batch has as many tasks as the options say, with a row each."""
+
+    # Inside a function, for Spark's workers do not find this module by its name.
+    class Reader(DataSourceStreamReader):
+        def __init__(self, tasks: int) -> None:
+            self._tasks = tasks
+
+        def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+            return {"batch": 0}
+
+        def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+            return {"batch": start["batch"] + 1}
+
+        def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+            return [InputPartition(task) for task in range(self._tasks)]
+
+        def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+            freeze_loaded_modules()
+            yield (partition.value,)
+
+    class Source(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "nothing"
+
+        def schema(self) -> str:
+            return "task int"
+
+        def streamReader(self, schema: StructType) -> Reader:  # noqa: N802 - Spark's name
+            return Reader(int(self.options["tasks"]))
+
+    return Source
+
+
+def _batch_ms(query: StreamingQuery) -> float:
+    """The median of the last micro-batches that had something to read."""
+    found = [progress.batchDuration for progress in query.recentProgress if progress.numInputRows]
+    return statistics.median(found[-_BATCHES_COUNTED:])
+
+
 def _measure(
-    spark: SparkSession, service: HubProcess, database_url: str, rate: int, seconds: float, checkpoint: Path
+    spark: SparkSession,
+    service: HubProcess,
+    database_url: str,
+    rate: int,
+    seconds: float,
+    checkpoint: Path,
+    floor_ms: float,
 ) -> Latency:
     _progress.print(f"measuring: latency at {rate:,} events/s")
     hub = service.create_hub(partition_count=PARTITIONS)
@@ -111,10 +184,13 @@ def _measure(
         with Database.open(database_url) as database:
             _wait_for(query, database, count)
             found = _percentiles(database)
-        batches = sum(1 for progress in query.recentProgress if progress.numInputRows)
+        last = query.lastProgress
+        assert last is not None
+        batches = last.batchId + 1
+        batch_ms = _batch_ms(query)
     finally:
         query.stop()
-    return Latency(rate, *found, batches)
+    return Latency(rate, *found, batches, batch_ms, floor_ms)
 
 
 def _wait_for(query: StreamingQuery, database: Database, count: int) -> None:
@@ -167,19 +243,29 @@ async def publish(connection_string: str, rate: int, seconds: float) -> None:
 def print_latencies(latencies: Sequence[Latency], console: Console | None = None) -> None:
     """A table. console: None: standard output."""
     table = Table(title="Event to PostgreSQL by Spark, 16 partitions", title_justify="left")
-    for column in ("events/s", "events", "micro-batches", "p50 ms", "p99 ms", "of the probe's p50, p99"):
+    columns = (
+        "events/s",
+        "events",
+        "p50 ms",
+        "p99 ms",
+        "probe's",
+        "micro-batches",
+        "one takes ms",
+        "floor ms",
+    )
+    for column in columns:
         table.add_column(column, justify="right")
     for found in latencies:
-        floor = FLOORS_MS.get(found.rate)
+        probe = PROBE_MS.get(found.rate)
         table.add_row(
             f"{found.rate:,}",
             f"{found.events:,}",
-            f"{found.batches:,}",
             f"{found.p50_ms:,.0f}",
             f"{found.p99_ms:,.0f}",
-            f"{found.p50_ms / floor[0]:.2f} × {floor[0]}, {found.p99_ms / floor[1]:.2f} × {floor[1]}"
-            if floor
-            else "–",
+            f"{probe[0]}, {probe[1]}" if probe else "–",
+            f"{found.batches:,}",
+            f"{found.batch_ms:,.0f}",
+            f"{found.floor_ms:,.0f}",
         )
     (console or Console(width=None if sys.stdout.isatty() else 130)).print(table)
 
