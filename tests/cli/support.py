@@ -32,7 +32,7 @@ def environment_without_service(config_dir: Path) -> dict[str, str]:
 
 
 def run_tidegate(
-    *arguments: str, environment: dict[str, str], input_bytes: bytes = b"", timeout_s: float = 60.0
+    *arguments: str, environment: dict[str, str], input_bytes: bytes = b"", timeout_s: float = 240.0
 ) -> Result:
     """Run ``tidegate`` with these words to its end."""
     found = subprocess.run(

@@ -28,6 +28,7 @@ from tidegate.transport.status_files import PipelineFiles
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = """
 import time
+from pathlib import Path
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from sqlalchemy import Column, MetaData, String, Table
 from tests.spark.support import make_pipeline, readings, score
@@ -52,7 +53,7 @@ plain = make_pipeline(HUB, "plain")
 slow_to_tell = StreamPipeline(
     "slow_to_tell",
     HubSource(HUB, max_events_per_trigger=100),
-    FileSink(FOLDER, "parquet"),
+    FileSink(str(Path(__file__).parent / "files"), "parquet"),
     steps=[listen_slowly],
     spark_settings=quick,
 )
@@ -69,7 +70,7 @@ class Place:
         self.service = service
         self.hub = hub or service.create_hub(partition_count=3)
         self.file = path / "pipelines.py"
-        self.file.write_text(f"HUB, FOLDER = {self.hub!r}, {str(path / 'files')!r}\n{PROGRAM}")
+        self.file.write_text(f"HUB = {self.hub!r}\n{PROGRAM}")
         self.files = PipelineFiles(path / "state")
         self.database_url = f"sqlite:///{path}/scored.db"
         self.environment = environment | {
@@ -259,7 +260,7 @@ def test_refusals_come_before_spark(place: Place) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("pipelines.py:nothing", "Its pipelines are: scored, renamed, plain"),
+        ("pipelines.py:nothing", "Its pipelines are: scored, renamed, plain, slow_to_tell"),
         ("pipelines.py:readings", "is a Table, not a StreamPipeline or Pipeline"),
         ("missing.py:pipeline", "There is no file"),
         ("pipelines.py", "does not name a pipeline"),
