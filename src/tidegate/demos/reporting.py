@@ -17,7 +17,8 @@ from tidegate.sql import ConsumerKey, Database, DeadLetterFilter, DeadLetters
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.status_files import PipelineFiles, this_process
 
-_LAST_WORD_S = 5.0
+_LAST_WORD_S = 30.0
+"""Far more than Spark takes to tell of an end that has come; a demo does not wait for ever."""
 
 
 @contextmanager
