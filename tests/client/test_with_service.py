@@ -279,7 +279,7 @@ async def test_tokens_that_run_out_before_they_are_replaced_end_nothing(
     monkeypatch.setattr("tidegate.client.connector.refresh_delay_s", lambda expiry, now: 3600.0)
     full = ConnectionString.parse(hub_service.connection_string)
     credential = SharedKeyCredential(
-        full.shared_access_key_name or "", full.shared_access_key or "", token_lifetime_s=2
+        full.shared_access_key_name or "", full.shared_access_key or "", token_lifetime_s=4
     )
     namespace = Namespace.from_credential(full.host, credential, port=full.port, use_tls=False)
     async with (
@@ -288,7 +288,7 @@ async def test_tokens_that_run_out_before_they_are_replaced_end_nothing(
     ):
         receiver = await consumer.open_receiver("0", EARLIEST)
         started, count = asyncio.get_running_loop().time(), 0
-        while asyncio.get_running_loop().time() - started < 4.5:
+        while asyncio.get_running_loop().time() - started < 5:
             await producer.send(_events(1, count), partition_id="0")
             assert await _read(receiver, 1) == [b"%d" % count]
             assert (await consumer.get_partition_properties("0")).next_sequence_number == count + 1
