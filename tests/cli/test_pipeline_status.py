@@ -227,7 +227,7 @@ def test_the_reporter_survives_what_it_tells() -> None:
     with reporter:
         reporter.report_rows(3, 90)
         reporter.report_progress(progress())
-        assert done.wait(10)
+        assert done.wait(30)
         reporter.report_state(PipelineState.FAILED, error="it broke")
         reporter.report_state(PipelineState.STOPPED)
     assert seen[0].rows == 90
