@@ -26,8 +26,8 @@ from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
 
 QUICK = PartitionManagerOptions(lease_duration_s=30.0, renew_interval_s=1.2, stall_timeout_s=60.0)
-"""Partitions are released and stolen within seconds; no lease runs out, no store is given up and nothing stalls
-because the machine is busy."""
+"""Partitions are released and stolen within seconds; no lease runs out, no store is given up and nothing
+stalls because the machine is busy."""
 STALLING = replace(QUICK, stall_timeout_s=1.5)
 """What hangs is noticed after a time in which what does not hang gets through on a busy machine, too."""
 PLAIN = EventProcessorOptions(receive_timeout_s=0.2, close_timeout_s=5.0)

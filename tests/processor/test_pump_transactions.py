@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, insert, select
 from tests.processor.hosts import (
-    QUICK,
     STALLING,
     Subject,
     delete_hub,

@@ -257,7 +257,8 @@ async def test_idle_connections_are_kept_alive_by_the_timer() -> None:
         opened_at = connection._received_at
         async with asyncio.timeout(30):
             # Something is heard later than the time-out allows it where nothing has been sent.
-            while driver.stop_reason is None and connection._received_at < opened_at + 1.6 * IDLE_GRACE:
+            late = opened_at + 1.6 * IDLE_GRACE
+            while driver.stop_reason is None and connection._received_at < late:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert driver.stop_reason is None
         await driver.close()
