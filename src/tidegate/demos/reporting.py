@@ -70,5 +70,5 @@ def reported(
             reporter.report_state(PipelineState.FAILED, error=explain(error))
             raise
         # Spark tells of the last micro-batch, and then of the end, some time after both.
-        listener.is_over.wait(_LAST_WORD_S)
+        listener.wait_over(silence_s=_LAST_WORD_S)
         reporter.report_state(PipelineState.ENDED)
