@@ -43,7 +43,7 @@ def _serving(directory: Path, environment: dict[str, str]) -> Iterator[str]:
             process.kill()
             raise
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
 
 
 @pytest.mark.timeout(180)

@@ -321,7 +321,7 @@ async def test_closing_does_not_wait_for_a_destination_that_hangs(
     service.start()
     try:
         await wait_until(entered.is_set)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await service.close()
     finally:
         release.set()

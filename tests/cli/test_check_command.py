@@ -73,7 +73,7 @@ def _on_a_terminal(
                     if interrupt_at is not None and interrupt_at in said:
                         process.send_signal(signal.SIGINT)
                         interrupt_at = None
-            return process.wait(30), said
+            return process.wait(60), said
         finally:
             process.kill()
             os.close(terminal)

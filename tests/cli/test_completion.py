@@ -14,7 +14,7 @@ from tests.cli.support import run_tidegate
 
 from tidegate.testing.hub import HubService
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @pytest.fixture

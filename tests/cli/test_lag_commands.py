@@ -199,7 +199,7 @@ def test_watching_lag_shows_it_again(sql_place: Place) -> None:
         while json.loads(watching.stdout.readline())["lag_events"] != 11:
             pass
         watching.send_signal(signal.SIGINT)
-        assert watching.wait(20) == 0
+        assert watching.wait(60) == 0
         assert watching.stderr.read() == b""
 
 

@@ -11,6 +11,8 @@ import threading
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,6 +21,7 @@ from tests.cli.support import run_tidegate
 
 from tidegate.model.errors import DirectoryInUseError, InvalidArgumentError, NotFoundError
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus, ProcessIdentity
+from tidegate.spark.progress import ProgressListener
 from tidegate.spark.progress_batches import BatchProgress
 from tidegate.spark.progress_metrics import PIPELINE_METRICS
 from tidegate.spark.progress_report import PipelineReporter
@@ -227,12 +230,39 @@ def test_the_reporter_survives_what_it_tells() -> None:
     with reporter:
         reporter.report_rows(3, 90)
         reporter.report_progress(progress())
-        assert done.wait(10)
+        assert done.wait(30)
         reporter.report_state(PipelineState.FAILED, error="it broke")
         reporter.report_state(PipelineState.STOPPED)
     assert seen[0].rows == 90
     assert (reporter.status.state, reporter.status.error) == (PipelineState.FAILED, "it broke")
     assert reporter.status.ended_at is not None
+
+
+class _Told(threading.Event):
+    """The end of a query, before which Spark tells of so many micro-batches, each within the time."""
+
+    def __init__(self, listener: ProgressListener, batches: int, *, is_end_told: bool) -> None:
+        super().__init__()
+        self._listener, self._batches, self._is_end_told = listener, batches, is_end_told
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Time passes."""
+        if self._batches == 0:
+            return self._is_end_told
+        self._batches -= 1
+        event: Any = SimpleNamespace(progress=SimpleNamespace(runId="another"))
+        self._listener.onQueryProgress(event)
+        return False
+
+
+@pytest.mark.parametrize("is_end_told", [True, False])
+def test_a_query_is_heard_out_as_long_as_spark_tells_of_it(is_end_told: bool) -> None:
+    """However many reports are to come and however slowly; not where none comes any more."""
+    reporter = PipelineReporter(STATUS, clock=SystemClock(), write=lambda _: None)
+    listener = ProgressListener("delays", reporter)
+    listener.is_over = _Told(listener, 5, is_end_told=is_end_told)
+    assert listener.wait_over(silence_s=1.0) is is_end_told
+    assert listener._heard_count == 5
 
 
 def test_every_metric_has_its_number() -> None:

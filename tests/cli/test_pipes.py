@@ -18,7 +18,7 @@ from tests.cli.support import COMMAND, run_tidegate
 
 from tidegate.testing.hub import HubService
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 BROKEN_PIPE = 128 + signal.SIGPIPE
 
 

@@ -336,7 +336,7 @@ class FakeService:
         )
 
 
-async def until(is_reached: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+async def until(is_reached: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
     """Return once ``is_reached()``; TimeoutError where it never is."""
     async with asyncio.timeout(timeout_s):
         while not is_reached():  # noqa: ASYNC110 - what tests wait for has no event of its own

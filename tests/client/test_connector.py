@@ -100,6 +100,7 @@ async def test_each_try_has_a_deadline() -> None:
             service.connection_string, retry=RetryPolicy(retries_max=0), timeout_s=0.05
         )
         connector = Connector(namespace)
+        await connector.connected()
 
         async def hang(authorized: AuthorizedConnection) -> None:
             await asyncio.Event().wait()

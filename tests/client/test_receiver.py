@@ -52,7 +52,7 @@ async def consumer(service: FakeService) -> AsyncIterator[EventHubConsumer]:
 
 async def _receive_numbers(receiver: PartitionReceiver, count: int) -> list[int]:
     numbers: list[int] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while len(numbers) < count:
             numbers += [event.sequence_number for event in await receiver.receive(count - len(numbers))]
     return numbers
@@ -185,6 +185,7 @@ async def test_a_final_failure_comes_after_the_events_that_arrived(
     service.store(0, _encoded(20))
     receiver = await consumer.open_receiver("0", EARLIEST)
     await _receive_numbers(receiver, 5)
+    service.attach_refusals.append(UnauthorizedError("the policy was removed"))
     service.detach_readers(UnauthorizedError("the policy was removed"))
     assert await _receive_numbers(receiver, 15) == list(range(5, 20))
     with pytest.raises(UnauthorizedError, match="policy"):
@@ -331,7 +332,7 @@ async def test_closing_while_reconnecting_ends_those_who_wait(
     await until(lambda: len(service.attach_refusals) < 3)
     await consumer.close()
     with pytest.raises(ClosedError):
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 30)
 
 
 async def test_batched_delivery_can_be_declined() -> None:

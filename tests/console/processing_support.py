@@ -15,7 +15,7 @@ from tidegate.testing.hub import HubService
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.event_codec import encode_event
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 
 
 def append(service: HubService, hub: str, bodies: Sequence[bytes], *, partition_id: str = "0") -> int:

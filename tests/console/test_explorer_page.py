@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 _KEY = "a-key-of-some-length"
+_DEADLINE_S = 60.0
 
 
 @pytest.fixture
@@ -237,7 +238,7 @@ def test_a_quiet_live_page_is_not_drawn_again(
     monkeypatch.setattr(explorer, "event_rows", counted_rows)
     with closing(_ask(plain_browser, f"/console/live/hubs/{hub}/explorer")) as connection:
         response = connection.getresponse()
-        assert [beats.get(timeout=10) for _ in range(5)] == [1] * 5
+        assert [beats.get(timeout=_DEADLINE_S) for _ in range(5)] == [1] * 5
         send_events(service, hub, EventData(b"news"))
         while b"news" not in response.readline():
             pass
@@ -258,12 +259,13 @@ def test_a_scan_ends_when_its_browser_leaves(
 ) -> None:
     """Nobody waits for it, so it must not go on looking."""
     pages: queue.Queue[EventPage] = queue.Queue()
-    is_looking = threading.Event()
+    is_looking, has_left = threading.Event(), threading.Event()
     read = BrokerEvents.read
 
     def look_slowly(stored: Sequence[StoredEvent], wanted: EventFilter) -> list[ExploredEvent]:
         is_looking.set()
-        time.sleep(0.05)
+        assert has_left.wait(_DEADLINE_S)
+        time.sleep(0.05)  # so long the service has to hear of it before it looks on
         return []
 
     async def recorded(
@@ -278,9 +280,10 @@ def test_a_scan_ends_when_its_browser_leaves(
     monkeypatch.setattr("tidegate.server.console.events.fitting_events", look_slowly)
     monkeypatch.setattr(BrokerEvents, "read", recorded)
     connection = _ask(plain_browser, f"/hubs/{hub}/explorer?text=nothing")
-    assert is_looking.wait(10)
+    assert is_looking.wait(_DEADLINE_S)
     connection.close()
-    page = pages.get(timeout=20)
+    has_left.set()
+    page = pages.get(timeout=_DEADLINE_S)
     assert page.end is PageEnd.UNWANTED
     assert page.looked_at < 20_000
 

@@ -14,7 +14,7 @@ from tidegate.server.console.lazy_database import LazyDatabase
 from tidegate.sql import Database
 from tidegate.transport.tasks import TaskOwner
 
-DEADLINE_S = 10
+DEADLINE_S = 60
 
 
 async def test_the_event_loop_goes_on_while_an_opening_is_waited_for(

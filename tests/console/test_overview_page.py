@@ -101,7 +101,7 @@ def test_figures_that_stand_still_do_not_look_live(service: HubService, console_
     service.stop()
     lost.wait_for()
     service.start()
-    lost.wait_for(state="hidden", timeout=30_000)
+    lost.wait_for(state="hidden")
 
 
 def test_streams_end_when_the_service_stops_and_when_there_are_too_many(

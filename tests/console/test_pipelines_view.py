@@ -41,7 +41,7 @@ async def _samples_until(
     view: ReportedPipelines, rate: float, *, after: PipelineSample | None = None
 ) -> list[PipelineSample]:
     """The samples once the last has that rate, and ``after`` is no more among them."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             found = (await view.pipelines()).entries
             samples = list(found[0].history) if found else []

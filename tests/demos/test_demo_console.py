@@ -57,7 +57,7 @@ def test_the_demo_can_be_looked_at(tmp_path: Path) -> None:
     ):
         try:
             console = _wait_for(log, r"in a browser: (\S+)", demo, timeout_s=120)
-            home = _wait_for(log, r"one home sees, once it was heard of: (\S+)", demo, timeout_s=30)
+            home = _wait_for(log, r"one home sees, once it was heard of: (\S+)", demo, timeout_s=120)
             assert home == f"{console}homes/h000042"
             _wait_for(log, "Ctrl-C ends it", demo, timeout_s=400)
             assert "Activity of the day" in _get(home)

@@ -21,7 +21,7 @@ from tidegate.model.sas import make_sas_token
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
 from tidegate.wire.request_response import Response
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 HOST = "hub.test"
 
 EventKind = TypeVar("EventKind")

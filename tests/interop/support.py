@@ -22,7 +22,7 @@ from azure.eventhub.aio import EventHubProducerClient as AsyncProducerClient
 from tidegate.model.connection_string import ConnectionString
 from tidegate.testing.hub import HubService
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 """Longest wait for something that must happen; reached only when a test fails."""
 
 

@@ -377,6 +377,7 @@ async def test_the_service_may_restart_under_a_host(store: MemoryStore) -> None:
     assert journal.numbers == {"0": list(range(20))}
 
 
+@pytest.mark.slow
 async def test_partitions_that_the_hub_gets_later_are_processed(
     hub_service: HubService, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,7 +393,8 @@ async def test_partitions_that_the_hub_gets_later_are_processed(
     for partition_id in "012":
         await publish(hub_service, hub, 1, partition_id=partition_id)
     journal = Journal()
-    host = _host(hub_service, hub, store)
+    # The hub is looked at once per lease.
+    host = _host(hub_service, hub, store, manager_options=replace(QUICK, lease_duration_s=4.0))
     async with host.running(factory=lambda context: Recorder(journal)):
         await until(lambda: journal.numbers == {"0": [0]})
         partition_ids = ("0", "1", "2")

@@ -319,7 +319,7 @@ async def test_a_lost_position_stops_the_partition_with_one_error(
     async with subject.running():
         await until(lambda: subject.state is PartitionState.STOPPED)
         epoch = subject.host.statistics().partitions["0"].epoch
-        await asyncio.sleep(3 * QUICK.renew_interval_s)
+        await asyncio.sleep(1.3 * QUICK.renew_interval_s)
         assert subject.state is PartitionState.STOPPED
         assert subject.host.statistics().partitions["0"].epoch == epoch
         error = subject.host.statistics().partitions["0"].error

@@ -207,21 +207,23 @@ async def test_a_handler_that_is_only_a_function_fails_visibly(
     assert "no such table" in caplog.text
 
 
+@pytest.mark.slow
 async def test_what_is_idle_or_slow_is_not_stalled(
     hub_service: HubService, hub: str, store: MemoryStore
 ) -> None:
-    """Neither an empty partition nor one whose batches each take half of the time."""
+    """Neither an empty partition nor one whose batches take longer than the time, but each a part of it."""
+    stall_s = STALLING.effective_stall_timeout_s
 
     async def slow(context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(stall_s / 4)
 
     subject = Subject(hub_service, hub, store, slow, manager_options=STALLING, max_batch_size=1)
     async with subject.running():
-        await asyncio.sleep(0.6)
-        await publish(hub_service, hub, 5)
-        await until(lambda: subject.host.statistics().events_processed == 5)
+        await asyncio.sleep(stall_s * 1.3)
+        await publish(hub_service, hub, 6)
+        await until(lambda: subject.host.statistics().events_processed == 6)
     assert subject.reported == []
-    assert subject.numbers == list(range(5))
+    assert subject.numbers == list(range(6))
 
 
 async def test_a_stolen_receiver_whose_lease_is_ours_takes_a_higher_epoch(

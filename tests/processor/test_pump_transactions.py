@@ -6,13 +6,13 @@ import asyncio
 import gc
 import threading
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, insert, select
 from tests.processor.hosts import (
-    QUICK,
     STALLING,
     Subject,
     delete_hub,
@@ -32,6 +32,7 @@ from tidegate.model.position import EventPosition
 from tidegate.processor import (
     FailureAction,
     FailurePolicy,
+    GroupKey,
     PartitionState,
     PositionLostPolicy,
     ProcessorCheckpoint,
@@ -171,13 +172,22 @@ async def test_a_stop_by_policy_keeps_the_partition_stopped(
         await until(lambda: subject.state is PartitionState.STOPPED)
         assert _rows(database) == [0, 1, 2, 3]
         async with other.host.running(Picky):
-            await asyncio.sleep(QUICK.lease_duration_s * 1.5)
+            await _see_renewals(store, subject.host.group, 2)
             assert other.host.statistics().partitions == {}
         found = subject.host.statistics().partitions["0"]
         assert isinstance(found.error, PartitionStoppedError)
         assert (found.state, found.epoch) == (PartitionState.STOPPED, 1)
     assert [type(error) for error in subject.reported] == [PartitionStoppedError]
     await store.close()
+
+
+async def _see_renewals(store: SqlStore, group: GroupKey, count: int) -> None:
+    """Return once the lease of partition 0 was seen renewed so often; every host looks once per renewal."""
+    seen: set[datetime] = set()
+    async with asyncio.timeout(60):
+        while len(seen) <= count:
+            seen.add((await store.list_leases(group)).leases["0"].renewed_at)
+            await asyncio.sleep(0.05)
 
 
 async def test_a_database_that_is_away_costs_no_batch(

@@ -34,7 +34,7 @@ async def test_ready_information_of_all_faces(tmp_path: Path) -> None:
         for address in (ready.amqp, ready.amqps, ready.http, ready.https):
             assert address is not None
             host, _, port = address.rpartition(":")
-            socket.create_connection((host, int(port)), timeout=5).close()
+            socket.create_connection((host, int(port)), timeout=30).close()
         assert ready.connection_string_plain is not None
         plain = ConnectionString.parse(ready.connection_string_plain)
         assert plain.use_development_emulator

@@ -12,7 +12,7 @@ import pytest
 
 from tidegate.testing.hub import HubService
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 SASL_HEADER = b"AMQP\x03\x01\x00\x00"
 
 

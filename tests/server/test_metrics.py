@@ -42,7 +42,7 @@ def service() -> Iterator[HubService]:
 def _get(service: HubService, headers: Mapping[str, str] | None = None) -> tuple[int, str, str]:
     """Status, content type and text of the metrics."""
     assert service.ready.http is not None
-    connection = HTTPConnection(service.ready.http, timeout=20)
+    connection = HTTPConnection(service.ready.http, timeout=60)
     try:
         connection.request("GET", "/metrics", headers=dict(headers or {}))
         with connection.getresponse() as response:

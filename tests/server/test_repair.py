@@ -36,7 +36,7 @@ class _Operator:
                 time.sleep(0.02)
             yield
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
 
     def run(self, *words: str, lines: str = "") -> tuple[int, str, str]:
         """Exit code, output and errors of a command."""

@@ -22,7 +22,7 @@ from tidegate.testing.hub import HubService
 from tidegate.transport.websocket import FRAME_BYTES_MAX, MESSAGE_BYTES_MAX
 
 PATH = "/$servicebus/websocket"
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def _connect(

@@ -72,7 +72,7 @@ class CuttingProxy:
         for connection in list(self._sockets):
             _cut(connection)
         for thread in list(self._threads):
-            thread.join(10)
+            thread.join(60)
 
     def _accept(self) -> None:
         while True:

@@ -42,7 +42,7 @@ from tidegate.testing.stores import ProcessorStoreConformance
 
 ROOT = Path(__file__).parents[2]
 GROUP = GroupKey("localhost", CONSUMER.event_hub, CONSUMER.consumer_group)
-WAIT_S = 30.0
+WAIT_S = 60.0
 """Longest wait for something that must happen; reached only when a test fails."""
 
 

@@ -25,7 +25,7 @@ pytest_plugins = ["pytester"]
 # azure-eventhub 5.15.1 forgets sockets that were cut under it.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-_WAIT_S = 30.0
+_WAIT_S = 90.0
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ async def _exchange(proxy: CuttingProxy, sizes: list[int]) -> int:
     try:
         for size in sizes:
             writer.write(b"x" * size)
-            await asyncio.wait_for(reader.readexactly(size), 5)
+            await asyncio.wait_for(reader.readexactly(size), 30)
             answered += 1
     except (OSError, asyncio.IncompleteReadError):
         pass
@@ -79,7 +79,7 @@ async def test_refused_and_held_lines(echo_port: int) -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(reader.read(4), 0.02)
         proxy.hold(False)
-        assert await asyncio.wait_for(reader.readexactly(4), 5) == b"late"
+        assert await asyncio.wait_for(reader.readexactly(4), 30) == b"late"
         writer.close()
 
 
@@ -110,9 +110,9 @@ async def test_a_line_is_cut_where_a_marker_passes() -> None:
                 assert await reader.readexactly(6) == b"INSERT"
                 writer.write(b"COMMIT")
                 with pytest.raises((OSError, asyncio.IncompleteReadError)):
-                    await asyncio.wait_for(reader.readexactly(6), 5)
+                    await asyncio.wait_for(reader.readexactly(6), 30)
                 other[1].write(b"COMMIT")
-                assert await asyncio.wait_for(other[0].readexactly(6), 5) == b"COMMIT"
+                assert await asyncio.wait_for(other[0].readexactly(6), 30) == b"COMMIT"
                 assert proxy.cut_count == 1
                 has_arrived.add(received.count(b"COMMIT") == 2)
                 writer.close()

@@ -52,5 +52,5 @@ async def test_the_first_failure_is_told_once() -> None:
 async def test_a_task_may_close_its_own_owner() -> None:
     """Protects against a task that waits for its own end."""
     owner = TaskOwner("test")
-    await asyncio.wait_for(owner.start(owner.close(), name="closer"), 5)
+    await asyncio.wait_for(owner.start(owner.close(), name="closer"), 30)
     assert owner.first_failure is None

@@ -17,7 +17,7 @@ from tidegate.server.certificates import ensure_server_certificate
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.streams import SocketStream, addresses_of, serve_streams
 
-_DEADLINE_S = 20.0
+_DEADLINE_S = 60.0
 
 
 class Echo:

@@ -18,7 +18,7 @@ from tidegate.model.errors import RemoteProtocolError, TidegateError
 from tidegate.transport import websocket
 from tidegate.transport.websocket import MESSAGE_BYTES_MAX, WebSocketStream
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 HANDSHAKE = (
     "GET /path HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {base64.b64encode(bytes(16)).decode()}\r\n"

@@ -45,8 +45,8 @@ STOP_TIMEOUT_S = 30.0
 """How long Spark may take to stop a query, before the process ends without waiting for it."""
 FILE_MODULE_PREFIX = "tidegate_pipeline_"
 """Begins the name under which ``sql.pipeline`` imports a file."""
-REPORTS_TIMEOUT_S = 10.0
-"""How long the reports of a query that has ended may take to arrive."""
+REPORTS_SILENCE_S = 20.0
+"""How long after one report of a query that has ended the next one may take to arrive."""
 _POLL_S = 0.05
 _POLLS_PER_QUESTION = 40
 
@@ -192,7 +192,7 @@ class PipelineRun:
                 # Now and then Spark itself is asked, too: who listens to a Java that has died hears nothing.
                 if listener.is_over.is_set() or (poll % _POLLS_PER_QUESTION == 0 and not query.isActive):
                     # Spark tells its listeners later than it does: what it did last may be still to come.
-                    listener.is_over.wait(REPORTS_TIMEOUT_S)
+                    listener.wait_over(silence_s=REPORTS_SILENCE_S)
                     query.awaitTermination()  # raises what it ended with
                     return
             reporter.report_state(PipelineState.STOPPING)
@@ -213,11 +213,13 @@ def _end_micro_batch(query: StreamingQuery, listener: ProgressListener, reporter
 def _stop_query(query: StreamingQuery, listener: ProgressListener) -> None:
     """Stop the query and hear it out; where Spark does not come to an end with it, leave it to itself."""
 
+    has_stopped = threading.Event()
+
     def stop() -> None:
         # Where the signal has reached Java, too, there may be nothing left to stop.
         with contextlib.suppress(Exception):
             query.stop()
-            listener.is_over.wait(REPORTS_TIMEOUT_S)
+            has_stopped.set()
 
     thread = threading.Thread(target=stop, name="stop-query", daemon=True)
     thread.start()
@@ -227,6 +229,8 @@ def _stop_query(query: StreamingQuery, listener: ProgressListener) -> None:
         sys.__stderr__.write(
             f"Spark did not stop the query within {STOP_TIMEOUT_S:.0f} s; ended without it.\n"
         )
+    elif has_stopped.is_set():
+        listener.wait_over(silence_s=REPORTS_SILENCE_S)
 
 
 def _error_of(exception: BaseException, log_file: Path) -> TidegateError:

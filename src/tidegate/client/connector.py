@@ -35,21 +35,31 @@ class AuthorizedConnection:
         self._lock = asyncio.Lock()
         self._cbs: RequestChannel | None = None
         self._management: RequestChannel | None = None
-        self._audiences: set[str] = set()
+        self._valid_until: dict[str, float] = {}
+        """Unix time at which the token of an audience runs out."""
+        self._kept_fresh: set[str] = set()
 
-    async def authorize(self, audience: str) -> None:
+    async def authorize(self, audience: str) -> bool:
         """Put a token for ``audience`` once, and keep it fresh while the connection lives.
 
-        Raises UnauthorizedError (key, policy, expiry), NotFoundError (no such hub), BrokenError.
+        It is put once more where it was not replaced in time, as on a machine that has slept. Returns whether
+        it was put now. Raises UnauthorizedError (key, policy, expiry), NotFoundError (no such hub),
+        BrokenError.
         """
         async with self._lock:
-            if audience in self._audiences:
-                return
+            if self.connection.clock.now_utc().timestamp() < self._valid_until.get(audience, 0.0):
+                return False
             if self._cbs is None or not self._cbs.is_open:
                 self._cbs = await RequestChannel.open(self.connection, CBS_NODE)
             token = await self._put_token(audience)
-            self._audiences.add(audience)
-        self._tasks.start(self._keep_fresh(audience, token), name=f"tokens of {audience}")
+        if audience not in self._kept_fresh:
+            self._kept_fresh.add(audience)
+            self._tasks.start(self._keep_fresh(audience, token), name=f"tokens of {audience}")
+        return True
+
+    def distrust_token(self, audience: str) -> None:
+        """Have the next ``authorize`` put a new token: by the service's clock this one may have run out."""
+        self._valid_until.pop(audience, None)
 
     async def token_for(self, audience: str) -> Token:
         """A fresh token, for requests that carry one themselves."""
@@ -68,6 +78,7 @@ class AuthorizedConnection:
         token = await self.token_for(audience)
         request = put_token_request(PutToken(token.token_type, audience, token.value, token.expiry))
         check_put_token_response(await self._cbs.request(request))
+        self._valid_until[audience] = token.expiry
         return token
 
     async def _keep_fresh(self, audience: str, token: Token) -> None:

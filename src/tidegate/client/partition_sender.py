@@ -26,6 +26,7 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from tidegate.amqp.link import SenderLink
@@ -33,7 +34,13 @@ from tidegate.amqp.performatives import Accepted, Attach, DeliveryState, Rejecte
 from tidegate.client.connection import LinkHandler, LiveConnection, timed_out
 from tidegate.client.connector import AuthorizedConnection, Connector
 from tidegate.client.entities import FailedEvents
-from tidegate.model.errors import BrokenError, ClosedError, OutOfOrderSequenceError, TidegateError
+from tidegate.model.errors import (
+    BrokenError,
+    ClosedError,
+    OutOfOrderSequenceError,
+    TidegateError,
+    UnauthorizedError,
+)
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, batch_envelope
 from tidegate.wire.conditions import error_from_amqp
 from tidegate.wire.names import IDEMPOTENT_BATCH_CAPABILITY
@@ -95,6 +102,9 @@ class PartitionSender(LinkHandler):
         """What ended the current try; None while it goes well."""
         self._refused: OutgoingBatch | None = None
         """The batch whose refusal ended the current try; None where something else did."""
+        self._may_token_be_over = False
+        """Whether the link was attached under its token: where the service ends it now, a new one may do."""
+        self._distrust_token: Callable[[], None] = lambda: None
         self._is_idempotent = False
         self._producer_id = _new_producer_id()
         self._producer_epoch = 0
@@ -197,7 +207,9 @@ class PartitionSender(LinkHandler):
                 raise timed_out(f"a batch for {self._address}", timeout_s) from error
 
     async def _attach(self, authorized: AuthorizedConnection) -> None:
-        await authorized.authorize(self._audience)
+        if await authorized.authorize(self._audience):
+            self._may_token_be_over = False
+        self._distrust_token = partial(authorized.distrust_token, self._audience)
         self._connection = authorized.connection
         self._is_attached = False
         self._failure = None
@@ -273,7 +285,7 @@ class PartitionSender(LinkHandler):
 
     def on_attached(self, attach: Attach) -> None:
         """The service agreed: note what it offers."""
-        self._is_attached = True
+        self._is_attached = self._may_token_be_over = True
         self._is_idempotent = IDEMPOTENT_BATCH_CAPABILITY in attach.offered_capabilities
         self._message_bytes_max = attach.max_message_size
         self._changed.set()
@@ -330,13 +342,19 @@ class PartitionSender(LinkHandler):
         head = self._queue[0] if self._queue else None
         if head is None:
             return 0
-        is_refusal = self._refused is head
+        is_refusal, retry = self._refused is head, self._connector.namespace.retry
         if isinstance(error, OutOfOrderSequenceError) and is_refusal and not head.is_unknown:
             # The service forgot this producer (a hub made anew): nothing of it is stored, start over.
-            if self._connector.namespace.retry.retries_max > retries_done:
+            if retry.retries_max > retries_done:
                 self._renew_producer_id()
                 return retries_done + 1
-        elif self._connector.namespace.retry.decide_retry(error, retries_done=retries_done):
+        elif self._is_token_perhaps_over(error):
+            # A machine that slept, or was too busy, has not replaced it in time. The next try has a new one.
+            self._may_token_be_over = False
+            self._distrust_token()
+            self._detach()
+            return retries_done
+        elif retry.decide_retry(error, retries_done=retries_done):
             await self._connector.wait_before_retry(retries_done + 1, error)
             return retries_done + 1
         # A refusal is about one batch; any other trouble would meet all of them in turn.
@@ -345,6 +363,11 @@ class PartitionSender(LinkHandler):
             self._finish(self._queue.popleft(), error)
         self._renew_producer_id()
         return 0
+
+    def _is_token_perhaps_over(self, error: TidegateError) -> bool:
+        """Whether the service has ended a link that it had agreed to, for want of rights."""
+        is_link_ended = isinstance(error, UnauthorizedError) and self._refused is None
+        return is_link_ended and self._may_token_be_over and self._connector.namespace.retry.retries_max > 0
 
     def _renew_producer_id(self) -> None:
         self._producer_id = _new_producer_id()

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import math
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from itertools import repeat
 from types import TracebackType
 from typing import Final, Self
@@ -35,6 +36,7 @@ from tidegate.model.errors import (
     QuotaExceededError,
     ReceiverStolenError,
     TidegateError,
+    UnauthorizedError,
 )
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.limits import EVENT_BYTES_MAX
@@ -107,6 +109,9 @@ class PartitionReceiver(LinkHandler):
         self._failure: TidegateError | None = None
         """Why the receiver is over; None while it is not."""
         self._has_progressed = False
+        self._may_token_be_over = False
+        """Whether the link was attached under its token: where the service ends it now, a new one may do."""
+        self._distrust_token: Callable[[], None] = lambda: None
         self._changed = asyncio.Event()
         """Something arrived or ended: for whoever receives."""
         self._link_changed = asyncio.Event()
@@ -265,13 +270,20 @@ class PartitionReceiver(LinkHandler):
 
     def _may_retry(self, error: TidegateError, retries_done: int) -> bool:
         retry = self._connector.namespace.retry
+        if isinstance(error, UnauthorizedError) and self._may_token_be_over and retry.retries_max:
+            # A machine that slept, or was too busy, has not replaced it in time. The next try has a new one.
+            self._may_token_be_over = False
+            self._distrust_token()
+            return True
         if isinstance(error, QuotaExceededError):
             # Our own link on the broken line may still be counted: the service lets go of it after a while.
             return retries_done < retry.retries_max
         return retry.decide_retry(error, retries_done=retries_done)
 
     async def _attach(self, authorized: AuthorizedConnection) -> None:
-        await authorized.authorize(self._audience)
+        if await authorized.authorize(self._audience):
+            self._may_token_be_over = False
+        self._distrust_token = partial(authorized.distrust_token, self._audience)
         if self._failure is not None:
             raise self._failure  # closed meanwhile
         properties: dict[str, object] = {}
@@ -340,7 +352,7 @@ class PartitionReceiver(LinkHandler):
 
     def on_attached(self, attach: Attach) -> None:
         """The service agreed: note how it will deliver, and ask for events."""
-        self._is_attached = True
+        self._is_attached = self._may_token_be_over = True
         self._is_batched = BATCH_DELIVERY_CAPABILITY in attach.offered_capabilities
         self._window = self._new_window()
         self._renew_credit()

@@ -17,7 +17,8 @@ from tidegate.sql import ConsumerKey, Database, DeadLetterFilter, DeadLetters
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.status_files import PipelineFiles, this_process
 
-_LAST_WORD_S = 5.0
+_LAST_WORD_S = 30.0
+"""Far more than Spark takes to tell of an end that has come; a demo does not wait for ever."""
 
 
 @contextmanager
@@ -69,5 +70,5 @@ def reported(
             reporter.report_state(PipelineState.FAILED, error=explain(error))
             raise
         # Spark tells of the last micro-batch, and then of the end, some time after both.
-        listener.is_over.wait(_LAST_WORD_S)
+        listener.wait_over(silence_s=_LAST_WORD_S)
         reporter.report_state(PipelineState.ENDED)

@@ -32,8 +32,20 @@ class ProgressListener(StreamingQueryListener):
         self._query_name = query_name
         self._reporter = reporter
         self._run_id: object = None
+        self._heard_count = 0
         self.is_over = threading.Event()
         """Set once the query has ended."""
+
+    def wait_over(self, *, silence_s: float) -> bool:
+        """Wait until the query's end is told, as long as Spark tells anything of it: it does so later than it
+        does it, and one event after the other. Returns False where nothing came for ``silence_s``.
+        """
+        heard_count = self._heard_count
+        while not self.is_over.wait(silence_s):
+            if self._heard_count == heard_count:
+                return False
+            heard_count = self._heard_count
+        return True
 
     # Spark asks for these names. What is raised in them ends in Java's log, but costs the report.
 
@@ -44,6 +56,7 @@ class ProgressListener(StreamingQueryListener):
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """A micro-batch is done."""
+        self._heard_count += 1
         try:
             if event.progress.runId == self._run_id:
                 self._reporter.report_progress(event.progress.json)

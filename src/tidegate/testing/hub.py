@@ -42,8 +42,8 @@ from tidegate.server.settings import ServerSettings
 
 T = TypeVar("T")
 
-_START_TIMEOUT_S = 30.0
-_STOP_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 90.0
+_STOP_TIMEOUT_S = 60.0
 
 
 class _Hub(ABC):

@@ -130,10 +130,11 @@ const operations = {
     const handlers = {
       async processEvents(events, context) {
         subscribed.lastEnqueued = context.lastEnqueuedEventProperties;
-        subscribed.events.push(...events.map((event) => ({ ...describe(event), partitionId: context.partitionId })));
         if (checkpoints && events.length > 0) {
           await context.updateCheckpoint(events.at(-1));
         }
+        // Behind the checkpoint: whoever waits for the events may end the subscription as soon as they are here.
+        subscribed.events.push(...events.map((event) => ({ ...describe(event), partitionId: context.partitionId })));
         subscribed.changed();
       },
       async processError(error) {
