@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.spark.conftest import spark, sqlite_url
+from tests.spark.conftest import postgresql, spark, sqlite_url
 
-__all__ = ["spark", "sqlite_url"]
+__all__ = ["postgresql", "spark", "sqlite_url"]

@@ -6,11 +6,13 @@ import asyncio
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
-from tidegate.demos.home_security import driver
+from tidegate.demos.home_security import driver, pipeline
 from tidegate.demos.home_security.check import failures_of, prepare_database, read_tables
 from tidegate.demos.home_security.generator import GeneratorPlan
 from tidegate.demos.home_security.homes import EVENT_HUB, PARTITION_COUNT
@@ -47,6 +49,17 @@ def test_the_url_of_a_checkpoint_stays_as_it_is(monkeypatch: pytest.MonkeyPatch,
         driver.main()
     assert taken == [url]
     assert checkpoint_path(url) == url
+
+
+def test_tasks_do_not_depend_on_the_executors_at_the_start(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that join later would have nothing to do. On one machine, and where it is said, it is that."""
+    wanted = HomeSecurity("", "", "", None, 1.0)
+    assert pipeline.task_count(spark, wanted) == spark.sparkContext.defaultParallelism
+    monkeypatch.setattr(pipeline, "is_on_cluster", lambda: True)
+    assert pipeline.task_count(spark, wanted) == PARTITION_COUNT
+    assert pipeline.task_count(spark, replace(wanted, tasks=5)) == 5
 
 
 @pytest.mark.slow

@@ -86,6 +86,10 @@ class SparkCluster:
         name = "org.apache.spark.deploy.worker.Worker"
         self._run(f"worker-{number}", name, *words, *memory, *place, host=host)
 
+    def kill_worker(self, number: int) -> None:
+        """SIGKILL to a worker and all that runs on it, as if its machine were gone; it can start again."""
+        kill_session(self._processes.pop(f"worker-{number}"))
+
     def executor_ids(self) -> list[int]:
         """Process ids of the executors of all applications."""
         return [pid for pid in self._process_ids() if _EXECUTOR_CLASS in _command_of(pid)]

@@ -94,6 +94,9 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, required=True)
     parser.add_argument("--events-per-trigger", type=int, required=True)
     parser.add_argument("--master", help="of a Spark cluster; else this machine")
+    parser.add_argument(
+        "--tasks", type=int, help="of a micro-batch: how many cores can share it (on a cluster 16)"
+    )
     given = parser.parse_args()
     wanted = HomeSecurity(
         connection_string=os.environ[CONNECTION_STRING_VARIABLE],
@@ -103,6 +106,7 @@ def main() -> int:
         watermark_delay_s=given.watermark_delay,
         blocks=given.blocks,
         max_events_per_trigger=given.events_per_trigger,
+        tasks=given.tasks,
     )
     spark = spark_session("tidegate demo home-security", master=given.master, configuration=SPARK_SETTINGS)
     try:

@@ -31,7 +31,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from tidegate.demos.home_security.block import Block, BlockChanges
 from tidegate.demos.home_security.blocks import gather
 from tidegate.demos.home_security.checkpoint import claim_checkpoint
-from tidegate.demos.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB
+from tidegate.demos.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB, PARTITION_COUNT
 from tidegate.demos.home_security.latencies import QUANTILES
 from tidegate.demos.home_security.shapes import (
     ALARMS,
@@ -53,7 +53,7 @@ from tidegate.demos.home_security.tables import CONSUMER, NAME, home_alarm, home
 from tidegate.model.connection_string import ConnectionString
 from tidegate.spark.ledger import LedgerSink
 from tidegate.spark.ledger_step import ArrowStep
-from tidegate.spark.session import checkpoint_path
+from tidegate.spark.session import checkpoint_path, is_on_cluster
 from tidegate.spark.source import register
 from tidegate.spark.workers import freeze_loaded_modules
 from tidegate.sql.ledger_rows import LedgerTable, WriteMode
@@ -86,6 +86,10 @@ class HomeSecurity:
     """How far partitions may be apart, in seconds of the homes' time."""
     blocks: int = BLOCKS_DEFAULT
     max_events_per_trigger: int = 200_000
+    tasks: int | None = None
+    """Of each stage of a micro-batch, and so how many cores can share it; the state keeps the number that it
+    was made with. None: on one machine its cores; on a cluster, where executors may join at any time, as many
+    as the hub has partitions."""
 
 
 def start_home_security(
@@ -98,6 +102,7 @@ def start_home_security(
     number of blocks, and what the source and ``LedgerSink`` raise.
     """
     register(spark)
+    spark.conf.set("spark.sql.shuffle.partitions", task_count(spark, wanted))
     checkpoint = checkpoint_path(wanted.checkpoint_location)
     claim_checkpoint(spark, checkpoint, wanted.blocks)
     store = None if wanted.summaries_url is None else SummaryStore(wanted.summaries_url)
@@ -150,7 +155,7 @@ def gathered_events(spark: SparkSession, wanted: HomeSecurity) -> DataFrame:
         .option("eventhubs.connectionString", connection_string)
         .option("eventhubs.startingPosition", "earliest")
         .option("eventhubs.maxEventsPerTrigger", str(wanted.max_events_per_trigger))
-        .option("eventhubs.tasksMax", str(spark.sparkContext.defaultParallelism))
+        .option("eventhubs.tasksMax", str(task_count(spark, wanted)))
         .schema(EVENTS)  # the source decodes nothing else then
         .load()
     )
@@ -159,6 +164,17 @@ def gathered_events(spark: SparkSession, wanted: HomeSecurity) -> DataFrame:
     return events.observe(ARRIVALS, count.alias("events"), arrivals.alias("enqueued_ms")).mapInArrow(
         partial(gather_events, wanted.blocks), GATHERED
     )
+
+
+def task_count(spark: SparkSession, wanted: HomeSecurity) -> int:
+    """Tasks of each stage of a micro-batch.
+
+    On a cluster the cores are no measure: they are those of the executors that were there first. Nor is
+    Spark's own default for state, 200: one core takes minutes for a micro-batch of so many tasks.
+    """
+    if wanted.tasks is not None:
+        return wanted.tasks
+    return PARTITION_COUNT if is_on_cluster() else spark.sparkContext.defaultParallelism
 
 
 def gather_events(blocks: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
