@@ -6,20 +6,32 @@ import os
 import re
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from tests.spark.support import assert_exact, make_pipeline, outcome_of, publish, readings, score
+from pyspark.sql.streaming.query import StreamingQuery
+from sqlalchemy import update
+from tests.spark.support import (
+    assert_exact,
+    has_reached,
+    make_pipeline,
+    outcome_of,
+    publish,
+    readings,
+    score,
+)
 
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
 from tidegate.server.app import TidegateServer
 from tidegate.spark import Transformation, Trigger, explain, run_pipeline
-from tidegate.sql import Database, DeadLetterFilter, DeadLetters, Pipeline
+from tidegate.spark.trigger import AS_SOON_AS_POSSIBLE
+from tidegate.sql import Database, DeadLetterFilter, DeadLetters, Pipeline, schema
 from tidegate.testing.hub import HubService
 
 pytestmark = pytest.mark.slow
@@ -49,18 +61,34 @@ class _Run:
         transaction_rows_max: int = 200,
     ) -> None:
         """Run the pipeline over what is there now; several micro-batches, several transactions in each."""
-        query = run_pipeline(
+        self.start(
+            Trigger(is_available_now=True),
+            pipeline,
+            transform=transform,
+            max_events_per_trigger=max_events_per_trigger,
+            transaction_rows_max=transaction_rows_max,
+        ).awaitTermination()
+
+    def start(
+        self,
+        trigger: Trigger,
+        pipeline: Pipeline | None = None,
+        *,
+        transform: Transformation | None = None,
+        max_events_per_trigger: int = 1500,
+        transaction_rows_max: int = 200,
+    ) -> StreamingQuery:
+        return run_pipeline(
             self.spark,
             pipeline or make_pipeline(self.hub),
             connection_string=self.service.connection_string,
             database_url=self.database_url,
             checkpoint_location=self.checkpoint,
-            trigger=Trigger(is_available_now=True),
+            trigger=trigger,
             transform=transform,
             max_events_per_trigger=max_events_per_trigger,
             transaction_rows_max=transaction_rows_max,
         )
-        query.awaitTermination()
 
 
 @pytest.fixture
@@ -136,6 +164,48 @@ def test_a_directory_ahead_of_the_database_is_an_error(sqlite_run: _Run) -> None
     shutil.rmtree(sqlite_run.checkpoint)
     sqlite_run.drain()
     assert_exact(sqlite_run.database_url, 1100)
+
+
+def _put_back(run: _Run, partition_id: str) -> None:
+    """Let SQL say of a partition what a replica that lags behind says of it."""
+    row = schema.checkpoint.c
+    with Database.open(run.database_url) as database, database.writing() as connection, connection.begin():
+        earlier = update(schema.checkpoint).values(next_sequence_number=row.next_sequence_number - 100)
+        connection.execute(earlier.where(row.partition_id == partition_id))
+
+
+def test_a_repeated_micro_batch_does_not_hide_that_the_directory_is_ahead(sqlite_run: _Run) -> None:
+    """The last micro-batch was not finished and holds nothing of the partition that is behind."""
+    sqlite_run.publish(1000)
+    sqlite_run.drain()
+    sqlite_run.publish(1, first_value=1000)
+    sqlite_run.drain()
+    _put_back(sqlite_run, "1")
+    commits = sqlite_run.checkpoint / "commits"
+    last = max((path for path in commits.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+    last.unlink()
+    with pytest.raises(PySparkException) as caught:
+        sqlite_run.drain()
+    assert "checkpoint directory is ahead of the database" in explain(caught.value)
+
+
+def test_a_database_that_falls_behind_while_a_query_runs_is_an_error(sqlite_run: _Run) -> None:
+    """Told with the next micro-batch, also where that has no event of the partition that is behind."""
+    sqlite_run.publish(1000)
+    query = sqlite_run.start(AS_SOON_AS_POSSIBLE)
+    try:
+        deadline = time.monotonic() + 120
+        while not has_reached(sqlite_run.database_url, 1000):
+            assert query.isActive, query.exception()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        _put_back(sqlite_run, "1")
+        sqlite_run.publish(1, first_value=1000)
+        with pytest.raises(PySparkException) as caught:
+            query.awaitTermination(120)
+    finally:
+        query.stop()
+    assert "checkpoint directory is ahead of the database" in explain(caught.value)
 
 
 def _parsed(rows: DataFrame) -> DataFrame:

@@ -134,8 +134,9 @@ class _State:
         default_factory=dict
     )
     """By hub and partition: the receiver, the sequence number it continues with, and its end of waiting."""
-    opening: dict[tuple[str, str], asyncio.Task[None]] = field(default_factory=dict)
-    """By hub and partition: what makes a receiver idle that is opened before it is asked for."""
+    opening: dict[tuple[str, str], tuple[int, asyncio.Task[Exception | None]]] = field(default_factory=dict)
+    """By hub and partition: the sequence number for which a receiver is opened before it is asked for, and
+    what does it; its result is why there is none."""
     keeps_none_until: float = 0.0
     """Time of the loop until which no receiver is kept waiting, because there was no room for another."""
 
@@ -289,7 +290,7 @@ class BlockingConsumer:
         if state.consumers:
 
             async def close_all() -> None:
-                opening = list(state.opening.values())
+                opening = [task for _, task in state.opening.values()]
                 for task in opening:
                     task.cancel()
                 await asyncio.gather(*opening, return_exceptions=True)
@@ -368,9 +369,12 @@ class BlockingConsumer:
     async def _check_out(self, wanted: _Range, timeout_s: float, prefetch_bytes: int) -> PartitionReceiver:
         """The receiver that waits at the start of the range, or a new one."""
         key = (wanted.event_hub, wanted.partition_id)
-        opening = self._own_state().opening.get(key)
-        if opening is not None:
-            await asyncio.wait([opening])
+        if key in self._own_state().opening:
+            start, task = self._own_state().opening[key]
+            await asyncio.wait([task])
+            error = None if task.cancelled() else task.result()
+            if error is not None and start == wanted.start and not isinstance(error, QuotaExceededError):
+                raise error  # it was tried as often as it would be here
         kept = self._own_state().idle.pop(key, None)
         if kept is not None:
             receiver, continues_at, timer = kept
@@ -415,16 +419,17 @@ class BlockingConsumer:
             timer.cancel()
             self._expire(key)
         task = asyncio.get_running_loop().create_task(self._open_idle(wanted, prefetch_bytes))
-        state.opening[key] = task
+        state.opening[key] = wanted.start, task
         task.add_done_callback(lambda _: state.opening.pop(key, None))
 
-    async def _open_idle(self, wanted: _Range, prefetch_bytes: int) -> None:
-        """Have a receiver wait for a range; without one where that fails, for its reader finds out why."""
+    async def _open_idle(self, wanted: _Range, prefetch_bytes: int) -> Exception | None:
+        """Have a receiver wait for a range; returns why there is none."""
         try:
             receiver = await self._open(self._consumer(wanted.event_hub), wanted, prefetch_bytes)
-        except (TidegateError, OSError):
-            return
+        except (TidegateError, OSError) as error:
+            return error
         await self._check_in(wanted, receiver, continues_at=wanted.start)
+        return None
 
     def _is_crowded(self) -> bool:
         return asyncio.get_running_loop().time() < self._own_state().keeps_none_until

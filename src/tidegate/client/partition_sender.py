@@ -349,11 +349,7 @@ class PartitionSender(LinkHandler):
                 self._renew_producer_id()
                 return retries_done + 1
         elif self._is_token_perhaps_over(error):
-            # A machine that slept, or was too busy, has not replaced it in time. The next try has a new one.
-            self._may_token_be_over = False
-            self._distrust_token()
-            self._detach()
-            return retries_done
+            return self._try_new_token(retries_done)
         elif retry.decide_retry(error, retries_done=retries_done):
             await self._connector.wait_before_retry(retries_done + 1, error)
             return retries_done + 1
@@ -368,6 +364,15 @@ class PartitionSender(LinkHandler):
         """Whether the service has ended a link that it had agreed to, for want of rights."""
         is_link_ended = isinstance(error, UnauthorizedError) and self._refused is None
         return is_link_ended and self._may_token_be_over and self._connector.namespace.retry.retries_max > 0
+
+    def _try_new_token(self, retries_done: int) -> int:
+        """A machine that slept, or was too busy, has not replaced the token in time: the next try has a new
+        one.
+        """
+        self._may_token_be_over = False
+        self._distrust_token()
+        self._detach()
+        return retries_done
 
     def _renew_producer_id(self) -> None:
         self._producer_id = _new_producer_id()

@@ -253,6 +253,9 @@ class PartitionReceiver(LinkHandler):
             try:
                 if self._break is not None and not self._may_retry(self._break, 0):
                     raise self._break
+                if isinstance(self._break, UnauthorizedError):
+                    # Judged once: what the next tries meet is judged by itself.
+                    self._break = BrokenError("The link's token ran out.")
                 if self._break is not None and breaks_in_vain:
                     # A service that agrees and breaks at once must not be asked over and over at full speed.
                     await self._connector.wait_before_retry(breaks_in_vain, self._break)

@@ -359,6 +359,8 @@ class RepeatableSender(PartitionSender):
             self._detach()
             await asyncio.sleep(0)
             return retries_done + 1
+        if self._is_token_perhaps_over(error):
+            return self._try_new_token(retries_done)
         if retry.decide_retry(error, retries_done=retries_done):
             await self._connector.wait_before_retry(retries_done + 1, error)
             return retries_done + 1

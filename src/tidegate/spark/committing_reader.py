@@ -10,9 +10,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from tidegate.spark.commits import needed_columns
+from tidegate.spark.hub import HubDescription
+from tidegate.spark.offsets import StreamOffset
 from tidegate.spark.options import SourceOptions
 from tidegate.spark.plan import load_plan
-from tidegate.spark.reader import EventHubsStreamReader, read_ranges
+from tidegate.spark.reader import EventHubsStreamReader, read_ranges, sql_positions
 from tidegate.spark.schema import COMMITTED_COLUMN
 from tidegate.spark.writer import TaskWriter
 
@@ -30,6 +32,17 @@ class CommittingStreamReader(EventHubsStreamReader):
         # Not unpickled here, but in tasks: a handler's modules are nothing to the process that plans.
         super().__init__(options)
         self._plan_text = plan_text
+        self._compared: StreamOffset | None = None
+
+    def _check_not_ahead(self, offset: StreamOffset, description: HubDescription) -> None:
+        """Before each micro-batch: what Spark takes for done is committed, whatever came between."""
+        if offset == self._compared:
+            return  # there was nothing to read since
+        positions = sql_positions(self._options, description)
+        if self._sql_start is None:
+            self._sql_start = positions
+        self._compare(offset, positions, description)
+        self._compared = offset
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Commit the events of one task. Raises what the source and ``TaskWriter.write`` raise."""

@@ -8,8 +8,8 @@ that its own figures count events as ever, and throws them away.
     read ─► handler ─► SQL          in one worker
               └─► a row per event, once all is committed ─► ``noop``, Spark's sink for nothing
 
-What such a task cannot see needs no check on the driver, as it does in ``SqlSinkWriter``: a hub partition is
-planned for one task, and a range is committed whole or raises.
+A hub partition is planned for one task, and a range is committed whole or raises. What a task cannot see,
+such as a database that was put back to an older state, is looked for where the next micro-batch is planned.
 """
 
 from __future__ import annotations

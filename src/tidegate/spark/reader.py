@@ -16,6 +16,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
@@ -51,6 +52,9 @@ from tidegate.spark.workers import freeze_loaded_modules
 from tidegate.sql import ConsumerKey, Database
 from tidegate.wire.encoded_events import EncodedEvents
 
+_SHORT_EVENTS: Final = 4096
+"""Of a range; the next one is fetched meanwhile (our choice)."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -74,9 +78,11 @@ def read_ranges(
         return  # Spark's stand-in for a batch query that has nothing to read
     hub, ranges = HubReader(options), partition.ranges
     for item, following in zip_longest(ranges, ranges[1:]):
-        hub.open_ahead(item)
-        if following is not None:
-            hub.open_ahead(following)  # so that it has come when this one is done with
+        # What takes long hides the way to the next one anyway, which would be let go meanwhile.
+        is_short = item.until_sequence_number - item.start_sequence_number <= _SHORT_EVENTS
+        if following is not None and following.partition_id != item.partition_id and is_short:
+            hub.open_ahead(item)
+            hub.open_ahead(following)
         for events in _read_range(hub, item, options):
             yield event_batch(item.partition_id, events, columns)
 
@@ -86,7 +92,7 @@ def _read_range(hub: HubReader, item: PartitionRange, options: SourceOptions) ->
     expected, until = item.start_sequence_number, item.until_sequence_number
     while expected < until:
         try:
-            for events in hub.read(PartitionRange(item.partition_id, expected, until)):
+            for events in hub.read(replace(item, start_sequence_number=expected)):
                 _report_loss(item, expected, events.sequence_numbers[0], options)
                 expected = events.sequence_numbers[-1] + 1
                 yield events
@@ -279,6 +285,8 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._offset_in(end_offset, description)  # raises or reports
             return []  # nothing of that hub is left to read
         start_offset = self._offset_in(start_offset, description)
+        if self._sql_start is None:  # as above: nobody has looked yet
+            self._check_not_ahead(start_offset, description)
         ranges, losses = clip_lost_events(
             ranges_between(self._starts(start_offset, description), end_offset.partitions),
             description.bounds,
@@ -334,9 +342,13 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _check_not_ahead(self, offset: StreamOffset, description: HubDescription) -> None:
         """When a query begins: Spark must not have got further than SQL, or events would be left out."""
-        if self._sql_start is not None:
-            return
-        for partition_id, position in self._sql_start_of(description).items():
+        if self._sql_start is None:
+            self._compare(offset, self._sql_start_of(description), description)
+
+    def _compare(
+        self, offset: StreamOffset, positions: Mapping[str, int], description: HubDescription
+    ) -> None:
+        for partition_id, position in positions.items():
             spark_position = offset.partitions.get(partition_id, 0)
             begin = description.bounds[partition_id].begin_sequence_number
             is_lost = spark_position <= begin and not self._options.fail_on_data_loss
