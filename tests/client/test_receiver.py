@@ -9,6 +9,7 @@ import pytest
 from tests.client.fake_service import ENQUEUED_TIME_MS, FakeService, until
 
 from tidegate.client import EventHubConsumer, PartitionReceiver, RetryPolicy
+from tidegate.client.connector import AuthorizedConnection
 from tidegate.model.errors import (
     BrokenError,
     ClosedError,
@@ -190,6 +191,28 @@ async def test_a_final_failure_comes_after_the_events_that_arrived(
     assert await _receive_numbers(receiver, 15) == list(range(5, 20))
     with pytest.raises(UnauthorizedError, match="policy"):
         await receiver.receive()
+
+
+async def test_a_token_that_ran_out_is_replaced_also_where_the_line_is_not_back_at_once(
+    service: FakeService, consumer: EventHubConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine that wakes: the first tries meet other troubles, each judged by itself."""
+    service.store(0, _encoded(20))
+    receiver = await consumer.open_receiver("0", EARLIEST)
+    await _receive_numbers(receiver, 20)
+    troubles = [BrokenError("no line yet"), BrokenError("no line yet")]
+    authorize = AuthorizedConnection.authorize
+
+    async def authorize_later(connection: AuthorizedConnection, audience: str) -> bool:
+        if troubles:
+            raise troubles.pop()
+        return await authorize(connection, audience)
+
+    monkeypatch.setattr(AuthorizedConnection, "authorize", authorize_later)
+    service.detach_readers(UnauthorizedError("ExpiredToken"))
+    await until(lambda: not troubles)
+    service.store(0, _encoded(5, start=20))
+    assert await _receive_numbers(receiver, 5) == list(range(20, 25))
 
 
 async def test_refusals_of_the_first_attach_reach_the_caller(
