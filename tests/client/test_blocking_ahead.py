@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from tidegate.client import EventHubProducer
 from tidegate.client.blocking import BlockingConsumer
 from tidegate.client.receiver import PartitionReceiver
-from tidegate.model.errors import PositionOutOfRangeError
+from tidegate.model.errors import BrokenError, PositionOutOfRangeError
 from tidegate.model.events import EventData
 from tidegate.testing.hub import HubService
 
@@ -101,6 +102,29 @@ def test_what_is_wrong_is_told_by_the_reading(consumer: BlockingConsumer) -> Non
         _numbers(consumer, "0", 1000, 1001)
     _wait_until(lambda: not consumer._state.opening)
     assert not consumer._state.idle
+
+
+def test_what_failed_ahead_is_not_tried_twice(
+    consumer: BlockingConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reading that waits for it gets its error: all tries were made there."""
+    gate, tries, check_out = asyncio.Event(), [], BlockingConsumer._check_out
+
+    async def fail(*arguments: object) -> PartitionReceiver:
+        tries.append(arguments)
+        await gate.wait()
+        raise BrokenError("no line")
+
+    async def noted(self: BlockingConsumer, *arguments: Any) -> PartitionReceiver:
+        asyncio.get_running_loop().call_soon(gate.set)  # once the reading waits
+        return await check_out(self, *arguments)
+
+    monkeypatch.setattr(BlockingConsumer, "_open", fail)
+    monkeypatch.setattr(BlockingConsumer, "_check_out", noted)
+    consumer.open_ahead("0", 0, 1)
+    with pytest.raises(BrokenError, match="no line"):
+        _numbers(consumer, "0", 0, 1)
+    assert len(tries) == 1
 
 
 def test_what_nobody_reads_is_let_go(consumer: BlockingConsumer, opened: list[object]) -> None:

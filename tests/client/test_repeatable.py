@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +16,8 @@ from tidegate.client import (
     RepeatableWork,
     RetryPolicy,
 )
+from tidegate.client.credentials import SharedKeyCredential
+from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import (
     EventTooLargeError,
     NotFoundError,
@@ -133,6 +136,30 @@ def test_two_at_once_store_each_batch_once(hub_service: HubService, producer: Re
         for future in done:
             future.result(60)
     assert _stored(hub_service, producer.event_hub) == _flat(batches)
+
+
+@pytest.mark.slow
+def test_a_token_that_runs_out_before_it_is_replaced_ends_no_work(
+    hub_service: HubService, event_hub: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine that has slept: the batch comes again under a new token, and is stored once."""
+    monkeypatch.setattr("tidegate.client.connector.refresh_delay_s", lambda expiry, now: 3600.0)
+    full = ConnectionString.parse(hub_service.connection_string)
+    credential = SharedKeyCredential(
+        full.shared_access_key_name or "", full.shared_access_key or "", token_lifetime_s=4
+    )
+    batches: list[list[str]] = []
+    with (
+        RepeatableProducer(hub_service.connection_string, event_hub, credential=credential) as producer,
+        producer.begin(ProducerIdentity(7, 3)) as work,
+    ):
+        until = time.monotonic() + 6
+        while time.monotonic() < until:
+            # Without a pause, so that there is always something on its way.
+            batches += _batches(1, len(batches))
+            work.submit("0", *_batch(*batches[-1]))
+        work.flush()
+    assert _stored(hub_service, event_hub) == _flat(batches)
 
 
 def test_an_unknown_partition_and_a_batch_too_large_are_refused(producer: RepeatableProducer) -> None:

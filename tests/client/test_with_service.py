@@ -250,13 +250,16 @@ async def test_a_named_publisher(hub_service: HubService, event_hub: str) -> Non
         assert await _read(receiver, 10) == [b"%d" % number for number in range(10)]
 
 
+def _namespace(service: HubService, *, token_lifetime_s: int) -> Namespace:
+    full = ConnectionString.parse(service.connection_string)
+    key_name, key = full.shared_access_key_name or "", full.shared_access_key or ""
+    credential = SharedKeyCredential(key_name, key, token_lifetime_s=token_lifetime_s)
+    return Namespace.from_credential(full.host, credential, port=full.port, use_tls=False)
+
+
 async def test_short_lived_tokens_are_renewed(hub_service: HubService, event_hub: str) -> None:
     """With tokens of two seconds, a receiver and a producer work on after the first ones ended."""
-    full = ConnectionString.parse(hub_service.connection_string)
-    credential = SharedKeyCredential(
-        full.shared_access_key_name or "", full.shared_access_key or "", token_lifetime_s=2
-    )
-    namespace = Namespace.from_credential(full.host, credential, port=full.port, use_tls=False)
+    namespace = _namespace(hub_service, token_lifetime_s=2)
     async with (
         EventHubProducer(namespace, event_hub) as producer,
         EventHubConsumer(namespace, event_hub) as consumer,
@@ -277,11 +280,7 @@ async def test_tokens_that_run_out_before_they_are_replaced_end_nothing(
 ) -> None:
     """As on a machine that has slept: their renewal comes too late, each time."""
     monkeypatch.setattr("tidegate.client.connector.refresh_delay_s", lambda expiry, now: 3600.0)
-    full = ConnectionString.parse(hub_service.connection_string)
-    credential = SharedKeyCredential(
-        full.shared_access_key_name or "", full.shared_access_key or "", token_lifetime_s=4
-    )
-    namespace = Namespace.from_credential(full.host, credential, port=full.port, use_tls=False)
+    namespace = _namespace(hub_service, token_lifetime_s=4)
     async with (
         EventHubProducer(namespace, event_hub) as producer,
         EventHubConsumer(namespace, event_hub) as consumer,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, and_, select, update
+from sqlalchemy import Connection, select, update
 
 from tidegate.model.errors import EventHubReplacedError, FencedError, InvalidArgumentError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.sql import schema
+from tidegate.sql.checkpoint_statements import is_of
 from tidegate.sql.database import Database
 from tidegate.sql.lost_commit import CommitOutcome
 from tidegate.sql.unit_of_work import UnitOfWork
@@ -171,7 +172,7 @@ def _update(unit: UnitOfWork, partition_id: str, changes: dict[str, object]) -> 
         changes["lease_epoch"] = unit.lease_epoch
     with unit.translating(f"moving the checkpoint of partition {partition_id}"):
         unit.connection.execute(
-            update(schema.checkpoint).where(_at(unit.consumer, partition_id)).values(changes)
+            update(schema.checkpoint).where(is_of(unit.consumer, partition_id)).values(changes)
         )
     unit.set_witness(lambda connection: _outcome(connection, unit, partition_id))
 
@@ -179,22 +180,13 @@ def _update(unit: UnitOfWork, partition_id: str, changes: dict[str, object]) -> 
 def _outcome(connection: Connection, unit: UnitOfWork, partition_id: str) -> CommitOutcome:
     """What became of a lost COMMIT. One that somebody else moved on since may be run again, too."""
     token = schema.checkpoint.c.transaction_token
-    statement = select(token).where(_at(unit.consumer, partition_id)).with_for_update()
+    statement = select(token).where(is_of(unit.consumer, partition_id)).with_for_update()
     is_ours = connection.execute(statement).scalar_one_or_none() == unit.token
     return CommitOutcome.COMMITTED if is_ours else CommitOutcome.ROLLED_BACK
 
 
 def _read(connection: Connection, consumer: ConsumerKey, partition_id: str) -> Checkpoint | None:
     """The row; None: there is none, or it was only ever locked."""
-    found = connection.execute(select(schema.checkpoint).where(_at(consumer, partition_id)))
+    found = connection.execute(select(schema.checkpoint).where(is_of(consumer, partition_id)))
     row = found.mappings().one_or_none()
     return None if row is None or row["transaction_token"] is None else Checkpoint(**row)
-
-
-def _at(consumer: ConsumerKey, partition_id: str) -> ColumnElement[bool]:
-    row = schema.checkpoint.c
-    return and_(
-        row.event_hub == consumer.event_hub,
-        row.consumer_group == consumer.consumer_group,
-        row.partition_id == partition_id,
-    )

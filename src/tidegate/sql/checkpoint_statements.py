@@ -16,11 +16,14 @@ from tidegate.sql.values import ConsumerKey
 
 _row: Final = schema.checkpoint.c
 
-_AT: Final[ColumnElement[bool]] = and_(
-    _row.event_hub == bindparam("at_event_hub"),
-    _row.consumer_group == bindparam("at_consumer_group"),
-    _row.partition_id == bindparam("at_partition_id"),
-)
+
+def _is(event_hub: object, consumer_group: object, partition_id: object) -> ColumnElement[bool]:
+    return and_(
+        _row.event_hub == event_hub, _row.consumer_group == consumer_group, _row.partition_id == partition_id
+    )
+
+
+_AT: Final = _is(bindparam("at_event_hub"), bindparam("at_consumer_group"), bindparam("at_partition_id"))
 
 LOCK: Final[Select[Any]] = (
     select(
@@ -34,6 +37,11 @@ LOCK: Final[Select[Any]] = (
     .with_for_update()
 )
 """Parameters: ``at``."""
+
+
+def is_of(consumer: ConsumerKey, partition_id: str) -> ColumnElement[bool]:
+    """The same condition with its values in it, for statements that are rarely sent."""
+    return _is(consumer.event_hub, consumer.consumer_group, partition_id)
 
 
 def at(consumer: ConsumerKey, partition_id: str) -> dict[str, object]:

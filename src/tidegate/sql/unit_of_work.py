@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, select, text, update
+from sqlalchemy import Connection, Table, select, text, update
 from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -179,7 +179,8 @@ class UnitOfWork:
         if self.lease_epoch is not None:
             changes["lease_epoch"] = self.lease_epoch
         with self.translating(f"claiming partition {partition_id} of {self.consumer}"):
-            self.connection.execute(update(schema.checkpoint).where(self._at(partition_id)).values(changes))
+            here = checkpoint_statements.is_of(self.consumer, partition_id)
+            self.connection.execute(update(schema.checkpoint).where(here).values(changes))
 
         def outcome(connection: Connection) -> CommitOutcome:
             found = self._lock_checkpoint(connection, partition_id)
@@ -404,14 +405,6 @@ class UnitOfWork:
             "partition_id": partition_id,
         }
 
-    def _at(self, partition_id: str) -> ColumnElement[bool]:
-        row = schema.checkpoint.c
-        return and_(
-            row.event_hub == self.consumer.event_hub,
-            row.consumer_group == self.consumer.consumer_group,
-            row.partition_id == partition_id,
-        )
-
     def _upsert(self, table: Table) -> Upsert:
         return sqlite.insert(table) if self.database.is_sqlite else postgresql.insert(table)
 
@@ -446,7 +439,7 @@ class UnitOfWork:
         row = schema.checkpoint.c
         found = self.connection.execute(
             select(row.next_sequence_number, row.owner, row.updated_at, row.lease_epoch).where(
-                self._at(partition_id)
+                checkpoint_statements.is_of(self.consumer, partition_id)
             )
         ).one_or_none()
         wanted = f"from {start if start is not None else 'nothing'} to {until}"
