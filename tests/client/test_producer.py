@@ -265,7 +265,7 @@ async def test_failed_events_go_to_the_callback_instead(service: FakeService) ->
     """With on_error, flush raises nothing and the callback is given the events."""
     failures: list[FailedEvents] = []
     async with _producer(service, on_error=failures.append, linger_ms=1000.0) as producer:
-        service.refusals.append(UnauthorizedError("no Send claim"))
+        service.refusals.extend([UnauthorizedError("no Send claim")] * 2)  # once more under a new token
         await producer.enqueue(EventData(b"lost"), partition_id="1")
         await producer.flush()
     (failed,) = failures
@@ -279,7 +279,7 @@ async def test_a_callback_that_fails_costs_no_events(service: FakeService) -> No
         raise KeyError("the caller's bug")
 
     async with _producer(service, on_error=fail, batch_bytes_max=400, linger_ms=60_000.0) as producer:
-        service.refusals.append(UnauthorizedError("no Send claim"))
+        service.refusals.append(EventTooLargeError("the hub's own limit is lower"))
         await producer.enqueue_many([EventData(b"." * 150)] * 4, partition_id="1")
         with pytest.raises(SendFailedError, match="2 events"):
             await producer.flush()
@@ -302,7 +302,7 @@ async def test_keys_must_match_their_events(service: FakeService) -> None:
 async def test_errors_of_send_are_of_their_kind(service: FakeService) -> None:
     """A final refusal reaches send's caller as it is, and the next send works."""
     async with _producer(service) as producer:
-        service.refusals.append(UnauthorizedError("no Send claim"))
+        service.refusals.extend([UnauthorizedError("no Send claim")] * 2)  # once more under a new token
         with pytest.raises(UnauthorizedError, match="no Send claim"):
             await producer.send(_events(1), partition_id="0")
         await producer.send(_events(1), partition_id="0")
@@ -324,7 +324,7 @@ async def test_a_refused_attach_fails_all_that_waits(service: FakeService) -> No
     """Trouble that is not about one batch fails the queue at once, instead of batch by batch."""
     async with _producer(service, batch_bytes_max=400, linger_ms=60_000.0) as producer:
         await producer.start()
-        service.attach_refusals.append(UnauthorizedError("no Send claim"))
+        service.attach_refusals.extend([UnauthorizedError("no Send claim")] * 2)  # once more with a new token
         await producer.enqueue_many([EventData(b"." * 150)] * 6, partition_id="1")
         with pytest.raises(SendFailedError) as caught:
             await producer.flush()

@@ -275,11 +275,14 @@ async def test_short_lived_tokens_are_renewed(hub_service: HubService, event_hub
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("are_links_ended", [True, False], ids=["links are ended", "batches are refused"])
 async def test_tokens_that_run_out_before_they_are_replaced_end_nothing(
-    hub_service: HubService, event_hub: str, monkeypatch: pytest.MonkeyPatch
+    hub_service: HubService, event_hub: str, monkeypatch: pytest.MonkeyPatch, *, are_links_ended: bool
 ) -> None:
     """As on a machine that has slept: their renewal comes too late, each time."""
     monkeypatch.setattr("tidegate.client.connector.refresh_delay_s", lambda expiry, now: 3600.0)
+    if not are_links_ended:
+        monkeypatch.setattr("tidegate.gateway.claims.ConnectionClaims._on_timer", lambda claims: None)
     namespace = _namespace(hub_service, token_lifetime_s=4)
     async with (
         EventHubProducer(namespace, event_hub) as producer,

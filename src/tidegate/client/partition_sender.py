@@ -103,7 +103,9 @@ class PartitionSender(LinkHandler):
         self._refused: OutgoingBatch | None = None
         """The batch whose refusal ended the current try; None where something else did."""
         self._may_token_be_over = False
-        """Whether the link was attached under its token: where the service ends it now, a new one may do."""
+        """Whether the token was good once: where the service refuses something now, a new one may do."""
+        self._is_token_renewed = False
+        """Whether a new token is being tried, and nothing has got through with it so far."""
         self._distrust_token: Callable[[], None] = lambda: None
         self._is_idempotent = False
         self._producer_id = _new_producer_id()
@@ -207,8 +209,9 @@ class PartitionSender(LinkHandler):
                 raise timed_out(f"a batch for {self._address}", timeout_s) from error
 
     async def _attach(self, authorized: AuthorizedConnection) -> None:
-        if await authorized.authorize(self._audience):
-            self._may_token_be_over = False
+        self._may_token_be_over = False
+        is_token_new = await authorized.authorize(self._audience)
+        self._may_token_be_over = not (is_token_new or self._is_token_renewed)
         self._distrust_token = partial(authorized.distrust_token, self._audience)
         self._connection = authorized.connection
         self._is_attached = False
@@ -285,7 +288,8 @@ class PartitionSender(LinkHandler):
 
     def on_attached(self, attach: Attach) -> None:
         """The service agreed: note what it offers."""
-        self._is_attached = self._may_token_be_over = True
+        self._is_attached = True
+        self._may_token_be_over = not self._is_token_renewed
         self._is_idempotent = IDEMPOTENT_BATCH_CAPABILITY in attach.offered_capabilities
         self._message_bytes_max = attach.max_message_size
         self._changed.set()
@@ -309,6 +313,7 @@ class PartitionSender(LinkHandler):
             if batch is None:
                 continue  # of an earlier try
             if isinstance(state, Accepted):
+                self._is_token_renewed, self._may_token_be_over = False, True
                 del self._in_flight[delivery_id]
                 self._finish(batch, None)
             elif self._failure is None or self._is_before_refused(batch):
@@ -361,15 +366,18 @@ class PartitionSender(LinkHandler):
         return 0
 
     def _is_token_perhaps_over(self, error: TidegateError) -> bool:
-        """Whether the service has ended a link that it had agreed to, for want of rights."""
-        is_link_ended = isinstance(error, UnauthorizedError) and self._refused is None
-        return is_link_ended and self._may_token_be_over and self._connector.namespace.retry.retries_max > 0
+        """Whether the service has ended a link that it had agreed to, or refused a batch, for want of rights.
+
+        Which of the two comes first when a token runs out, is chance.
+        """
+        is_retried = self._connector.namespace.retry.retries_max > 0
+        return isinstance(error, UnauthorizedError) and self._may_token_be_over and is_retried
 
     def _try_new_token(self, retries_done: int) -> int:
         """A machine that slept, or was too busy, has not replaced the token in time: the next try has a new
         one.
         """
-        self._may_token_be_over = False
+        self._is_token_renewed, self._may_token_be_over = True, False
         self._distrust_token()
         self._detach()
         return retries_done
