@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -19,7 +20,7 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData, PropertyValue
 from tidegate.spark import columns
 from tidegate.spark.body_places import locate_bodies
-from tidegate.spark.columns import ALL_COLUMNS, event_batch
+from tidegate.spark.columns import ALL_COLUMNS, event_batch, event_batches
 from tidegate.spark.schema import (
     ENCODED_EVENT_ARROW_SCHEMA,
     EVENT_ARROW_SCHEMA,
@@ -48,6 +49,30 @@ def _rows(*messages: bytes) -> list[dict[str, object]]:
     batch.validate(full=True)
     rows: list[dict[str, object]] = batch.to_pylist()
     return rows
+
+
+@pytest.mark.parametrize("names", [ALL_COLUMNS, ["sequenceNumber", "encodedEvent"], ["body", "partition"]])
+@given(lengths=st.lists(st.integers(1, 5), max_size=6), seed=st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=40)
+def test_events_of_several_partitions_together(names: list[str], lengths: list[int], seed: int) -> None:
+    """They are what each partition's would be by themselves: packed or not, good or not."""
+    random_numbers = random.Random(seed)
+
+    def message() -> bytes:
+        if random_numbers.random() < 0.1:
+            return random_numbers.randbytes(random_numbers.randint(0, 9))
+        event = EventData(random_numbers.randbytes(5), properties={"n": random_numbers.randint(0, 3)})
+        return encode_event(event, random_numbers.choice([None, "key"]))
+
+    parts = []
+    for number, length in enumerate(lengths):
+        events = _events(*(message() for _ in range(length)))
+        if random_numbers.random() < 0.5:
+            events = replace(events, messages=packed(events.messages))
+        parts.append((str(number), events))
+    for together, (partition_id, events) in zip(event_batches(parts, names), parts, strict=True):
+        together.validate(full=True)
+        assert together.equals(event_batch(partition_id, events, names))
 
 
 def test_positions_and_plain_bodies() -> None:

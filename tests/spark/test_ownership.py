@@ -19,7 +19,8 @@ from tidegate.sql import (
     PartitionRows,
     SqlStore,
     UnitOfWork,
-    commit_partition_batch,
+    commit_batches,
+    computed_batch,
 )
 
 _CONSUMER = ConsumerKey("readings")
@@ -49,8 +50,7 @@ def _commit(database: Database, claim: Claim, start: int, until: int) -> int:
         [("0", number, number) for number in range(start, until)],
         list(range(start, until)),
     )
-    return commit_partition_batch(
-        database,
+    batch = computed_batch(
         readings,
         _CONSUMER,
         "0",
@@ -60,7 +60,8 @@ def _commit(database: Database, claim: Claim, start: int, until: int) -> int:
         until_sequence_number=until,
         owner=claim.owner,
         lease_epoch=claim.lease_epoch,
-    ).rows
+    )
+    return commit_batches(database, [batch])[0].rows
 
 
 def test_a_claim_makes_the_checkpoints_that_are_missing(database: Database) -> None:

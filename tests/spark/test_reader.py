@@ -120,10 +120,21 @@ def test_pieces_read_what_the_whole_range_does(
     assert numbers == list(range(3, 1999))
 
 
+@pytest.mark.parametrize(
+    "limit", ["tidegate.spark.reader._SHORT_EVENTS", "tidegate.client.blocking._TOGETHER_BYTES"]
+)
 def test_retention_overtakes_a_task_that_reads(
-    hub_service: HubService, consumer_settings: dict[str, object], caplog: pytest.LogCaptureFixture
+    hub_service: HubService,
+    consumer_settings: dict[str, object],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: str,
 ) -> None:
-    """What was fetched is given out, then comes the error; or the loss is told, and the rest is read."""
+    """What was fetched is given out, then comes the error; or the loss is told, and the rest is read.
+
+    limit: so that the range is read as a long one, or as a short one that does not come whole at once.
+    """
+    monkeypatch.setattr(limit, 1)
     consumer_settings["prefetch_bytes"] = 4096
     for is_strict in (True, False):
         hub = hub_service.create_hub(partition_count=1)

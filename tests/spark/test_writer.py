@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from tests.spark.support import make_pipeline, outcome_of, readings
 
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.errors import CheckpointGapError, InvalidArgumentError
 from tidegate.spark.options import SourceOptions
 from tidegate.spark.ownership import claim_checkpoints
 from tidegate.spark.pipeline import sink_options
 from tidegate.spark.plan import SinkPlan, load_plan
 from tidegate.spark.writer import PartitionSummary, TaskWriter, WriterWait, check_partitions_whole
-from tidegate.sql import Database
+from tidegate.sql import BatchResult, Database, PartitionBatch, commit_batches
 from tidegate.sql.writer_lock import WriterLock
 from tidegate.testing.hub import HubService
 
@@ -27,21 +27,24 @@ _CONNECTION_STRING = "Endpoint=sb://h;SharedAccessKeyName=n;SharedAccessKey=k;En
 
 @pytest.fixture
 def plan(sqlite_url: str) -> SinkPlan:
-    """Of a transformed pipeline that has claimed its only partition; ten rows in a transaction."""
+    """Of a transformed pipeline that has claimed its partitions; ten rows in a transaction."""
     database = Database.shared(sqlite_url)
     database.ensure_table(readings)
     pipeline = make_pipeline("readings")
     claim = claim_checkpoints(
-        database, pipeline.consumer, event_hub_created_at_ms=1, start_sequence_numbers={"0": 0}
+        database,
+        pipeline.consumer,
+        event_hub_created_at_ms=1,
+        start_sequence_numbers=dict.fromkeys("0123", 0),
     )
     source = SourceOptions.parse({"connectionString": _CONNECTION_STRING})
     return SinkPlan(pipeline, sqlite_url, source, claim, True, 10, 2**20)
 
 
-def _rows(start: int, until: int) -> pa.RecordBatch:
+def _rows(start: int, until: int, partition_id: str = "0") -> pa.RecordBatch:
     numbers = list(range(start, until))
     columns: dict[str, list[object]] = {
-        "partition": ["0"] * len(numbers),
+        "partition": [partition_id] * len(numbers),
         "sequenceNumber": [*numbers],
         "offset": [*map(str, numbers)],
         "enqueuedTime": [datetime(2026, 1, 1, tzinfo=UTC)] * len(numbers),
@@ -63,6 +66,33 @@ def test_an_attempt_after_a_lost_one_goes_on_in_order(plan: SinkPlan) -> None:
     (summary,) = TaskWriter(plan).write(iter([_rows(0, 12), _rows(12, 14), _rows(14, 40)]))
     assert summary == PartitionSummary("0", 40, rows=25, dead_letters=0, skipped=15)
     assert outcome_of(plan.database_url).distinct_rows == outcome_of(plan.database_url).rows == 40
+
+
+def test_few_rows_of_several_partitions_share_a_transaction(
+    plan: SinkPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as fit; what is more than fits goes by itself, and before."""
+    sizes: list[list[int]] = []
+
+    def noted(database: Database, batches: list[PartitionBatch]) -> list[BatchResult]:
+        sizes.append([batch.until - batch.start for batch in batches])
+        return commit_batches(database, batches)
+
+    monkeypatch.setattr("tidegate.spark.writer.commit_batches", noted)
+    batches = [_rows(0, 4, "0"), _rows(0, 15, "1"), _rows(0, 5, "2"), _rows(0, 7, "3")]
+    summaries = TaskWriter(plan).write(iter(batches))
+    # Of 15 rows the last event's stay behind, for more of them may come.
+    assert sizes == [[14], [4, 1, 5], [7]]
+    found = {each.partition_id: (each.rows, each.until_sequence_number) for each in summaries}
+    assert found == {"0": (4, 4), "1": (15, 15), "2": (5, 5), "3": (7, 7)}
+    assert outcome_of(plan.database_url).rows == 31
+
+
+def test_lost_events_of_one_partition_hold_up_no_other(plan: SinkPlan) -> None:
+    """Those before it are committed by themselves, so that the error is about one partition only."""
+    with pytest.raises(CheckpointGapError, match=r"^Partition 1 of .* sequence numbers 0 to 2"):
+        TaskWriter(plan).write(iter([_rows(0, 4, "0"), _rows(3, 5, "1")]))
+    assert outcome_of(plan.database_url).rows == 4
 
 
 def test_tasks_that_share_a_partition_are_told_apart_from_retries() -> None:

@@ -38,7 +38,8 @@ from tidegate.sql import (
     PartitionRows,
     Pipeline,
     Row,
-    commit_partition_batch,
+    commit_batches,
+    computed_batch,
     process_partition_batch,
 )
 from tidegate.sql.failures import translate
@@ -369,8 +370,7 @@ def test_rows_computed_elsewhere(database: Database) -> None:
     dead = NewDeadLetter(sequence_number=1, offset="1", enqueued_time_ms=1, error_type="E", reason="why")
 
     def commit() -> BatchResult:
-        return commit_partition_batch(
-            database,
+        batch = computed_batch(
             flights,
             CONSUMER,
             "0",
@@ -381,6 +381,7 @@ def test_rows_computed_elsewhere(database: Database) -> None:
             until_sequence_number=6,
             pipeline_name="frame",
         )
+        return commit_batches(database, [batch])[0]
 
     assert commit() == BatchResult(2, 2, 0, 0, 6)
     assert commit() == BatchResult(0, 0, 6, 6, 6)
@@ -390,21 +391,18 @@ def test_rows_computed_elsewhere(database: Database) -> None:
     assert (checkpoint.next_sequence_number, checkpoint.offset) == (6, "4")
 
 
-def test_rows_computed_elsewhere_need_known_columns(sqlite_url: str) -> None:
+def test_rows_computed_elsewhere_need_known_columns() -> None:
     """A column that the table lacks is the caller's mistake here: no event is to blame."""
-    with Database.open(sqlite_url) as database:
-        database.ensure_table(flights)
-        with pytest.raises(InvalidArgumentError, match="'wrong'"):
-            commit_partition_batch(
-                database,
-                flights,
-                CONSUMER,
-                "0",
-                PartitionRows(("wrong",), [(1,)], [0]),
-                positions=lambda number: EventPlace("0", 0),
-                start_sequence_number=0,
-                until_sequence_number=1,
-            )
+    with pytest.raises(InvalidArgumentError, match="'wrong'"):
+        computed_batch(
+            flights,
+            CONSUMER,
+            "0",
+            PartitionRows(("wrong",), [(1,)], [0]),
+            positions=lambda number: EventPlace("0", 0),
+            start_sequence_number=0,
+            until_sequence_number=1,
+        )
 
 
 @pytest.mark.parametrize("words", ["database is locked", "locking protocol"])

@@ -23,7 +23,7 @@ from tidegate.sql import CheckpointReader, Database, UnitOfWork, process_partiti
 
 EVENT_COUNT: Final = 300
 BATCH_EVENTS_MAX: Final = 25
-WINDOWS: Final = ("insert_values", "add_dead_letters", "advance", "commit")
+WINDOWS: Final = ("insert_values", "add_dead_letters", "advance_all", "commit")
 """Methods of ``UnitOfWork`` that a child dies before or after."""
 
 

@@ -6,7 +6,7 @@ and stored once. Asyncio throughout, except ``blocking``, which hides a loop in 
 
 from tidegate.client.administrator import EventHubAdministrator
 from tidegate.client.batching import EventDataBatch
-from tidegate.client.blocking import BlockingConsumer, run_blocking
+from tidegate.client.blocking import BlockingConsumer, FetchedRange, run_blocking
 from tidegate.client.consumer import EventHubConsumer
 from tidegate.client.credentials import (
     Credential,
@@ -36,6 +36,7 @@ __all__ = [
     "PartitionReceiver",
     "EventHubAdministrator",
     "BlockingConsumer",
+    "FetchedRange",
     "RepeatableProducer",
     "RepeatableWork",
     "ProducerIdentity",

@@ -53,6 +53,8 @@ _PIECE_BYTES: Final = 4 * 1024 * 1024
 """Fetched ahead of a range that nobody continues: what is behind its end was fetched for nothing."""
 _RECEIVER_NAME_MAX: Final = 64
 """Source: ``ReceiverOptions.setIdentifier`` of azure-eventhubs (Java) 3.3."""
+_TOGETHER_BYTES: Final = 16 * 1024 * 1024
+"""Of short ranges that are fetched together (our choice)."""
 _CHUNK_BYTES: Final = 512 * 1024
 _CHUNK_EVENTS: Final = 4096
 """A chunk is not joined with the next from either size on (our choice: a large batch stays alone)."""
@@ -123,6 +125,29 @@ class _Range:
     start: int
     until: int
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.until:
+            raise InvalidArgumentError(
+                f"No range of sequence numbers goes from {self.start} to {self.until}."
+            )
+
+
+@dataclass(slots=True)
+class _BytesLeft:
+    """How much may still be fetched."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedRange:
+    """What came of a range that was fetched together with others."""
+
+    chunks: tuple[EncodedEvents, ...]
+    """From the start of the range on, in order and without a gap; not always all of it."""
+    error: Exception | None
+    """What ``read_encoded`` would raise behind these chunks; None: the rest can be asked for there."""
+
 
 @dataclass(slots=True)
 class _State:
@@ -134,9 +159,6 @@ class _State:
         default_factory=dict
     )
     """By hub and partition: the receiver, the sequence number it continues with, and its end of waiting."""
-    opening: dict[tuple[str, str], tuple[int, asyncio.Task[Exception | None]]] = field(default_factory=dict)
-    """By hub and partition: the sequence number for which a receiver is opened before it is asked for, and
-    what does it; its result is why there is none."""
     keeps_none_until: float = 0.0
     """Time of the loop until which no receiver is kept waiting, because there was no room for another."""
 
@@ -230,24 +252,23 @@ class BlockingConsumer:
         prefetch_bytes = self._prefetch_of(is_continued=is_continued)
         return self._read(wanted, timeout_s, prefetch_bytes, is_continued=is_continued)
 
-    def open_ahead(
-        self,
-        partition_id: str,
-        start_sequence_number: int,
-        until_sequence_number: int,
-        *,
-        is_continued: bool = True,
-    ) -> None:
-        """Begin to fetch a range that ``read_encoded`` will soon be asked for, in the same words; returns at
-        once.
+    def read_together(
+        self, ranges: Iterable[tuple[str, int, int]], *, timeout_s: float = 60.0
+    ) -> list[FetchedRange]:
+        """Short ranges of different partitions, fetched at once: one wait for all of them.
 
-        Raises nothing: what is wrong with the range is told when it is read. One that is not read within two
-        seconds is let go again.
+        ranges: each a partition and the two sequence numbers of ``read_encoded``. Some
+        ``_TOGETHER_BYTES`` are fetched at most, and nothing waits for a receiver's place; what is missing of
+        a range, ``read_encoded`` brings. Raises InvalidArgumentError for numbers that are no range; what is
+        wrong with one range else is in its result. timeout_s: the longest wait for a next chunk.
         """
-        wanted = _Range(self._hub(), partition_id, start_sequence_number, until_sequence_number)
-        if 0 <= wanted.start < wanted.until:
-            prefetch_bytes = self._prefetch_of(is_continued=is_continued)
-            _background().loop.call_soon_threadsafe(self._begin_to_open, wanted, prefetch_bytes)
+        wanted = [_Range(self._hub(), *each) for each in ranges]
+        left = _BytesLeft(_TOGETHER_BYTES)
+
+        async def fetch() -> list[FetchedRange]:
+            return await asyncio.gather(*(self._fetch(each, timeout_s, left) for each in wanted))
+
+        return run_blocking(fetch())
 
     def _prefetch_of(self, *, is_continued: bool) -> int:
         return self._prefetch_bytes if is_continued else min(self._prefetch_bytes, _PIECE_BYTES)
@@ -290,10 +311,6 @@ class BlockingConsumer:
         if state.consumers:
 
             async def close_all() -> None:
-                opening = [task for _, task in state.opening.values()]
-                for task in opening:
-                    task.cancel()
-                await asyncio.gather(*opening, return_exceptions=True)
                 for _, _, timer in state.idle.values():
                     timer.cancel()
                 state.idle.clear()
@@ -339,42 +356,52 @@ class BlockingConsumer:
     def _read(
         self, wanted: _Range, timeout_s: float, prefetch_bytes: int, *, is_continued: bool = True
     ) -> Iterator[EncodedEvents]:
-        if not 0 <= wanted.start <= wanted.until:
-            raise InvalidArgumentError(
-                f"No range of sequence numbers goes from {wanted.start} to {wanted.until}."
-            )
         if wanted.start == wanted.until:
             return
-        receiver = run_blocking(self._check_out(wanted, timeout_s, prefetch_bytes))
+        receiver = run_blocking(self._check_out(wanted, prefetch_bytes, max(timeout_s, _QUOTA_WAIT_S)))
         next_number = wanted.start
         try:
             while next_number < wanted.until:
-                parts = run_blocking(receiver.receive_parts(wanted.until - next_number, timeout_s))
-                if not parts:
-                    raise OperationTimeoutError(
-                        f"Sequence number {next_number} of partition {wanted.partition_id} of"
-                        f" {wanted.event_hub!r} did not come within {timeout_s:g} s.",
-                        next_step="Is it written yet? The partition's properties tell where its log ends.",
-                    )
-                for chunk in _regrouped(parts):
-                    next_number = chunk.sequence_numbers[-1] + 1
-                    if next_number > wanted.until:  # the log has a hole, and this is from behind the range
-                        chunk = chunk[: bisect_left(chunk.sequence_numbers, wanted.until)]
-                    if len(chunk):
-                        yield chunk
+                chunks = run_blocking(_next_chunks(receiver, wanted, next_number, timeout_s))
+                next_number = chunks[-1].sequence_numbers[-1] + 1
+                yield from _within(chunks, wanted)
         finally:
             is_reusable = is_continued and next_number == wanted.until
             run_blocking(self._check_in(wanted, receiver, wanted.until if is_reusable else None))
 
-    async def _check_out(self, wanted: _Range, timeout_s: float, prefetch_bytes: int) -> PartitionReceiver:
-        """The receiver that waits at the start of the range, or a new one."""
+    async def _fetch(self, wanted: _Range, timeout_s: float, left: _BytesLeft) -> FetchedRange:
+        """As much of a range as there are bytes left for. Raises nothing."""
+        fetched: list[EncodedEvents] = []
+        if wanted.start == wanted.until:
+            return FetchedRange((), None)
+        try:
+            receiver = await self._check_out(wanted, self._prefetch_bytes, quota_wait_s=0.0)
+            next_number: int | None = wanted.start
+            try:
+                while next_number is not None and next_number < wanted.until and left.count > 0:
+                    chunks = await _next_chunks(receiver, wanted, next_number, timeout_s)
+                    next_number = chunks[-1].sequence_numbers[-1] + 1
+                    fetched += _within(chunks, wanted)
+                    left.count -= sum(chunk.size_bytes for chunk in chunks)
+            except BaseException:
+                next_number = None
+                raise
+            finally:
+                if next_number is not None and next_number > wanted.until:
+                    next_number = None
+                await self._check_in(wanted, receiver, next_number)
+        except QuotaExceededError:
+            return FetchedRange(tuple(fetched), None)
+        except (TidegateError, OSError) as error:
+            return FetchedRange(tuple(fetched), error)
+        return FetchedRange(tuple(fetched), None)
+
+    async def _check_out(self, wanted: _Range, prefetch_bytes: int, quota_wait_s: float) -> PartitionReceiver:
+        """The receiver that waits at the start of the range, or a new one.
+
+        quota_wait_s: how long to wait where five others read the partition.
+        """
         key = (wanted.event_hub, wanted.partition_id)
-        if key in self._own_state().opening:
-            start, task = self._own_state().opening[key]
-            await asyncio.wait([task])
-            error = None if task.cancelled() else task.result()
-            if error is not None and start == wanted.start and not isinstance(error, QuotaExceededError):
-                raise error  # it was tried as often as it would be here
         kept = self._own_state().idle.pop(key, None)
         if kept is not None:
             receiver, continues_at, timer = kept
@@ -384,7 +411,7 @@ class BlockingConsumer:
             await receiver.close()
         loop, state = asyncio.get_running_loop(), self._own_state()
         consumer = self._consumer(wanted.event_hub)
-        deadline = loop.time() + max(timeout_s, _QUOTA_WAIT_S)
+        deadline = loop.time() + quota_wait_s
         while True:
             try:
                 return await self._open(consumer, wanted, prefetch_bytes)
@@ -407,30 +434,6 @@ class BlockingConsumer:
             must_start_at_position=True,
         )
 
-    def _begin_to_open(self, wanted: _Range, prefetch_bytes: int) -> None:
-        state, key = self._own_state(), (wanted.event_hub, wanted.partition_id)
-        if self._is_closed or key in state.opening or self._is_crowded():
-            return
-        kept = state.idle.get(key)
-        if kept is not None:
-            receiver, continues_at, timer = kept
-            if continues_at == wanted.start and not receiver.is_over:
-                return
-            timer.cancel()
-            self._expire(key)
-        task = asyncio.get_running_loop().create_task(self._open_idle(wanted, prefetch_bytes))
-        state.opening[key] = wanted.start, task
-        task.add_done_callback(lambda _: state.opening.pop(key, None))
-
-    async def _open_idle(self, wanted: _Range, prefetch_bytes: int) -> Exception | None:
-        """Have a receiver wait for a range; returns why there is none."""
-        try:
-            receiver = await self._open(self._consumer(wanted.event_hub), wanted, prefetch_bytes)
-        except (TidegateError, OSError) as error:
-            return error
-        await self._check_in(wanted, receiver, continues_at=wanted.start)
-        return None
-
     def _is_crowded(self) -> bool:
         return asyncio.get_running_loop().time() < self._own_state().keeps_none_until
 
@@ -452,6 +455,29 @@ class BlockingConsumer:
         kept = self._own_state().idle.pop(key, None)
         if kept is not None:
             kept[0].close_nowait()
+
+
+async def _next_chunks(
+    receiver: PartitionReceiver, wanted: _Range, next_number: int, timeout_s: float
+) -> list[EncodedEvents]:
+    """The next ones, at least one; the last may reach behind the end. Raises OperationTimeoutError."""
+    parts = await receiver.receive_parts(wanted.until - next_number, timeout_s)
+    if not parts:
+        raise OperationTimeoutError(
+            f"Sequence number {next_number} of partition {wanted.partition_id} of"
+            f" {wanted.event_hub!r} did not come within {timeout_s:g} s.",
+            next_step="Is it written yet? The partition's properties tell where its log ends.",
+        )
+    return list(_regrouped(parts))
+
+
+def _within(chunks: Iterable[EncodedEvents], wanted: _Range) -> Iterator[EncodedEvents]:
+    """What lies in the range: where the log has a hole, events from behind it come, too."""
+    for chunk in chunks:
+        if chunk.sequence_numbers[-1] >= wanted.until:
+            chunk = chunk[: bisect_left(chunk.sequence_numbers, wanted.until)]
+        if len(chunk):
+            yield chunk
 
 
 def _regrouped(parts: Sequence[EncodedEvents]) -> Iterator[EncodedEvents]:

@@ -1,4 +1,4 @@
-"""The ways from Arrow rows of one hub partition to a committed batch: through a handler for each event,
+"""The ways from Arrow rows of one hub partition to what is to be committed: through a handler for each event,
 through a function over batches, or as a transformation made them.
 """
 
@@ -18,13 +18,12 @@ from tidegate.spark.columns import encoded_bodies
 from tidegate.spark.hub import HubReader
 from tidegate.spark.plan import SinkPlan
 from tidegate.sql import (
-    BatchResult,
-    Database,
     EventPlace,
     NewDeadLetter,
+    PartitionBatch,
     Pipeline,
-    commit_partition_batch,
-    process_partition_batch,
+    computed_batch,
+    handled_batch,
 )
 from tidegate.sql.arrow_handling import account, run_batch_handler
 from tidegate.sql.arrow_rows import ArrowRows
@@ -47,39 +46,35 @@ _NEW_OBJECTS_MAX = 50_000
 """After how many new objects Python looks for garbage while a batch is handled (our choice: about a batch's
 events)."""
 
-CommitRange = Callable[[Database, SinkPlan, str, pa.Table, bool], BatchResult]
-"""(database, plan, partition id, rows in order of their sequence numbers, is_gap_allowed) → what was done."""
+ToBatch = Callable[[SinkPlan, str, pa.Table, bool], PartitionBatch]
+"""(plan, partition id, rows in order of their sequence numbers, is_gap_allowed) → what is to be committed."""
 
 
-def commit_range_of(plan: SinkPlan) -> CommitRange:
+def way_of(plan: SinkPlan) -> ToBatch:
     """The way that a pipeline's rows take."""
     if plan.is_transformed:
-        return commit_transformed
-    return commit_batches if isinstance(plan.pipeline.handler, BatchHandler) else commit_handled
+        return transformed
+    return handled_together if isinstance(plan.pipeline.handler, BatchHandler) else handled
 
 
-def commit_handled(
-    database: Database, plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool
-) -> BatchResult:
-    """Run the pipeline's handler over encoded events, and commit what comes of it."""
-    with _rare_collections():
-        events = received_events(partition_id, rows)
-        return process_partition_batch(
-            database,
-            plan.pipeline,
-            partition_id,
-            events,
-            start_sequence_number=events[0].sequence_number,
-            until_sequence_number=events[-1].sequence_number + 1,
-            event_hub_created_at_ms=plan.claim.event_hub_created_at_ms,
-            is_gap_allowed=is_gap_allowed,
-            owner=plan.claim.owner,
-            lease_epoch=plan.claim.lease_epoch,
-        )
+def handled(plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool) -> PartitionBatch:
+    """Run the pipeline's handler over encoded events."""
+    events = received_events(partition_id, rows)
+    return handled_batch(
+        plan.pipeline,
+        partition_id,
+        events,
+        start_sequence_number=events[0].sequence_number,
+        until_sequence_number=events[-1].sequence_number + 1,
+        event_hub_created_at_ms=plan.claim.event_hub_created_at_ms,
+        is_gap_allowed=is_gap_allowed,
+        owner=plan.claim.owner,
+        lease_epoch=plan.claim.lease_epoch,
+    )
 
 
 @contextmanager
-def _rare_collections() -> Iterator[None]:
+def rare_collections() -> Iterator[None]:
     """Let Python look for garbage less often than after 700 new objects.
 
     A batch's events and rows live until its end, and each look would go over most of them in vain.
@@ -134,16 +129,15 @@ def _times_ms(rows: pa.Table) -> list[int]:
     return milliseconds
 
 
-def commit_batches(
-    database: Database, plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool
-) -> BatchResult:
-    """Run the pipeline's function over batches, and commit what comes of it."""
+def handled_together(
+    plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool
+) -> PartitionBatch:
+    """Run the pipeline's function over batches."""
     handler = plan.pipeline.handler
     assert isinstance(handler, BatchHandler)
     batches = rows.combine_chunks().to_batches()  # one, as it fits into one transaction
     outcomes = [run_batch_handler(handler, plan.pipeline.table, batch) for batch in batches]
-    return _commit_rows(
-        database,
+    return _batch(
         plan,
         _Places(plan, partition_id, rows),
         [group for outcome in outcomes for group in outcome.groups],
@@ -152,30 +146,24 @@ def commit_batches(
     )
 
 
-def commit_transformed(
-    database: Database, plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool
-) -> BatchResult:
-    """Commit rows as a DataFrame transformation made them.
+def transformed(plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool) -> PartitionBatch:
+    """Rows as a DataFrame transformation made them.
 
     An event with ``_error`` in any of its rows becomes a dead letter and writes no row; rows with ``_skip``
     are not written.
     """
     written, failures = account(rows, sequence_numbers_of(rows), plan.pipeline.table)
-    return _commit_rows(
-        database, plan, _Places(plan, partition_id, rows), [written], failures, is_gap_allowed
-    )
+    return _batch(plan, _Places(plan, partition_id, rows), [written], failures, is_gap_allowed)
 
 
-def _commit_rows(
-    database: Database,
+def _batch(
     plan: SinkPlan,
     places: _Places,
     groups: Sequence[ArrowRows],
     failures: Sequence[tuple[int, BaseException]],
     is_gap_allowed: bool,
-) -> BatchResult:
-    return commit_partition_batch(
-        database,
+) -> PartitionBatch:
+    return computed_batch(
         plan.pipeline.table,
         plan.pipeline.consumer,
         places.partition_id,

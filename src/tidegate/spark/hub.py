@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from tidegate.client import EventHubConsumer, Namespace
+from tidegate.client import EventHubConsumer, FetchedRange, Namespace
 from tidegate.client.blocking import BlockingConsumer, run_blocking
 from tidegate.client.credentials import TokenCredential
 from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError, PositionOutOfRangeError
@@ -159,13 +159,10 @@ class HubReader:
             is_continued=item.is_last_piece,
         )
 
-    def open_ahead(self, item: PartitionRange) -> None:
-        """Begin to fetch a range that ``read`` comes to next; raises nothing."""
-        self._consumer.open_ahead(
-            item.partition_id,
-            item.start_sequence_number,
-            item.until_sequence_number,
-            is_continued=item.is_last_piece,
+    def read_together(self, items: Sequence[PartitionRange]) -> list[FetchedRange]:
+        """Short ranges of different partitions at once; what is missing of one, ``read`` brings."""
+        return self._consumer.read_together(
+            [(item.partition_id, item.start_sequence_number, item.until_sequence_number) for item in items]
         )
 
     def first_sequence_number_at(self, partition_id: str, time: datetime, bounds: PartitionBounds) -> int:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from typing import Final
 
 import pyarrow as pa
@@ -28,7 +27,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from tidegate.model.errors import CheckpointGapError, InvalidArgumentError, PositionOutOfRangeError
-from tidegate.spark.columns import ALL_COLUMNS, event_batch
+from tidegate.spark.columns import ALL_COLUMNS, event_batch, event_batches
 from tidegate.spark.hub import HubDescription, HubReader
 from tidegate.spark.offsets import (
     JsonObject,
@@ -53,7 +52,7 @@ from tidegate.sql import ConsumerKey, Database
 from tidegate.wire.encoded_events import EncodedEvents
 
 _SHORT_EVENTS: Final = 4096
-"""Of a range; the next one is fetched meanwhile (our choice)."""
+"""Of a range that is fetched together with others (our choice)."""
 
 _logger = logging.getLogger(__name__)
 
@@ -76,15 +75,56 @@ def read_ranges(
     freeze_loaded_modules()
     if not isinstance(partition, RangesInputPartition):
         return  # Spark's stand-in for a batch query that has nothing to read
-    hub, ranges = HubReader(options), partition.ranges
-    for item, following in zip_longest(ranges, ranges[1:]):
-        # What takes long hides the way to the next one anyway, which would be let go meanwhile.
-        is_short = item.until_sequence_number - item.start_sequence_number <= _SHORT_EVENTS
-        if following is not None and following.partition_id != item.partition_id and is_short:
-            hub.open_ahead(item)
-            hub.open_ahead(following)
-        for events in _read_range(hub, item, options):
-            yield event_batch(item.partition_id, events, columns)
+    hub = HubReader(options)
+    for group in _grouped(partition.ranges):
+        rests = group
+        if _is_short(group[0]):
+            parts, rests = _read_short(hub, group, options)
+            yield from event_batches(parts, columns)
+        for rest in rests:
+            for events in _read_range(hub, rest, options):
+                yield event_batch(rest.partition_id, events, columns)
+
+
+def _is_short(item: PartitionRange) -> bool:
+    """Whether getting to the range takes longer than reading it; and whoever reads on there is here."""
+    return item.until_sequence_number - item.start_sequence_number <= _SHORT_EVENTS and item.is_last_piece
+
+
+def _grouped(ranges: Sequence[PartitionRange]) -> Iterator[list[PartitionRange]]:
+    """The ranges in order: short ones of different partitions together, others each alone."""
+    group: list[PartitionRange] = []
+    for item in ranges:
+        is_fitting = _is_short(item) and all(item.partition_id != each.partition_id for each in group)
+        if group and not is_fitting:
+            yield group
+            group = []
+        if _is_short(item):
+            group.append(item)
+        else:
+            yield [item]
+    if group:
+        yield group
+
+
+def _read_short(
+    hub: HubReader, group: Sequence[PartitionRange], options: SourceOptions
+) -> tuple[list[tuple[str, EncodedEvents]], list[PartitionRange]]:
+    """Events by partition, as many of them as came at once; and what is left of the ranges."""
+    parts: list[tuple[str, EncodedEvents]] = []
+    rests: list[PartitionRange] = []
+    for item, fetched in zip(group, hub.read_together(group), strict=True):
+        expected = item.start_sequence_number
+        for events in fetched.chunks:
+            _report_loss(item, expected, events.sequence_numbers[0], options)
+            expected = events.sequence_numbers[-1] + 1
+            parts.append((item.partition_id, events))
+        # Where events are gone, the reading of the rest says which, or goes on behind them.
+        if fetched.error is not None and not isinstance(fetched.error, PositionOutOfRangeError):
+            raise fetched.error
+        if expected < item.until_sequence_number:
+            rests.append(replace(item, start_sequence_number=expected))
+    return parts, rests
 
 
 def _read_range(hub: HubReader, item: PartitionRange, options: SourceOptions) -> Iterator[EncodedEvents]:

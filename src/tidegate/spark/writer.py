@@ -1,8 +1,8 @@
 """What a writing task does: every event it is given becomes rows, a dead letter or nothing, exactly once.
 
-A task has all events of some hub partitions within a micro-batch. Per hub partition they are committed in
-one transaction, or in several where they are many: each takes up where the SQL checkpoint is, so that a task
-which is killed, retried or run twice repeats nothing and leaves nothing out.
+A task has all events of some hub partitions within a micro-batch. Where they are many, each partition has
+transactions of its own; where they are few, the partitions share one. Each takes up where the SQL checkpoint
+is, so that a task which is killed, retried or run twice repeats nothing and leaves nothing out.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from tidegate.model.errors import CheckpointGapError, FencedError, InvalidArgumentError, TidegateError
 from tidegate.spark.accounting import Gap, PendingRows, find_gap, sequence_numbers_of, split_by_partition
-from tidegate.spark.commits import CommitRange, commit_range_of
+from tidegate.spark.commits import rare_collections, way_of
 from tidegate.spark.hub import HubReader
 from tidegate.spark.ownership import checkpoint_positions
 from tidegate.spark.plan import SinkPlan
-from tidegate.sql import BatchResult, Database
+from tidegate.sql import BatchResult, Database, commit_batches
 
 _logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class TaskWriter:
     def __init__(self, plan: SinkPlan) -> None:
         self._plan = plan
         self._database = Database.shared(plan.database_url)
-        self._commit_range: CommitRange = commit_range_of(plan)
+        self._to_batch = way_of(plan)
         self.wait = WriterWait()
         """What ``write`` waited for SQLite, once it is done."""
         self._pending: dict[str, PendingRows] = {}
@@ -103,15 +103,49 @@ class TaskWriter:
                         self._plan.transaction_rows_max, self._plan.transaction_bytes_max
                     )
                 pending.add(part)
-                self._commit(partition_id, pending.take_ready())
-        for partition_id, pending in self._pending.items():
-            self._commit(partition_id, pending.take_rest())
+                ready = pending.take_ready()
+                if ready is not None:
+                    self._commit({partition_id: ready})
+        for together in self._rests():
+            self._commit(together)
         self.wait = WriterWait(self._database.writer_wait_s - waited_before, time.monotonic() - started)
         return list(self._summaries.values())
 
-    def _commit(self, partition_id: str, rows: pa.Table | None) -> None:
-        if rows is None:
-            return
+    def _rests(self) -> Iterator[dict[str, pa.Table]]:
+        """What is left of the partitions, as many together as fit into a transaction."""
+        together: dict[str, pa.Table] = {}
+        rows_left, bytes_left = self._plan.transaction_rows_max, self._plan.transaction_bytes_max
+        for partition_id, pending in self._pending.items():
+            rows = pending.take_rest()
+            if rows is None:
+                continue
+            if together and (rows.num_rows > rows_left or rows.nbytes > bytes_left):
+                yield together
+                together = {}
+                rows_left, bytes_left = self._plan.transaction_rows_max, self._plan.transaction_bytes_max
+            together[partition_id] = rows
+            rows_left, bytes_left = rows_left - rows.num_rows, bytes_left - rows.nbytes
+        if together:
+            yield together
+
+    def _commit(self, rows: Mapping[str, pa.Table]) -> None:
+        """Commit the next rows of some partitions, in one transaction unless events were lost before them."""
+        for partition_id, table in rows.items():
+            self._check_whole(partition_id, table)
+        try:
+            results = self._attempt(rows)
+        except CheckpointGapError:
+            results = {}
+            for partition_id, table in rows.items():
+                results |= self._attempt_behind_gap({partition_id: table})
+        for partition_id, result in results.items():
+            numbers = sequence_numbers_of(rows[partition_id])
+            self._passed[partition_id] = int(numbers[-1]) + 1
+            before = self._summaries.get(partition_id) or PartitionSummary(partition_id, int(numbers[0]))
+            self._summaries[partition_id] = before.plus(result)
+
+    def _check_whole(self, partition_id: str, rows: pa.Table) -> None:
+        """Raises where rows came after those of later events, or events between them are missing."""
         numbers = sequence_numbers_of(rows)
         first = int(numbers[0])
         if first < self._passed.get(partition_id, 0):
@@ -120,16 +154,30 @@ class TaskWriter:
         while inner_gap is not None:
             check_lost(self._plan, partition_id, inner_gap)
             inner_gap = find_gap(numbers, inner_gap.until_sequence_number)
+
+    def _attempt_behind_gap(self, rows: Mapping[str, pa.Table]) -> dict[str, BatchResult]:
+        """One partition by itself; the events before its rows may be missing where they are lost for good."""
         try:
-            result = self._commit_range(self._database, self._plan, partition_id, rows, False)
+            return self._attempt(rows)
         except CheckpointGapError:
+            ((partition_id, table),) = rows.items()
+            first = int(sequence_numbers_of(table)[0])
             check_lost(self._plan, partition_id, Gap(self._checkpoint(partition_id), first))
-            result = self._commit_range(self._database, self._plan, partition_id, rows, True)
-        except FencedError as exc:
-            raise fenced_error(self._plan, exc) from exc
-        self._passed[partition_id] = int(numbers[-1]) + 1
-        summary = self._summaries.get(partition_id) or PartitionSummary(partition_id, first)
-        self._summaries[partition_id] = summary.plus(result)
+            return self._attempt(rows, is_gap_allowed=True)
+
+    def _attempt(
+        self, rows: Mapping[str, pa.Table], *, is_gap_allowed: bool = False
+    ) -> dict[str, BatchResult]:
+        with rare_collections():
+            batches = [
+                self._to_batch(self._plan, partition_id, table, is_gap_allowed)
+                for partition_id, table in rows.items()
+            ]
+            try:
+                results = commit_batches(self._database, batches)
+            except FencedError as exc:
+                raise fenced_error(self._plan, exc) from exc
+        return dict(zip(rows, results, strict=True))
 
     def _checkpoint(self, partition_id: str) -> int:
         positions = checkpoint_positions(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tidegate.sql.audit import Audit, Finding, FindingKind, PartitionAudit, StrayRows, audit_partition
 from tidegate.sql.audit_table import AuditedLog, audit_table
-from tidegate.sql.batch import commit_partition_batch, process_partition_batch
+from tidegate.sql.batch import commit_batches, process_partition_batch
 from tidegate.sql.batch_handlers import (
     ArrowHandler,
     BatchHandler,
@@ -21,6 +21,7 @@ from tidegate.sql.checkpoints import CheckpointReader
 from tidegate.sql.database import Database
 from tidegate.sql.dead_letters import DeadLetters
 from tidegate.sql.lease_rows import LeaseReader, LeaseRow
+from tidegate.sql.partition_batch import PartitionBatch, computed_batch, handled_batch
 from tidegate.sql.pipeline import AnyPipeline, Handler, Pipeline, TransactionalPipeline, load_pipeline
 from tidegate.sql.processor_store import SqlStore
 from tidegate.sql.transaction_context import TransactionMisusedError
@@ -69,7 +70,10 @@ __all__ = [
     "Row",
     "load_pipeline",
     "process_partition_batch",
-    "commit_partition_batch",
+    "commit_batches",
+    "PartitionBatch",
+    "handled_batch",
+    "computed_batch",
     "BatchResult",
     "PartitionRows",
     "EventPlace",

@@ -78,6 +78,20 @@ class ArrowRows:
         return ArrowRows(self.data.slice(low, high - low), numbers[low:high])
 
 
+def joined_arrow(groups: Sequence[ArrowRows]) -> list[ArrowRows]:
+    """Groups with the same columns of the same types as one; its numbers are not in order."""
+    by_schema: dict[pa.Schema, list[ArrowRows]] = {}
+    for group in groups:
+        by_schema.setdefault(group.data.schema, []).append(group)
+    return [
+        ArrowRows(
+            pa.concat_tables([part.data for part in parts]),
+            np.concatenate([part.sequence_numbers for part in parts]),
+        )
+        for parts in by_schema.values()
+    ]
+
+
 def insert_arrow(connection: Connection, table: Table, rows: ArrowRows) -> None:
     """Insert the rows. Raises as ``bulk.insert_values`` does."""
     if not len(rows):

@@ -1,4 +1,4 @@
-"""One batch of one partition, committed exactly once: rows, dead letters and checkpoint in one transaction.
+"""Batches of partitions, committed exactly once: rows, dead letters and checkpoints in one transaction.
 
 Theory of operation. Handlers run before anything is locked. Then one transaction locks the checkpoint, leaves
 out what is below it (a retried task, a zombie's second attempt), inserts the rows in bulk, writes the dead
@@ -6,31 +6,28 @@ letters and moves the checkpoint. When the database refuses rows, that transacti
 second, careful one halves the batch behind savepoints until each offending event stands alone; those become
 dead letters with the database's own reason. The careful pass costs a savepoint per halving and runs only when
 something failed.
+
+Small batches of several partitions share one transaction, for what a transaction costs besides its rows is
+paid once then. Refused rows send each of them its own way.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Table
 
-from tidegate.model.errors import CheckpointGapError, EventHubReplacedError, InvalidArgumentError
+from tidegate.model.errors import CheckpointGapError, EventHubReplacedError
 from tidegate.model.events import ReceivedEvent
+from tidegate.sql.checkpoint_rows import CheckpointStep, LockedCheckpoint
 from tidegate.sql.database import Database
-from tidegate.sql.handling import handle_events
+from tidegate.sql.partition_batch import PartitionBatch, handled_batch
 from tidegate.sql.pipeline import Pipeline
-from tidegate.sql.unit_of_work import LockedCheckpoint, RowsRefusedError, UnitOfWork
-from tidegate.sql.values import (
-    BatchResult,
-    ConsumerKey,
-    EventPlace,
-    NewDeadLetter,
-    PlaceOf,
-    place_of,
-)
+from tidegate.sql.row_groups import joined
+from tidegate.sql.unit_of_work import RowsRefusedError, UnitOfWork
+from tidegate.sql.values import BatchResult, ConsumerKey, NewDeadLetter, PlaceOf
 
 if TYPE_CHECKING:
     from tidegate.sql.row_groups import RowGroup
@@ -51,184 +48,141 @@ def process_partition_batch(
 ) -> BatchResult:
     """Run the pipeline's handler over ``events`` and commit its rows, its dead letters and the checkpoint.
 
-    events: ascending, within ``[start_sequence_number, until_sequence_number)``, not necessarily all of it.
-    The checkpoint moves to ``until_sequence_number``. Events below the checkpoint have no effect a second
-    time.
-    event_hub_created_at_ms: which hub of this name; None: not checked. is_gap_allowed: accept a batch that
-    starts beyond the checkpoint, when the events between are known to be lost. lease_epoch: the lease that
-    this owner holds; None: none. A checkpoint under a higher epoch refuses the batch, done or not.
-
-    Raises CheckpointGapError, EventHubReplacedError, FencedError, InvalidArgumentError (events out of order
-    or range), DatabaseError and DatabaseUnavailableError; whatever it raises, nothing of the batch was
-    committed, unless the error's text says that this could not be found out.
+    The arguments are those of ``handled_batch``; raises what it and ``commit_batches`` raise.
     """
-    check_events(events, start_sequence_number, until_sequence_number)
-    handled = handle_events(
-        pipeline.handler, pipeline.table, events, is_payload_copied=pipeline.is_payload_copied
+    batch = handled_batch(
+        pipeline,
+        partition_id,
+        events,
+        start_sequence_number=start_sequence_number,
+        until_sequence_number=until_sequence_number,
+        event_hub_created_at_ms=event_hub_created_at_ms,
+        is_gap_allowed=is_gap_allowed,
+        owner=owner,
+        lease_epoch=lease_epoch,
     )
-
-    def find_place(number: int) -> EventPlace:
-        event = events[bisect_left(events, number, key=lambda each: each.sequence_number)]
-        return place_of(event, is_payload_copied=pipeline.is_payload_copied)
-
-    return _commit(
-        _Work(
-            database=database,
-            table=pipeline.table,
-            consumer=pipeline.consumer,
-            pipeline_name=pipeline.name,
-            partition_id=partition_id,
-            owner=owner,
-            lease_epoch=lease_epoch,
-            start=start_sequence_number,
-            until=until_sequence_number,
-            event_hub_created_at_ms=event_hub_created_at_ms,
-            is_gap_allowed=is_gap_allowed,
-            groups=handled.groups,
-            dead_letters=handled.dead_letters,
-            place_of=find_place,
-            last=EventPlace(events[-1].offset, events[-1].enqueued_time_ms) if events else None,
-        )
-    )
+    (result,) = commit_batches(database, [batch])
+    return result
 
 
-def commit_partition_batch(
-    database: Database,
-    table: Table,
-    consumer: ConsumerKey,
-    partition_id: str,
-    rows: RowGroup | Sequence[RowGroup],
-    *,
-    positions: PlaceOf,
-    start_sequence_number: int,
-    until_sequence_number: int,
-    dead_letters: Sequence[NewDeadLetter] = (),
-    event_hub_created_at_ms: int | None = None,
-    is_gap_allowed: bool = False,
-    owner: str | None = None,
-    lease_epoch: int | None = None,
-    pipeline_name: str = "",
-    last: EventPlace | None = None,
-) -> BatchResult:
-    """Commit rows that were computed elsewhere, such as by a DataFrame transformation.
+def commit_batches(database: Database, batches: Sequence[PartitionBatch]) -> list[BatchResult]:
+    """Commit batches of different partitions in one transaction; the results are in their order.
 
-    rows: each with the sequence number of its event, ascending. dead_letters: events that were put aside
-    already, ascending. positions: finds an event's place by its sequence number; asked for events whose rows
-    the database refuses, and for the batch's last row where its place is not given as ``last``. An event
-    without row and dead letter was skipped on purpose. The rest, and what is raised, as in
-    ``process_partition_batch``.
+    batches: at least one; of one consumer, owner and table.
+
+    Raises CheckpointGapError, EventHubReplacedError, FencedError, InvalidArgumentError (a column that the
+    table lacks), DatabaseError and DatabaseUnavailableError. Whatever it raises, nothing was committed, with
+    two exceptions: the error's text says that this could not be found out; or the database had refused rows,
+    so that each batch got a transaction of its own, and those of lower partition ids are done.
     """
-    groups = list(rows) if isinstance(rows, Sequence) else [rows]
-    for group in groups:
-        unknown = [name for name in group.columns if name not in table.columns]
-        if unknown:
-            raise InvalidArgumentError(
-                f"The table {table.name} has no column {', '.join(map(repr, unknown))}.",
-                next_step=f"It has {', '.join(table.columns.keys())}.",
-            )
-        if len(group):
-            _check_range(
-                int(group.sequence_numbers[0]),
-                int(group.sequence_numbers[-1]),
-                start_sequence_number,
-                until_sequence_number,
-            )
-    return _commit(
-        _Work(
-            database=database,
-            table=table,
-            consumer=consumer,
-            pipeline_name=pipeline_name,
-            partition_id=partition_id,
-            owner=owner,
-            lease_epoch=lease_epoch,
-            start=start_sequence_number,
-            until=until_sequence_number,
-            event_hub_created_at_ms=event_hub_created_at_ms,
-            is_gap_allowed=is_gap_allowed,
-            groups=[group for group in groups if len(group)],
-            dead_letters=sorted(dead_letters, key=lambda letter: letter.sequence_number),
-            place_of=positions,
-            last=last or _last_place(groups, dead_letters, positions),
-        )
+    assert len({(batch.consumer, batch.owner, batch.lease_epoch, batch.table) for batch in batches}) == 1
+    # The order in which everybody locks checkpoints.
+    ordered = sorted(batches, key=lambda batch: batch.partition_id)
+    try:
+        results = _attempt(database, ordered)
+    except RowsRefusedError as refused:
+        if len(ordered) == 1:
+            results = _attempt(database, ordered, refused=refused)
+        else:
+            results = {batch.partition_id: commit_batches(database, [batch])[0] for batch in ordered}
+    return [results[batch.partition_id] for batch in batches]
+
+
+def _attempt(
+    database: Database, batches: Sequence[PartitionBatch], *, refused: RowsRefusedError | None = None
+) -> dict[str, BatchResult]:
+    """refused: why the attempt before failed, so this one is careful; None: this is the first."""
+    any_batch = batches[0]
+    unit = UnitOfWork(
+        database,
+        any_batch.consumer,
+        pipeline_name=any_batch.pipeline_name,
+        owner=any_batch.owner,
+        lease_epoch=any_batch.lease_epoch,
     )
+    with unit:
+        locked = unit.lock_checkpoints([batch.partition_id for batch in batches])
+        shares = [_Share.of(batch, locked[batch.partition_id]) for batch in batches]
+        due = [share for share in shares if not share.is_done]
+        if due:
+            _write(unit, any_batch.table, due, refused)
+            unit.advance_all([share.step() for share in due])
+            unit.commit()
+        else:
+            unit.rollback()
+    return {share.batch.partition_id: share.result() for share in shares}
 
 
 @dataclass(slots=True)
-class _Work:
-    """Everything that one transaction is to do."""
+class _Share:
+    """What a batch contributes to a transaction that has locked its checkpoint."""
 
-    database: Database
-    table: Table
-    consumer: ConsumerKey
-    pipeline_name: str
-    partition_id: str
-    owner: str | None
-    lease_epoch: int | None
-    start: int
-    until: int
-    event_hub_created_at_ms: int | None
-    is_gap_allowed: bool
+    batch: PartitionBatch
+    checkpoint: int | None
+    first: int
+    """The first event that is not done yet."""
     groups: list[RowGroup]
     dead_letters: list[NewDeadLetter]
-    place_of: PlaceOf
-    last: EventPlace | None
+    row_count: int = 0
 
-
-def _commit(work: _Work) -> BatchResult:
-    if work.until < work.start:
-        raise InvalidArgumentError(f"The batch [{work.start}, {work.until}) ends before it starts.")
-    try:
-        return _attempt(work)
-    except RowsRefusedError as refused:
-        return _attempt(work, refused=refused)
-
-
-def _attempt(work: _Work, *, refused: RowsRefusedError | None = None) -> BatchResult:
-    """refused: why the attempt before failed, so this one is careful; None: this is the first."""
-    unit = UnitOfWork(
-        work.database,
-        work.consumer,
-        pipeline_name=work.pipeline_name,
-        owner=work.owner,
-        lease_epoch=work.lease_epoch,
-    )
-    with unit:
-        locked = unit.lock_checkpoint(work.partition_id)
+    @classmethod
+    def of(cls, batch: PartitionBatch, locked: LockedCheckpoint) -> _Share:
+        """Leave out what is done. Raises as ``check_checkpoint``."""
         check_checkpoint(
             locked,
-            work.consumer,
-            work.partition_id,
-            start=work.start,
-            until=work.until,
-            event_hub_created_at_ms=work.event_hub_created_at_ms,
-            is_gap_allowed=work.is_gap_allowed,
+            batch.consumer,
+            batch.partition_id,
+            start=batch.start,
+            until=batch.until,
+            event_hub_created_at_ms=batch.event_hub_created_at_ms,
+            is_gap_allowed=batch.is_gap_allowed,
         )
-        next_number = locked.next_sequence_number
-        first = work.start if next_number is None else max(work.start, next_number)
-        if next_number is not None and next_number >= work.until:
-            unit.rollback()
-            return BatchResult(0, 0, work.until - work.start, work.until, next_number)
-        groups = [group.between(first, work.until) for group in work.groups]
-        dead_letters = [letter for letter in work.dead_letters if letter.sequence_number >= first]
-        if refused is not None:
-            row_count, offenders = insert_carefully(
-                unit, work.table, groups, work.place_of, is_commit_refused=refused.is_at_commit
-            )
-            dead_letters = sorted([*dead_letters, *offenders], key=lambda letter: letter.sequence_number)
-        else:
-            row_count = sum(unit.insert_values(work.table, group) for group in groups)
-        unit.add_dead_letters(work.partition_id, dead_letters)
-        unit.advance(
-            work.partition_id,
-            next_number,
-            work.until,
-            offset=None if work.last is None else work.last.offset,
-            enqueued_time_ms=None if work.last is None else work.last.enqueued_time_ms,
-            event_hub_created_at_ms=work.event_hub_created_at_ms,
+        number = locked.next_sequence_number
+        first = batch.start if number is None else max(batch.start, number)
+        groups = [group.between(first, batch.until) for group in batch.groups]
+        letters = [letter for letter in batch.dead_letters if letter.sequence_number >= first]
+        return cls(batch, number, first, groups, letters)
+
+    @property
+    def is_done(self) -> bool:
+        return self.checkpoint is not None and self.checkpoint >= self.batch.until
+
+    def step(self) -> CheckpointStep:
+        batch, last = self.batch, self.batch.last
+        return CheckpointStep(
+            batch.partition_id,
+            self.checkpoint,
+            batch.until,
+            offset=None if last is None else last.offset,
+            enqueued_time_ms=None if last is None else last.enqueued_time_ms,
+            event_hub_created_at_ms=batch.event_hub_created_at_ms,
         )
-        unit.commit()
-        return BatchResult(row_count, len(dead_letters), first - work.start, first, work.until)
+
+    def result(self) -> BatchResult:
+        start, until = self.batch.start, self.batch.until
+        if self.is_done:
+            assert self.checkpoint is not None
+            return BatchResult(0, 0, until - start, until, self.checkpoint)
+        return BatchResult(self.row_count, len(self.dead_letters), self.first - start, self.first, until)
+
+
+def _write(unit: UnitOfWork, table: Table, shares: list[_Share], refused: RowsRefusedError | None) -> None:
+    """Rows and dead letters."""
+    if refused is not None:
+        (share,) = shares
+        share.row_count, offenders = insert_carefully(
+            unit, table, share.groups, share.batch.place_of, is_commit_refused=refused.is_at_commit
+        )
+        share.dead_letters = sorted(
+            [*share.dead_letters, *offenders], key=lambda letter: letter.sequence_number
+        )
+    else:
+        for group in joined([group for share in shares for group in share.groups]):
+            unit.insert_values(table, group)
+        for share in shares:
+            share.row_count = sum(map(len, share.groups))
+    for share in shares:
+        unit.add_dead_letters(share.batch.partition_id, share.dead_letters)
 
 
 def insert_carefully(
@@ -307,35 +261,3 @@ def check_event_hub(
             next_step="The hub was deleted and made anew, so its sequence numbers start again: use another "
             "consumer group, or delete the rows of this one from tidegate_checkpoint to start over.",
         )
-
-
-def check_events(events: Sequence[ReceivedEvent], start: int, until: int) -> None:
-    """Raises InvalidArgumentError unless ``events`` ascend and lie in ``[start, until)``."""
-    if not events:
-        return
-    _check_range(events[0].sequence_number, events[-1].sequence_number, start, until)
-    previous = start - 1
-    for event in events:
-        number = event.sequence_number
-        if number <= previous:
-            raise InvalidArgumentError(f"The batch holds event {number} after event {previous}.")
-        previous = number
-
-
-def _check_range(first: int, last: int, start: int, until: int) -> None:
-    if first < start or last >= until:
-        raise InvalidArgumentError(
-            f"The batch [{start}, {until}) holds events from {first} to {last}.",
-            next_step="Give the range that the events were read for.",
-        )
-
-
-def _last_place(
-    groups: Sequence[RowGroup], dead_letters: Sequence[NewDeadLetter], positions: PlaceOf
-) -> EventPlace | None:
-    """The place of the last event that is known to this batch; None: it had neither rows nor dead letters."""
-    last_row = max((int(group.sequence_numbers[-1]) for group in groups if len(group)), default=-1)
-    last_letter = max(dead_letters, key=lambda letter: letter.sequence_number, default=None)
-    if last_letter is not None and last_letter.sequence_number > last_row:
-        return EventPlace(last_letter.offset, last_letter.enqueued_time_ms)
-    return positions(last_row) if last_row >= 0 else None

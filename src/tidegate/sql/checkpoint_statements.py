@@ -6,6 +6,7 @@ transaction of a few events that is as much time as the database takes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -25,18 +26,27 @@ def _is(event_hub: object, consumer_group: object, partition_id: object) -> Colu
 
 _AT: Final = _is(bindparam("at_event_hub"), bindparam("at_consumer_group"), bindparam("at_partition_id"))
 
-LOCK: Final[Select[Any]] = (
-    select(
-        _row.next_sequence_number,
-        _row.event_hub_created_at_ms,
-        _row.transaction_token,
-        _row.owner,
-        _row.lease_epoch,
+_LOCKED: Final = (
+    _row.next_sequence_number,
+    _row.event_hub_created_at_ms,
+    _row.transaction_token,
+    _row.owner,
+    _row.lease_epoch,
+)
+LOCK: Final[Select[Any]] = select(*_LOCKED).where(_AT).with_for_update()
+"""Parameters: ``at``."""
+
+LOCK_SEVERAL: Final[Select[Any]] = (
+    select(_row.partition_id, *_LOCKED)
+    .where(
+        _row.event_hub == bindparam("at_event_hub"),
+        _row.consumer_group == bindparam("at_consumer_group"),
+        _row.partition_id.in_(bindparam("at_partition_ids", expanding=True)),
     )
-    .where(_AT)
+    .order_by(_row.partition_id)
     .with_for_update()
 )
-"""Parameters: ``at``."""
+"""The partition id before the columns of ``LOCK``; locked in this order. Parameters: ``at_several``."""
 
 
 def is_of(consumer: ConsumerKey, partition_id: str) -> ColumnElement[bool]:
@@ -50,6 +60,15 @@ def at(consumer: ConsumerKey, partition_id: str) -> dict[str, object]:
         "at_event_hub": consumer.event_hub,
         "at_consumer_group": consumer.consumer_group,
         "at_partition_id": partition_id,
+    }
+
+
+def at_several(consumer: ConsumerKey, partition_ids: Sequence[str]) -> dict[str, object]:
+    """The parameters that say which checkpoints."""
+    return {
+        "at_event_hub": consumer.event_hub,
+        "at_consumer_group": consumer.consumer_group,
+        "at_partition_ids": list(partition_ids),
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
 from sqlalchemy import Connection, Table
@@ -23,3 +25,29 @@ def insert_group(connection: Connection, table: Table, rows: RowGroup) -> None:
     from tidegate.sql.arrow_rows import insert_arrow  # who has such rows has loaded pyarrow already
 
     insert_arrow(connection, table, rows)
+
+
+def joined(groups: Sequence[RowGroup]) -> list[RowGroup]:
+    """Groups of the same form and columns as one, for an insert that need not tell their events apart."""
+    if len(groups) < 2:
+        return list(groups)
+    by_columns: dict[tuple[str, ...], list[PartitionRows]] = {}
+    arrow: list[ArrowRows] = []
+    for group in groups:
+        if isinstance(group, PartitionRows):
+            by_columns.setdefault(group.columns, []).append(group)
+        else:
+            arrow.append(group)
+    whole: list[RowGroup] = [
+        PartitionRows(
+            columns,
+            list(chain.from_iterable(part.values for part in parts)),
+            list(chain.from_iterable(part.sequence_numbers for part in parts)),
+        )
+        for columns, parts in by_columns.items()
+    ]
+    if arrow:
+        from tidegate.sql.arrow_rows import joined_arrow  # as above
+
+        whole += joined_arrow(arrow)
+    return whole

@@ -29,11 +29,12 @@ from tidegate.processor.handlers import PartitionContext
 from tidegate.processor.lease import Lease
 from tidegate.processor.policies import FailureAction, FailurePolicy
 from tidegate.processor.store import TransactionOutcome
-from tidegate.sql.batch import check_checkpoint, check_event_hub, check_events, process_partition_batch
+from tidegate.sql.batch import check_checkpoint, check_event_hub, process_partition_batch
 from tidegate.sql.database import Database
 from tidegate.sql.event_runs import EventRun, EventsFailedError, RunOutcome
 from tidegate.sql.handler_forms import form_of
 from tidegate.sql.parked_keys import KeyOrder, first_open_by_key, parked_letter, stored_key_of
+from tidegate.sql.partition_batch import check_events
 from tidegate.sql.pipeline import Pipeline
 from tidegate.sql.transaction_context import PutAside
 from tidegate.sql.unit_of_work import RowsRefusedError, UnitOfWork

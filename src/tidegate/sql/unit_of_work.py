@@ -20,16 +20,16 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, Table, select, text, update
+from sqlalchemy import Connection, Table, text, update
 from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tidegate.model.errors import DatabaseError, FencedError
 from tidegate.sql import checkpoint_statements, schema
+from tidegate.sql.checkpoint_rows import CheckpointRows, CheckpointStep, LockedCheckpoint
 from tidegate.sql.database import Database
 from tidegate.sql.failures import ROW_ERRORS, is_bad_data, is_connection_lost, reason_of, translate
 from tidegate.sql.lost_commit import CommitOutcome, Witness, resolve_lost_commit
@@ -95,6 +95,7 @@ class UnitOfWork:
         self.lease_epoch = lease_epoch
         self.token = uuid.uuid4().hex
         """Names this transaction in what it writes."""
+        self._rows = CheckpointRows(consumer, database.clock)
         self._stack: ExitStack | None = None
         self._connection: Connection | None = None
         self._witness: Witness | None = None
@@ -156,34 +157,45 @@ class UnitOfWork:
 
         Raises FencedError where somebody holds it under a higher lease epoch than this unit's.
         """
-        with self.translating(f"locking partition {partition_id} of {self.consumer}"):
-            locked = self._lock_checkpoint(self.connection, partition_id)
-        if self.lease_epoch is not None and (locked.lease_epoch or 0) > self.lease_epoch:
-            raise FencedError(
-                f"Partition {partition_id} of {self.consumer} was taken over by {locked.owner} under lease "
-                f"epoch {locked.lease_epoch}; this owner's is {self.lease_epoch}.",
-                next_step="Nothing of this batch was written; leave the partition to that owner.",
-            )
+        return self.lock_checkpoints([partition_id])[partition_id]
+
+    def lock_checkpoints(self, partition_ids: Sequence[str]) -> dict[str, LockedCheckpoint]:
+        """As ``lock_checkpoint``, of several partitions at once; nothing may have been locked before.
+
+        partition_ids: ascending, which keeps two who want the same ones from waiting for each other.
+        """
+        with self.translating(f"locking {_partitions(partition_ids)} of {self.consumer}"):
+            locked = self._rows.lock_existing(self.connection, partition_ids)
+            if len(locked) < len(partition_ids):
+                if len(partition_ids) > 1:
+                    self._begin_again()  # those behind a missing one are locked already: out of turn
+                locked = {each: self._rows.lock(self.connection, each) for each in partition_ids}
+        for partition_id, found in locked.items():
+            if self.lease_epoch is not None and (found.lease_epoch or 0) > self.lease_epoch:
+                raise FencedError(
+                    f"Partition {partition_id} of {self.consumer} was taken over by {found.owner} under "
+                    f"lease epoch {found.lease_epoch}; this owner's is {self.lease_epoch}.",
+                    next_step="Nothing of this batch was written; leave the partition to that owner.",
+                )
         return locked
+
+    def _begin_again(self) -> None:
+        transaction = self.connection.get_transaction()
+        assert transaction is not None
+        transaction.rollback()
+        self.connection.begin()
 
     def claim(self, partition_id: str) -> None:
         """Enter this owner and its lease epoch into a checkpoint that is locked, without moving it.
 
         From the commit on no owner of a lower epoch can move it.
         """
-        changes: dict[str, object] = {
-            "transaction_token": self.token,
-            "owner": storable_text(self.owner),
-            "updated_at": self.database.clock.now_utc(),
-        }
-        if self.lease_epoch is not None:
-            changes["lease_epoch"] = self.lease_epoch
         with self.translating(f"claiming partition {partition_id} of {self.consumer}"):
             here = checkpoint_statements.is_of(self.consumer, partition_id)
-            self.connection.execute(update(schema.checkpoint).where(here).values(changes))
+            self.connection.execute(update(schema.checkpoint).where(here).values(self._mark()))
 
         def outcome(connection: Connection) -> CommitOutcome:
-            found = self._lock_checkpoint(connection, partition_id)
+            found = self._rows.lock(connection, partition_id)
             is_mine = found.transaction_token == self.token
             return CommitOutcome.COMMITTED if is_mine else CommitOutcome.ROLLED_BACK
 
@@ -306,31 +318,40 @@ class UnitOfWork:
         of the last event of the batch. event_hub_created_at_ms: which hub; None leaves what is stored.
         Raises FencedError when somebody moved it: nothing of this transaction can be committed then.
         """
-        changes: dict[str, object] = {
-            "next_sequence_number": until_sequence_number,
-            "offset": offset,
-            "enqueued_time_ms": enqueued_time_ms,
+        step = CheckpointStep(
+            partition_id,
+            from_sequence_number,
+            until_sequence_number,
+            offset=offset,
+            enqueued_time_ms=enqueued_time_ms,
+            event_hub_created_at_ms=event_hub_created_at_ms,
+        )
+        self.advance_all([step])
+
+    def advance_all(self, steps: Sequence[CheckpointStep]) -> None:
+        """As ``advance``, for several partitions; at least one."""
+        with self.translating(
+            f"moving the checkpoint of {_partitions([each.partition_id for each in steps])}"
+        ):
+            self._rows.advance(self.connection, steps, self._mark())
+        # All of them were moved, or none: one tells for all.
+        last = steps[-1]
+        self.set_witness(
+            lambda connection: self._checkpoint_outcome(
+                connection, last.partition_id, last.until_sequence_number
+            )
+        )
+
+    def _mark(self) -> dict[str, object]:
+        """What every checkpoint gets that this transaction touches."""
+        mark: dict[str, object] = {
             "transaction_token": self.token,
             "owner": storable_text(self.owner),
             "updated_at": self.database.clock.now_utc(),
         }
-        if event_hub_created_at_ms is not None:
-            changes["event_hub_created_at_ms"] = event_hub_created_at_ms
         if self.lease_epoch is not None:
-            changes["lease_epoch"] = self.lease_epoch
-        statement = checkpoint_statements.advance(tuple(changes), has_epoch=self.lease_epoch is not None)
-        parameters = checkpoint_statements.at(self.consumer, partition_id)
-        parameters |= {f"new_{name}": value for name, value in changes.items()}
-        parameters["from_sequence_number"] = from_sequence_number
-        if self.lease_epoch is not None:
-            parameters["held_epoch"] = self.lease_epoch
-        with self.translating(f"moving the checkpoint of partition {partition_id}"):
-            moved = self.connection.execute(statement, parameters).rowcount
-            if moved != 1:
-                raise self._fenced(partition_id, from_sequence_number, until_sequence_number)
-        self.set_witness(
-            lambda connection: self._checkpoint_outcome(connection, partition_id, until_sequence_number)
-        )
+            mark["lease_epoch"] = self.lease_epoch
+        return mark
 
     def set_witness(self, witness: Witness) -> None:
         """Say how a lost COMMIT is to be found out; the last one said counts, for one tells for all."""
@@ -422,60 +443,16 @@ class UnitOfWork:
                 raise _refused(error, f"rows for {table.name}") from error
             raise translate(error, doing=f"inserting into {table.name}", where=self.database.url) from error
 
-    def _lock_checkpoint(self, connection: Connection, partition_id: str) -> LockedCheckpoint:
-        at = checkpoint_statements.at(self.consumer, partition_id)
-        found = connection.execute(checkpoint_statements.LOCK, at).one_or_none()
-        if found is None:
-            # Waits for a competitor that is making the same row, and sees it afterwards.
-            connection.execute(
-                self._upsert(schema.checkpoint)
-                .values(**self._key(partition_id), updated_at=self.database.clock.now_utc())
-                .on_conflict_do_nothing()
-            )
-            found = connection.execute(checkpoint_statements.LOCK, at).one()
-        return LockedCheckpoint(*found)
-
-    def _fenced(self, partition_id: str, start: int | None, until: int) -> FencedError:
-        row = schema.checkpoint.c
-        found = self.connection.execute(
-            select(row.next_sequence_number, row.owner, row.updated_at, row.lease_epoch).where(
-                checkpoint_statements.is_of(self.consumer, partition_id)
-            )
-        ).one_or_none()
-        wanted = f"from {start if start is not None else 'nothing'} to {until}"
-        if found is None:
-            return FencedError(
-                f"The checkpoint of partition {partition_id} of {self.consumer} could not move {wanted}: "
-                "there is "
-                "no such checkpoint.",
-                next_step="Call lock(partition_id) before advance.",
-            )
-        number, owner, updated_at, epoch = found
-        lease = "" if epoch is None else f" under lease epoch {epoch}"
-        return FencedError(
-            f"The checkpoint of partition {partition_id} of {self.consumer} could not move {wanted}: "
-            f"{owner} moved it to {number} at {updated_at:%Y-%m-%d %H:%M:%S} UTC{lease}.",
-            next_step="Nothing of this batch was written; continue from the checkpoint, or leave it to that "
-            "owner.",
-        )
-
     def _checkpoint_outcome(self, connection: Connection, partition_id: str, until: int) -> CommitOutcome:
-        found = self._lock_checkpoint(connection, partition_id)
+        found = self._rows.lock(connection, partition_id)
         if found.transaction_token == self.token:
             return CommitOutcome.COMMITTED
         number = found.next_sequence_number
         return CommitOutcome.ROLLED_BACK if number is None or number < until else CommitOutcome.SUPERSEDED
 
 
-@dataclass(frozen=True, slots=True)
-class LockedCheckpoint:
-    """A checkpoint's row as it was when it was locked; the fields are those of ``Checkpoint``."""
-
-    next_sequence_number: int | None
-    event_hub_created_at_ms: int | None
-    transaction_token: str | None
-    owner: str | None
-    lease_epoch: int | None
+def _partitions(partition_ids: Sequence[str]) -> str:
+    return f"partition{'s' if len(partition_ids) > 1 else ''} {', '.join(partition_ids)}"
 
 
 def dead_letter_texts(error_type: str, reason: str, traceback: str) -> dict[str, str]:

@@ -180,16 +180,16 @@ def _die_in_commit(is_told: threading.Event, random_numbers: random.Random) -> N
 
 
 def _commit_checkpoints_apart(is_told: threading.Event) -> None:
-    original: Callable[..., None] = UnitOfWork.advance
+    original: Callable[..., None] = UnitOfWork.advance_all
 
-    def advance(self: UnitOfWork, *arguments: object, **options: object) -> None:
+    def advance_all(self: UnitOfWork, *arguments: object, **options: object) -> None:
         self.connection.commit()
         if is_told.is_set():
             os.kill(os.getpid(), signal.SIGKILL)
         self.connection.begin()
         original(self, *arguments, **options)
 
-    UnitOfWork.advance = advance  # type: ignore[method-assign]
+    UnitOfWork.advance_all = advance_all  # type: ignore[method-assign]
 
 
 def main() -> None:

@@ -1,0 +1,127 @@
+"""Short ranges of several partitions are fetched at once, and what is missing of one can be asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tidegate.client import EventHubProducer, FetchedRange
+from tidegate.client import blocking as blocking_module
+from tidegate.client.blocking import BlockingConsumer
+from tidegate.client.receiver import PartitionReceiver
+from tidegate.model.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    OperationTimeoutError,
+    PositionOutOfRangeError,
+)
+from tidegate.model.events import EventData
+from tidegate.testing.hub import HubService
+
+_COUNT = 50
+
+
+@pytest.fixture(scope="module")
+def hub(hub_service: HubService) -> str:
+    """Three partitions of ``_COUNT`` events, in batches of ten."""
+    name = hub_service.create_hub(partition_count=3)
+
+    async def send() -> None:
+        async with EventHubProducer.from_connection_string(hub_service.connection_string, name) as producer:
+            for partition_id in ("0", "1", "2"):
+                for start in range(0, _COUNT, 10):
+                    events = [EventData(b"%d" % n) for n in range(start, start + 10)]
+                    await producer.send(events, partition_id=partition_id)
+
+    asyncio.run(send())
+    return name
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What receivers were opened for."""
+    calls: list[object] = []
+    open_one: Callable[..., object] = BlockingConsumer._open
+
+    async def noted(*arguments: object) -> PartitionReceiver:
+        calls.append(arguments[2])
+        return await open_one(*arguments)  # type: ignore[misc, no-any-return]
+
+    monkeypatch.setattr(BlockingConsumer, "_open", noted)
+    return calls
+
+
+@pytest.fixture
+def consumer(hub_service: HubService, hub: str, opened: list[object]) -> Iterator[BlockingConsumer]:
+    """Of the hub, closed at the end."""
+    with BlockingConsumer(hub_service.hub_connection_string(hub)) as consumer:
+        yield consumer
+
+
+def _numbers(fetched: FetchedRange) -> list[int]:
+    return [number for chunk in fetched.chunks for number in chunk.sequence_numbers]
+
+
+def _read(consumer: BlockingConsumer, partition_id: str, start: int, until: int) -> list[int]:
+    chunks = consumer.read_encoded(partition_id, start, until)
+    return [number for chunk in chunks for number in chunk.sequence_numbers]
+
+
+def test_ranges_that_go_on_where_others_ended(consumer: BlockingConsumer, opened: list[object]) -> None:
+    """Each partition has one receiver for as long as its ranges follow each other, however they are read."""
+    first = consumer.read_together([("0", 3, 20), ("1", 0, 40), ("2", 5, 5)])
+    assert [_numbers(each) for each in first] == [list(range(3, 20)), list(range(40)), []]
+    second = consumer.read_together([("0", 20, 30), ("1", 40, _COUNT)])
+    assert [_numbers(each) for each in second] == [list(range(20, 30)), list(range(40, _COUNT))]
+    assert _read(consumer, "0", 30, 45) == list(range(30, 45))
+    assert [each.error for each in first + second] == [None] * 5
+    assert len(opened) == 2
+
+
+def test_what_is_wrong_with_one_range_is_no_matter_of_the_others(consumer: BlockingConsumer) -> None:
+    """Its error comes with what was read before, and is what ``read_encoded`` says."""
+    good, beyond, unknown, late = consumer.read_together(
+        [("0", 0, 2), ("1", 1000, 1001), ("no such", 0, 1), ("2", 45, _COUNT + 1)], timeout_s=1.0
+    )
+    assert (_numbers(good), good.error) == ([0, 1], None)
+    assert isinstance(beyond.error, PositionOutOfRangeError)
+    assert isinstance(unknown.error, NotFoundError)
+    assert (_numbers(late), type(late.error)) == (list(range(45, _COUNT)), OperationTimeoutError)
+    with pytest.raises(InvalidArgumentError, match="from 3 to 2"):
+        consumer.read_together([("0", 3, 2)])
+
+
+def test_large_events_are_left_for_later(
+    consumer: BlockingConsumer, opened: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the bytes run out, the rest of each range is there to be read, by the same receiver."""
+    monkeypatch.setattr(blocking_module, "_TOGETHER_BYTES", 1)
+    for fetched, partition_id in zip(
+        consumer.read_together([("0", 0, _COUNT), ("1", 0, _COUNT)]), "01", strict=True
+    ):
+        numbers = _numbers(fetched)
+        assert fetched.error is None
+        assert numbers == list(range(len(numbers)))
+        assert _read(consumer, partition_id, len(numbers), _COUNT) == list(range(len(numbers), _COUNT))
+    assert len(opened) == 2
+
+
+def test_nobody_waits_for_a_place(hub_service: HubService, hub: str, consumer: BlockingConsumer) -> None:
+    """Five others read the partition: the other ranges come, and this one is left to ``read_encoded``."""
+    connection_string = hub_service.hub_connection_string(hub)
+    others = [BlockingConsumer(connection_string) for _ in range(5)]
+    try:
+        readings = [other.read_encoded("0", 0, _COUNT) for other in others]
+        for reading in readings:
+            next(reading)
+        # Each holds its place until its reading is given up.
+        crowded, free = consumer.read_together([("0", 0, 5), ("1", 0, 5)])
+        assert (crowded.chunks, crowded.error) == ((), None)
+        assert (_numbers(free), free.error) == ([0, 1, 2, 3, 4], None)
+    finally:
+        del readings, reading
+        for other in others:
+            other.close()
+    assert _read(consumer, "0", 0, 5) == [0, 1, 2, 3, 4]
