@@ -13,12 +13,14 @@ from dataclasses import replace
 import pytest
 from tests.client.fake_service import until
 
+from tidegate.amqp.message import Message
 from tidegate.client import (
     BlockingConsumer,
     EventHubAdministrator,
     EventHubConsumer,
     EventHubProducer,
     Namespace,
+    PartitionProperties,
     PartitionReceiver,
     RetryPolicy,
     SharedKeyCredential,
@@ -43,6 +45,7 @@ from tidegate.model.position import EventPosition
 from tidegate.model.sas import make_sas_token
 from tidegate.testing.hub import HubProcess, HubService
 from tidegate.testing.proxy import CuttingProxy
+from tidegate.wire.management import ManagementRequest, Operation
 
 EARLIEST = EventPosition.earliest()
 PATIENT = RetryPolicy(retries_max=200, delay_s=0.01, delay_s_max=0.1)
@@ -272,6 +275,52 @@ async def test_short_lived_tokens_are_renewed(hub_service: HubService, event_hub
             count += 1
             await asyncio.sleep(0.25)
         assert await _read(receiver, count) == [b"%d" % number for number in range(count)]
+
+
+@pytest.mark.parametrize("partition_count", [3, 1024])
+async def test_all_partitions_of_a_hub_are_told_at_once(
+    hub_service: HubService, partition_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one request, with any claim; what each of them says is what its own properties say."""
+    hub = hub_service.create_hub(partition_count=partition_count)
+    asked: list[Operation] = []
+    to_message = ManagementRequest.to_message
+
+    def noted(self: ManagementRequest) -> Message:
+        asked.append(self.operation)
+        return to_message(self)
+
+    connection_string = hub_service.hub_connection_string(hub)
+    async with EventHubProducer.from_connection_string(connection_string) as producer:
+        await producer.send(_events(3), partition_id="2")
+    async with EventHubConsumer.from_connection_string(connection_string) as consumer:
+        single = [await consumer.get_partition_properties(str(each)) for each in range(3)]
+        monkeypatch.setattr(ManagementRequest, "to_message", noted)
+        found = await consumer.get_all_partition_properties()
+    assert asked == [Operation.READ_EVENT_HUB, Operation.QUERY_PARTITIONS]
+    assert [each.partition_id for each in found] == [str(each) for each in range(partition_count)]
+    assert found[:3] == single
+    assert found[2].next_sequence_number == 3
+
+
+@pytest.mark.parametrize("is_telling", [True, False], ids=["an earlier version", "Azure"])
+async def test_partitions_are_asked_for_one_by_one_where_they_must_be(
+    hub_service: HubService, event_hub: str, monkeypatch: pytest.MonkeyPatch, *, is_telling: bool
+) -> None:
+    """A service that refuses the question, and one that is not asked it, for it does not tell a retention."""
+
+    def refuse(*_: object) -> list[PartitionProperties]:
+        assert is_telling
+        raise InvalidArgumentError("$management knows no QUERY of 'com.microsoft:partition'.")
+
+    monkeypatch.setattr("tidegate.client.management.partitions_in", refuse)
+    async with EventHubConsumer.from_connection_string(
+        hub_service.hub_connection_string(event_hub)
+    ) as consumer:
+        hub = await consumer.get_event_hub_properties()
+        hub = hub if is_telling else replace(hub, retention_hours=None)
+        found = await consumer.get_all_partition_properties(hub)
+        assert [each.partition_id for each in found] == list(hub.partition_ids)
 
 
 @pytest.mark.slow

@@ -169,6 +169,7 @@ async def test_description_of_hub_and_partition(pair: Pair) -> None:
     assert PartitionDescription.from_map(partition).is_empty
     assert ask(Operation.READ_EVENT_HUB, "nothing").status_code == 404
     assert ask(Operation.READ_PARTITION, "hub", partition_id="2").status_code == 404
+    assert ask(Operation.QUERY_PARTITIONS, "nothing").status_code == 404
 
 
 async def test_administration_over_amqp(pair: Pair, broker: Broker) -> None:
@@ -193,6 +194,7 @@ async def test_management_needs_a_claim(stranger: Pair) -> None:
     links = stranger.request_links("$management")
     for request in (
         ManagementRequest(Operation.READ_EVENT_HUB, "hub"),
+        ManagementRequest(Operation.QUERY_PARTITIONS, "hub"),
         ManagementRequest(Operation.QUERY_EVENT_HUBS),
         ManagementRequest(Operation.CREATE_EVENT_HUB, "made"),
     ):

@@ -38,6 +38,7 @@ from tidegate.wire.management import (
     event_hub_in,
     event_hubs_in,
     partition_in,
+    partitions_in,
 )
 from tidegate.wire.request_response import Request, Response, encode_error_response
 
@@ -122,6 +123,7 @@ def test_the_official_client_reads_our_answers() -> None:
     [
         ManagementRequest(Operation.READ_EVENT_HUB, "hub", security_token="secret"),
         ManagementRequest(Operation.READ_PARTITION, "hub", "3"),
+        ManagementRequest(Operation.QUERY_PARTITIONS, "hub"),
         ManagementRequest(Operation.CREATE_EVENT_HUB, "hub", partition_count=4, retention_hours=24),
         ManagementRequest(Operation.CREATE_EVENT_HUB, "hub"),
         ManagementRequest(Operation.DELETE_EVENT_HUB, "hub"),
@@ -136,7 +138,8 @@ def test_a_management_request_comes_back(request_: ManagementRequest) -> None:
     """Protects both sides of every operation; only reading needs no Manage claim."""
     message = _over_the_wire(request_.to_message())
     assert ManagementRequest.from_request(Request.from_message(message)) == request_
-    assert request_.operation.needs_manage_claim == (not request_.operation.name.startswith("READ"))
+    is_open_to_all = request_.operation.name in ("READ_EVENT_HUB", "READ_PARTITION", "QUERY_PARTITIONS")
+    assert request_.operation.needs_manage_claim == (not is_open_to_all)
     assert "secret" not in repr(request_)
 
 
@@ -146,6 +149,8 @@ def test_descriptions_come_back() -> None:
     assert partition_in(decode_message(encode_management_response("1", PARTITION))) == PARTITION
     azure = replace(HUB, retention_hours=None)
     assert event_hubs_in(decode_message(encode_management_response("1", [HUB, azure]))) == [HUB, azure]
+    partitions = [PARTITION, replace(PARTITION, partition_id="7")]
+    assert partitions_in(decode_message(encode_management_response("1", partitions))) == partitions
     groups = ["$Default", "g"]
     assert consumer_groups_in(decode_message(encode_management_response("1", groups))) == groups
     check_management_response(decode_message(encode_management_response("1", None)))
@@ -190,6 +195,6 @@ def test_a_request_that_lacks_something_is_refused(message: Message) -> None:
 )
 def test_an_answer_that_lacks_something_is_refused(message: Message) -> None:
     """Protects the client from half an answer."""
-    for read in (event_hub_in, partition_in, event_hubs_in, consumer_groups_in):
+    for read in (event_hub_in, partition_in, event_hubs_in, partitions_in, consumer_groups_in):
         with pytest.raises(RemoteProtocolError):
             read(message)

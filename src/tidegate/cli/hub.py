@@ -206,14 +206,13 @@ async def _partition_records(connection: ServiceConnection, name: str) -> list[d
     records: list[dict[str, object]] = []
     async with EventHubConsumer(impatient_namespace(connection), name) as consumer:
         hub = await consumer.get_event_hub_properties()
-        for partition_id in hub.partition_ids:
-            partition = await consumer.get_partition_properties(partition_id)
+        for partition in await consumer.get_all_partition_properties(hub):
             # An empty partition of Azure may say -1 for both; ours says where its next event will be.
             begin = max(partition.begin_sequence_number, 0)
             until = partition.next_sequence_number
             records.append(
                 {
-                    "partition": partition_id,
+                    "partition": partition.partition_id,
                     "events": 0 if partition.is_empty else until - begin,
                     "begin_sequence_number": begin,
                     "next_sequence_number": until,

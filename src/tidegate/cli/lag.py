@@ -26,7 +26,7 @@ from tidegate.cli.stores import LEASE_COLUMNS, GroupView, StoreChoice, milliseco
 from tidegate.model.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from tidegate.client import EventHubConsumer, EventHubProperties, PartitionProperties
+    from tidegate.client import EventHubProperties, PartitionProperties
     from tidegate.processor.lag import Lag
 
 _COLUMNS = (
@@ -92,7 +92,7 @@ def lag(
                 # The groups first: the log only grows meanwhile, so no checkpoint seems to be beyond its end.
                 views = await view_groups(store, group_namespace, hub, group)
                 properties = await consumer.get_event_hub_properties()
-                partitions = await _read_partitions(consumer, properties)
+                partitions = await consumer.get_all_partition_properties(properties)
                 if watch and is_redrawn:
                     output.line(_CLEAR_SCREEN)
                 _write(output, views, properties, partitions)
@@ -111,18 +111,6 @@ def lag(
                 raise
 
     run_interruptible(work_until_interrupted())
-
-
-async def _read_partitions(
-    consumer: EventHubConsumer, properties: EventHubProperties
-) -> list[PartitionProperties]:
-    import asyncio
-
-    return list(
-        await asyncio.gather(
-            *(consumer.get_partition_properties(partition_id) for partition_id in properties.partition_ids)
-        )
-    )
 
 
 def _write(

@@ -216,15 +216,13 @@ class BlockingConsumer:
 
         return run_blocking(ask())
 
-    def get_all_partition_properties(self) -> list[PartitionProperties]:
-        """The same of every partition, in the order of their ids; asked for at once."""
+    def get_all_partition_properties(
+        self, event_hub: EventHubProperties | None = None
+    ) -> list[PartitionProperties]:
+        """The same of every partition, as ``EventHubConsumer.get_all_partition_properties``."""
 
         async def ask() -> list[PartitionProperties]:
-            consumer = self._consumer(self._hub())
-            partition_ids = (await consumer.get_event_hub_properties()).partition_ids
-            return list(
-                await asyncio.gather(*(consumer.get_partition_properties(each) for each in partition_ids))
-            )
+            return await self._consumer(self._hub()).get_all_partition_properties(event_hub)
 
         return run_blocking(ask())
 

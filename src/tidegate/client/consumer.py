@@ -9,7 +9,7 @@ from typing import Self
 
 from tidegate.client.connector import Connector
 from tidegate.client.entities import EventHubProperties, PartitionProperties
-from tidegate.client.management import read_event_hub, read_partition
+from tidegate.client.management import read_event_hub, read_partition, read_partitions
 from tidegate.client.namespace import Namespace, event_hub_of
 from tidegate.client.receiver import PREFETCH_BYTES, PREFETCH_EVENTS, PartitionReceiver
 from tidegate.client.retry import RetryPolicy
@@ -84,6 +84,16 @@ class EventHubConsumer:
     async def get_partition_properties(self, partition_id: str) -> PartitionProperties:
         """Where a partition's log begins and ends now. Raises as ``get_event_hub_properties``."""
         return await read_partition(self._connector, self._hub_audience, self.event_hub, partition_id)
+
+    async def get_all_partition_properties(
+        self, event_hub: EventHubProperties | None = None
+    ) -> list[PartitionProperties]:
+        """The same of every partition, in the order of their ids; asked for at once.
+
+        event_hub: the hub, where its properties are known already; None: they are asked for first.
+        """
+        found = event_hub or await self.get_event_hub_properties()
+        return await read_partitions(self._connector, self._hub_audience, found)
 
     async def open_receiver(
         self,

@@ -64,6 +64,11 @@ class ManagementService:
                 assert wanted.partition_id is not None
                 partition = self._broker.event_hub(wanted.event_hub).partition(wanted.partition_id)
                 return encode_management_response(request.message_id, describe_partition(partition))
+            case Operation.QUERY_PARTITIONS:
+                partitions = self._broker.event_hub(wanted.event_hub).partitions
+                return encode_management_response(
+                    request.message_id, [describe_partition(partition) for partition in partitions]
+                )
             case Operation.CREATE_EVENT_HUB:
                 return self._create(wanted, request.message_id)
             case Operation.DELETE_EVENT_HUB:

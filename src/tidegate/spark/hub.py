@@ -76,7 +76,7 @@ class HubReader:
                 partition.next_sequence_number if partition.is_empty else partition.begin_sequence_number,
                 partition.next_sequence_number,
             )
-            for partition in self._consumer.get_all_partition_properties()
+            for partition in self._consumer.get_all_partition_properties(properties)
         }
         created_at_ms = (properties.created_at - _EPOCH) // timedelta(milliseconds=1)
         return HubDescription(self._options.event_hub, created_at_ms, bounds)

@@ -1,8 +1,12 @@
 """``$management``: what a hub and its partitions look like; ours alone: making and deleting hubs and groups.
 
-READ of ``com.microsoft:eventhub`` and ``com.microsoft:partition`` are Event Hubs' own. CREATE, DELETE and
-QUERY of ``com.microsoft:eventhub`` and ``com.microsoft:consumergroup`` are **Tidegate's extension** over the
-same node, with a Manage claim:
+READ of ``com.microsoft:eventhub`` and ``com.microsoft:partition`` are Event Hubs' own. **Tidegate's
+extension** over the same node is QUERY of ``com.microsoft:partition``, with the claim of a READ:
+
+    QUERY   name=hub                                          -> 200 and a list of the partitions' maps
+
+and CREATE, DELETE and QUERY of ``com.microsoft:eventhub`` and ``com.microsoft:consumergroup``, with a Manage
+claim:
 
     CREATE  name=hub, body {partition_count, retention_hours, retention_bytes, event_bytes_max}: whole
             numbers, each of which may be left out
@@ -37,6 +41,7 @@ class Operation(Enum):
 
     READ_EVENT_HUB = ("READ", EVENT_HUB_ENTITY)
     READ_PARTITION = ("READ", PARTITION_ENTITY)
+    QUERY_PARTITIONS = ("QUERY", PARTITION_ENTITY)
     CREATE_EVENT_HUB = ("CREATE", EVENT_HUB_ENTITY)
     DELETE_EVENT_HUB = ("DELETE", EVENT_HUB_ENTITY)
     QUERY_EVENT_HUBS = ("QUERY", EVENT_HUB_ENTITY)
@@ -47,7 +52,7 @@ class Operation(Enum):
     @property
     def needs_manage_claim(self) -> bool:
         """Whether the caller's policy must have the Manage claim."""
-        return self.value[0] != "READ"
+        return self.value[0] != "READ" and self is not Operation.QUERY_PARTITIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,14 +224,17 @@ class PartitionDescription:
 
 def encode_management_response(
     message_id: MessageId | None,
-    body: EventHubDescription | PartitionDescription | Sequence[EventHubDescription | str] | None,
+    body: EventHubDescription
+    | PartitionDescription
+    | Sequence[EventHubDescription | PartitionDescription | str]
+    | None,
     *,
     status_code: int = 200,
 ) -> bytes:
     """The answer to a request that succeeded; a refusal is ``request_response.encode_error_response``.
 
-    body: what was read or created; the hubs, or names of groups, that were found; None where there is nothing
-    to tell.
+    body: what was read or created; the hubs, partitions, or names of groups that were found; None where there
+    is nothing to tell.
     """
     value: object
     if body is None:
@@ -268,6 +276,17 @@ def event_hubs_in(message: Message) -> list[EventHubDescription]:
     if not isinstance(value, list):
         raise RemoteProtocolError("The answer to a query for event hubs is no list.")
     return [EventHubDescription.from_map(item) for item in value]
+
+
+def partitions_in(message: Message) -> list[PartitionDescription]:
+    """The partitions that a query found.
+
+    Raises what an unsuccessful response means, RemoteProtocolError when the body is no list of such maps.
+    """
+    value = _successful(message).value
+    if not isinstance(value, list):
+        raise RemoteProtocolError("The answer to a query for partitions is no list.")
+    return [PartitionDescription.from_map(item) for item in value]
 
 
 def consumer_groups_in(message: Message) -> list[str]:
