@@ -214,7 +214,7 @@ def _measure_spark(
         spark_stages.SMALL_EVENTS,
         spark_stages.SMALL_EVENT_BYTES,
     )
-    rows = spark_stages.rows_expected(count, size)
+    rows = spark_stages.rows_expected(spark_stages.BULK_ROWS, size)
     insert = baselines.sqlite_bulk_insert(rows, directory)
     spark = spark_session("tidegate-bench")
     try:

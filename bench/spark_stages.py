@@ -25,8 +25,11 @@ from tidegate.testing.hub import HubProcess
 PARTITIONS = 4
 READ_EVENTS = 600_000
 """Of a batch query: fewer, and Spark's start is most of what is measured."""
-SMALL_EVENTS, SMALL_EVENT_BYTES = 1_500_000, 100
-"""Of pipelines into SQL, whose rows are small."""
+SMALL_EVENTS, SMALL_EVENT_BYTES = 3_000_000, 100
+"""Of pipelines into SQL, whose rows are small. In five micro-batches, so that what comes between two of them,
+and the end of each, when one task waits for the other, is a small part of the time."""
+BULK_ROWS = 1_500_000
+"""Of what they are compared with, which takes as long per row however many there are."""
 
 TABLE = sa.Table(
     "bench_reading",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import threading
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from sqlalchemy import Engine, event
@@ -15,12 +17,13 @@ from tests.sql.support import (
     dead_numbers,
     event_with,
     events_between,
+    flights,
     record_delay,
     row_count,
     rows_in,
 )
 
-from tidegate.model.errors import CheckpointGapError, FencedError
+from tidegate.model.errors import CheckpointGapError, FencedError, InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
 from tidegate.sql import (
     ArrowHandler,
@@ -28,13 +31,16 @@ from tidegate.sql import (
     CheckpointReader,
     Database,
     DeadLetters,
+    EventPlace,
     PartitionBatch,
     Row,
     UnitOfWork,
     commit_batches,
+    computed_batch,
     handled_batch,
     schema,
 )
+from tidegate.sql.arrow_rows import ArrowRows
 from tidegate.sql.checkpoint_rows import CheckpointStep
 
 _EVENTS = 60
@@ -227,6 +233,95 @@ def test_a_step_from_elsewhere_is_named(database: Database, change: int) -> None
     with pytest.raises(FencedError, match=f"partition {change} of .* could not move from 1 to 3"):
         advance()
     assert _checkpoints(database) == {"0": 2, "1": 2, "2": 2}
+
+
+def test_rows_whose_schema_has_no_hash_go_in_together(database: Database) -> None:
+    """Metadata, as pandas leaves it, and a column type of the user's own."""
+
+    class Minutes(pa.ExtensionType):
+        __hash__ = None  # type: ignore[assignment]
+
+        def __init__(self) -> None:
+            super().__init__(pa.int64(), "tests.minutes")
+
+        def __arrow_ext_serialize__(self) -> bytes:
+            return b""
+
+        @classmethod
+        def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> Minutes:
+            return cls()
+
+    def rows(partition_id: str, column: pa.Array[Any]) -> PartitionBatch:
+        data = pa.table({"sequence_number": [0], "partition_id": [partition_id], "delay": column})
+        return computed_batch(
+            flights,
+            CONSUMER,
+            partition_id,
+            ArrowRows(data.replace_schema_metadata({"pandas": partition_id}), np.zeros(1, np.int64)),
+            positions=lambda number: EventPlace("0", 0),
+            start_sequence_number=0,
+            until_sequence_number=1,
+        )
+
+    minutes = pa.ExtensionArray.from_storage(Minutes(), pa.array([7]))
+    columns = {"0": minutes, "1": pa.array([8]), "2": minutes}
+    batches = [rows(partition_id, column) for partition_id, column in columns.items()]
+    assert commit_batches(database, batches) == [BatchResult(1, 0, 0, 0, 1)] * 3
+    assert [row[2] for row in rows_in(database)] == [7, 8, 7]
+
+
+def test_batches_that_do_not_belong_together_are_refused(database: Database) -> None:
+    """Nothing is written under another's name."""
+    first, second = _batch("0", 0, 1), _batch("1", 0, 1)
+    for others in (
+        [_batch("0", 0, 1)],
+        [replace(second, pipeline_name="another")],
+        [replace(second, event_hub_created_at_ms=7)],
+        [replace(second, lease_epoch=7)],
+    ):
+        with pytest.raises(InvalidArgumentError, match=r"together|different partitions"):
+            commit_batches(database, [first, *others])
+    with pytest.raises(InvalidArgumentError):
+        commit_batches(database, [])
+    assert row_count(database) == 0
+
+
+def test_a_deadlock_with_anothers_rows_sends_each_its_own_way(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two transactions write the same unique keys, in another order: both come through, each key once."""
+    met = threading.Barrier(2)
+    has_met = threading.local()
+    insert = UnitOfWork.insert_values
+
+    def insert_and_meet(unit: UnitOfWork, *arguments: Any) -> int:
+        count = insert(unit, *arguments)
+        if not hasattr(has_met, "first"):
+            has_met.first = True
+            met.wait(60)  # each has one key now, and wants the other's next
+        return count
+
+    monkeypatch.setattr(UnitOfWork, "insert_values", insert_and_meet)
+
+    def batch(partition_id: str, key: int, **columns: str) -> PartitionBatch:
+        row = {"sequence_number": key, "partition_id": "key", "delay": 0, **columns}
+        pipeline = replace(PIPELINE, handler=lambda event: row)
+        events = events_between(0, 1, partition_id=partition_id)
+        return handled_batch(pipeline, partition_id, events, start_sequence_number=0, until_sequence_number=1)
+
+    results: list[BatchResult] = []
+    with Database.open(postgresql_url) as database:
+        database.ensure_table(flights)
+        pairs = [
+            [batch("0", 1), batch("2", 2, note="second")],
+            [batch("1", 2), batch("3", 1, note="second")],
+        ]
+        _run(
+            [threading.Thread(target=lambda p=p: results.extend(commit_batches(database, p))) for p in pairs]
+        )
+        assert row_count(database) == sum(result.rows for result in results) == 2
+        assert sum(result.dead_letters for result in results) == 2
+        assert _checkpoints(database) == dict.fromkeys("0123", 1)
 
 
 def test_the_statements_do_not_grow_with_the_partitions(database: Database) -> None:

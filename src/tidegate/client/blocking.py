@@ -137,6 +137,8 @@ class _BytesLeft:
     """How much may still be fetched."""
 
     count: int
+    each: int
+    """Fetched ahead by one receiver that is opened for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,13 +257,14 @@ class BlockingConsumer:
     ) -> list[FetchedRange]:
         """Short ranges of different partitions, fetched at once: one wait for all of them.
 
-        ranges: each a partition and the two sequence numbers of ``read_encoded``. Some
-        ``_TOGETHER_BYTES`` are fetched at most, and nothing waits for a receiver's place; what is missing of
-        a range, ``read_encoded`` brings. Raises InvalidArgumentError for numbers that are no range; what is
-        wrong with one range else is in its result. timeout_s: the longest wait for a next chunk.
+        ranges: each a partition and the two sequence numbers of ``read_encoded``. About 16 MiB are fetched at
+        most, and nothing waits for a receiver's place; what is missing of a range, ``read_encoded`` brings.
+        Raises InvalidArgumentError for numbers that are no range; what is wrong with one range else is in
+        its result. timeout_s: the longest wait for a next chunk.
         """
         wanted = [_Range(self._hub(), *each) for each in ranges]
-        left = _BytesLeft(_TOGETHER_BYTES)
+        share = max(EVENT_BYTES_MAX, _TOGETHER_BYTES // max(1, len(wanted)))
+        left = _BytesLeft(_TOGETHER_BYTES, min(self._prefetch_bytes, share))
 
         async def fetch() -> list[FetchedRange]:
             return await asyncio.gather(*(self._fetch(each, timeout_s, left) for each in wanted))
@@ -370,10 +373,10 @@ class BlockingConsumer:
     async def _fetch(self, wanted: _Range, timeout_s: float, left: _BytesLeft) -> FetchedRange:
         """As much of a range as there are bytes left for. Raises nothing."""
         fetched: list[EncodedEvents] = []
-        if wanted.start == wanted.until:
+        if wanted.start == wanted.until or left.count <= 0:
             return FetchedRange((), None)
         try:
-            receiver = await self._check_out(wanted, self._prefetch_bytes, quota_wait_s=0.0)
+            receiver = await self._check_out(wanted, left.each, quota_wait_s=0.0)
             next_number: int | None = wanted.start
             try:
                 while next_number is not None and next_number < wanted.until and left.count > 0:

@@ -80,15 +80,21 @@ class ArrowRows:
 
 def joined_arrow(groups: Sequence[ArrowRows]) -> list[ArrowRows]:
     """Groups with the same columns of the same types as one; its numbers are not in order."""
-    by_schema: dict[pa.Schema, list[ArrowRows]] = {}
+    # Compared, not hashed: a schema with metadata, or with a type of the user's, need not have a hash.
+    alike: list[list[ArrowRows]] = []
     for group in groups:
-        by_schema.setdefault(group.data.schema, []).append(group)
+        for parts in alike:
+            if parts[0].data.schema.equals(group.data.schema):
+                parts.append(group)
+                break
+        else:
+            alike.append([group])
     return [
         ArrowRows(
-            pa.concat_tables([part.data for part in parts]),
+            pa.concat_tables([part.data.replace_schema_metadata(None) for part in parts]),
             np.concatenate([part.sequence_numbers for part in parts]),
         )
-        for parts in by_schema.values()
+        for parts in alike
     ]
 
 

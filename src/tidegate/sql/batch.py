@@ -8,7 +8,7 @@ dead letters with the database's own reason. The careful pass costs a savepoint 
 something failed.
 
 Small batches of several partitions share one transaction, for what a transaction costs besides its rows is
-paid once then. Refused rows send each of them its own way.
+paid once then. Refused rows, and a deadlock with another's rows, send each of them its own way.
 """
 
 from __future__ import annotations
@@ -19,10 +19,16 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Table
 
-from tidegate.model.errors import CheckpointGapError, EventHubReplacedError
+from tidegate.model.errors import (
+    CheckpointGapError,
+    DatabaseUnavailableError,
+    EventHubReplacedError,
+    InvalidArgumentError,
+)
 from tidegate.model.events import ReceivedEvent
 from tidegate.sql.checkpoint_rows import CheckpointStep, LockedCheckpoint
 from tidegate.sql.database import Database
+from tidegate.sql.failures import is_deadlock
 from tidegate.sql.partition_batch import PartitionBatch, handled_batch
 from tidegate.sql.pipeline import Pipeline
 from tidegate.sql.row_groups import joined
@@ -68,14 +74,15 @@ def process_partition_batch(
 def commit_batches(database: Database, batches: Sequence[PartitionBatch]) -> list[BatchResult]:
     """Commit batches of different partitions in one transaction; the results are in their order.
 
-    batches: at least one; of one consumer, owner and table.
+    batches: at least one; of one pipeline, hub, owner and table.
 
-    Raises CheckpointGapError, EventHubReplacedError, FencedError, InvalidArgumentError (a column that the
-    table lacks), DatabaseError and DatabaseUnavailableError. Whatever it raises, nothing was committed, with
-    two exceptions: the error's text says that this could not be found out; or the database had refused rows,
-    so that each batch got a transaction of its own, and those of lower partition ids are done.
+    Raises CheckpointGapError, EventHubReplacedError, FencedError, InvalidArgumentError (batches that do not
+    belong together), DatabaseError and DatabaseUnavailableError. Whatever it raises, nothing was committed,
+    unless the error's text says that this could not be found out, or that somebody else has moved on; or the
+    database had refused rows, so that each batch got a transaction of its own: some of those may be done.
+    Running the same batches again is safe each time.
     """
-    assert len({(batch.consumer, batch.owner, batch.lease_epoch, batch.table) for batch in batches}) == 1
+    _check_together(batches)
     # The order in which everybody locks checkpoints.
     ordered = sorted(batches, key=lambda batch: batch.partition_id)
     try:
@@ -84,8 +91,29 @@ def commit_batches(database: Database, batches: Sequence[PartitionBatch]) -> lis
         if len(ordered) == 1:
             results = _attempt(database, ordered, refused=refused)
         else:
-            results = {batch.partition_id: commit_batches(database, [batch])[0] for batch in ordered}
+            results = _one_by_one(database, ordered)
+    except DatabaseUnavailableError as error:
+        # Two that write the same unique keys of the user's table, in another order.
+        if len(ordered) == 1 or error.__cause__ is None or not is_deadlock(error.__cause__):
+            raise
+        results = _one_by_one(database, ordered)
     return [results[batch.partition_id] for batch in batches]
+
+
+def _one_by_one(database: Database, batches: Sequence[PartitionBatch]) -> dict[str, BatchResult]:
+    return {batch.partition_id: commit_batches(database, [batch])[0] for batch in batches}
+
+
+def _check_together(batches: Sequence[PartitionBatch]) -> None:
+    if len({batch.partition_id for batch in batches}) != len(batches) or not batches:
+        raise InvalidArgumentError("Batches that are committed together are of different partitions.")
+    for batch in batches:
+        if batch.common != batches[0].common:
+            raise InvalidArgumentError(
+                f"The batches of partitions {batches[0].partition_id} and {batch.partition_id} cannot be "
+                "committed together.",
+                next_step="They need the same pipeline, event hub, consumer group, owner, lease and table.",
+            )
 
 
 def _attempt(

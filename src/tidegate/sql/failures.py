@@ -38,6 +38,11 @@ def sqlstate_of(error: BaseException) -> str:
     return getattr(original, "sqlstate", None) or ""
 
 
+def is_deadlock(error: BaseException) -> bool:
+    """True where PostgreSQL has ended a transaction because it and another one waited for each other."""
+    return sqlstate_of(error) == "40P01"
+
+
 def is_connection_lost(error: BaseException) -> bool:
     """True where the connection is gone, so that an answer may have been lost with it."""
     if isinstance(error, exc.DBAPIError) and error.connection_invalidated:

@@ -43,6 +43,18 @@ class PartitionBatch:
     last: EventPlace | None
     """The place of the last event, for the checkpoint."""
 
+    @property
+    def common(self) -> tuple[object, ...]:
+        """What batches that share a transaction have in common."""
+        return (
+            self.table,
+            self.consumer,
+            self.pipeline_name,
+            self.owner,
+            self.lease_epoch,
+            self.event_hub_created_at_ms,
+        )
+
     def __post_init__(self) -> None:
         if self.until < self.start:
             raise InvalidArgumentError(f"The batch [{self.start}, {self.until}) ends before it starts.")
@@ -69,7 +81,7 @@ def handled_batch(
     starts beyond the checkpoint, when the events between are known to be lost. lease_epoch: the lease that
     this owner holds; None: none. A checkpoint under a higher epoch refuses the batch, done or not.
 
-    Raises InvalidArgumentError (events out of order or range).
+    Raises InvalidArgumentError (events out of order or range), BatchResultError (see ``ArrowHandler``).
     """
     check_events(events, start_sequence_number, until_sequence_number)
     handled = handle_events(

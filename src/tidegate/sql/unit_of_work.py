@@ -334,13 +334,7 @@ class UnitOfWork:
             f"moving the checkpoint of {_partitions([each.partition_id for each in steps])}"
         ):
             self._rows.advance(self.connection, steps, self._mark())
-        # All of them were moved, or none: one tells for all.
-        last = steps[-1]
-        self.set_witness(
-            lambda connection: self._checkpoint_outcome(
-                connection, last.partition_id, last.until_sequence_number
-            )
-        )
+        self.set_witness(lambda connection: self._checkpoint_outcome(connection, steps))
 
     def _mark(self) -> dict[str, object]:
         """What every checkpoint gets that this transaction touches."""
@@ -443,12 +437,17 @@ class UnitOfWork:
                 raise _refused(error, f"rows for {table.name}") from error
             raise translate(error, doing=f"inserting into {table.name}", where=self.database.url) from error
 
-    def _checkpoint_outcome(self, connection: Connection, partition_id: str, until: int) -> CommitOutcome:
-        found = self._rows.lock(connection, partition_id)
-        if found.transaction_token == self.token:
+    def _checkpoint_outcome(self, connection: Connection, steps: Sequence[CheckpointStep]) -> CommitOutcome:
+        """All steps were taken, or none; others may have gone on from some of the checkpoints since."""
+        found = {each: self._rows.lock(connection, each.partition_id) for each in steps}
+        if any(locked.transaction_token == self.token for locked in found.values()):
             return CommitOutcome.COMMITTED
-        number = found.next_sequence_number
-        return CommitOutcome.ROLLED_BACK if number is None or number < until else CommitOutcome.SUPERSEDED
+        is_done = all(
+            locked.next_sequence_number is not None
+            and locked.next_sequence_number >= step.until_sequence_number
+            for step, locked in found.items()
+        )
+        return CommitOutcome.SUPERSEDED if is_done else CommitOutcome.ROLLED_BACK
 
 
 def _partitions(partition_ids: Sequence[str]) -> str:

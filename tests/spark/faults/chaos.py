@@ -229,6 +229,8 @@ class SparkChaosRun:
 
     def _is_due(self, fault: Fault) -> bool:
         """Whether enough has gone well since the last fault that was as bad; else nothing would get done."""
+        if 0 < self._publisher.published <= self.processed:
+            return self._driver.is_running  # nothing more goes well before it: the last tenth is held back
         if fault in _MAY_END_DRIVER:
             life_events = self.processed - self._processed_at_start
             return self._driver.is_running and life_events >= self._settings.life_events_min
