@@ -10,7 +10,7 @@ import pytest
 from tidegate.client import EventHubProducer, FetchedRange
 from tidegate.client import blocking as blocking_module
 from tidegate.client.blocking import BlockingConsumer
-from tidegate.client.receiver import PartitionReceiver
+from tidegate.client.receiver import PREFETCH_BYTES, PartitionReceiver
 from tidegate.model.errors import (
     InvalidArgumentError,
     NotFoundError,
@@ -106,6 +106,18 @@ def test_large_events_are_left_for_later(
         assert numbers == list(range(len(numbers)))
         assert _read(consumer, partition_id, len(numbers), _COUNT) == list(range(len(numbers), _COUNT))
     assert len(opened) == 2
+
+
+def test_a_receiver_of_a_short_range_serves_a_long_one_as_well_as_another(
+    consumer: BlockingConsumer, opened: list[object]
+) -> None:
+    """It was opened with a share of what all may fetch, and fetches as much ahead as any other then."""
+    consumer.read_together([(partition_id, 0, 5) for partition_id in "012"])
+    ((receiver, _, _), *_) = consumer._state.idle.values()
+    assert receiver._prefetch_bytes == blocking_module._TOGETHER_BYTES // 3
+    assert _read(consumer, "0", 5, _COUNT) == list(range(5, _COUNT))
+    assert len(opened) == 3
+    assert receiver._prefetch_bytes == PREFETCH_BYTES
 
 
 def test_nobody_waits_for_a_place(hub_service: HubService, hub: str, consumer: BlockingConsumer) -> None:

@@ -408,6 +408,7 @@ class BlockingConsumer:
             receiver, continues_at, timer = kept
             timer.cancel()
             if continues_at == wanted.start and not receiver.is_over:
+                receiver.widen_prefetch(prefetch_bytes)  # it may have been opened for a short range
                 return receiver
             await receiver.close()
         loop, state = asyncio.get_running_loop(), self._own_state()

@@ -83,6 +83,10 @@ class PrefetchWindow:
         self._events_max = events_max
         self._delivery_bytes = float(max(1, delivery_bytes))
 
+    def widen(self, bytes_max: int) -> None:
+        """Keep that many bytes from now on, if they are more."""
+        self._bytes_max = max(self._bytes_max, bytes_max)
+
     def observe(self, deliveries: int, size_bytes: int) -> None:
         """Note what deliveries that came together weighed."""
         average = size_bytes / max(1, deliveries)

@@ -172,6 +172,11 @@ class PartitionReceiver(LinkHandler):
             for event in await self.receive():
                 yield event
 
+    def widen_prefetch(self, prefetch_bytes: int) -> None:
+        """Fetch that much ahead from now on, if it is more than before."""
+        self._prefetch_bytes = max(self._prefetch_bytes, prefetch_bytes)
+        self._window.widen(prefetch_bytes)
+
     @property
     def next_sequence_number(self) -> int | None:
         """One past the last event fetched (handed out or buffered); None before the first."""
