@@ -221,7 +221,7 @@ def _measure_spark(
         hub = spark_stages.fill_hub(service, read_count, event_bytes)
         read = spark_stages.spark_read(spark, service, hub, read_count, event_bytes)
         read.compare_with(decode)
-        write = spark_stages.spark_write(spark, service, read_count, event_bytes)
+        write = spark_stages.spark_write(spark, service, spark_stages.WRITE_EVENTS, event_bytes)
         write.compare_with(ingest)
         hub = spark_stages.fill_hub(service, count, size)
 
