@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -161,11 +163,35 @@ def test_a_token_that_runs_out_before_it_is_replaced_ends_no_work(
     ):
         until = time.monotonic() + 6
         while time.monotonic() < until:
-            # Without a pause, so that there is always something on its way.
+            # With hardly a pause, so that there is nearly always something on its way, but never much: a slow
+            # machine would be busy with it for minutes.
             batches += _batches(1, len(batches))
             work.submit("0", *_batch(*batches[-1]))
+            if len(batches) % 50 == 0:
+                work.flush()
         work.flush()
     assert _stored(hub_service, event_hub) == _flat(batches)
+
+
+def test_many_batches_that_wait_cost_no_more_each(
+    producer: RepeatableProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody looks at all that waits each time that one of them is settled."""
+
+    looked_at: list[int] = []
+    wait: Any = asyncio.wait
+
+    async def noted(futures: Any, **named: Any) -> Any:
+        looked_at.append(len(futures))
+        return await wait(futures, **named)
+
+    monkeypatch.setattr(asyncio, "wait", noted)
+    batches = _batches(500)
+    with producer.begin(ProducerIdentity(8)) as work:
+        for batch in batches:
+            work.submit("0", *_batch(*batch))
+        assert work.flush() == 0
+    assert max(looked_at, default=0) < 50
 
 
 def test_an_unknown_partition_and_a_batch_too_large_are_refused(producer: RepeatableProducer) -> None:

@@ -185,6 +185,9 @@ class RepeatableWork:
         self._identity = identity
         self._senders: dict[str, RepeatableSender] = {}
         self._waiting: set[asyncio.Future[None]] = set()
+        self._settled = asyncio.Event()
+        """Set when a batch is no longer waited for: to wait for all of them at once costs as many steps as
+        there are, each time that one is settled."""
         self._unacknowledged_bytes = 0
         self._failure: BaseException | None = None
 
@@ -228,7 +231,7 @@ class RepeatableWork:
         if sender is None:
             sender = self._senders[partition_id] = self._producer.sender(partition_id, self._identity)
         while self._unacknowledged_bytes >= _UNACKNOWLEDGED_BYTES_MAX and self._failure is None:
-            await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
+            await self._wait_settled()
         if self._failure is not None:
             raise self._failure
         batch = OutgoingBatch([sections], len(sections), event_count)
@@ -241,18 +244,23 @@ class RepeatableWork:
             self._unacknowledged_bytes -= batch.size_bytes
             if not future.cancelled() and future.exception() is not None:
                 self._failure = self._failure or future.exception()
+            self._settled.set()
 
         acknowledged.add_done_callback(finish)
         sender.submit(batch)
 
     async def _flush(self) -> int:
         while self._waiting and self._failure is None:
-            await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
+            await self._wait_settled()
         if self._failure is not None:
             raise self._failure
         for sender in self._senders.values():
             sender.check_complete()
         return sum(sender.found_count for sender in self._senders.values())
+
+    async def _wait_settled(self) -> None:
+        self._settled.clear()
+        await self._settled.wait()
 
     async def _close(self) -> None:
         for sender in self._senders.values():
