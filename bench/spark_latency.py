@@ -1,11 +1,13 @@
 """From an event's acceptance to its row's commit in PostgreSQL, by a pipeline on Spark that keeps running.
 
-    python -m bench.spark_latency [--rates 1000,20000] [--seconds S] [--json FILE]
+    python -m bench.spark_latency [--rates 1000,20000] [--seconds S] [--warm-up S] [--json FILE]
 
 The hub has 16 partitions; a process of its own publishes at a steady rate. PostgreSQL syncs, and notes when
-each transaction was committed (``track_commit_timestamp``), so nothing is polled. The beginning, in which
-Spark's code is compiled, is left out. The floor is what a micro-batch takes whose source and sink do nothing,
-in the same run; beside it stand the latencies of a hand-written probe of the same shape, on a quiet machine.
+each transaction was committed (``track_commit_timestamp``), so nothing is polled. What is measured is a
+pipeline that keeps running: until the JVM has compiled what it runs often, its compiler takes one of two
+cores, and micro-batches take twice as long, so a pipeline of its own runs first. The floor is what a
+micro-batch takes whose source and sink do nothing, in the same run and as warm; beside it stand the latencies
+of a hand-written probe of the same shape, on a quiet machine.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ PROBE_MS: Final = {1_000: (95, 165), 20_000: (105, 198), 100_000: (145, 257)}
 PARTITIONS: Final = 16
 _BODY_BYTES = 100
 _SECONDS = 20.0
+_WARM_UP_S = 45.0
 _LEFT_OUT_S = 8.0
+"""Of each rate: the beginning of its query."""
 _DEADLINE_S = 300.0
 _EVERY_S = 0.005
 _BATCHES_COUNTED = 50
@@ -76,7 +80,11 @@ class Latency:
 
 
 def measure_latencies(
-    spark: SparkSession, server: PostgresqlServer, rates: Sequence[int], seconds: float = _SECONDS
+    spark: SparkSession,
+    server: PostgresqlServer,
+    rates: Sequence[int],
+    seconds: float = _SECONDS,
+    warm_up_s: float = _WARM_UP_S,
 ) -> list[Latency]:
     """Each rate in turn, into a hub and a schema of its own. server: restarted, to note commit times."""
     server.execute("ALTER SYSTEM SET track_commit_timestamp = on")
@@ -87,13 +95,16 @@ def measure_latencies(
         tempfile.TemporaryDirectory(prefix="tidegate-bench-") as name,
         HubProcess(Path(name) / "data") as hub,
     ):
+
+        def run(rate: int, run_s: float, floor_ms: float = 0.0) -> Latency:
+            checkpoint = Path(tempfile.mkdtemp(dir=name))
+            return _measure(spark, hub, server.create_schema(), rate, run_s, checkpoint, floor_ms)
+
+        if warm_up_s:
+            _progress.print(f"warming up: {warm_up_s:.0f} s")
+            run(min(rates), warm_up_s)
         floor_ms = _floor_ms(spark, seconds, Path(name) / "checkpoint")
-        return [
-            _measure(
-                spark, hub, server.create_schema(), rate, seconds, Path(name) / f"checkpoint-{rate}", floor_ms
-            )
-            for rate in rates
-        ]
+        return [run(rate, seconds, floor_ms) for rate in rates]
 
 
 def _floor_ms(spark: SparkSession, seconds: float, checkpoint: Path) -> float:
@@ -275,6 +286,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rates", default=",".join(map(str, RATES)), help="events per second, by commas")
     parser.add_argument("--seconds", type=float, default=_SECONDS, help="of publishing, for each rate")
+    parser.add_argument("--warm-up", type=float, default=_WARM_UP_S, help="seconds of publishing before that")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     parser.add_argument("--publish", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -285,7 +297,7 @@ def main() -> None:
     try:
         with PostgresqlServer(is_fsync_used=True) as server:
             rates = [int(rate) for rate in given.rates.split(",")]
-            latencies = measure_latencies(spark, server, rates, given.seconds)
+            latencies = measure_latencies(spark, server, rates, given.seconds, given.warm_up)
     finally:
         spark.stop()
     print_latencies(latencies)
