@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 
 import pytest
 
@@ -21,6 +21,8 @@ from tidegate.model.events import EventData
 from tidegate.testing.hub import HubService
 
 _COUNT = 50
+_DELIVERIES_OVER = 2
+"""That may come behind the end of a range, for it is events that are counted and deliveries that come."""
 
 
 @pytest.fixture(scope="module")
@@ -137,3 +139,33 @@ def test_nobody_waits_for_a_place(hub_service: HubService, hub: str, consumer: B
         for other in others:
             other.close()
     assert _read(consumer, "0", 0, 5) == [0, 1, 2, 3, 4]
+
+
+def test_little_behind_a_range_is_fetched(hub_service: HubService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes next may be another process's to read: nothing behind the end is asked for on purpose."""
+    name = hub_service.create_hub(partition_count=1)
+    connection_string = hub_service.hub_connection_string(name)
+    batches, each = 100, 20
+
+    async def send() -> None:
+        async with EventHubProducer.from_connection_string(connection_string) as producer:
+            for _ in range(batches):
+                await producer.send([EventData(b"x")] * each, partition_id="0")
+
+    asyncio.run(send())
+    receivers: list[PartitionReceiver] = []
+    start: Callable[..., Coroutine[object, object, None]] = PartitionReceiver.start
+
+    async def noted(receiver: PartitionReceiver) -> None:
+        receivers.append(receiver)
+        await start(receiver)
+
+    monkeypatch.setattr(PartitionReceiver, "start", noted)
+    with BlockingConsumer(connection_string) as consumer:
+        for begin, until in ((0, 700), (700, 1400), (1400, 1500)):
+            assert _read(consumer, "0", begin, until) == list(range(begin, until))
+            (receiver,) = receivers
+            assert receiver.next_sequence_number is not None
+            assert receiver.next_sequence_number <= until + each * _DELIVERIES_OVER
+        assert _read(consumer, "0", 1500, batches * each) == list(range(1500, batches * each))
+    assert len(receivers) == 1

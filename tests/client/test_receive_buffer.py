@@ -57,9 +57,9 @@ def test_the_window_of_batches_counts_bytes() -> None:
     window = PrefetchWindow(bytes_max=16_000, events_max=None, delivery_bytes=1000)
     assert window.decide_credit(outstanding=0, buffered_events=0, buffered_bytes=0) == 16
     for _ in range(50):
-        window.observe(10, 1000)  # 100 bytes each
+        window.observe(10, 10, 1000)  # 100 bytes each
     assert window.decide_credit(outstanding=0, buffered_events=0, buffered_bytes=0) == 160
-    window.observe(1, 8000)
+    window.observe(1, 1, 8000)
     assert window.decide_credit(outstanding=0, buffered_events=0, buffered_bytes=0) == 2
 
 
@@ -76,6 +76,46 @@ def test_credit_is_renewed_in_halves() -> None:
     assert window.decide_credit(outstanding=60, buffered_events=1, buffered_bytes=100) == 0
     assert window.decide_credit(outstanding=30, buffered_events=1, buffered_bytes=100) == 69
     assert window.decide_credit(outstanding=0, buffered_events=90, buffered_bytes=9_000) == 0
+
+
+def test_no_more_is_asked_for_than_is_wanted() -> None:
+    """Of a range that ends within the window: the deliveries that hold it, by what came before."""
+    window = PrefetchWindow(bytes_max=100_000, events_max=None, delivery_bytes=100)
+
+    def credit(events_left: int, outstanding: int = 0) -> int:
+        return window.decide_credit(
+            outstanding=outstanding, buffered_events=5, buffered_bytes=500, events_left=events_left
+        )
+
+    assert credit(30) == 30  # each of them may be alone
+    window.observe(2, 20, 200)
+    assert credit(30) == 3
+    assert credit(31) == 4
+    assert credit(30, outstanding=2) == 0  # in halves, as ever
+    assert credit(30, outstanding=1) == 2
+    assert credit(0) == 0
+    assert credit(1_000_000) == 995  # the window's
+
+
+def test_whatever_deliveries_hold_a_range_comes_to_its_end() -> None:
+    """Sizes change without notice: asked for again and again, all of it comes."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    numbers = random.Random(seed)
+    for _ in range(200):
+        window = PrefetchWindow(bytes_max=50_000, events_max=None, delivery_bytes=10_000)
+        left, size, outstanding = numbers.randint(1, 2000), numbers.randint(1, 300), 0
+        while left > 0:
+            outstanding += window.decide_credit(
+                outstanding=outstanding, buffered_events=0, buffered_bytes=0, events_left=left
+            )
+            assert outstanding > 0
+            came = numbers.randint(1, outstanding)
+            if numbers.random() < 0.1:
+                size = numbers.randint(1, 300)
+            window.observe(came, came * size, came * size * 10)
+            left -= came * size
+            outstanding -= came
 
 
 def test_a_delivery_larger_than_the_window_still_comes() -> None:

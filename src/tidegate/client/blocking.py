@@ -49,8 +49,6 @@ _QUOTA_WAIT_S: Final = 600.0
 """How long a range waits for its turn at least: those before it may be long ones."""
 _CROWDED_S: Final = 60.0
 """How long a process that found no room keeps no receivers waiting."""
-_PIECE_BYTES: Final = 4 * 1024 * 1024
-"""Fetched ahead of a range that nobody continues: what is behind its end was fetched for nothing."""
 _RECEIVER_NAME_MAX: Final = 64
 """Source: ``ReceiverOptions.setIdentifier`` of azure-eventhubs (Java) 3.3."""
 _TOGETHER_BYTES: Final = 16 * 1024 * 1024
@@ -239,9 +237,9 @@ class BlockingConsumer:
     ) -> Iterator[EncodedEvents]:
         """The events ``start <= sequence number < until``, in order, in chunks as they come.
 
-        The receiver is kept for a little while: a range that starts where this one ended continues at once,
-        with what was fetched ahead. is_continued: False where no such range will come to this process; less
-        is fetched ahead then, and nothing kept. timeout_s: the longest wait for the next chunk.
+        The receiver is kept for a little while: a range that starts where this one ended continues at once.
+        is_continued: False where no such range will come to this process; nothing is kept then.
+        timeout_s: the longest wait for the next chunk.
         Where five receivers read the partition already it waits for one of them to end.
         Raises PositionOutOfRangeError, which names partition, wanted and first available number, where
         retention removed the start (or the start lies beyond the end of the log); OperationTimeoutError
@@ -249,8 +247,7 @@ class BlockingConsumer:
         error is in order and without a gap.
         """
         wanted = _Range(self._hub(), partition_id, start_sequence_number, until_sequence_number)
-        prefetch_bytes = self._prefetch_of(is_continued=is_continued)
-        return self._read(wanted, timeout_s, prefetch_bytes, is_continued=is_continued)
+        return self._read(wanted, timeout_s, is_continued=is_continued)
 
     def read_together(
         self, ranges: Iterable[tuple[str, int, int]], *, timeout_s: float = 60.0
@@ -271,9 +268,6 @@ class BlockingConsumer:
 
         return run_blocking(fetch())
 
-    def _prefetch_of(self, *, is_continued: bool) -> int:
-        return self._prefetch_bytes if is_continued else min(self._prefetch_bytes, _PIECE_BYTES)
-
     def read_events(
         self,
         event_hub: str,
@@ -289,8 +283,7 @@ class BlockingConsumer:
         for numbers in group_neighbours(sequence_numbers, gap_max=_RANGE_GAP_MAX):
             wanted = frozenset(numbers)
             whole = _Range(event_hub, partition_id, numbers[0], numbers[-1] + 1)
-            # The smallest window: a few events are wanted, not the megabytes behind them.
-            for chunk in self._read(whole, timeout_s, EVENT_BYTES_MAX):
+            for chunk in self._read(whole, timeout_s):
                 for index, sequence_number in enumerate(chunk.sequence_numbers):
                     if sequence_number in wanted:
                         yield ReceivedEvent(
@@ -355,11 +348,11 @@ class BlockingConsumer:
         return consumers[event_hub]
 
     def _read(
-        self, wanted: _Range, timeout_s: float, prefetch_bytes: int, *, is_continued: bool = True
+        self, wanted: _Range, timeout_s: float, *, is_continued: bool = True
     ) -> Iterator[EncodedEvents]:
         if wanted.start == wanted.until:
             return
-        receiver = run_blocking(self._check_out(wanted, prefetch_bytes, max(timeout_s, _QUOTA_WAIT_S)))
+        receiver = run_blocking(self._check_out(wanted, self._prefetch_bytes, max(timeout_s, _QUOTA_WAIT_S)))
         next_number = wanted.start
         try:
             while next_number < wanted.until:
@@ -377,20 +370,17 @@ class BlockingConsumer:
             return FetchedRange((), None)
         try:
             receiver = await self._check_out(wanted, left.each, quota_wait_s=0.0)
-            next_number: int | None = wanted.start
+            next_number, continues_at = wanted.start, None
             try:
-                while next_number is not None and next_number < wanted.until and left.count > 0:
+                while next_number < wanted.until and left.count > 0:
                     chunks = await _next_chunks(receiver, wanted, next_number, timeout_s)
                     next_number = chunks[-1].sequence_numbers[-1] + 1
                     fetched += _within(chunks, wanted)
                     left.count -= sum(chunk.size_bytes for chunk in chunks)
-            except BaseException:
-                next_number = None
-                raise
+                if next_number <= wanted.until:
+                    continues_at = next_number
             finally:
-                if next_number is not None and next_number > wanted.until:
-                    next_number = None
-                await self._check_in(wanted, receiver, next_number)
+                await self._check_in(wanted, receiver, continues_at)
         except QuotaExceededError:
             return FetchedRange(tuple(fetched), None)
         except (TidegateError, OSError) as error:
@@ -408,7 +398,7 @@ class BlockingConsumer:
             receiver, continues_at, timer = kept
             timer.cancel()
             if continues_at == wanted.start and not receiver.is_over:
-                receiver.widen_prefetch(prefetch_bytes)  # it may have been opened for a short range
+                receiver.go_on(wanted.until, prefetch_bytes)
                 return receiver
             await receiver.close()
         loop, state = asyncio.get_running_loop(), self._own_state()
@@ -434,6 +424,7 @@ class BlockingConsumer:
             receiver_name=self._name_of_receiver(),
             prefetch_bytes=prefetch_bytes,
             must_start_at_position=True,
+            until_sequence_number=wanted.until,
         )
 
     def _is_crowded(self) -> bool:

@@ -105,6 +105,7 @@ class EventHubConsumer:
         prefetch_events: int = PREFETCH_EVENTS,
         prefetch_bytes: int = PREFETCH_BYTES,
         must_start_at_position: bool = False,
+        until_sequence_number: int | None = None,
     ) -> PartitionReceiver:
         """A receiver of one partition that starts at ``position``; returns once the service agreed to it.
 
@@ -112,7 +113,8 @@ class EventHubConsumer:
         same or a lower level, who then get ReceiverStolenError; None shares it. receiver_name: shown in the
         service's messages. prefetch_events, prefetch_bytes: about how much is fetched ahead, whichever is
         less (in batched delivery, bytes alone). must_start_at_position: a start by sequence number that
-        retention has removed is PositionOutOfRangeError, instead of a start at the first event held.
+        retention has removed is PositionOutOfRangeError, instead of a start at the first event held; there
+        ``until_sequence_number`` says from where on nothing is wanted: little more than that is fetched.
         ``EventPosition.latest()`` means: after the last event that is in the partition now.
         Raises NotFoundError, UnauthorizedError, ReceiverStolenError (a higher level reads),
         QuotaExceededError (a 6th shared receiver), PositionOutOfRangeError (beyond the end), BrokenError,
@@ -137,6 +139,7 @@ class EventHubConsumer:
             prefetch_bytes=prefetch_bytes,
             is_batch_delivery_wanted=self._is_batch_delivery_wanted,
             must_start_at_position=must_start_at_position,
+            until_sequence_number=until_sequence_number,
         )
         await receiver.start()
         return receiver

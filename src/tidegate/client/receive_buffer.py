@@ -5,6 +5,7 @@ Events lie here encoded, in the chunks in which they arrived; a chunk is cut onl
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Final
 
@@ -70,8 +71,8 @@ class ReceiveBuffer:
 class PrefetchWindow:
     """Decides about credit: keeps fetched and expected bytes near a bound without knowing sizes beforehand.
 
-    A delivery's size is estimated from those that came: the largest lately. Credit is renewed when half of
-    the window is free, so that flows are rare.
+    A delivery's size is estimated from those that came: the largest lately; its events: their average lately.
+    Credit is renewed when half of the window is free, so that flows are rare.
     """
 
     def __init__(self, *, bytes_max: int, events_max: int | None, delivery_bytes: int) -> None:
@@ -82,18 +83,27 @@ class PrefetchWindow:
         self._bytes_max = bytes_max
         self._events_max = events_max
         self._delivery_bytes = float(max(1, delivery_bytes))
+        self._delivery_events: float | None = None
 
     def widen(self, bytes_max: int) -> None:
         """Keep that many bytes from now on, if they are more."""
         self._bytes_max = max(self._bytes_max, bytes_max)
 
-    def observe(self, deliveries: int, size_bytes: int) -> None:
-        """Note what deliveries that came together weighed."""
+    def observe(self, deliveries: int, events: int, size_bytes: int) -> None:
+        """Note what deliveries that came together held."""
         average = size_bytes / max(1, deliveries)
         self._delivery_bytes = max(1.0, average, self._delivery_bytes * _DELIVERY_BYTES_DECAY)
+        events_each = max(1.0, events / max(1, deliveries))
+        before = events_each if self._delivery_events is None else self._delivery_events
+        self._delivery_events = (before + events_each) / 2
 
-    def decide_credit(self, *, outstanding: int, buffered_events: int, buffered_bytes: int) -> int:
-        """How many more deliveries to allow now; 0 while the window is more than half used."""
+    def decide_credit(
+        self, *, outstanding: int, buffered_events: int, buffered_bytes: int, events_left: int | None = None
+    ) -> int:
+        """How many more deliveries to allow now; 0 while the window is more than half used.
+
+        events_left: how many are wanted at all that have not come yet; None: whatever there is.
+        """
         window = self._deliveries(self._bytes_max)
         free = self._deliveries(self._bytes_max - buffered_bytes)
         if self._events_max is not None:
@@ -101,6 +111,9 @@ class PrefetchWindow:
             free = min(free, self._events_max - buffered_events)
         if buffered_events == 0:
             free = max(1, free)  # a single delivery larger than the window must still come through
+        if events_left is not None:
+            needed = math.ceil(events_left / (self._delivery_events or 1.0))
+            window, free = min(window, needed), min(free, needed)
         wanted = free - outstanding
         return wanted if wanted > 0 and 2 * wanted >= min(window, _CREDIT_MAX) else 0
 

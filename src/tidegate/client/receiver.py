@@ -75,6 +75,7 @@ class PartitionReceiver(LinkHandler):
         prefetch_bytes: int,
         is_batch_delivery_wanted: bool,
         must_start_at_position: bool,
+        until_sequence_number: int | None,
     ) -> None:
         """For ``EventHubConsumer``; call ``start`` before anything else."""
         if prefetch_events <= 0 or prefetch_bytes <= 0:
@@ -92,6 +93,7 @@ class PartitionReceiver(LinkHandler):
         self._prefetch_bytes = prefetch_bytes
         self._is_batch_delivery_wanted = is_batch_delivery_wanted
         self._is_batched = False
+        self._until = until_sequence_number
         self._buffer = ReceiveBuffer()
         self._window = self._new_window()
         self._next: int | None = None
@@ -172,10 +174,12 @@ class PartitionReceiver(LinkHandler):
             for event in await self.receive():
                 yield event
 
-    def widen_prefetch(self, prefetch_bytes: int) -> None:
-        """Fetch that much ahead from now on, if it is more than before."""
+    def go_on(self, until_sequence_number: int | None, prefetch_bytes: int) -> None:
+        """Fetch up to there from now on, and that much ahead if it is more than before; as when opened."""
+        self._until = until_sequence_number
         self._prefetch_bytes = max(self._prefetch_bytes, prefetch_bytes)
         self._window.widen(prefetch_bytes)
+        self._renew_credit()
 
     @property
     def next_sequence_number(self) -> int | None:
@@ -383,6 +387,7 @@ class PartitionReceiver(LinkHandler):
         if link is not None and not deliveries[0].is_settled:
             link.settle(deliveries[0].delivery_id, deliveries[-1].delivery_id)
         payloads = [delivery.payload for delivery in deliveries]
+        event_count = self._buffer.event_count
         try:
             if self._is_batched:
                 for payload in payloads:
@@ -393,7 +398,8 @@ class PartitionReceiver(LinkHandler):
             self._fail(error)
             self._detach()
             return
-        self._window.observe(len(payloads), sum(map(len, payloads)))
+        event_count = self._buffer.event_count - event_count
+        self._window.observe(len(payloads), event_count, sum(map(len, payloads)))
         self._has_progressed = True
         self._renew_credit()
         self._changed.set()
@@ -428,11 +434,18 @@ class PartitionReceiver(LinkHandler):
             outstanding=link.outstanding_credit,
             buffered_events=self._buffer.event_count,
             buffered_bytes=self._buffer.size_bytes,
+            events_left=self._events_left(),
         )
         if credit:
             assert self._connection is not None
             link.grant_credit(credit)
             self._connection.flush()
+
+    def _events_left(self) -> int | None:
+        """How many are wanted that have not come; None: no end of them is known."""
+        if self._until is None or self._next is None:
+            return None
+        return max(0, self._until - self._next)
 
     def _new_window(self) -> PrefetchWindow:
         if self._is_batched:
