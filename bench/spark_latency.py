@@ -286,10 +286,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rates", default=",".join(map(str, RATES)), help="events per second, by commas")
     parser.add_argument("--seconds", type=float, default=_SECONDS, help="of publishing, for each rate")
-    parser.add_argument("--warm-up", type=float, default=_WARM_UP_S, help="seconds of publishing before that")
+    parser.add_argument("--warm-up", type=float, default=_WARM_UP_S, help="seconds before that; 0: none")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     parser.add_argument("--publish", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.publish is None and (given.seconds <= _LEFT_OUT_S or 0 < given.warm_up <= _LEFT_OUT_S):
+        parser.error(f"--seconds and --warm-up: more than {_LEFT_OUT_S:g}, for so many are left out")
     if given.publish is not None:
         asyncio.run(publish(os.environ[_CONNECTION_STRING_VARIABLE], given.publish, given.seconds))
         return

@@ -87,7 +87,7 @@ def test_no_more_is_asked_for_than_is_wanted() -> None:
             outstanding=outstanding, buffered_events=5, buffered_bytes=500, events_left=events_left
         )
 
-    assert credit(30) == 30  # each of them may be alone
+    assert credit(30) == 1  # it may hold them all
     window.observe(2, 20, 200)
     assert credit(30) == 3
     assert credit(31) == 4
@@ -95,6 +95,13 @@ def test_no_more_is_asked_for_than_is_wanted() -> None:
     assert credit(30, outstanding=1) == 2
     assert credit(0) == 0
     assert credit(1_000_000) == 995  # the window's
+
+
+def test_of_single_events_as_many_are_asked_for_as_are_wanted() -> None:
+    """Their number is known before the first came."""
+    window = PrefetchWindow(bytes_max=1_000_000, events_max=300, delivery_bytes=100)
+    assert window.decide_credit(outstanding=0, buffered_events=0, buffered_bytes=0, events_left=30) == 30
+    assert window.decide_credit(outstanding=0, buffered_events=0, buffered_bytes=0, events_left=900) == 300
 
 
 def test_whatever_deliveries_hold_a_range_comes_to_its_end() -> None:

@@ -83,7 +83,8 @@ class PrefetchWindow:
         self._bytes_max = bytes_max
         self._events_max = events_max
         self._delivery_bytes = float(max(1, delivery_bytes))
-        self._delivery_events: float | None = None
+        self._delivery_events = 1.0 if events_max is not None else None
+        """None before the first batch came: of a range, it alone is asked for, for it may hold all of it."""
 
     def widen(self, bytes_max: int) -> None:
         """Keep that many bytes from now on, if they are more."""
@@ -112,7 +113,8 @@ class PrefetchWindow:
         if buffered_events == 0:
             free = max(1, free)  # a single delivery larger than the window must still come through
         if events_left is not None:
-            needed = math.ceil(events_left / (self._delivery_events or 1.0))
+            each = self._delivery_events
+            needed = min(1, events_left) if each is None else math.ceil(events_left / each)
             window, free = min(window, needed), min(free, needed)
         wanted = free - outstanding
         return wanted if wanted > 0 and 2 * wanted >= min(window, _CREDIT_MAX) else 0
