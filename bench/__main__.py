@@ -206,7 +206,7 @@ def _measure_spark(
 ) -> list[Measurement]:
     """Stages of Spark over hubs of their own; pipelines into SQL beside the databases' own bulk loads."""
     # Imported here: a machine without the spark extra can still measure the rest.
-    from bench import spark_stages
+    from bench import kafka, spark_stages
     from tidegate.spark.session import spark_session
 
     read_count, count, size = (
@@ -216,10 +216,14 @@ def _measure_spark(
     )
     rows = spark_stages.rows_expected(spark_stages.BULK_ROWS, size)
     insert = baselines.sqlite_bulk_insert(rows, directory)
-    spark = spark_session("tidegate-bench")
+    spark = spark_session("tidegate-bench", configuration=kafka.spark_settings())
     try:
         hub = spark_stages.fill_hub(service, read_count, event_bytes)
-        read = spark_stages.spark_read(spark, service, hub, read_count, event_bytes)
+        with kafka.reading(spark, read_count, event_bytes) as peer_read:
+            rounds = spark_stages.spark_reads(
+                spark, service, hub, read_count, event_bytes, peer_read=peer_read
+            )
+        read, *of_kafka = spark_stages.median_round(rounds)
         read.compare_with(decode)
         write = spark_stages.spark_write(spark, service, spark_stages.WRITE_EVENTS, event_bytes)
         write.compare_with(ingest)
@@ -230,11 +234,12 @@ def _measure_spark(
 
         found = [
             read,
+            *of_kafka,
             write,
             pipeline("exactly-once → SQLite"),
             pipeline("exactly-once, Arrow function → SQLite", handler=spark_stages.ARROW_HANDLER),
         ]
-        for stage in found[2:]:
+        for stage in found[-2:]:
             stage.compare_with(insert)
         try:
             with PostgresqlServer(is_fsync_used=True) as postgresql:

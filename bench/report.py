@@ -41,8 +41,8 @@ def as_json(
                 "cpu": _cpu_model(),
                 "system": platform.platform(),
             },
-            "baselines": [_as_dict(measurement) for measurement in baselines],
-            "stages": [_as_dict(measurement) for measurement in stages],
+            "baselines": [as_dict(measurement) for measurement in baselines],
+            "stages": [as_dict(measurement) for measurement in stages],
             "targets": [asdict(target) | {"is_met": target.is_met} for target in targets_of(stages)],
             "home_security": home_security,
         },
@@ -50,7 +50,8 @@ def as_json(
     )
 
 
-def _as_dict(measurement: Measurement) -> dict[str, object]:
+def as_dict(measurement: Measurement) -> dict[str, object]:
+    """What scripts get of a measurement."""
     return {
         "name": measurement.name,
         "events": measurement.events,

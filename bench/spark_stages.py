@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from tidegate.spark import Trigger, register, run_pipeline
 from tidegate.sql import ArrowHandler, Database, Handler, Pipeline
 from tidegate.testing.hub import HubProcess
 
+READ = "Spark read → no-op"
+READ_ROUNDS = 3
 PARTITIONS = 4
 READ_EVENTS = 1_800_000
 """Of a batch query: with a third of them, its start is a quarter of what is measured."""
@@ -88,31 +90,53 @@ def rows_expected(events: int, event_bytes: int) -> list[tuple[object, ...]]:
     ]
 
 
-def spark_read(
-    spark: SparkSession, service: HubProcess, hub: str, events: int, event_bytes: int
-) -> Measurement:
-    """A batch read of the whole hub, all columns, to Spark's ``noop`` sink; Spark is warm."""
+def spark_reads(
+    spark: SparkSession,
+    service: HubProcess,
+    hub: str,
+    events: int,
+    event_bytes: int,
+    *,
+    peer_read: Callable[[], Measurement] | None = None,
+    rounds: int = READ_ROUNDS,
+) -> list[list[Measurement]]:
+    """Batch reads of the whole hub, all columns, to Spark's ``noop`` sink, in turns with a peer's.
+
+    Each round's, ours first (without a peer only ours), with a ratio to the other; Spark is warm.
+    """
     register(spark)
+    frame = (
+        spark.read.format("eventhubs")
+        .option("eventhubs.connectionString", service.hub_connection_string(hub))
+        .option("eventhubs.startingPosition", "earliest")
+        .load()
+    )
 
-    def read() -> None:
-        frame = (
-            spark.read.format("eventhubs")
-            .option("eventhubs.connectionString", service.hub_connection_string(hub))
-            .option("eventhubs.startingPosition", "earliest")
-            .load()
-        )
-        frame.write.format("noop").mode("overwrite").save()
+    def read() -> Measurement:
+        with timed(
+            READ,
+            events=events,
+            payload_bytes=events * event_bytes,
+            service_pid=service.process_id,
+            with_descendants=True,
+        ) as measurement:
+            frame.write.format("noop").mode("overwrite").save()
+        return measurement
 
-    read()
-    with timed(
-        "Spark read → no-op",
-        events=events,
-        payload_bytes=events * event_bytes,
-        service_pid=service.process_id,
-        with_descendants=True,
-    ) as measurement:
-        read()
-    return measurement
+    def both() -> list[Measurement]:
+        found = [read()]
+        if peer_read is not None:
+            found.append(peer_read())
+            found[0].compare_with(found[1])
+        return found
+
+    both()
+    return [both() for _ in range(rounds)]
+
+
+def median_round(rounds: Sequence[list[Measurement]]) -> list[Measurement]:
+    """The round whose first measurement is in the middle: a ratio is of two that ran side by side."""
+    return sorted(rounds, key=lambda found: found[0].events_per_s)[len(rounds) // 2]
 
 
 def spark_write(spark: SparkSession, service: HubProcess, events: int, event_bytes: int) -> Measurement:

@@ -12,13 +12,16 @@ from typing import Final
 from bench.measure import Measurement
 
 READ_EVENTS_PER_S: Final = 500_000
+KAFKA_READ: Final = "Kafka: Spark read → no-op"
+"""What a read by Spark's own Kafka source is called."""
 EXACTLY_ONCE_RATIO: Final = 0.7
 _BULK: Final = ("SQLite executemany", "PostgreSQL executemany", "PostgreSQL COPY")
 HOMES_STATE_EVENTS_PER_S: Final = 89_000
 """A hand-written probe: keyed state with 20,000 keys a batch, no sink."""
 HOMES_SQL_EVENTS_PER_S: Final = 112_000
 """A hand-written probe: one-minute windows upserted into PostgreSQL."""
-_FLOORS: Final = {
+_RATES: Final = {
+    "Spark read → no-op": READ_EVENTS_PER_S,
     "home security, keyed state": HOMES_STATE_EVENTS_PER_S,
     "home security → PostgreSQL": HOMES_SQL_EVENTS_PER_S,
 }
@@ -43,9 +46,11 @@ def targets_of(stages: Sequence[Measurement]) -> list[Target]:
     """The targets of those stages that have one."""
     found: list[Target] = []
     for stage in stages:
-        rate = READ_EVENTS_PER_S if stage.name == "Spark read → no-op" else _FLOORS.get(stage.name)
+        rate = _RATES.get(stage.name)
         if rate is not None:
             found.append(Target(stage.name, f"{rate:,} events/s", stage.events_per_s / rate, 1.0))
+        if KAFKA_READ in stage.baselines:
+            found.append(Target(stage.name, KAFKA_READ, stage.baselines[KAFKA_READ], 1.0))
         if stage.name.startswith("exactly-once"):
             found += [
                 Target(stage.name, bulk, ratio, EXACTLY_ONCE_RATIO)

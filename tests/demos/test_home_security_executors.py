@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 import urllib.request
@@ -30,6 +29,7 @@ from tidegate.demos.home_security.verify import recompute
 from tidegate.demos.processes import ChildSession
 from tidegate.sql import Database
 from tidegate.testing.hub import HubService
+from tidegate.testing.ports import free_ports
 from tidegate.testing.postgresql import PostgresqlServer
 from tidegate.testing.spark_cluster import SparkCluster
 
@@ -65,8 +65,7 @@ class _Run:
 
     def __init__(self, folder: Path, cluster: SparkCluster, environment: dict[str, str]) -> None:
         self._folder, self._cluster = folder, cluster
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self._ui_port = int(probe.getsockname()[1])
+        (self._ui_port,) = free_ports(1)
         settings = folder / "spark-settings"
         settings.mkdir()
         (settings / "spark-defaults.conf").write_text(_spark_defaults(self._ui_port))

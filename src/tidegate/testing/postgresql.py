@@ -10,7 +10,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -22,6 +21,7 @@ from types import TracebackType
 from typing import Final
 
 from tidegate.testing.absent import not_tested
+from tidegate.testing.ports import free_ports
 
 PASSWORD: Final = "tidegate-test-password"
 """The superuser's password; loopback connections need it, so that tests see authentication at work."""
@@ -54,7 +54,7 @@ class PostgresqlServer:
         self._user = _unprivileged_user()
         self._folder = Path(tempfile.mkdtemp(prefix="tidegate-postgresql-"))
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = _free_port()
+        (self.port,) = free_ports(1)
 
     def start(self) -> None:
         """Make the cluster when there is none, start the server, and wait until it takes connections."""
@@ -191,10 +191,3 @@ def _unprivileged_user() -> str | None:
             continue
         return name
     raise PostgresqlMissingError("this is root, and there is no user postgres or nobody to run it as")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

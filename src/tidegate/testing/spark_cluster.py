@@ -28,6 +28,7 @@ from typing import Final, Self
 
 from tidegate.model.errors import OperationTimeoutError
 from tidegate.spark.java import find_java
+from tidegate.testing.ports import free_ports
 
 _START_S_MAX: Final = 60.0
 _POLL_S: Final = 0.05
@@ -58,7 +59,7 @@ class SparkCluster:
         self._cores_each = cores_each
         self._memory_mib_each = memory_mib_each
         self._folder = Path(tempfile.mkdtemp(prefix="tidegate-spark-cluster-"))
-        self._port, self._ui_port = _free_ports(2)
+        self._port, self._ui_port = free_ports(2)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
@@ -201,14 +202,6 @@ def make_executor_python(folder: Path) -> Path:
 
 def _is_of_spark_or_python(name: str) -> bool:
     return name.startswith(("SPARK_", "PYSPARK_", "PYTHON")) or name == "VIRTUAL_ENV"
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports: list[int] = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def _is_open(port: int) -> bool:
