@@ -7,7 +7,8 @@ import os
 
 import pytest
 
-from tidegate.client.blocking import group_neighbours, run_blocking
+from tidegate.client.background import run_blocking
+from tidegate.client.blocking import group_neighbours
 from tidegate.model.errors import OperationTimeoutError
 
 

@@ -5,8 +5,9 @@ and stored once. Asyncio throughout, except ``blocking``, which hides a loop in 
 """
 
 from tidegate.client.administrator import EventHubAdministrator
+from tidegate.client.background import run_blocking
 from tidegate.client.batching import EventDataBatch
-from tidegate.client.blocking import BlockingConsumer, FetchedRange, run_blocking
+from tidegate.client.blocking import BlockingConsumer, FetchedRange
 from tidegate.client.consumer import EventHubConsumer
 from tidegate.client.credentials import (
     Credential,

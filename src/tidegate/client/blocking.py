@@ -1,23 +1,23 @@
 """The consumer for threads without an event loop: Spark's Python workers, redrive, scripts.
 
-One loop per process runs in a daemon thread; whatever blocks here waits for a coroutine there. A forked
-child (Spark's worker daemon forks) gets a loop and connections of its own: those it inherited belong to the
-parent and are left alone. All state changes on the loop's thread, so any number of threads may call.
+Whatever blocks here waits for a coroutine on the loop of ``background``. A forked child (Spark's worker
+daemon forks) gets connections of its own: those it inherited belong to the parent and are left alone. All
+state changes on the loop's thread, so any number of threads may call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import uuid
 from bisect import bisect_left
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Final, Self
 
+from tidegate.client.background import run_blocking
 from tidegate.client.consumer import EventHubConsumer
 from tidegate.client.credentials import Credential, TokenCredential
 from tidegate.client.entities import EventHubProperties, PartitionProperties
@@ -38,8 +38,6 @@ from tidegate.model.position import EventPosition
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_codec import decode_event, event_body
 
-T = TypeVar("T")
-
 _IDLE_S: Final = 2.0
 """How long a receiver waits for the range that follows. Short, because a consumer group may have five
 receivers per partition, and each of Spark's workers may keep one."""
@@ -58,60 +56,6 @@ _CHUNK_EVENTS: Final = 4096
 """A chunk is not joined with the next from either size on (our choice: a large batch stays alone)."""
 _RANGE_GAP_MAX: Final = 256
 """Sequence numbers this near to each other are read in one go and the ones between dropped."""
-
-
-class _BackgroundLoop:
-    """An event loop in a daemon thread of this process."""
-
-    def __init__(self) -> None:
-        self.process_id = os.getpid()
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="tidegate-client", daemon=True)
-        self._thread.start()
-
-    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None) -> T:
-        assert threading.current_thread() is not self._thread, "a coroutine cannot block its own loop"
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        try:
-            return future.result(timeout_s)
-        except TimeoutError as error:
-            if future.done():
-                raise  # the coroutine's own
-            raise OperationTimeoutError(f"Not done within {timeout_s} s.") from error
-        finally:
-            future.cancel()  # an interrupt in this thread must not leave it running
-
-
-_current: _BackgroundLoop | None = None
-_lock = threading.Lock()
-
-
-def _forget_inherited() -> None:
-    """In a forked child: the lock may be held by a thread that does not exist here, and so is the loop's."""
-    global _current, _lock
-    _current = None
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_inherited)
-
-
-def _background() -> _BackgroundLoop:
-    """The loop of this process, started when there is none."""
-    global _current
-    with _lock:
-        if _current is None:
-            _current = _BackgroundLoop()
-    return _current
-
-
-def run_blocking(coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-    """Run a coroutine on this process's background loop and return its result.
-
-    timeout_s: None waits for as long as it takes; else OperationTimeoutError, and the coroutine is cancelled.
-    """
-    return _background().run(coroutine, timeout_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ from typing import Final, Self
 
 from tidegate.amqp.performatives import Attach
 from tidegate.amqp.types import Short
+from tidegate.client.background import run_blocking
 from tidegate.client.batching import largest_batch_bytes
-from tidegate.client.blocking import run_blocking
 from tidegate.client.connector import Connector
 from tidegate.client.credentials import Credential, TokenCredential
 from tidegate.client.entities import FailedEvents

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from tidegate.client import EventHubConsumer, FetchedRange, Namespace
-from tidegate.client.blocking import BlockingConsumer, run_blocking
+from tidegate.client.background import run_blocking
+from tidegate.client.blocking import BlockingConsumer
 from tidegate.client.credentials import TokenCredential
 from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError, PositionOutOfRangeError
 from tidegate.model.events import ReceivedEvent
