@@ -59,7 +59,9 @@ def test_tasks_do_not_depend_on_the_executors_at_the_start(
     assert pipeline.task_count(spark, wanted) == spark.sparkContext.defaultParallelism
     monkeypatch.setattr(pipeline, "is_on_cluster", lambda: True)
     assert pipeline.task_count(spark, wanted) == PARTITION_COUNT
-    assert pipeline.task_count(spark, replace(wanted, tasks=5)) == 5
+    chosen = replace(wanted, tasks=5)
+    assert pipeline.task_count(spark, chosen) == 5
+    assert pipeline.reading_options(spark, chosen) == {"eventhubs.tasksMax": "5"}
 
 
 @pytest.mark.slow

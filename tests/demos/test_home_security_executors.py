@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 import urllib.request
@@ -15,8 +14,8 @@ from typing import Any, Final, TypeVar
 
 import pytest
 from tests.spark.conftest import QUICK_START
+from tests.spark.support import cluster_environment
 
-import tidegate
 from tidegate.demos.home_security.check import failures_of, prepare_places, read_tables
 from tidegate.demos.home_security.homes import EVENT_HUB, PARTITION_COUNT
 from tidegate.demos.home_security.status import (
@@ -192,15 +191,6 @@ def _json_of(url: str) -> Any:
         return json.load(answer)
 
 
-def _cluster_environment(home: Path) -> dict[str, str]:
-    """Executors have this Python, and Tidegate from where this process has it."""
-    return {
-        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.defpath)),
-        "PYTHONPATH": str(Path(tidegate.__file__).parents[1]),
-        "HOME": str(home),
-    }
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_executors_take_load_over(tmp_path: Path, postgresql: PostgresqlServer) -> None:
@@ -210,7 +200,7 @@ def test_executors_take_load_over(tmp_path: Path, postgresql: PostgresqlServer) 
     with (
         HubService() as service,
         Database.open(url) as database,
-        SparkCluster(workers=1, environment=_cluster_environment(tmp_path)) as cluster,
+        SparkCluster(workers=1, environment=cluster_environment(tmp_path)) as cluster,
     ):
         service.create_hub(EVENT_HUB, partition_count=PARTITION_COUNT)
         secrets = {CONNECTION_STRING_VARIABLE: service.connection_string, DATABASE_VARIABLE: url}

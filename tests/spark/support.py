@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from sqlalchemy import Column, Integer, MetaData, String, Table, func, select
 
+import tidegate
 from tidegate.client import EventHubProducer
 from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.sql import CheckpointReader, Database, Pipeline
@@ -51,6 +55,15 @@ def publish(connection_string: str, event_hub: str, count: int, *, first_value: 
             await producer.flush()
 
     asyncio.run(send())
+
+
+def cluster_environment(home: Path) -> dict[str, str]:
+    """Of a ``SparkCluster`` whose executors have this Python, and Tidegate from where this process has it."""
+    return {
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.defpath)),
+        "PYTHONPATH": str(Path(tidegate.__file__).parents[1]),
+        "HOME": str(home),
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
 from tidegate.spark.offsets import (
-    PIECE_EVENTS_MIN,
     PIECES_MAX,
+    TASK_EVENTS,
     Loss,
     PartitionBounds,
     PartitionRange,
@@ -26,6 +26,7 @@ from tidegate.spark.offsets import (
     ranges_between,
     split_ranges,
     spread_limit,
+    task_count,
 )
 
 
@@ -191,10 +192,21 @@ def test_pieces_cover_each_range_once_and_in_order(ranges: list[PartitionRange],
             assert before.until_sequence_number == after.start_sequence_number
         assert [piece.is_last_piece for piece in mine] == [False] * (len(mine) - 1) + [True]
         assert len(mine) <= PIECES_MAX
-        assert len(mine) == 1 or all(piece.event_count >= PIECE_EVENTS_MIN for piece in mine)
+        assert len(mine) == 1 or all(piece.event_count >= TASK_EVENTS for piece in mine)
     tasks = pack_ranges(pieces, tasks_max)
     assert len(tasks) <= tasks_max
     assert sorted(map(repr, pieces)) == sorted(repr(piece) for task in tasks for piece in task)
+
+
+@given(st.integers(0, 10**8), st.integers(1, 2000), st.integers(0, 2000))
+def test_tasks_by_events(event_count: int, tasks_min: int, more: int) -> None:
+    """Never fewer than a small one has, nor more than is allowed; those beyond have enough to do."""
+    tasks_max = tasks_min + more
+    count = task_count(event_count, tasks_min=tasks_min, tasks_max=tasks_max)
+    assert tasks_min <= count <= tasks_max
+    assert count == tasks_min or event_count >= count * TASK_EVENTS
+    assert count == tasks_max or event_count < (count + 1) * TASK_EVENTS
+    assert task_count(event_count, tasks_min=tasks_max, tasks_max=tasks_max) == tasks_max
 
 
 def test_a_skewed_partition_is_shared_out() -> None:

@@ -47,6 +47,8 @@ def test_names_are_matched_without_case_and_prefix() -> None:
         ({"eventhubs.maxRatePerPartition": "10"}, "maxRatePerPartition has no meaning here: use maxEvents"),
         ({"maxEventsPerTrigger": "-5"}, "maxEventsPerTrigger takes a whole number"),
         ({"eventhubs.tasksMax": "1.5"}, "tasksMax takes a whole number"),
+        ({"eventhubs.tasksMin": "0"}, "tasksMin takes a whole number"),
+        ({"tasksMin": "3", "tasksMax": "2"}, "eventhubs.tasksMin says 3, and eventhubs.tasksMax says 2"),
         ({"eventhubs.eventHubName": "other"}, "EntityPath says 'flights'"),
         ({"eventhubs.startingPosition": "sometime"}, "startingPosition says 'sometime'"),
         ({"eventhubs.startingPosition": '{"offset": "5", "seqNo": 5}'}, "startingPosition"),

@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from tests.spark.support import publish
 from tests.spark.test_data_loss import delete_all
 
@@ -22,9 +24,14 @@ from tidegate.model.events import EventData
 from tidegate.spark import hub as hub_module
 from tidegate.spark.columns import ALL_COLUMNS
 from tidegate.spark.hub import HubReader
-from tidegate.spark.offsets import PartitionRange, split_ranges
+from tidegate.spark.offsets import PartitionRange, StreamOffset, TaskLayout, split_ranges
 from tidegate.spark.options import SourceOptions
-from tidegate.spark.reader import RangesInputPartition, read_ranges
+from tidegate.spark.reader import (
+    EventHubsBatchReader,
+    EventHubsStreamReader,
+    RangesInputPartition,
+    read_ranges,
+)
 from tidegate.testing.hub import HubService
 from tidegate.wire.encoded_events import EncodedEvents
 
@@ -108,7 +115,7 @@ def test_pieces_read_what_the_whole_range_does(
     hub_service: HubService, filled_hub: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut into tasks, the range comes once and in order; none of the readers is kept for a next range."""
-    monkeypatch.setattr("tidegate.spark.offsets.PIECE_EVENTS_MIN", 100)
+    monkeypatch.setattr("tidegate.spark.offsets.TASK_EVENTS", 100)
     options = _options(hub_service, filled_hub)
     pieces = split_ranges([PartitionRange("0", 3, 1999)], 8)
     assert len(pieces) == 4
@@ -118,6 +125,35 @@ def test_pieces_read_what_the_whole_range_does(
         for row in _rows(read_ranges(options, _task(piece), ["sequenceNumber"]))
     ]
     assert numbers == list(range(3, 1999))
+
+
+def test_a_larger_micro_batch_has_more_tasks(
+    hub_service: HubService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its own events, not by all there are. The end keeps their number, also for a reader that is started
+    again with other options; an end of an older version, which has none, goes by the options."""
+    monkeypatch.setattr("tidegate.spark.offsets.TASK_EVENTS", 10)
+    hub = hub_service.create_hub(partition_count=8)
+    publish(hub_service.connection_string, hub, 80)
+    options = _options(hub_service, hub, tasksMin="2", tasksMax="6")
+    reader = EventHubsStreamReader(options)
+    others = EventHubsStreamReader(_options(hub_service, hub, tasksMax="3"))
+    start = reader.initialOffset()
+    ends = [reader.latestOffset(start, limit) for limit in (ReadMaxRows(16), ReadMaxRows(40))]
+    ends.append(reader.latestOffset(ends[1], ReadAllAvailable()))
+    ends.append(reader.latestOffset(start, ReadAllAvailable()))
+    assert [StreamOffset.from_json(end).layout for end in ends] == [
+        TaskLayout(count, is_split=False) for count in (2, 4, 4, 6)
+    ]
+    for each in (reader, others):
+        assert [len(each.partitions(start, end)) for end in ends] == [2, 4, 4, 6]
+    assert reader.latestOffset(ends[3], ReadAllAvailable()) == ends[3], "nothing new is no micro-batch"
+    old = replace(StreamOffset.from_json(ends[1]), layout=None).to_json()
+    assert [len(each.partitions(start, old)) for each in (reader, others)] == [4, 3]
+    assert len(EventHubsBatchReader(options).partitions()) == 6
+    alone = EventHubsStreamReader(_options(hub_service, hub, tasksMin="500"))
+    layout = StreamOffset.from_json(alone.latestOffset(start, ReadAllAvailable())).layout
+    assert layout == TaskLayout(500, is_split=False), "without tasksMax, the cores do not forbid it"
 
 
 @pytest.mark.parametrize(

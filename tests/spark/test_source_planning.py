@@ -16,6 +16,7 @@ from tidegate.client import EventHubProducer
 from tidegate.model.events import EventData
 from tidegate.spark import explain
 from tidegate.spark.lag import partition_lags, partition_losses
+from tidegate.spark.session import task_options
 from tidegate.testing.hub import HubService
 
 pytestmark = pytest.mark.slow
@@ -98,6 +99,17 @@ def test_a_skewed_partition_is_read_by_several_tasks(spark: SparkSession, hub_se
     assert sums == {"0": (40_000, 40_000 * 39_999 // 2), "1": (10, 45)}
     whole = _read(spark, connection_string, columns, tasksMax="6", splitPartitions="false")
     assert whole.rdd.getNumPartitions() == 2
+
+
+def test_cores_at_the_start_are_no_limit_on_a_cluster(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Executors may join there; but tasksMin is never above tasksMax, however many cores there are."""
+    assert task_options(spark) == {"eventhubs.tasksMax": "2"}
+    monkeypatch.setattr("tidegate.spark.session.is_on_cluster", lambda: True)
+    assert task_options(spark) == {"eventhubs.tasksMin": "2", "eventhubs.tasksMax": "1024"}
+    monkeypatch.setattr("tidegate.spark.session.CLUSTER_TASKS_MAX", 1)
+    assert task_options(spark) == {"eventhubs.tasksMin": "2", "eventhubs.tasksMax": "2"}
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def test_the_listener_tells_and_harms_nothing(
     reporter = PipelineReporter(status, clock=SystemClock(), write=lambda _: None, watch=watch)
     copied = StreamPipeline(
         "copied",
-        HubSource(hub, max_events_per_trigger=25),
+        HubSource(hub, max_events_per_trigger=25, options={"tasksMin": "1", "tasksMax": "3"}),
         HubSink(target),
         [lambda events: events.select("body", "partitionKey")],
     )
@@ -228,6 +228,8 @@ def test_the_listener_tells_and_harms_nothing(
         assert listener.is_over.wait(30)
     assert len(streams.listListeners()) == listeners_before
     assert [item.events for item in seen] == [25, 25, 10]
+    end = json.loads((tmp_path / "checkpoint/offsets/0").read_text().splitlines()[-1])
+    assert end["tasks"]["max"] == 1, "the source's own options count, not this machine's cores"
     assert (reporter.status.events_total, reporter.status.lag_events) == (60, 0)
     copy = spark.read.format("eventhubs").option(
         "eventhubs.connectionString", hub_service.hub_connection_string(target)

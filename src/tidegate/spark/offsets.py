@@ -24,8 +24,8 @@ OFFSET_VERSION = 1
 PIECES_MAX: Final = 4
 """Tasks that read one partition at the same time: a consumer group may have five receivers of it, and one is
 left for a receiver that waits for the next micro-batch."""
-PIECE_EVENTS_MIN: Final = 10_000
-"""Our choice: reading fewer takes no longer than a task costs by itself."""
+TASK_EVENTS: Final = 10_000
+"""Events that are worth a task. Our choice: reading fewer takes no longer than a task costs by itself."""
 
 JsonObject = dict[str, object]
 """A decoded JSON object, as Spark hands it over."""
@@ -199,12 +199,21 @@ def end_of_micro_batch(
     return {partition_id: ends[partition_id] + shares[partition_id] for partition_id in ends}
 
 
+def task_count(event_count: int, *, tasks_min: int, tasks_max: int) -> int:
+    """Tasks that a (micro-)batch of so many events is dealt to at most.
+
+    tasks_min: of a small one. A larger one gets more, up to tasks_max, where each then has ``TASK_EVENTS`` or
+    more.
+    """
+    return min(tasks_max, max(tasks_min, event_count // TASK_EVENTS))
+
+
 def pack_ranges(ranges: Iterable[PartitionRange], tasks_max: int) -> list[tuple[PartitionRange, ...]]:
     """Deal ranges into at most ``tasks_max`` tasks of about equal numbers of events.
 
     A range stays whole, which the exactly-once sink needs; ``split_ranges`` before this is for who does not.
-    A task costs some milliseconds whatever it reads, so there are about as many as cores, not as many as
-    partitions.
+    A task costs some milliseconds whatever it reads, so a small micro-batch has about as many as there are
+    cores, not as many as partitions.
     """
     tasks: list[list[PartitionRange]] = [[] for _ in range(max(1, tasks_max))]
     loads = [0] * len(tasks)
@@ -220,13 +229,13 @@ def split_ranges(ranges: Iterable[PartitionRange], tasks_max: int) -> list[Parti
     """Cut the ranges that hold more than a task's share of the events, so that tasks come out even.
 
     The pieces of a range cover it once, in order. There are ``PIECES_MAX`` of one partition at most, and none
-    is smaller than ``PIECE_EVENTS_MIN``.
+    is smaller than ``TASK_EVENTS``.
     """
     whole = list(ranges)
-    share = max(PIECE_EVENTS_MIN, -(-sum(item.event_count for item in whole) // max(1, tasks_max)))
+    share = max(TASK_EVENTS, -(-sum(item.event_count for item in whole) // max(1, tasks_max)))
     pieces: list[PartitionRange] = []
     for item in whole:
-        count = min(PIECES_MAX, -(-item.event_count // share), item.event_count // PIECE_EVENTS_MIN)
+        count = min(PIECES_MAX, -(-item.event_count // share), item.event_count // TASK_EVENTS)
         count = max(1, count)
         cuts = [item.start_sequence_number + item.event_count * index // count for index in range(count + 1)]
         pieces += [

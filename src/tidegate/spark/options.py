@@ -32,11 +32,14 @@ KNOWN: Final = (
     "eventhubs.maxEventsPerTrigger",
     "eventhubs.failOnDataLoss",
     "eventhubs.caFile",
+    "eventhubs.tasksMin",
     "eventhubs.tasksMax",
     "eventhubs.encodedEvents",
     "eventhubs.credential",
     "eventhubs.splitPartitions",
 )
+TASK_OPTIONS: Final = ("eventhubs.tasksMin", "eventhubs.tasksMax")
+"""Those that limit each other."""
 _NAMES: Final = {name.lower(): name for name in KNOWN}
 
 # What the JVM connector's options (azure-eventhubs-spark 2.3.22) become that have no counterpart here.
@@ -86,8 +89,10 @@ class SourceOptions:
     fail_on_data_loss: bool
     ca_certificates: str | None = field(repr=False)
     """What the option ``caFile`` names, in PEM: executors on other machines have no such file."""
+    tasks_min: int | None
+    """Spark tasks that a small (micro-)batch is dealt to at most; None: as many as a large one."""
     tasks_max: int | None
-    """Spark tasks per (micro-)batch at most; None: as many as this machine has cores."""
+    """Spark tasks per (micro-)batch at most; None: as many as this machine has cores, or ``tasks_min``."""
     encoded_events: bool
     credential: str | None = None
     """``module:name`` of what makes a credential, in every process that connects; None: the key or signature
@@ -106,6 +111,7 @@ class SourceOptions:
         assert connection_string.entity_path is not None
         event_hub = connection_string.entity_path
         ca_file = given.get("eventhubs.caFile")
+        tasks_min, tasks_max = _task_limits(given)
         return cls(
             connection_string=connection_string,
             event_hub=event_hub,
@@ -116,19 +122,25 @@ class SourceOptions:
             max_events_per_trigger=_positive_integer(given, "eventhubs.maxEventsPerTrigger"),
             fail_on_data_loss=_boolean(given, "eventhubs.failOnDataLoss", default=True),
             ca_certificates=None if ca_file is None else read_certificates(ca_file),
-            tasks_max=_positive_integer(given, "eventhubs.tasksMax"),
+            tasks_min=tasks_min,
+            tasks_max=tasks_max,
             encoded_events=_boolean(given, "eventhubs.encodedEvents", default=False),
             credential=_credential(given, connection_string),
             split_partitions=_boolean(given, "eventhubs.splitPartitions", default=None),
         )
 
 
+def option_name(text: str) -> str | None:
+    """The option's name as ``KNOWN`` has it, however it is written; None: there is no such option."""
+    return _NAMES.get(_PREFIX + text.lower().removeprefix(_PREFIX))
+
+
 def _known_options(options: Mapping[str, str]) -> dict[str, str]:
     given: dict[str, str] = {}
     for raw_name, value in options.items():
-        short = raw_name.lower().removeprefix(_PREFIX)
-        name = _NAMES.get(_PREFIX + short)
+        name = option_name(raw_name)
         if name is None:
+            short = raw_name.lower().removeprefix(_PREFIX)
             if short in WITHOUT_EFFECT:
                 _logger.info("The option %s has no effect: %s.", raw_name, WITHOUT_EFFECT[short])
                 continue
@@ -179,6 +191,17 @@ def _positive_integer(given: Mapping[str, str], option: str) -> int | None:
     if not text.strip().isascii() or not text.strip().isdigit() or int(text) == 0:
         raise InvalidArgumentError(f"The option {option} takes a whole number of at least 1, not {text!r}.")
     return int(text)
+
+
+def _task_limits(given: Mapping[str, str]) -> tuple[int | None, int | None]:
+    tasks_min = _positive_integer(given, "eventhubs.tasksMin")
+    tasks_max = _positive_integer(given, "eventhubs.tasksMax")
+    if tasks_min is not None and tasks_max is not None and tasks_min > tasks_max:
+        raise InvalidArgumentError(
+            f"The option eventhubs.tasksMin says {tasks_min}, and eventhubs.tasksMax says {tasks_max}.",
+            next_step="Let tasksMin be tasksMax at most, or leave one of the two out.",
+        )
+    return tasks_min, tasks_max
 
 
 def _credential(given: Mapping[str, str], connection_string: ConnectionString) -> str | None:

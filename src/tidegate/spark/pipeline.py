@@ -25,7 +25,7 @@ from tidegate.spark.ownership import claim_checkpoints
 from tidegate.spark.plan import PLAN_OPTION, SinkPlan
 from tidegate.spark.replay_source import ReplayDataSource, check_replayable, plan_replay
 from tidegate.spark.schema import EVENT_SCHEMA
-from tidegate.spark.session import checkpoint_path, refuse_sqlite_on_cluster
+from tidegate.spark.session import checkpoint_path, refuse_sqlite_on_cluster, task_options
 from tidegate.spark.sink import SqlSinkDataSource
 from tidegate.spark.source import EventHubsDataSource, register
 from tidegate.spark.trigger import AS_SOON_AS_POSSIBLE, Trigger
@@ -85,7 +85,7 @@ def run_pipeline(
         "eventhubs.startingPosition": starting_position,
         "eventhubs.failOnDataLoss": str(fail_on_data_loss).lower(),
         "eventhubs.maxEventsPerTrigger": str(max_events_per_trigger),
-        "eventhubs.tasksMax": str(spark.sparkContext.defaultParallelism),
+        **task_options(spark),
         "eventhubs.encodedEvents": str(is_per_event).lower(),
         "eventhubs.splitPartitions": "false",  # a transaction holds a partition's events in one piece
     }

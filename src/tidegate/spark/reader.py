@@ -42,6 +42,7 @@ from tidegate.spark.offsets import (
     pack_ranges,
     ranges_between,
     split_ranges,
+    task_count,
 )
 from tidegate.spark.options import SourceOptions
 from tidegate.spark.ownership import checkpoint_positions
@@ -194,17 +195,25 @@ class EventHubsBatchReader(DataSourceReader):
             ranges, description.bounds, fail_on_data_loss=options.fail_on_data_loss
         )
         _log_losses(losses, options)
-        return plan_tasks(ranges, task_layout(options, is_split_default=True))
+        return plan_tasks(ranges, task_layout(options, ranges, is_split_default=True))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events of one task."""
         return read_ranges(self._options, partition, self._columns)
 
 
-def task_layout(options: SourceOptions, *, is_split_default: bool) -> TaskLayout:
-    """How many tasks, and whether a large range goes to several, as the options or else the default say."""
+def task_layout(
+    options: SourceOptions, ranges: Sequence[PartitionRange], *, is_split_default: bool
+) -> TaskLayout:
+    """How many tasks for these ranges, and whether a large one goes to several, as the options say.
+
+    is_split_default: where they do not say the latter.
+    """
     is_split = is_split_default if options.split_partitions is None else options.split_partitions
-    return TaskLayout(tasks_max(options), is_split)
+    tasks_max = options.tasks_max or max(usable_core_count(), options.tasks_min or 1)
+    event_count = sum(item.event_count for item in ranges)
+    count = task_count(event_count, tasks_min=options.tasks_min or tasks_max, tasks_max=tasks_max)
+    return TaskLayout(count, is_split)
 
 
 def plan_tasks(ranges: Sequence[PartitionRange], layout: TaskLayout) -> list[InputPartition]:
@@ -233,11 +242,6 @@ def sql_positions(options: SourceOptions, description: HubDescription) -> dict[s
         event_hub_created_at_ms=description.created_at_ms,
     )
     return {key: number for key, number in found.items() if key in description.bounds}
-
-
-def tasks_max(options: SourceOptions) -> int:
-    """How many tasks a micro-batch is cut into at most."""
-    return options.tasks_max or usable_core_count()
 
 
 class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -297,7 +301,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             until=self._available_now_until,
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
-        _, losses = clip_lost_events(
+        ranges, losses = clip_lost_events(
             ranges_between(starts, ends),
             description.bounds,
             fail_on_data_loss=self._options.fail_on_data_loss,
@@ -306,7 +310,8 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         end = StreamOffset(ends, description.created_at_ms, lost_events, offset.layout)
         if end == offset:
             return end.to_json()  # nothing new: another layout would be a micro-batch of its own
-        return replace(end, layout=task_layout(self._options, is_split_default=False)).to_json()
+        layout = task_layout(self._options, ranges, is_split_default=False)
+        return replace(end, layout=layout).to_json()
 
     def reportLatestOffset(self) -> JsonObject | None:  # noqa: N802
         """The hub's end as last seen, for the query's status."""
@@ -333,7 +338,8 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
         _log_losses(losses, self._options)
-        return plan_tasks(ranges, end_offset.layout or task_layout(self._options, is_split_default=False))
+        layout = end_offset.layout or task_layout(self._options, ranges, is_split_default=False)
+        return plan_tasks(ranges, layout)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events of one task."""

@@ -16,12 +16,14 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlparse
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.limits import PARTITIONS_MAX
 from tidegate.spark.java import find_java
 
 TASK_ATTEMPTS_MAX = 4
@@ -30,6 +32,10 @@ TASK_ATTEMPTS_MAX = 4
 CLUSTER_TASK_ATTEMPTS_MAX = 8
 """The same on a cluster, where an executor that is lost costs an attempt, too. With Spark's four, losing
 executors in a row ended a query (seen under `make chaos-spark`); repeated attempts repeat no effect."""
+
+CLUSTER_TASKS_MAX: Final = PARTITIONS_MAX
+"""Tasks of a micro-batch on a cluster at most, unless there are more cores: whole partitions cannot
+keep more of them busy."""
 
 REDACTION_PATTERN = (
     "(?i)secret|password|token|access[.]?key|connection_?string|database_?url|tidegate_database"
@@ -125,6 +131,18 @@ def is_on_cluster() -> bool:
     """Whether the Spark that runs in this process has executors in other processes; False: there is none."""
     context = SparkContext._active_spark_context
     return context is not None and not is_local_master(context.master or "")
+
+
+def task_options(spark: SparkSession) -> dict[str, str]:
+    """The options of the source ``eventhubs`` that say how many tasks a pipeline's micro-batches have.
+
+    On one machine as many as it has cores. On a cluster the cores are those of the executors that were there
+    first: a small micro-batch has as many tasks, and a larger one more, for executors that join later.
+    """
+    cores = spark.sparkContext.defaultParallelism
+    if not is_on_cluster():
+        return {"eventhubs.tasksMax": str(cores)}
+    return {"eventhubs.tasksMin": str(cores), "eventhubs.tasksMax": str(max(cores, CLUSTER_TASKS_MAX))}
 
 
 def refuse_sqlite_on_cluster(database_url: str) -> None:

@@ -19,8 +19,9 @@ from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
 from tidegate.spark.ledger import LedgerResult, LedgerSink
+from tidegate.spark.options import TASK_OPTIONS, option_name
 from tidegate.spark.pipeline import run_pipeline
-from tidegate.spark.session import checkpoint_path
+from tidegate.spark.session import checkpoint_path, task_options
 from tidegate.spark.source import EventHubsDataSource, register
 from tidegate.spark.stream_pipeline import (
     OWN_FILE_FORMAT,
@@ -188,8 +189,9 @@ class _Start:
             "eventhubs.startingPosition": source.starting_position,
             "eventhubs.failOnDataLoss": str(source.fail_on_data_loss).lower(),
             "eventhubs.maxEventsPerTrigger": str(source.max_events_per_trigger),
-            "eventhubs.tasksMax": str(self.spark.sparkContext.defaultParallelism),
         }
+        if {option_name(name) for name in source.options}.isdisjoint(TASK_OPTIONS):
+            options |= task_options(self.spark)
         if self.ca_file is not None:
             options["eventhubs.caFile"] = self.ca_file
         return options | dict(source.options)

@@ -1,18 +1,25 @@
-"""A pipeline on a standalone cluster whose executors have no Tidegate but what the package brings."""
+"""A pipeline on a standalone cluster: executors that have no Tidegate but what the package brings, and some
+that join while it runs."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 from tests.spark.cluster.submitting import PROGRAMS, log_of, make_package, submit
-from tests.spark.support import assert_exact, position_of, publish
+from tests.spark.support import assert_exact, cluster_environment, position_of, publish
 
+from tidegate.client import EventHubProducer
+from tidegate.model.events import EventData
+from tidegate.spark.offsets import TASK_EVENTS
 from tidegate.sql import Database
 from tidegate.testing.hub import HubService
 from tidegate.testing.postgresql import PostgresqlServer
@@ -40,12 +47,16 @@ def _environment(
 def _wait_position(
     driver: subprocess.Popen[bytes], database_url: str, position: int, directory: Path
 ) -> None:
-    deadline = time.monotonic() + _WAIT_S
     with Database.open(database_url) as database:
-        while position_of(database) < position:
-            assert driver.poll() is None, log_of(directory)
-            assert time.monotonic() < deadline, log_of(directory)
-            time.sleep(0.05)
+        _wait(driver, lambda: position_of(database) >= position, directory)
+
+
+def _wait(driver: subprocess.Popen[bytes], condition: Callable[[], bool], directory: Path) -> None:
+    deadline = time.monotonic() + _WAIT_S
+    while not condition():
+        assert driver.poll() is None, log_of(directory)
+        assert time.monotonic() < deadline, log_of(directory)
+        time.sleep(0.05)
 
 
 def _finish(driver: subprocess.Popen[bytes], directory: Path) -> None:
@@ -121,3 +132,40 @@ def test_what_is_missing_is_said(spark_cluster: SparkCluster, tmp_path: Path) ->
     log = (tmp_path / "submit.log").read_text()
     assert "cannot import tidegate. Make it with `tidegate spark package`" in log
     assert "database: SQLite is a file of one machine" in log
+
+
+def test_executors_that_join_take_load_over(
+    hub_service: HubService, postgresql: PostgresqlServer, tmp_path: Path
+) -> None:
+    """A pipeline starts with one core, and two executors join in its first micro-batch. The second one has a
+    task on each of the three. (With one it would prove nothing: Spark takes a cluster of one core for two.)
+    """
+    hub, url = hub_service.create_hub(partition_count=3), postgresql.create_schema()
+    _publish_evenly(hub_service, hub, ["0", "1", "2"], 2 * TASK_EVENTS)
+    environment = cluster_environment(tmp_path)
+    secrets = {"TIDEGATE_CONNECTION_STRING": hub_service.connection_string, "TIDEGATE_DATABASE": url}
+    with SparkCluster(workers=1, environment=environment) as cluster:
+        program = f"{PROGRAMS / 'joined_executors.py'} {hub} {3 * TASK_EVENTS} 3 {tmp_path}"
+        command = f"spark-submit --master {cluster.master_url} {program}"
+        driver = submit(command, tmp_path, environment | secrets)
+        try:
+            _wait(driver, (tmp_path / "started").exists, tmp_path)
+            cluster.start_worker(1)
+            cluster.start_worker(2)
+        finally:
+            _finish(driver, tmp_path)
+    query = text("SELECT stage, executor, count(*) FROM places GROUP BY stage, executor ORDER BY stage")
+    with Database.open(url) as database, database.read() as connection:
+        first, *_, last = found = [tuple(row) for row in connection.execute(query)]
+    assert first[0] < last[0], found
+    assert [count for stage, _, count in found if stage == last[0]] == [TASK_EVENTS] * 3, found
+
+
+def _publish_evenly(service: HubService, hub: str, partition_ids: list[str], count_each: int) -> None:
+    async def send() -> None:
+        async with EventHubProducer.from_connection_string(service.connection_string, hub) as producer:
+            for partition_id in partition_ids:
+                await producer.enqueue_many([EventData(b"x")] * count_each, partition_id=partition_id)
+            await producer.flush()
+
+    asyncio.run(send())

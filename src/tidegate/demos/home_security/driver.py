@@ -95,7 +95,7 @@ def main() -> int:
     parser.add_argument("--events-per-trigger", type=int, required=True)
     parser.add_argument("--master", help="of a Spark cluster; else this machine")
     parser.add_argument(
-        "--tasks", type=int, help="of a micro-batch: how many cores can share it (on a cluster 16)"
+        "--tasks", type=int, help="of each stage of a micro-batch: how many cores can share it"
     )
     given = parser.parse_args()
     wanted = HomeSecurity(

@@ -53,7 +53,7 @@ from tidegate.demos.home_security.tables import CONSUMER, NAME, home_alarm, home
 from tidegate.model.connection_string import ConnectionString
 from tidegate.spark.ledger import LedgerSink
 from tidegate.spark.ledger_step import ArrowStep
-from tidegate.spark.session import checkpoint_path, is_on_cluster
+from tidegate.spark.session import checkpoint_path, is_on_cluster, task_options
 from tidegate.spark.source import register
 from tidegate.spark.workers import freeze_loaded_modules
 from tidegate.sql.ledger_rows import LedgerTable, WriteMode
@@ -89,7 +89,7 @@ class HomeSecurity:
     tasks: int | None = None
     """Of each stage of a micro-batch, and so how many cores can share it; the state keeps the number that it
     was made with. None: on one machine its cores; on a cluster, where executors may join at any time, as many
-    as the hub has partitions."""
+    as the hub has partitions keep state, and a large micro-batch is read by more than a small one."""
 
 
 def start_home_security(
@@ -155,7 +155,7 @@ def gathered_events(spark: SparkSession, wanted: HomeSecurity) -> DataFrame:
         .option("eventhubs.connectionString", connection_string)
         .option("eventhubs.startingPosition", "earliest")
         .option("eventhubs.maxEventsPerTrigger", str(wanted.max_events_per_trigger))
-        .option("eventhubs.tasksMax", str(task_count(spark, wanted)))
+        .options(**reading_options(spark, wanted))
         .schema(EVENTS)  # the source decodes nothing else then
         .load()
     )
@@ -166,8 +166,13 @@ def gathered_events(spark: SparkSession, wanted: HomeSecurity) -> DataFrame:
     )
 
 
+def reading_options(spark: SparkSession, wanted: HomeSecurity) -> dict[str, str]:
+    """The source's options that say how many tasks of a micro-batch read."""
+    return task_options(spark) if wanted.tasks is None else {"eventhubs.tasksMax": str(wanted.tasks)}
+
+
 def task_count(spark: SparkSession, wanted: HomeSecurity) -> int:
-    """Tasks of each stage of a micro-batch.
+    """Tasks of a micro-batch that keep state.
 
     On a cluster the cores are no measure: they are those of the executors that were there first. Nor is
     Spark's own default for state, 200: one core takes minutes for a micro-batch of so many tasks.
