@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -80,6 +82,51 @@ def test_ranges_that_go_on_where_others_ended(consumer: BlockingConsumer, opened
     assert _read(consumer, "0", 30, 45) == list(range(30, 45))
     assert [each.error for each in first + second] == [None] * 5
     assert len(opened) == 2
+
+
+@pytest.mark.parametrize("is_batch_delivery_wanted", [True, False])
+def test_two_that_take_turns_keep_their_receivers(
+    hub_service: HubService, hub: str, opened: list[object], is_batch_delivery_wanted: bool
+) -> None:
+    """As Spark's workers do: what the other one has read meanwhile is skipped, however it is delivered."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    numbers = random.Random(seed)
+    connection_string = hub_service.hub_connection_string(hub)
+    with ExitStack() as stack:
+        consumers = [
+            stack.enter_context(
+                BlockingConsumer(connection_string, is_batch_delivery_wanted=is_batch_delivery_wanted)
+            )
+            for _ in range(2)
+        ]
+        for consumer in consumers:  # before that nothing tells how large events are
+            consumer.read_together([("0", 0, 1), ("1", 0, 1)])
+        start = 1
+        while start < _COUNT:
+            until = min(_COUNT, start + numbers.randint(1, 7))
+            consumer, wanted = numbers.choice(consumers), list(range(start, until))
+            together, alone = (
+                consumer.read_together([("0", start, until)]),
+                _read(consumer, "1", start, until),
+            )
+            assert (_numbers(together[0]), together[0].error, alone) == (wanted, None, wanted)
+            start = until
+    assert len(opened) == 4
+
+
+def test_far_behind_a_receiver_is_opened(
+    consumer: BlockingConsumer, opened: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Much is not fetched in vain; here 18 events are more than may be, and 5 are not."""
+    monkeypatch.setattr(blocking_module, "_SKIP_BYTES_MAX", 200)
+    assert _read(consumer, "0", 0, 20) == list(range(20))
+    assert _read(consumer, "0", 25, 30) == list(range(25, 30))
+    assert len(opened) == 1
+    assert _read(consumer, "0", _COUNT - 2, _COUNT) == list(range(_COUNT - 2, _COUNT))
+    assert len(opened) == 2
+    assert _read(consumer, "0", 3, 5) == [3, 4]  # nor does one go back
+    assert len(opened) == 3
 
 
 def test_what_is_wrong_with_one_range_is_no_matter_of_the_others(consumer: BlockingConsumer) -> None:

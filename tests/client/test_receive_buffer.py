@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 from tidegate.client.receive_buffer import PrefetchWindow, ReceiveBuffer
@@ -34,6 +35,29 @@ def test_takes_cut_and_join_chunks() -> None:
     assert (buffer.event_count, buffer.size_bytes, len(buffer.take(1))) == (0, 0, 0)
 
 
+def test_what_nobody_wants_is_dropped() -> None:
+    """Up to a number wherever it lies: in a chunk partly handed out, between chunks, before or behind all."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    numbers = random.Random(seed)
+    for _ in range(300):
+        buffer = ReceiveBuffer()
+        held: list[int] = []
+        start = 0
+        for _ in range(numbers.randint(0, 4)):
+            start += numbers.choice((0, 0, 5))  # a hole in the log
+            count = numbers.randint(1, 6)
+            buffer.add(_chunk(start, count))
+            held += range(start, start + count)
+            start += count
+        held = held[len(buffer.take(numbers.randint(1, 8))) :]
+        wanted = numbers.randint(0, start + 3)
+        buffer.drop_before(wanted)
+        held = [number for number in held if number >= wanted]
+        assert buffer.event_count == len(held)
+        assert list(buffer.take(start + 1).sequence_numbers) == held
+
+
 def test_a_whole_chunk_is_handed_out_uncopied() -> None:
     """The common case costs nothing per event: the chunk itself comes out."""
     buffer = ReceiveBuffer()
@@ -61,6 +85,16 @@ def test_the_window_of_batches_counts_bytes() -> None:
     assert window.decide_credit(outstanding=0, buffered_events=0, buffered_bytes=0) == 160
     window.observe(1, 1, 8000)
     assert window.decide_credit(outstanding=0, buffered_events=0, buffered_bytes=0) == 2
+
+
+def test_the_size_of_events_is_what_came_lately() -> None:
+    """On average, so that it says what others may be; one large delivery does not stand for all."""
+    window = PrefetchWindow(bytes_max=16_000, events_max=None, delivery_bytes=1_000_000)
+    assert (window.estimate_bytes(0), window.estimate_bytes(1)) == (0, math.inf)
+    window.observe(2, 20, 2000)
+    assert window.estimate_bytes(3) == 300
+    window.observe(1, 10, 3000)
+    assert window.estimate_bytes(3) == 600
 
 
 def test_the_window_of_events_counts_both() -> None:

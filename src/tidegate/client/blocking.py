@@ -54,6 +54,9 @@ _TOGETHER_BYTES: Final = 16 * 1024 * 1024
 _CHUNK_BYTES: Final = 512 * 1024
 _CHUNK_EVENTS: Final = 4096
 """A chunk is not joined with the next from either size on (our choice: a large batch stays alone)."""
+_SKIP_BYTES_MAX: Final = 256 * 1024
+"""What another process has read is fetched and dropped up to here (our choice): opening a receiver costs as
+much. Two of Spark's workers take turns with a partition, as tasks come to them."""
 _RANGE_GAP_MAX: Final = 256
 """Sequence numbers this near to each other are read in one go and the ones between dropped."""
 
@@ -181,7 +184,8 @@ class BlockingConsumer:
     ) -> Iterator[EncodedEvents]:
         """The events ``start <= sequence number < until``, in order, in chunks as they come.
 
-        The receiver is kept for a little while: a range that starts where this one ended continues at once.
+        The receiver is kept for a little while: a range that starts where this one ended, or a little behind,
+        continues at once.
         is_continued: False where no such range will come to this process; nothing is kept then.
         timeout_s: the longest wait for the next chunk.
         Where five receivers read the partition already it waits for one of them to end.
@@ -329,10 +333,10 @@ class BlockingConsumer:
             return FetchedRange(tuple(fetched), None)
         except (TidegateError, OSError) as error:
             return FetchedRange(tuple(fetched), error)
-        return FetchedRange(tuple(fetched), None)
+        return FetchedRange(tuple(_regrouped(fetched)), None)
 
     async def _check_out(self, wanted: _Range, prefetch_bytes: int, quota_wait_s: float) -> PartitionReceiver:
-        """The receiver that waits at the start of the range, or a new one.
+        """The receiver that waits at the start of the range or a little before it, or a new one.
 
         quota_wait_s: how long to wait where five others read the partition.
         """
@@ -341,8 +345,8 @@ class BlockingConsumer:
         if kept is not None:
             receiver, continues_at, timer = kept
             timer.cancel()
-            if continues_at == wanted.start and not receiver.is_over:
-                receiver.go_on(wanted.until, prefetch_bytes)
+            if continues_at <= wanted.start and receiver.estimate_skip_bytes(wanted.start) <= _SKIP_BYTES_MAX:
+                receiver.go_on(wanted.until, prefetch_bytes, from_sequence_number=wanted.start)
                 return receiver
             await receiver.close()
         loop, state = asyncio.get_running_loop(), self._own_state()

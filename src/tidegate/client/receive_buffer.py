@@ -6,6 +6,7 @@ Events lie here encoded, in the chunks in which they arrived; a chunk is cut onl
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
 from typing import Final
 
@@ -62,6 +63,16 @@ class ReceiveBuffer:
             self.size_bytes = 0  # the divisions above may have left some
         return taken
 
+    def drop_before(self, sequence_number: int) -> None:
+        """Forget the events before that number."""
+        while self._chunks:
+            numbers = self._chunks[0][0].sequence_numbers
+            start = self._position
+            dropped = bisect_left(numbers, sequence_number, start) - start
+            if not dropped:
+                return
+            self.take_parts(dropped)
+
     def clear(self) -> None:
         """Forget everything."""
         self._chunks.clear()
@@ -85,6 +96,13 @@ class PrefetchWindow:
         self._delivery_bytes = float(max(1, delivery_bytes))
         self._delivery_events = 1.0 if events_max is not None else None
         """None before the first batch came: of a range, it alone is asked for, for it may hold all of it."""
+        self._event_bytes: float | None = None
+
+    def estimate_bytes(self, events: int) -> float:
+        """Of that many events, by the average of those that came lately; infinite before the first came."""
+        if self._event_bytes is None:
+            return math.inf if events else 0.0
+        return events * self._event_bytes
 
     def widen(self, bytes_max: int) -> None:
         """Keep that many bytes from now on, if they are more."""
@@ -94,6 +112,8 @@ class PrefetchWindow:
         """Note what deliveries that came together held."""
         average = size_bytes / max(1, deliveries)
         self._delivery_bytes = max(1.0, average, self._delivery_bytes * _DELIVERY_BYTES_DECAY)
+        event_bytes = size_bytes / max(1, events)
+        self._event_bytes = ((self._event_bytes or event_bytes) + event_bytes) / 2
         events_each = max(1.0, events / max(1, deliveries))
         before = events_each if self._delivery_events is None else self._delivery_events
         self._delivery_events = (before + events_each) / 2

@@ -101,6 +101,8 @@ class PartitionReceiver(LinkHandler):
         if must_start_at_position and position.kind is PositionKind.SEQUENCE_NUMBER:
             assert isinstance(position.value, int)
             self._next = position.value if position.is_inclusive else position.value + 1
+        self._unwanted = 0
+        """Events before ``_next`` that the link still brings, to be dropped."""
         self._jump: int | None = None
         """The number that came where ``_next`` was due."""
         self._connection: LiveConnection | None = None
@@ -174,8 +176,17 @@ class PartitionReceiver(LinkHandler):
             for event in await self.receive():
                 yield event
 
-    def go_on(self, until_sequence_number: int | None, prefetch_bytes: int) -> None:
-        """Fetch up to there from now on, and that much ahead if it is more than before; as when opened."""
+    def go_on(
+        self, until_sequence_number: int | None, prefetch_bytes: int, *, from_sequence_number: int = 0
+    ) -> None:
+        """Fetch up to there from now on, and that much ahead if it is more than before; as when opened.
+
+        from_sequence_number: events before it are dropped, those that are still to come, too.
+        """
+        self._buffer.drop_before(from_sequence_number)
+        if self._next is not None and self._next < from_sequence_number:
+            self._unwanted += from_sequence_number - self._next
+            self._next = from_sequence_number
         self._until = until_sequence_number
         self._prefetch_bytes = max(self._prefetch_bytes, prefetch_bytes)
         self._window.widen(prefetch_bytes)
@@ -185,6 +196,12 @@ class PartitionReceiver(LinkHandler):
     def next_sequence_number(self) -> int | None:
         """One past the last event fetched (handed out or buffered); None before the first."""
         return self._next
+
+    def estimate_skip_bytes(self, sequence_number: int) -> float:
+        """What ``go_on`` from there would fetch in vain; infinite where it cannot be told."""
+        if self._next is None or self.is_over:
+            return math.inf
+        return self._window.estimate_bytes(max(0, sequence_number - self._next) + self._unwanted)
 
     @property
     def buffered_event_count(self) -> int:
@@ -367,6 +384,7 @@ class PartitionReceiver(LinkHandler):
         self._is_attached = self._may_token_be_over = True
         self._is_batched = BATCH_DELIVERY_CAPABILITY in attach.offered_capabilities
         self._window = self._new_window()
+        self._unwanted = 0  # it begins at ``_next``
         self._renew_credit()
         self._link_changed.set()
 
@@ -387,18 +405,20 @@ class PartitionReceiver(LinkHandler):
         if link is not None and not deliveries[0].is_settled:
             link.settle(deliveries[0].delivery_id, deliveries[-1].delivery_id)
         payloads = [delivery.payload for delivery in deliveries]
-        event_count = self._buffer.event_count
+        event_count = 0
         try:
             if self._is_batched:
                 for payload in payloads:
-                    self._add(events_of_batch(payload))
+                    chunk = events_of_batch(payload)
+                    event_count += len(chunk)
+                    self._add(chunk)
             else:
+                event_count = len(payloads)
                 self._add(events_of_deliveries(payloads))
         except ProtocolError as error:
             self._fail(error)
             self._detach()
             return
-        event_count = self._buffer.event_count - event_count
         self._window.observe(len(payloads), event_count, sum(map(len, payloads)))
         self._has_progressed = True
         self._renew_credit()
@@ -410,6 +430,7 @@ class PartitionReceiver(LinkHandler):
         if self._next is not None:
             seen = bisect_left(chunk.sequence_numbers, self._next)
             chunk = chunk[seen:] if seen else chunk
+            self._unwanted = max(0, self._unwanted - seen)
         numbers = chunk.sequence_numbers
         if not numbers:
             return
@@ -425,6 +446,7 @@ class PartitionReceiver(LinkHandler):
             return
         self._buffer.add(chunk)
         self._next = numbers[-1] + 1
+        self._unwanted = 0  # with holes in the log there were fewer
 
     def _renew_credit(self) -> None:
         link = self._link
@@ -442,10 +464,11 @@ class PartitionReceiver(LinkHandler):
             self._connection.flush()
 
     def _events_left(self) -> int | None:
-        """How many are wanted that have not come; None: no end of them is known."""
+        """How many are to come until all that are wanted have; None: no end of them is known."""
         if self._until is None or self._next is None:
             return None
-        return max(0, self._until - self._next)
+        left = self._until - self._next
+        return left + self._unwanted if left > 0 else 0
 
     def _new_window(self) -> PrefetchWindow:
         if self._is_batched:
