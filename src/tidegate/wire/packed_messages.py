@@ -17,6 +17,8 @@ from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32
 _two_u32 = struct.Struct(">II").unpack_from
 _HEADER_32_BYTES = 8
 _HEADER_8_BYTES = 5
+_WORD_32 = DATA_SECTION_32.to_bytes(4, "big")
+_WORD_8 = DATA_SECTION_8.to_bytes(4, "big")
 
 
 class PackedMessages(Sequence[bytes | memoryview]):
@@ -56,19 +58,38 @@ class PackedMessages(Sequence[bytes | memoryview]):
     @classmethod
     def joined(cls, parts: Sequence[PackedMessages]) -> PackedMessages:
         """All of them, in order, in a buffer of their own."""
-        pieces: list[memoryview] = []
-        starts: list[int] = []
-        ends: list[int] = []
-        size = 0
-        for part in parts:
-            if not len(part):
-                continue
-            moved = size - part.starts[0]
-            pieces.append(memoryview(part.payload)[part.starts[0] : part.ends[-1]])
-            starts.extend(start + moved for start in part.starts)
-            ends.extend(end + moved for end in part.ends)
-            size += part.size_bytes
-        return cls(b"".join(pieces), starts, ends)
+        parts = [part for part in parts if len(part)]
+        return _joined_of_equal_size(parts) or _joined_of_any_size(parts)
+
+
+def _joined_of_equal_size(parts: Sequence[PackedMessages]) -> PackedMessages | None:
+    """Where all messages have one size, and headers of one size before them; else None."""
+    shapes = {
+        (part.starts.step, part.ends[0] - part.starts[0]) if isinstance(part.starts, range) else None
+        for part in parts
+    }
+    shape = shapes.pop() if len(shapes) == 1 else None
+    if shape is None:
+        return None
+    stride, header = shape[0], shape[0] - shape[1]
+    payload = b"".join(memoryview(part.payload)[part.starts[0] - header : part.ends[-1]] for part in parts)
+    return PackedMessages(
+        payload, range(header, len(payload), stride), range(stride, len(payload) + 1, stride)
+    )
+
+
+def _joined_of_any_size(parts: Sequence[PackedMessages]) -> PackedMessages:
+    pieces: list[memoryview] = []
+    starts: list[int] = []
+    ends: list[int] = []
+    size = 0
+    for part in parts:
+        moved = size - part.starts[0]
+        pieces.append(memoryview(part.payload)[part.starts[0] : part.ends[-1]])
+        starts += [start + moved for start in part.starts]
+        ends += [end + moved for end in part.ends]
+        size += part.size_bytes
+    return PackedMessages(b"".join(pieces), starts, ends)
 
 
 def messages_of_sections(payload: bytes, at: int) -> PackedMessages:
@@ -82,22 +103,27 @@ def messages_of_sections(payload: bytes, at: int) -> PackedMessages:
 def _messages_of_equal_size(payload: bytes, at: int) -> PackedMessages | None:
     """Where all sections have the header of the first, which is then where each of them says; else None.
 
-    What one device sends is often of one size, and this looks at it with eight comparisons.
+    What one device sends is often of one size, and this looks at it with a comparison for each byte of the
+    header.
     """
-    header = payload[at : at + _HEADER_32_BYTES]
-    if len(header) < _HEADER_32_BYTES or int.from_bytes(header[:4], "big") != DATA_SECTION_32:
+    word, size = payload[at : at + 4], payload[at + 4 : at + _HEADER_32_BYTES]
+    if word == _WORD_32 and len(size) == 4:
+        header = word + size
+    elif word == _WORD_8:
+        header, size = word + size[:1], size[:1]
+    else:
         return None
-    size = int.from_bytes(header[4:], "big")
-    stride = _HEADER_32_BYTES + size
+    stride = len(header) + int.from_bytes(size, "big")
     count, rest = divmod(len(payload) - at, stride)
-    if rest or not size:
+    if rest or stride == len(header):
         return None
-    for index in range(_HEADER_32_BYTES):
+    for index in range(len(header)):
         if payload[at + index :: stride] != header[index : index + 1] * count:
             return None
-    first = at + _HEADER_32_BYTES
     return PackedMessages(
-        payload, range(first, len(payload), stride), range(first + size, len(payload) + 1, stride)
+        payload,
+        range(at + len(header), len(payload), stride),
+        range(at + stride, len(payload) + 1, stride),
     )
 
 
