@@ -16,7 +16,6 @@ from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32
 
 Int64s = npt.NDArray[np.int64]
 
-_WORD_BYTES = np.arange(8)
 _SECTIONS_MAX = 6
 """Sections before a body: header, two kinds of annotations, properties, application properties, and one
 more for those who repeat one. What has more is for the full decoder, which takes any number."""
@@ -35,13 +34,21 @@ class BodyPlaces:
         return self.prefix_ends >= 0
 
 
+def words_of(payload: bytes) -> npt.NDArray[np.int64]:
+    """For each place in the payload but the last seven: the eight bytes from there on, as they travel.
+
+    A view. It is taken from by place, which costs a third of taking eight single bytes.
+    """
+    return np.ndarray((max(0, len(payload) - 7),), dtype=">i8", buffer=payload, strides=(1,))
+
+
 def locate_bodies(payload: bytes, starts: Int64s, ends: Int64s) -> BodyPlaces:
     """Find the bodies of the events ``payload[start:end]`` that are one data section at the event's end.
 
     Every other shape is not found, garbled ones included; no byte beyond an event's end counts for it.
     Source: AMQP 1.0 part 1 section 1.6 (sizes of binary, list and map), part 3 section 3.2.
     """
-    data = np.frombuffer(payload, dtype=np.uint8)
+    words = words_of(payload)
     prefix_ends = np.full(len(starts), -1, dtype=np.int64)
     body_starts = np.full(len(starts), -1, dtype=np.int64)
     which, at = np.arange(len(starts)), starts
@@ -52,13 +59,16 @@ def locate_bodies(payload: bytes, starts: Int64s, ends: Int64s) -> BodyPlaces:
             which, at = which[is_inside], at[is_inside]
         if not len(which):
             break
-        words = data[at[:, np.newaxis] + _WORD_BYTES].view(">u4")
-        word, size = words[:, 0].astype(np.int64), words[:, 1].astype(np.int64)
+        both = words[at].astype(np.int64)
+        word, size = both >> 32, both & 0xFFFFFFFF
         for section, header_bytes, body_bytes in (
             (DATA_SECTION_32, 8, size),
             (DATA_SECTION_8, 5, size >> 24),
         ):
-            is_body = (word == section) & (at + header_bytes + body_bytes == ends[which])
+            is_body = word == section
+            if not is_body.any():
+                continue
+            is_body &= at + header_bytes + body_bytes == ends[which]
             prefix_ends[which[is_body]] = at[is_body]
             body_starts[which[is_body]] = at[is_body] + header_bytes
         # Sections 0x70 to 0x74 are a list or a map, its size of one byte or, where bit 4 is set, of four.

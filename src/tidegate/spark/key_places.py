@@ -12,8 +12,9 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
-from tidegate.spark.body_places import Int64s
+from tidegate.spark.body_places import Int64s, words_of
 from tidegate.wire.names import PARTITION_KEY
 
 _NAME: Final = PARTITION_KEY.encode("ascii")
@@ -22,6 +23,8 @@ _HEAD: Final = np.frombuffer(
 )
 """Message annotations: a small map of two values, a symbol and a short string. Two bytes, left 0 here, are
 sizes. Source: AMQP 1.0 part 1 section 1.6, part 3 section 3.2.3."""
+_FIRST_WORD: Final = int.from_bytes(_HEAD[:4].tobytes(), "big")
+"""The first four bytes of it, by which most other events are told."""
 _MAP_SIZE_AT: Final = 4
 _KEY_SIZE_AT: Final = len(_HEAD) - 1
 _KEY_SIZE_MORE: Final = len(_HEAD) - 5
@@ -49,7 +52,10 @@ def locate_keys(payload: bytes, starts: Int64s, ends: Int64s) -> KeyPlaces:
     key_starts, key_ends = np.full((2, len(starts)), -1, dtype=np.int64)
     data = np.frombuffer(payload, dtype=np.uint8)
     which = np.flatnonzero(starts + len(_HEAD) <= ends)
-    heads = data[starts[which, np.newaxis] + np.arange(len(_HEAD))]
+    which = which[words_of(payload)[starts[which]] >> 32 == _FIRST_WORD]
+    if not len(which):
+        return KeyPlaces(key_starts, key_ends)
+    heads = sliding_window_view(data, len(_HEAD))[starts[which]]
     sizes = heads[:, _KEY_SIZE_AT].astype(np.int64)
     is_key = (heads[:, _FIXED] == _HEAD[_FIXED]).all(axis=1)
     is_key &= heads[:, _MAP_SIZE_AT] == sizes + _KEY_SIZE_MORE
