@@ -45,6 +45,8 @@ _POM: Final = Path(__file__).with_name("kafka.xml")
 _JARS: Final = Path(__file__).parents[1] / "build" / "kafka"
 _TOPIC: Final = "bench"
 _START_S_MAX: Final = 60.0
+_STOP_S_MAX: Final = 30.0
+_FETCH_S_MAX: Final = 600.0
 _HEAP: Final = "1g"
 """Of the broker: what Kafka's own start script gives it."""
 _progress = Console(stderr=True)
@@ -69,7 +71,8 @@ def reading(spark: SparkSession, events: int, event_bytes: int) -> Iterator[Call
     None, and a line that says why, where Kafka cannot be had.
     """
     try:
-        _jars("source")
+        if "kafka" not in spark.sparkContext.getConf().get("spark.jars", ""):
+            raise KafkaMissingError("this session was started without its source")
         broker = KafkaBroker()
     except KafkaMissingError as error:
         _progress.print(f"without Kafka: {error}")
@@ -91,7 +94,11 @@ def _jars(profile: str) -> Path:
         raise KafkaMissingError("no mvn on PATH, which brings Kafka (Debian: maven)")
     shutil.rmtree(folder, ignore_errors=True)
     command = ["mvn", "-q", "-B", "-f", str(_POM), "-P", profile, "dependency:copy-dependencies"]
-    found = subprocess.run([*command, f"-DoutputDirectory={folder}"], capture_output=True, text=True)
+    command.append(f"-DoutputDirectory={folder}")
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_S_MAX)
+    except subprocess.TimeoutExpired as error:
+        raise KafkaMissingError(f"mvn did not bring Kafka in {_FETCH_S_MAX:.0f} s") from error
     if found.returncode:
         raise KafkaMissingError(f"mvn did not bring Kafka: {found.stdout.strip().splitlines()[:1]}")
     fetched.touch()
@@ -164,7 +171,8 @@ class KafkaBroker:
         return [str(self._java), *options, "-cp", self._class_path]
 
     def _run_tool(self, *arguments: str) -> None:
-        found = subprocess.run([*self._command(), *arguments], capture_output=True, text=True)
+        command = [*self._command(), *arguments]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=_START_S_MAX)
         if found.returncode:
             raise RuntimeError(f"{' '.join(arguments)}: {found.stdout}{found.stderr}")
 
@@ -175,8 +183,8 @@ class KafkaBroker:
                 socket.create_connection(("127.0.0.1", self._port), timeout=5).close()
                 return
             except OSError:
-                ended = self._process is not None and self._process.poll() is not None
-                if ended or time.monotonic() > deadline:
+                is_ended = self._process is not None and self._process.poll() is not None
+                if is_ended or time.monotonic() > deadline:
                     output = (self._folder / "broker.txt").read_text(errors="replace")
                     raise RuntimeError(f"the Kafka broker did not start:\n{output[-2000:]}") from None
                 time.sleep(0.2)
@@ -184,7 +192,11 @@ class KafkaBroker:
     def _stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait()
+            try:
+                self._process.wait(_STOP_S_MAX)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

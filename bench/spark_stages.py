@@ -17,12 +17,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.measure import Measurement, timed
 from bench.stages import ingest
+from bench.targets import READ
 from tidegate.model.events import ReceivedEvent
 from tidegate.spark import Trigger, register, run_pipeline
 from tidegate.sql import ArrowHandler, Database, Handler, Pipeline
 from tidegate.testing.hub import HubProcess
 
-READ = "Spark read → no-op"
 READ_ROUNDS = 3
 PARTITIONS = 4
 READ_EVENTS = 1_800_000

@@ -12,6 +12,7 @@ from typing import Final
 from bench.measure import Measurement
 
 READ_EVENTS_PER_S: Final = 500_000
+READ: Final = "Spark read → no-op"
 KAFKA_READ: Final = "Kafka: Spark read → no-op"
 """What a read by Spark's own Kafka source is called."""
 EXACTLY_ONCE_RATIO: Final = 0.7
@@ -21,7 +22,7 @@ HOMES_STATE_EVENTS_PER_S: Final = 89_000
 HOMES_SQL_EVENTS_PER_S: Final = 112_000
 """A hand-written probe: one-minute windows upserted into PostgreSQL."""
 _RATES: Final = {
-    "Spark read → no-op": READ_EVENTS_PER_S,
+    READ: READ_EVENTS_PER_S,
     "home security, keyed state": HOMES_STATE_EVENTS_PER_S,
     "home security → PostgreSQL": HOMES_SQL_EVENTS_PER_S,
 }

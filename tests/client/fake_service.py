@@ -56,6 +56,8 @@ class FakePartition:
     events: list[bytes] = field(default_factory=list)
     begin: int = 0
     """Events below it count as removed by retention."""
+    hole: range = range(0)
+    """Events that compaction removed."""
     next_sequences: dict[int, int] = field(default_factory=dict)
     """By producer id: the number its next batch must have."""
 
@@ -248,11 +250,16 @@ class FakeService:
 
     def _serve(self, reader: _Reader) -> None:
         events, link = reader.partition.events, reader.link
+        hole = reader.partition.hole
         reader.next_number = max(reader.next_number, reader.partition.begin)
         while reader.next_number < len(events) and link.sendable > 0:
+            if reader.next_number in hole:
+                reader.next_number = hole.stop
+                continue
             start = reader.next_number
             if reader.is_batched:
-                chunk = events[start : start + self.events_per_batch]
+                until = start + self.events_per_batch
+                chunk = events[start : min(until, hole.start) if start < hole.start else until]
                 prefix = batched_delivery_prefix(
                     first_sequence_number=start, enqueued_time_ms=ENQUEUED_TIME_MS, event_count=len(chunk)
                 )

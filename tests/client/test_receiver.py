@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 from tests.client.fake_service import ENQUEUED_TIME_MS, FakeService, until
 
-from tidegate.client import EventHubConsumer, PartitionReceiver, RetryPolicy
+from tidegate.amqp.link import ReceiverLink
+from tidegate.client import EventHubConsumer, PartitionProperties, PartitionReceiver, RetryPolicy
 from tidegate.client.connector import AuthorizedConnection
+from tidegate.client.management import read_partition
 from tidegate.model.errors import (
     BrokenError,
     ClosedError,
@@ -312,6 +315,83 @@ async def test_a_strict_start_must_still_be_there(service: FakeService, consumer
     )
     with pytest.raises(PositionOutOfRangeError, match=r"number 5: the first available is 20"):
         await strict.receive()
+
+
+async def test_a_hole_over_the_end_of_a_range_is_passed(
+    service: FakeService, consumer: EventHubConsumer
+) -> None:
+    """The event behind it tells whoever waits for the end that nothing more will come."""
+    service.partitions[0].hole = range(15, 25)
+    service.store(0, _encoded(40))
+    receiver = await consumer.open_receiver("0", EARLIEST, until_sequence_number=20)
+    assert await _receive_numbers(receiver, 15) == list(range(15))
+    assert (await _receive_numbers(receiver, 1)) == [25]
+
+
+async def test_what_is_skipped_is_asked_for_at_once(
+    service: FakeService, consumer: EventHubConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One flow brings what is dropped and what is wanted, and nothing before the start is handed out."""
+    grants: list[int] = []
+    grant: Callable[[ReceiverLink, int], None] = ReceiverLink.grant_credit
+
+    def noted(link: ReceiverLink, credit: int) -> None:
+        grants.append(credit)
+        grant(link, credit)
+
+    each = service.events_per_batch
+    service.store(0, _encoded(5 * each))
+    start = EventPosition.from_sequence_number(0)
+    receiver = await consumer.open_receiver(
+        "0", start, must_start_at_position=True, until_sequence_number=each
+    )
+    assert await _receive_numbers(receiver, each) == list(range(each))
+    monkeypatch.setattr(ReceiverLink, "grant_credit", noted)
+    first, until_number = 2 * each + 7, 3 * each
+    receiver.go_on(until_number, 1 << 20, from_sequence_number=first)
+    assert await _receive_numbers(receiver, until_number - first) == list(range(first, until_number))
+    assert grants == [2 if receiver.is_batched else 2 * each]
+
+
+async def test_what_befalls_what_is_skipped_is_no_matter(
+    service: FakeService, consumer: EventHubConsumer
+) -> None:
+    """Retention removes it, and the line breaks: the receiver goes on where it is to."""
+    service.store(0, _encoded(10))
+    receiver = await consumer.open_receiver("0", EARLIEST)
+    assert await _receive_numbers(receiver, 10) == list(range(10))
+    service.partitions[0].events += _encoded(60, 10)
+    service.partitions[0].begin = 30
+    receiver.go_on(None, 1 << 20, from_sequence_number=40)
+    service.store(0, [])
+    assert await _receive_numbers(receiver, 20) == list(range(40, 60))
+    receiver.go_on(None, 1 << 20, from_sequence_number=90)
+    service.cut_lines()
+    service.store(0, _encoded(50, 70))
+    assert await _receive_numbers(receiver, 30) == list(range(90, 120))
+
+
+async def test_what_is_skipped_while_a_hole_is_looked_into_stays_skipped(
+    service: FakeService, consumer: EventHubConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer about the hole comes later, and does not take the receiver back."""
+    is_asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def late(*arguments: Any) -> PartitionProperties:
+        is_asked.set()
+        await may_answer.wait()
+        return await read_partition(*arguments)
+
+    monkeypatch.setattr("tidegate.client.receiver.read_partition", late)
+    service.store(0, _encoded(10))
+    receiver = await consumer.open_receiver("0", EARLIEST)
+    assert await _receive_numbers(receiver, 10) == list(range(10))
+    service.partitions[0].hole = range(10, 20)
+    service.store(0, _encoded(50, 10))
+    await is_asked.wait()
+    receiver.go_on(None, 1 << 20, from_sequence_number=40)
+    may_answer.set()
+    assert await _receive_numbers(receiver, 20) == list(range(40, 60))
 
 
 async def test_a_cancelled_receive_loses_nothing(service: FakeService, consumer: EventHubConsumer) -> None:

@@ -190,8 +190,9 @@ class BlockingConsumer:
         timeout_s: the longest wait for the next chunk.
         Where five receivers read the partition already it waits for one of them to end.
         Raises PositionOutOfRangeError, which names partition, wanted and first available number, where
-        retention removed the start (or the start lies beyond the end of the log); OperationTimeoutError
-        where events of the range do not come in time; and as ``open_receiver``. What was yielded before an
+        retention removed the start (or the start lies beyond the end of the log, as a receiver finds that is
+        opened for it); OperationTimeoutError where events of the range do not come in time; and as
+        ``open_receiver``. What was yielded before an
         error is in order and without a gap.
         """
         wanted = _Range(self._hub(), partition_id, start_sequence_number, until_sequence_number)

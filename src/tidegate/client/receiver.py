@@ -181,7 +181,8 @@ class PartitionReceiver(LinkHandler):
     ) -> None:
         """Fetch up to there from now on, and that much ahead if it is more than before; as when opened.
 
-        from_sequence_number: events before it are dropped, those that are still to come, too.
+        from_sequence_number: events before it are dropped, and those that are still to come, too, where it is
+        known by now which one comes next (``next_sequence_number``).
         """
         self._buffer.drop_before(from_sequence_number)
         if self._next is not None and self._next < from_sequence_number:
@@ -194,7 +195,10 @@ class PartitionReceiver(LinkHandler):
 
     @property
     def next_sequence_number(self) -> int | None:
-        """One past the last event fetched (handed out or buffered); None before the first."""
+        """What comes next: earlier ones were fetched (handed out or buffered), or nobody wants them.
+
+        None before the first came, where only the service knows its number.
+        """
         return self._next
 
     def estimate_skip_bytes(self, sequence_number: int) -> float:
@@ -323,6 +327,7 @@ class PartitionReceiver(LinkHandler):
         self._detach()
         self._break = None
         self._is_attached = False
+        self._unwanted = 0  # the link begins at ``_next``
         self._connection = authorized.connection
         self._link = authorized.connection.attach_receiver(
             Source(address=self._address, filter=selector_filter(self._resume_position())),
@@ -363,8 +368,11 @@ class PartitionReceiver(LinkHandler):
                 next_step="Retention removed it before it was read: start from the first available,"
                 " and keep events longer or read faster.",
             )
-        self._next = self._jump
+        self._next = max(self._next, self._jump)  # meanwhile somebody may want later ones only
         self._jump = None
+        if self._until is not None:
+            # Where the hole reaches over the end, whoever waits for that end hears of it by the event behind.
+            self._until = max(self._until, self._next + 1)
 
     def _detach(self) -> None:
         link, self._link = self._link, None
@@ -384,7 +392,6 @@ class PartitionReceiver(LinkHandler):
         self._is_attached = self._may_token_be_over = True
         self._is_batched = BATCH_DELIVERY_CAPABILITY in attach.offered_capabilities
         self._window = self._new_window()
-        self._unwanted = 0  # it begins at ``_next``
         self._renew_credit()
         self._link_changed.set()
 

@@ -35,9 +35,9 @@ class BodyPlaces:
 
 
 def words_of(payload: bytes) -> npt.NDArray[np.int64]:
-    """For each place in the payload but the last seven: the eight bytes from there on, as they travel.
+    """For each place in the payload but the last seven: the eight bytes from there on as one number.
 
-    A view. It is taken from by place, which costs a third of taking eight single bytes.
+    A view: taking numbers from it by place costs a third of taking eight single bytes each.
     """
     return np.ndarray((max(0, len(payload) - 7),), dtype=">i8", buffer=payload, strides=(1,))
 

@@ -72,6 +72,8 @@ def _joined_of_equal_size(parts: Sequence[PackedMessages]) -> PackedMessages | N
     if shape is None:
         return None
     stride, header = shape[0], shape[0] - shape[1]
+    if header not in (_HEADER_8_BYTES, _HEADER_32_BYTES):
+        return None  # some between them are left out
     payload = b"".join(memoryview(part.payload)[part.starts[0] - header : part.ends[-1]] for part in parts)
     return PackedMessages(
         payload, range(header, len(payload), stride), range(stride, len(payload) + 1, stride)
