@@ -43,6 +43,7 @@ from tidegate.testing.ports import free_ports
 
 _POM: Final = Path(__file__).with_name("kafka.xml")
 _JARS: Final = Path(__file__).parents[1] / "build" / "kafka"
+_JARS_SETTING: Final = "spark.jars"
 _TOPIC: Final = "bench"
 _START_S_MAX: Final = 60.0
 _STOP_S_MAX: Final = 30.0
@@ -57,22 +58,25 @@ class KafkaMissingError(Exception):
 
 
 def spark_settings() -> dict[str, str]:
-    """What a session needs to read from Kafka; nothing where Kafka cannot be had."""
+    """What a session needs to read from Kafka; nothing, and a line that says why, where it cannot be had."""
     try:
-        return {"spark.jars": ",".join(str(path) for path in sorted(_jars("source").glob("*.jar")))}
-    except KafkaMissingError:
+        jars = _jars("source")
+    except KafkaMissingError as error:
+        _progress.print(f"without Kafka: {error}")
         return {}
+    return {_JARS_SETTING: ",".join(str(path) for path in sorted(jars.glob("*.jar")))}
 
 
 @contextmanager
 def reading(spark: SparkSession, events: int, event_bytes: int) -> Iterator[Callable[[], Measurement] | None]:
     """A broker with a topic of that many events, and what measures one read of it.
 
-    None, and a line that says why, where Kafka cannot be had.
+    None where Kafka cannot be had, which has been said then. spark: started with ``spark_settings``.
     """
+    if not spark.sparkContext.getConf().contains(_JARS_SETTING):
+        yield None
+        return
     try:
-        if "kafka" not in spark.sparkContext.getConf().get("spark.jars", ""):
-            raise KafkaMissingError("this session was started without its source")
         broker = KafkaBroker()
     except KafkaMissingError as error:
         _progress.print(f"without Kafka: {error}")

@@ -192,8 +192,7 @@ class BlockingConsumer:
         Raises PositionOutOfRangeError, which names partition, wanted and first available number, where
         retention removed the start (or the start lies beyond the end of the log, as a receiver finds that is
         opened for it); OperationTimeoutError where events of the range do not come in time; and as
-        ``open_receiver``. What was yielded before an
-        error is in order and without a gap.
+        ``open_receiver``. What was yielded before an error is in order and without a gap.
         """
         wanted = _Range(self._hub(), partition_id, start_sequence_number, until_sequence_number)
         return self._read(wanted, timeout_s, is_continued=is_continued)
