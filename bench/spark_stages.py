@@ -64,14 +64,16 @@ def readings(batch: pa.RecordBatch) -> pa.Table:
         {
             "partition_id": batch.column("partition"),
             "sequence_number": batch.column("sequenceNumber"),
-            "device": compute.map_lookup(batch.column("properties"), "device", "first"),
+            "device": batch.column("properties.device"),
             "body_bytes": compute.binary_length(batch.column("body")),
             "enqueued_time_ms": compute.divide(times_us, 1000),
         }
     )
 
 
-ARROW_HANDLER = ArrowHandler(readings, ("body", "partition", "sequenceNumber", "enqueuedTime", "properties"))
+ARROW_HANDLER = ArrowHandler(
+    readings, ("body", "partition", "sequenceNumber", "enqueuedTime", "properties.device")
+)
 
 
 def fill_hub(service: HubProcess, events: int, event_bytes: int) -> str:

@@ -77,6 +77,8 @@ def test_every_column_is_the_live_one(captured: list[bytes], tmp_path: Path) -> 
             ), name
     few = _read(tmp_path, ["sequenceNumber", "properties"])
     assert few == found.select(["sequenceNumber", "properties"])
+    one = [event_batch("0", events, ["properties.a", "properties.b"])]
+    assert _read(tmp_path, ["properties.a", "properties.b"]) == pa.Table.from_batches(one)
 
 
 def test_a_handler_is_given_the_event_that_was_sent(captured: list[bytes], tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tidegate.spark.body_places import locate_bodies
 from tidegate.spark.columns import ALL_COLUMNS, event_batch, event_batches
 from tidegate.spark.schema import (
     ENCODED_EVENT_ARROW_SCHEMA,
+    ENCODED_EVENT_SCHEMA,
     EVENT_ARROW_SCHEMA,
     EVENT_SCHEMA,
     check_chosen_columns,
@@ -95,6 +96,21 @@ def test_events_that_share_and_events_that_differ() -> None:
         assert row["body"] == b"%d" % value
         assert row["partitionKey"] == f"key-{value % 2}"
         assert row["properties"] == ([("n", str(value))] if value % 3 else [])
+
+
+def test_a_property_has_a_column_of_its_own_where_one_is_named() -> None:
+    """With the text that the map has; null where it is missing or null. A name may hold dots."""
+    odd = encode_message(Message(value="text", application_properties={"n": "odd", "a.b": True}))
+    each: list[dict[str, PropertyValue]] = [{"n": 1}, {}, {"n": None, "a.b": "x"}, {"n": b"\xff"}]
+    messages = [encode_event(EventData(b"", item), key) for item in each for key in (None, "k")]
+    names = ["properties.a.b", "sequenceNumber", "properties.n", "properties"]
+    batch = event_batch("3", _events(*messages, odd, b"\xde\xad"), names)
+    batch.validate(full=True)
+    assert batch.schema.names == names
+    for row in batch.to_pylist():
+        texts = dict(row["properties"])
+        assert (row["properties.n"], row["properties.a.b"]) == (texts.get("n"), texts.get("a.b"))
+    assert batch.column("properties.n").to_pylist()[::2] == ["1", None, None, "/w==", "odd"]
 
 
 def test_system_properties_keep_what_has_no_column() -> None:
@@ -345,6 +361,8 @@ def test_keys_are_what_the_decoder_says(
         ("body STRING", "body is of the type binary, and not string"),
         ("partition STRING, publisher STRING NOT NULL", "publisher may be null"),
         ("encodedEvent BINARY", "no column 'encodedEvent'"),
+        ("properties. STRING", "no column 'properties.'"),
+        ("properties.n LONG", "properties.n is of the type string, and not bigint"),
     ],
 )
 def test_a_schema_that_does_not_fit_is_refused_by_name(chosen: str, message: str) -> None:
@@ -356,6 +374,9 @@ def test_a_schema_that_does_not_fit_is_refused_by_name(chosen: str, message: str
 def test_any_columns_in_any_order_are_fine() -> None:
     """Those that are never null may be declared so."""
     check_chosen_columns(_struct("sequenceNumber LONG NOT NULL, body BINARY, partition STRING"), EVENT_SCHEMA)
+    check_chosen_columns(_struct("body BINARY, properties.n STRING"), EVENT_SCHEMA)
+    with pytest.raises(InvalidArgumentError, match=r"no column 'properties\.n'"):
+        check_chosen_columns(_struct("encodedEvent BINARY, properties.n STRING"), ENCODED_EVENT_SCHEMA)
     with pytest.raises(InvalidArgumentError, match="No column is named"):
         check_chosen_columns(StructType([]), EVENT_SCHEMA)
     with pytest.raises(InvalidArgumentError, match="body is named twice"):

@@ -77,6 +77,7 @@ def test_a_handler_goes_over_capture_and_then_live(
 def _score_batch(batch: pa.RecordBatch) -> pa.Table:
     bodies: list[Any] = batch.column("body").to_pylist()
     values = [json.loads(body)["value"] for body in bodies]
+    assert batch.column("properties.parity").to_pylist() == ["odd" if each % 2 else "even" for each in values]
     errors = [f"value {value % 10} cannot be scored" if value % 7 == 3 else None for value in values]
     return pa.table(
         {
@@ -93,7 +94,8 @@ def test_a_function_over_batches_goes_over_capture_and_then_live(
 ) -> None:
     """A replay does not commit where it reads: batches come to the function through Spark."""
     hub = captured_then_live(hub_service, tmp_path / "capture", 500, 100)
-    pipeline = Pipeline("readings", hub, readings, ArrowHandler(_score_batch))
+    handler = ArrowHandler(_score_batch, ("body", "partition", "sequenceNumber", "properties.parity"))
+    pipeline = Pipeline("readings", hub, readings, handler)
 
     def start(pipeline: Pipeline) -> StreamingQuery:
         return replay_pipeline(

@@ -45,6 +45,10 @@ def test_columns_are_those_that_the_schema_names(spark: SparkSession, filled_hub
     assert rows.columns == ["sequenceNumber", "body", "partition"]
     found = {(row.partition, row.sequenceNumber, json.loads(row.body)["value"]) for row in rows.collect()}
     assert found == {(str(value % 3), value // 3, value) for value in range(_COUNT)}
+    rows = _read(spark, filled_hub, "`properties.parity` STRING, body BINARY, `properties.none` STRING")
+    assert {(row[0], json.loads(row[1])["value"], row[2]) for row in rows.collect()} == {
+        ("odd" if value % 2 else "even", value, None) for value in range(_COUNT)
+    }
     with pytest.raises(PySparkException) as caught:
         _read(spark, filled_hub, "partition STRING, sequencenumber LONG").count()
     assert explain(caught.value).startswith("The source has no column 'sequencenumber'.")

@@ -199,14 +199,16 @@ def test_every_column_of_the_source_can_be_had(database: Database) -> None:
         frames.append(frame)
         return frame[["sequenceNumber"]][0:0]
 
+    columns = (*EVENT_COLUMNS, "properties.n", "properties.m")
     for handler in (
-        ArrowHandler(look, EVENT_COLUMNS, is_missing_skipped=True),
-        PandasHandler(look_with_pandas, EVENT_COLUMNS, is_missing_skipped=True),
+        ArrowHandler(look, columns, is_missing_skipped=True),
+        PandasHandler(look_with_pandas, columns, is_missing_skipped=True),
     ):
         _empty(database)
         _process(database, handler, [_event(7, "row")])
     (row,) = batches[0].to_pylist()
-    assert batches[0].schema.names == list(EVENT_COLUMNS) == list(frames[0].columns)
+    assert batches[0].schema.names == list(columns) == list(frames[0].columns)
+    assert (row["properties.n"], row["properties.m"]) == ("7", None)
     assert (row["offset"], row["partitionKey"], row["publisher"]) == ("7", "UA1", None)
     assert row["properties"] == [("n", "7")]
     assert frames[0]["properties"][0] == {"n": "7"}
@@ -288,6 +290,7 @@ def test_rows_without_numbers_are_of_the_events_in_their_order(database: Databas
         (("no function",), "needs a function, not str"),
         ((_by_arrow, "body"), "not the text 'body'"),
         ((_by_arrow, ("body", "Partition")), "no column 'Partition'"),
+        ((_by_arrow, ("body", "properties.")), "no column 'properties.'"),
         ((_by_arrow, ()), "one column or more"),
         ((_by_arrow, ("body", "body")), "each once"),
     ],

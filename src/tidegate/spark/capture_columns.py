@@ -19,10 +19,10 @@ import pyarrow as pa
 
 from tidegate.spark.capture_container import CaptureFileError, Record
 from tidegate.spark.columns import binary_column
-from tidegate.spark.schema import ENCODED_EVENT_ARROW_SCHEMA, EVENT_ARROW_SCHEMA
+from tidegate.spark.schema import EVENT_ARROW_SCHEMA, arrow_schema
 from tidegate.wire.capture import PROPERTY_TYPES
 from tidegate.wire.capture_events import Values, encoded_event, typed_properties
-from tidegate.wire.event_texts import DECODE_ERROR_PROPERTY, text_of
+from tidegate.wire.event_texts import DECODE_ERROR_PROPERTY, property_of, text_of
 from tidegate.wire.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ _FIELDS_OF: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _ALWAYS: Final = ("SequenceNumber", "EnqueuedTimeUtc", "SystemProperties")
 """What every event is judged by: its number, its time (which is in two places)."""
-_ARROW_TYPES: Final = {field.name: field.type for field in [*EVENT_ARROW_SCHEMA, *ENCODED_EVENT_ARROW_SCHEMA]}
 
 Int64s = npt.NDArray[np.int64]
 
@@ -86,6 +85,7 @@ class CaptureRows:
 
 def fields_for(columns: Sequence[str]) -> tuple[str, ...]:
     """The fields of a capture file that those columns are made from."""
+    columns = ["properties" if property_of(column) is not None else column for column in columns]
     wanted = {name for column in columns for name in _FIELDS_OF[column]} | set(_ALWAYS)
     return tuple(sorted(wanted))
 
@@ -118,9 +118,15 @@ def capture_rows(records: Sequence[Record], file_name: str) -> CaptureRows:
 
 def capture_batch(partition_id: str, rows: CaptureRows, columns: Sequence[str]) -> pa.RecordBatch:
     """Those columns, in that order."""
-    arrays = [_MAKERS[name](partition_id, rows) for name in columns]
-    schema = pa.schema([pa.field(name, _ARROW_TYPES[name]) for name in columns])
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    arrays = [_column(name, partition_id, rows) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
+
+
+def _column(name: str, partition_id: str, rows: CaptureRows) -> Column:
+    wanted = property_of(name)
+    if wanted is None:
+        return _MAKERS[name](partition_id, rows)
+    return _text_column([text_of(properties.get(wanted)) for properties in _typed_properties(rows)])
 
 
 def _time_ms(text: str, system_properties: Mapping[str, object]) -> int:
@@ -171,11 +177,16 @@ def _map_column(maps: Sequence[Mapping[str, object]]) -> Column:
 
 
 def _properties(_: str, rows: CaptureRows) -> Column:
+    return _map_column(_typed_properties(rows))
+
+
+def _typed_properties(rows: CaptureRows) -> list[Values]:
+    """Each record's properties, with the types that a file of Tidegate's says they have."""
     maps = [record["Properties"] for record in rows.records]
     typed = [place for place, system in enumerate(rows.systems) if PROPERTY_TYPES in system]
     for place in np.flatnonzero(np.isin(rows.system_of, typed)).tolist() if typed else ():
         maps[place] = typed_properties(maps[place], rows.systems[rows.system_of[place]])
-    return _map_column(maps)
+    return maps
 
 
 def _system_properties(_: str, rows: CaptureRows) -> Column:
@@ -215,7 +226,7 @@ _MAKERS: Final[Mapping[str, Callable[[str, CaptureRows], Column]]] = {
     "offset": lambda partition_id, rows: _text_column([record["Offset"] for record in rows.records]),
     "sequenceNumber": lambda partition_id, rows: pa.array(rows.sequence_numbers),
     "enqueuedTime": lambda partition_id, rows: pa.array(rows.times_ms * 1000).cast(
-        _ARROW_TYPES["enqueuedTime"]
+        EVENT_ARROW_SCHEMA.field("enqueuedTime").type
     ),
     "publisher": _system_text(str(PUBLISHER)),
     "partitionKey": _system_text(str(PARTITION_KEY)),

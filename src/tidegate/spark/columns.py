@@ -27,7 +27,7 @@ from tidegate.spark.body_places import BodyPlaces, Int64s, locate_bodies
 from tidegate.spark.key_places import locate_keys
 from tidegate.spark.schema import EVENT_ARROW_SCHEMA, arrow_schema
 from tidegate.wire.encoded_events import EncodedEvents
-from tidegate.wire.event_texts import EventTexts, decode_whole
+from tidegate.wire.event_texts import EventTexts, decode_whole, property_of
 from tidegate.wire.packed_messages import packed
 
 _BINARY_BYTES_MAX = 2**31 - 1
@@ -42,12 +42,12 @@ ALL_COLUMNS: Final = tuple(EVENT_ARROW_SCHEMA.names)
 def event_batch(
     partition_id: str, events: EncodedEvents, names: Sequence[str] = ALL_COLUMNS
 ) -> pa.RecordBatch:
-    """The columns of that names, any of ``EVENT_SCHEMA`` and ``ENCODED_EVENT_SCHEMA``, in their order."""
+    """The columns of these names, in their order: any of ``EVENT_SCHEMA`` and ``ENCODED_EVENT_SCHEMA``, and
+    ``properties.NAME``.
+    """
     contents = _Contents(events)
     columns = [
-        _POSITION_COLUMNS[name](partition_id, events)
-        if name in _POSITION_COLUMNS
-        else _CONTENT_COLUMNS[name](contents)
+        _POSITION_COLUMNS[name](partition_id, events) if name in _POSITION_COLUMNS else contents.column(name)
         for name in names
     ]
     return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(names))
@@ -116,6 +116,13 @@ class _Contents:
         """Once ``_texts`` is known: the partition keys that it leaves out; null for other events."""
         self._decoded: dict[int, tuple[EventTexts, bytes | None]] = {}
 
+    def column(self, name: str) -> Column:
+        """The column of that name."""
+        wanted = property_of(name)
+        if wanted is None:
+            return _CONTENT_COLUMNS[name](self)
+        return self.spread(lambda texts: texts.properties.get(wanted), pa.string())
+
     def encoded(self) -> Column:
         """The messages themselves."""
         payload, starts, ends = self._buffer()
@@ -133,17 +140,15 @@ class _Contents:
         ]
         return pa.array(bodies, type=pa.binary())
 
-    def spread(self, value_of: Callable[[EventTexts], object], name: str) -> Column:
+    def spread(self, value_of: Callable[[EventTexts], object], kind: pa.DataType) -> Column:
         """A column from what is decoded of each event's prefix."""
         texts, indices = self._texts()
-        values: Column = pa.array(
-            [value_of(item) for item in texts], type=EVENT_ARROW_SCHEMA.field(name).type
-        )
+        values: Column = pa.array([value_of(item) for item in texts], type=kind)
         return values.take(pa.array(indices, type=pa.int32()))
 
     def partition_key(self) -> Column:
         """Partition keys: cut out where they were found, else from what is decoded."""
-        decoded = self.spread(lambda texts: texts.partition_key, "partitionKey")
+        decoded = self.spread(lambda texts: texts.partition_key, pa.string())
         return decoded if self._keys is None else _compute.coalesce(self._keys, decoded)
 
     def _buffer(self) -> tuple[bytes, Int64s, Int64s]:
@@ -276,12 +281,12 @@ _POSITION_COLUMNS: Final[Mapping[str, Callable[[str, EncodedEvents], Column]]] =
 _CONTENT_COLUMNS: Final[Mapping[str, Callable[[_Contents], Column]]] = {
     "body": _Contents.body,
     "encodedEvent": _Contents.encoded,
-    "publisher": lambda contents: contents.spread(lambda texts: texts.publisher, "publisher"),
+    "publisher": lambda contents: contents.spread(lambda texts: texts.publisher, pa.string()),
     "partitionKey": _Contents.partition_key,
     "properties": lambda contents: contents.spread(
-        lambda texts: list(texts.properties.items()), "properties"
+        lambda texts: list(texts.properties.items()), EVENT_ARROW_SCHEMA.field("properties").type
     ),
     "systemProperties": lambda contents: contents.spread(
-        lambda texts: list(texts.system_properties.items()), "systemProperties"
+        lambda texts: list(texts.system_properties.items()), EVENT_ARROW_SCHEMA.field("systemProperties").type
     ),
 }

@@ -24,7 +24,7 @@ from tidegate.spark.options import CHECKPOINT_PREFIX, SourceOptions
 from tidegate.spark.ownership import claim_checkpoints
 from tidegate.spark.plan import PLAN_OPTION, SinkPlan
 from tidegate.spark.replay_source import ReplayDataSource, check_replayable, plan_replay
-from tidegate.spark.schema import EVENT_SCHEMA
+from tidegate.spark.schema import event_field
 from tidegate.spark.session import checkpoint_path, refuse_sqlite_on_cluster, task_options
 from tidegate.spark.sink import SqlSinkDataSource
 from tidegate.spark.source import EventHubsDataSource, register
@@ -113,7 +113,7 @@ def run_pipeline(
     if replay is not None:
         reader = reader.format(ReplayDataSource.name()).options(**replay.options)
     if replayed_columns:
-        reader = reader.schema(StructType([EVENT_SCHEMA[name] for name in replayed_columns]))
+        reader = reader.schema(StructType([event_field(name) for name in replayed_columns]))
     rows = reader.load()
     if transform is not None:
         rows = _checked(transform(rows), pipeline)

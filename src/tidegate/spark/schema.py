@@ -23,6 +23,7 @@ from pyspark.sql.types import (
 )
 
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.wire.event_texts import property_of
 
 _TEXT_MAP = MapType(StringType(), StringType(), valueContainsNull=True)
 
@@ -39,7 +40,7 @@ EVENT_SCHEMA: Final = StructType(
         StructField("systemProperties", _TEXT_MAP),
     ]
 )
-"""One row per event, decoded."""
+"""One row per event, decoded. Beside these, ``.schema(…)`` may name ``properties.NAME`` (``property_of``)."""
 
 COMMITTED_COLUMN: Final = "committed"
 """The one column of rows from tasks that commit where they read: binary, null but for one row of a task."""
@@ -87,12 +88,19 @@ _NEVER_NULL: Final = ("partition", "offset", "sequenceNumber", "enqueuedTime", "
 
 @lru_cache(maxsize=64)
 def _arrow_schema(names: tuple[str, ...]) -> pa.Schema:
-    return pa.schema([(name, _ARROW_TYPES[name]) for name in names])
+    return pa.schema(
+        [(name, _ARROW_TYPES[name] if property_of(name) is None else pa.string()) for name in names]
+    )
 
 
 def arrow_schema(names: Sequence[str]) -> pa.Schema:
     """The Arrow schema of some of the columns, in this order."""
     return _arrow_schema(tuple(names))
+
+
+def event_field(name: str) -> StructField:
+    """A column of ``EVENT_SCHEMA``, or the one of a property."""
+    return EVENT_SCHEMA[name] if property_of(name) is None else StructField(name, StringType())
 
 
 def check_chosen_columns(chosen: StructType, available: StructType) -> None:
@@ -102,6 +110,8 @@ def check_chosen_columns(chosen: StructType, available: StructType) -> None:
     twice, one declared NOT NULL that may be null, and where there is none at all.
     """
     types = {item.name: item.dataType for item in available.fields}
+    if "properties" in types:
+        types |= {name: StringType() for name in chosen.fieldNames() if property_of(name) is not None}
     hint = (
         f"The columns are {', '.join(f'{item.name} {item.dataType.simpleString()}' for item in available)}."
     )

@@ -32,7 +32,7 @@ from tidegate.sql.batch_handlers import (
     TransformationError,
 )
 from tidegate.sql.values import encode_contents
-from tidegate.wire.event_texts import EventTexts, decode_whole
+from tidegate.wire.event_texts import EventTexts, decode_whole, property_of
 
 _TEXT_MAP = pa.map_(pa.string(), pa.string())
 _EVENT_TYPES: Mapping[str, pa.DataType] = {
@@ -47,7 +47,7 @@ _EVENT_TYPES: Mapping[str, pa.DataType] = {
     "systemProperties": _TEXT_MAP,
 }
 assert tuple(_EVENT_TYPES) == EVENT_COLUMNS
-_DECODED_COLUMNS = frozenset({"body", "publisher", "partitionKey", "properties", "systemProperties"})
+_UNDECODED_COLUMNS = frozenset({"partition", "offset", "sequenceNumber", "enqueuedTime"})
 
 _FLAT_TYPES = (
     types.String,
@@ -163,7 +163,7 @@ def event_batch_of(events: Sequence[ReceivedEvent], columns: Iterable[str]) -> p
     """Events as the data source's columns, and their ``sequenceNumber`` in any case. Event by event: slow."""
     names = list(dict.fromkeys((*columns, SEQUENCE_NUMBER_COLUMN)))
     texts: list[tuple[EventTexts, bytes | None]] = []
-    if _DECODED_COLUMNS & set(names):
+    if not _UNDECODED_COLUMNS.issuperset(names):
         texts = [decode_whole(event.encoded or encode_contents(event)) for event in events]
     values: dict[str, list[Any]] = {
         "partition": [event.partition_id for event in events],
@@ -176,8 +176,12 @@ def event_batch_of(events: Sequence[ReceivedEvent], columns: Iterable[str]) -> p
         "properties": [list(item.properties.items()) for item, _ in texts],
         "systemProperties": [list(item.system_properties.items()) for item, _ in texts],
     }
+    for name in names:
+        wanted = property_of(name)
+        if wanted is not None:
+            values[name] = [item.properties.get(wanted) for item, _ in texts]
     return pa.RecordBatch.from_arrays(
-        [pa.array(values[name], type=_EVENT_TYPES[name]) for name in names], names=names
+        [pa.array(values[name], type=_EVENT_TYPES.get(name, pa.string())) for name in names], names=names
     )
 
 

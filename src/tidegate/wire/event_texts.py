@@ -30,8 +30,19 @@ from tidegate.wire.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER,
 
 _HAS_COLUMN: Final = (ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER)
 
+PROPERTY_COLUMN_PREFIX: Final = "properties."
+"""Before an application property's name: the column that holds this property alone."""
+
 DECODE_ERROR_PROPERTY: Final = "tidegate-decode-error"
 """In ``systemProperties`` of an event whose bytes are no AMQP message: what is wrong; its body is null."""
+
+
+def property_of(column: str) -> str | None:
+    """The application property whose value, as text, a column ``properties.NAME`` holds; null where an event
+    has no such property. None: that is another kind of column.
+    """
+    name = column.removeprefix(PROPERTY_COLUMN_PREFIX)
+    return name if name and name != column else None
 
 
 @dataclass(frozen=True, slots=True)
