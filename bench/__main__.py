@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,8 @@ def _measure_processor(
         except PostgresqlMissingError as error:
             _progress.print(f"without PostgreSQL: {error}")
         else:
-            inserts = baselines.postgresql_bulk_inserts(rows, postgresql.create_schema())
+            url = postgresql.create_schema()
+            inserts = [baselines.postgresql_executemany(rows, url), baselines.postgresql_copy(rows, url)]
             baselines_found += inserts
             databases.append(("PostgreSQL", postgresql.create_schema, inserts))
         for kind, make_url, inserts in databases:
@@ -215,7 +217,6 @@ def _measure_spark(
         spark_stages.SMALL_EVENT_BYTES,
     )
     rows = spark_stages.rows_expected(spark_stages.BULK_ROWS, size)
-    insert = baselines.sqlite_bulk_insert(rows, directory)
     spark = spark_session("tidegate-bench", configuration=kafka.spark_settings())
     try:
         hub = spark_stages.fill_hub(service, read_count, event_bytes)
@@ -230,7 +231,11 @@ def _measure_spark(
         hub = spark_stages.fill_hub(service, count, size)
 
         def pipeline(name: str, **how: Any) -> Measurement:
-            return spark_stages.exactly_once(spark, service, hub, count, size, directory, name=name, **how)
+            into_sqlite = {"bulk_load": partial(baselines.sqlite_bulk_insert, rows, directory)}
+            stage, *_ = spark_stages.exactly_once(
+                spark, service, hub, count, size, directory, name=name, **into_sqlite | how
+            )
+            return stage
 
         found = [
             read,
@@ -239,17 +244,16 @@ def _measure_spark(
             pipeline("exactly-once → SQLite"),
             pipeline("exactly-once, Arrow function → SQLite", handler=spark_stages.ARROW_HANDLER),
         ]
-        for stage in found[-2:]:
-            stage.compare_with(insert)
         try:
             with PostgresqlServer(is_fsync_used=True) as postgresql:
+                url = postgresql.create_schema()
                 into_postgresql = pipeline(
                     "exactly-once, Arrow function → PostgreSQL",
                     handler=spark_stages.ARROW_HANDLER,
                     make_url=postgresql.create_schema,
+                    bulk_load=partial(baselines.postgresql_copy, rows, url),
                 )
-                for bulk in baselines.postgresql_bulk_inserts(rows, postgresql.create_schema()):
-                    into_postgresql.compare_with(bulk)
+                into_postgresql.compare_with(baselines.postgresql_executemany(rows, url))
                 found.append(into_postgresql)
         except PostgresqlMissingError as error:
             _progress.print(f"without PostgreSQL: {error}")

@@ -11,8 +11,9 @@ import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from azure.eventhub import EventData as SdkEventData
 from azure.eventhub import EventDataBatch as SdkEventDataBatch
@@ -22,6 +23,9 @@ from azure.eventhub._pyamqp.message import Message as SdkMessage
 from azure.eventhub._pyamqp.utils import amqp_long_value
 
 from bench.measure import Measurement, timed
+
+if TYPE_CHECKING:
+    import psycopg
 
 _CHUNK_BYTES = 1 << 20
 
@@ -122,31 +126,42 @@ def sqlite_bulk_insert(rows: Sequence[tuple[object, ...]], directory: Path) -> M
     return measurement
 
 
-def postgresql_bulk_inserts(rows: Sequence[tuple[object, ...]], database_url: str) -> list[Measurement]:
-    """The same with PostgreSQL: executemany (psycopg pipelines it) and COPY, 16,000 rows a transaction."""
+def postgresql_executemany(rows: Sequence[tuple[object, ...]], database_url: str) -> Measurement:
+    """The same with PostgreSQL's, which psycopg pipelines."""
+    marks = ", ".join(["%s"] * len(rows[0]))
+
+    def insert(cursor: psycopg.Cursor, part: Sequence[tuple[object, ...]]) -> None:
+        cursor.executemany(f"INSERT INTO bulk VALUES ({marks})", part)
+
+    return _into_postgresql("PostgreSQL executemany", insert, rows, database_url)
+
+
+def postgresql_copy(rows: Sequence[tuple[object, ...]], database_url: str) -> Measurement:
+    """The same by COPY."""
+
+    def insert(cursor: psycopg.Cursor, part: Sequence[tuple[object, ...]]) -> None:
+        with cursor.copy("COPY bulk FROM STDIN") as stream:
+            for row in part:
+                stream.write_row(row)
+
+    return _into_postgresql("PostgreSQL COPY", insert, rows, database_url)
+
+
+def _into_postgresql(
+    name: str,
+    insert: Callable[[psycopg.Cursor, Sequence[tuple[object, ...]]], None],
+    rows: Sequence[tuple[object, ...]],
+    database_url: str,
+) -> Measurement:
     import psycopg
 
     columns = "c0 text, c1 bigint, c2 text, c3 integer, c4 bigint, PRIMARY KEY (c0, c1)"
-    marks = ", ".join(["%s"] * len(rows[0]))
-    starts = range(0, len(rows), 16_000)
     with psycopg.connect(database_url) as connection, connection.cursor() as cursor:
-
-        def executemany(start: int) -> None:
-            cursor.executemany(f"INSERT INTO bulk VALUES ({marks})", rows[start : start + 16_000])
-
-        def copy(start: int) -> None:
-            with cursor.copy("COPY bulk FROM STDIN") as stream:
-                for row in rows[start : start + 16_000]:
-                    stream.write_row(row)
-
-        found: list[Measurement] = []
-        for name, insert in (("PostgreSQL executemany", executemany), ("PostgreSQL COPY", copy)):
-            cursor.execute(f"CREATE TABLE bulk ({columns})")
-            connection.commit()
-            with timed(name, events=len(rows), payload_bytes=0) as measurement:
-                for start in starts:
-                    insert(start)
-                    connection.commit()
-            cursor.execute("DROP TABLE bulk")
-            found.append(measurement)
-    return found
+        cursor.execute(f"CREATE TABLE bulk ({columns})")
+        connection.commit()
+        with timed(name, events=len(rows), payload_bytes=0) as measurement:
+            for start in range(0, len(rows), 16_000):
+                insert(cursor, rows[start : start + 16_000])
+                connection.commit()
+        cursor.execute("DROP TABLE bulk")
+    return measurement

@@ -33,7 +33,7 @@ from rich.table import Table
 
 from bench.measure import Measurement, timed
 from bench.report import as_dict
-from bench.spark_stages import PARTITIONS, READ_EVENTS, READ_ROUNDS, fill_hub, spark_reads
+from bench.spark_stages import PARTITIONS, READ_EVENTS, ROUNDS, fill_hub, spark_reads
 from bench.stages import PROPERTIES
 from bench.targets import KAFKA_READ
 from tidegate.spark import spark_session
@@ -252,7 +252,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=READ_EVENTS, help="in all")
     parser.add_argument("--event-bytes", type=int, default=1024, help="bytes of each event's body")
-    parser.add_argument("--rounds", type=int, default=2 * READ_ROUNDS, help="reads of each, in turns")
+    parser.add_argument("--rounds", type=int, default=2 * ROUNDS, help="reads of each, in turns")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     arguments = parser.parse_args()
     events = arguments.events - arguments.events % PARTITIONS

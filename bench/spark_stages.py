@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import tempfile
@@ -23,14 +24,15 @@ from tidegate.spark import Trigger, register, run_pipeline
 from tidegate.sql import ArrowHandler, Database, Handler, Pipeline
 from tidegate.testing.hub import HubProcess
 
-READ_ROUNDS = 3
+ROUNDS = 3
 PARTITIONS = 4
 READ_EVENTS = 1_800_000
 """Of a batch query: with a third of them, its start is a quarter of what is measured."""
 WRITE_EVENTS = 600_000
-SMALL_EVENTS, SMALL_EVENT_BYTES = 3_000_000, 100
-"""Of pipelines into SQL, whose rows are small. In five micro-batches, so that what comes between two of them,
-and the end of each, when one task waits for the other, is a small part of the time."""
+SMALL_EVENTS, SMALL_EVENT_BYTES = 4_000_000, 100
+"""Of pipelines into SQL, whose rows are small."""
+SMALL_BATCH_EVENTS = 1_000_000
+"""Of their micro-batches: as large as those of the hand-written probe whose rates are the floor."""
 BULK_ROWS = 1_500_000
 """Of what they are compared with, which takes as long per row however many there are."""
 
@@ -100,7 +102,7 @@ def spark_reads(
     event_bytes: int,
     *,
     peer_read: Callable[[], Measurement] | None = None,
-    rounds: int = READ_ROUNDS,
+    rounds: int = ROUNDS,
 ) -> list[list[Measurement]]:
     """Batch reads of the whole hub, all columns, to Spark's ``noop`` sink, in turns with a peer's.
 
@@ -125,20 +127,29 @@ def spark_reads(
             frame.write.format("noop").mode("overwrite").save()
         return measurement
 
-    def both() -> list[Measurement]:
-        found = [read()]
-        if peer_read is not None:
-            found.append(peer_read())
-            found[0].compare_with(found[1])
-        return found
+    _in_turns(read, peer_read, 1)
+    return _in_turns(read, peer_read, rounds)
 
-    both()
-    return [both() for _ in range(rounds)]
+
+def _in_turns(
+    ours: Callable[[], Measurement], peer: Callable[[], Measurement] | None, rounds: int
+) -> list[list[Measurement]]:
+    """Each round's measurements, ours first, with its ratio to the peer's."""
+    found = []
+    for _ in range(rounds):
+        found.append([ours()] if peer is None else [ours(), peer()])
+        for measurement in found[-1][1:]:
+            found[-1][0].compare_with(measurement)
+    return found
 
 
 def median_round(rounds: Sequence[list[Measurement]]) -> list[Measurement]:
-    """The round whose first measurement is in the middle: a ratio is of two that ran side by side."""
-    return sorted(rounds, key=lambda found: found[0].events_per_s)[len(rounds) // 2]
+    """The round in the middle, by its ratio where there is a peer: that is of two that ran side by side."""
+
+    def place(found: list[Measurement]) -> float:
+        return found[0].events_per_s / (found[1].events_per_s if len(found) > 1 else 1.0)
+
+    return sorted(rounds, key=place)[len(rounds) // 2]
 
 
 def spark_write(spark: SparkSession, service: HubProcess, events: int, event_bytes: int) -> Measurement:
@@ -184,35 +195,41 @@ def exactly_once(
     name: str = "exactly-once → SQLite",
     handler: Handler | ArrowHandler = reading,
     make_url: Callable[[], str] | None = None,
-) -> Measurement:
+    bulk_load: Callable[[], Measurement],
+) -> list[Measurement]:
     """The pipeline with a Python handler: rows and checkpoint in one transaction per partition batch.
 
     Its micro-batches, planning and journal included, but for the first, which starts the query; after one
-    whole run into another database that warms Spark up. Rows are counted afterwards. make_url: gives empty
-    databases; None: SQLite files.
+    whole run that warms Spark up, in turns with the database's own bulk load: the round in the middle, ours
+    first. Rows are counted afterwards. make_url: gives empty databases; None: SQLite files.
     """
     directory = Path(tempfile.mkdtemp(dir=directory))
+    attempts = itertools.count()
 
-    def run(attempt: str) -> tuple[str, StreamingQuery]:
+    def run() -> tuple[str, StreamingQuery]:
+        attempt = f"attempt-{next(attempts)}"
         database_url = make_url() if make_url else f"sqlite:///{directory}/{attempt}.db"
         pipeline = Pipeline("bench", hub, TABLE, handler)
         query = _run_to_end(spark, service, pipeline, events, directory / attempt, database_url)
         return database_url, query
 
-    run("warm-up")
-    with timed(
-        name,
-        events=events,
-        payload_bytes=events * event_bytes,
-        service_pid=service.process_id,
-        with_descendants=True,
-    ) as measurement:
-        database_url, query = run("measured")
-    _leave_first_out(measurement, query)
-    with Database.open(database_url) as database, database.read() as connection:
-        rows = connection.execute(sa.select(sa.func.count()).select_from(TABLE)).scalar_one()
-    assert rows == events, f"{rows} rows of {events} events"
-    return measurement
+    def measured() -> Measurement:
+        with timed(
+            name,
+            events=events,
+            payload_bytes=events * event_bytes,
+            service_pid=service.process_id,
+            with_descendants=True,
+        ) as measurement:
+            database_url, query = run()
+        _leave_first_out(measurement, query)
+        with Database.open(database_url) as database, database.read() as connection:
+            rows = connection.execute(sa.select(sa.func.count()).select_from(TABLE)).scalar_one()
+        assert rows == events, f"{rows} rows of {events} events"
+        return measurement
+
+    run()
+    return median_round(_in_turns(measured, bulk_load, ROUNDS))
 
 
 def _leave_first_out(measurement: Measurement, query: StreamingQuery) -> None:
@@ -242,7 +259,7 @@ def _run_to_end(
         database_url=database_url,
         checkpoint_location=checkpoint_location,
         trigger=Trigger(is_available_now=True),
-        max_events_per_trigger=max(events // 5, 1),
+        max_events_per_trigger=SMALL_BATCH_EVENTS,
     )
     query.awaitTermination()
     return query

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from tests.spark.support import make_pipeline, outcome_of, readings
 
 from tidegate.model.errors import CheckpointGapError, InvalidArgumentError
+from tidegate.spark.commits import transformed
 from tidegate.spark.options import SourceOptions
 from tidegate.spark.ownership import claim_checkpoints
 from tidegate.spark.pipeline import sink_options
@@ -21,14 +23,25 @@ from tidegate.spark.writer import PartitionSummary, TaskWriter, WriterWait, chec
 from tidegate.sql import BatchResult, Database, PartitionBatch, commit_batches
 from tidegate.sql.writer_lock import WriterLock
 from tidegate.testing.hub import HubService
+from tidegate.testing.postgresql import PostgresqlServer
 
 _CONNECTION_STRING = "Endpoint=sb://h;SharedAccessKeyName=n;SharedAccessKey=k;EntityPath=readings"
 
 
 @pytest.fixture
-def plan(sqlite_url: str) -> SinkPlan:
+def plan(database_url: str) -> SinkPlan:
     """Of a transformed pipeline that has claimed its partitions; ten rows in a transaction."""
-    database = Database.shared(sqlite_url)
+    return _plan(database_url)
+
+
+@pytest.fixture
+def sqlite_plan(sqlite_url: str) -> SinkPlan:
+    """The same in SQLite."""
+    return _plan(sqlite_url)
+
+
+def _plan(database_url: str) -> SinkPlan:
+    database = Database.shared(database_url)
     database.ensure_table(readings)
     pipeline = make_pipeline("readings")
     claim = claim_checkpoints(
@@ -38,7 +51,7 @@ def plan(sqlite_url: str) -> SinkPlan:
         start_sequence_numbers=dict.fromkeys("0123", 0),
     )
     source = SourceOptions.parse({"connectionString": _CONNECTION_STRING})
-    return SinkPlan(pipeline, sqlite_url, source, claim, True, 10, 2**20)
+    return SinkPlan(pipeline, database_url, source, claim, True, 10, 2**20)
 
 
 def _rows(start: int, until: int, partition_id: str = "0") -> pa.RecordBatch:
@@ -95,6 +108,61 @@ def test_lost_events_of_one_partition_hold_up_no_other(plan: SinkPlan) -> None:
     assert outcome_of(plan.database_url).rows == 4
 
 
+def test_a_transaction_is_prepared_while_the_one_before_is_written(
+    plan: SinkPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And none is begun before that is committed; with SQLite all comes one after the other."""
+    steps: list[str] = []
+    is_second_prepared = threading.Event()
+
+    def prepared(plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool) -> PartitionBatch:
+        batch = transformed(plan, partition_id, rows, is_gap_allowed)
+        steps.append(f"prepared {batch.start}")
+        if batch.start:
+            is_second_prepared.set()
+        return batch
+
+    def committed(database: Database, batches: list[PartitionBatch]) -> list[BatchResult]:
+        if not batches[0].start and not database.is_sqlite:
+            assert is_second_prepared.wait(30)
+        results = commit_batches(database, batches)
+        steps.append(f"committed {batches[0].start}")
+        return results
+
+    monkeypatch.setattr("tidegate.spark.writer.way_of", lambda plan: prepared)
+    monkeypatch.setattr("tidegate.spark.writer.commit_batches", committed)
+    (summary,) = TaskWriter(plan).write(iter([_rows(0, 11), _rows(11, 19)]))
+    first, second = ["prepared 0", "committed 0"], ["prepared 10", "committed 10"]
+    together = ["prepared 0", "prepared 10", "committed 0", "committed 10"]
+    assert steps == ([*first, *second] if Database.shared(plan.database_url).is_sqlite else together)
+    assert (summary.rows, outcome_of(plan.database_url).rows) == (19, 19)
+
+
+def test_what_is_being_committed_is_done_when_reading_fails(
+    postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task's next attempt must not meet a transaction of the one before."""
+    plan = _plan(postgresql.create_schema())
+    is_failing = threading.Event()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield _rows(0, 11)
+        is_failing.set()
+        raise ConnectionError("the hub is gone")
+
+    def committed(database: Database, batches: list[PartitionBatch]) -> list[BatchResult]:
+        assert is_failing.wait(30)
+        return commit_batches(database, batches)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tidegate.spark.writer.commit_batches", committed)
+        with pytest.raises(ConnectionError):
+            TaskWriter(plan).write(batches())
+    assert outcome_of(plan.database_url).rows == 10
+    (summary,) = TaskWriter(plan).write(iter([_rows(0, 20)]))
+    assert (summary.rows, summary.skipped) == (10, 10)
+
+
 def test_tasks_that_share_a_partition_are_told_apart_from_retries() -> None:
     """Only where one of them left events out is anything missing."""
     first, second = PartitionSummary("0", 40, rows=40), PartitionSummary("0", 40, skipped=40)
@@ -125,9 +193,10 @@ def test_workers_are_sent_an_absolute_database_path(
 
 
 def test_waiting_for_sqlite_is_told_where_it_is_the_limit(
-    plan: SinkPlan, monkeypatch: pytest.MonkeyPatch
+    sqlite_plan: SinkPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task that finds another writer at work says for how long it waited, and the driver adds it up."""
+    plan = sqlite_plan
     database = Database.shared(plan.database_url)
     is_held, is_waited_for = threading.Event(), threading.Event()
     sleep = time.sleep

@@ -3,6 +3,12 @@
 A task has all events of some hub partitions within a micro-batch. Where they are many, each partition has
 transactions of its own; where they are few, the partitions share one. Each takes up where the SQL checkpoint
 is, so that a task which is killed, retried or run twice repeats nothing and leaves nothing out.
+
+    task's thread      read, run the handler │ read, run the handler │ …
+    commits' thread                          │ first transaction     │ second …
+
+PostgreSQL writes one transaction while the next is prepared, for most of a transaction is waiting for the
+server. SQLite's are waited for: it works in this process, and would take turns with the handler at each row.
 """
 
 from __future__ import annotations
@@ -11,6 +17,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -21,7 +28,7 @@ from tidegate.spark.commits import rare_collections, way_of
 from tidegate.spark.hub import HubReader
 from tidegate.spark.ownership import checkpoint_positions
 from tidegate.spark.plan import SinkPlan
-from tidegate.sql import BatchResult, Database, commit_batches
+from tidegate.sql import BatchResult, Database, PartitionBatch, commit_batches
 
 _logger = logging.getLogger(__name__)
 
@@ -75,7 +82,7 @@ class WriterWait:
 
 
 class TaskWriter:
-    """Takes a task's rows and commits them. For one task, in one thread."""
+    """Takes a task's rows and commits them. For one task, used once, in one thread."""
 
     def __init__(self, plan: SinkPlan) -> None:
         self._plan = plan
@@ -87,14 +94,23 @@ class TaskWriter:
         self._summaries: dict[str, PartitionSummary] = {}
         self._passed: dict[str, int] = {}
         """Hub partition → the first event that this task has not yet given to a transaction."""
+        self._committing: tuple[Mapping[str, pa.Table], Future[list[BatchResult]]] | None = None
+        """The rows that are being committed, and what comes of it."""
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> list[PartitionSummary]:
         """Commit everything that ``batches`` holds.
 
         Raises FencedError where another driver has taken over, CheckpointGapError where events are missing,
-        and what the database raises. What was committed before that stays committed.
+        and what the database raises. What was committed before that stays committed, and no transaction is
+        left running.
         """
         started, waited_before = time.monotonic(), self._database.writer_wait_s
+        with rare_collections(), ThreadPoolExecutor(1, "tidegate commits") as executor:
+            self._write(batches, executor)
+        self.wait = WriterWait(self._database.writer_wait_s - waited_before, time.monotonic() - started)
+        return list(self._summaries.values())
+
+    def _write(self, batches: Iterator[pa.RecordBatch], executor: ThreadPoolExecutor) -> None:
         for batch in batches:
             for partition_id, part in split_by_partition(batch):
                 pending = self._pending.get(partition_id)
@@ -105,11 +121,10 @@ class TaskWriter:
                 pending.add(part)
                 ready = pending.take_ready()
                 if ready is not None:
-                    self._commit({partition_id: ready})
+                    self._commit({partition_id: ready}, executor)
         for together in self._rests():
-            self._commit(together)
-        self.wait = WriterWait(self._database.writer_wait_s - waited_before, time.monotonic() - started)
-        return list(self._summaries.values())
+            self._commit(together, executor)
+        self._settle()
 
     def _rests(self) -> Iterator[dict[str, pa.Table]]:
         """What is left of the partitions, as many together as fit into a transaction."""
@@ -128,20 +143,32 @@ class TaskWriter:
         if together:
             yield together
 
-    def _commit(self, rows: Mapping[str, pa.Table]) -> None:
-        """Commit the next rows of some partitions, in one transaction unless events were lost before them."""
+    def _commit(self, rows: Mapping[str, pa.Table], executor: ThreadPoolExecutor) -> None:
+        """Begin to commit the next rows of some partitions, once those before them are committed."""
         for partition_id, table in rows.items():
             self._check_whole(partition_id, table)
+            self._passed[partition_id] = int(sequence_numbers_of(table)[-1]) + 1
+        prepared = self._prepared(rows)
+        self._settle()
+        self._committing = rows, executor.submit(self._run, prepared)
+        if self._database.is_sqlite:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Wait for the running transaction, and try again by partition where events were lost before it."""
+        if self._committing is None:
+            return
+        rows, running = self._committing
+        self._committing = None
         try:
-            results = self._attempt(rows)
+            results = dict(zip(rows, running.result(), strict=True))
         except CheckpointGapError:
             results = {}
             for partition_id, table in rows.items():
                 results |= self._attempt_behind_gap({partition_id: table})
         for partition_id, result in results.items():
-            numbers = sequence_numbers_of(rows[partition_id])
-            self._passed[partition_id] = int(numbers[-1]) + 1
-            before = self._summaries.get(partition_id) or PartitionSummary(partition_id, int(numbers[0]))
+            first = int(sequence_numbers_of(rows[partition_id])[0])
+            before = self._summaries.get(partition_id) or PartitionSummary(partition_id, first)
             self._summaries[partition_id] = before.plus(result)
 
     def _check_whole(self, partition_id: str, rows: pa.Table) -> None:
@@ -168,16 +195,22 @@ class TaskWriter:
     def _attempt(
         self, rows: Mapping[str, pa.Table], *, is_gap_allowed: bool = False
     ) -> dict[str, BatchResult]:
-        with rare_collections():
-            batches = [
-                self._to_batch(self._plan, partition_id, table, is_gap_allowed)
-                for partition_id, table in rows.items()
-            ]
-            try:
-                results = commit_batches(self._database, batches)
-            except FencedError as exc:
-                raise fenced_error(self._plan, exc) from exc
+        results = self._run(self._prepared(rows, is_gap_allowed=is_gap_allowed))
         return dict(zip(rows, results, strict=True))
+
+    def _prepared(
+        self, rows: Mapping[str, pa.Table], *, is_gap_allowed: bool = False
+    ) -> list[PartitionBatch]:
+        return [
+            self._to_batch(self._plan, partition_id, table, is_gap_allowed)
+            for partition_id, table in rows.items()
+        ]
+
+    def _run(self, batches: Sequence[PartitionBatch]) -> list[BatchResult]:
+        try:
+            return commit_batches(self._database, batches)
+        except FencedError as exc:
+            raise fenced_error(self._plan, exc) from exc
 
     def _checkpoint(self, partition_id: str) -> int:
         positions = checkpoint_positions(

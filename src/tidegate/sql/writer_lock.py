@@ -18,7 +18,7 @@ from typing import Final
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
 
 _PAUSE_S_MIN: Final = 0.0005
-_PAUSE_S_MAX: Final = 0.01
+_PAUSE_S_MAX: Final = 0.002
 _PAUSE_S_MAX_URGENT: Final = 0.0005
 
 
