@@ -31,7 +31,7 @@ _SDK_HUB = "bench-sdk"
 """What the official SDK sends; the other hub then holds just what our producer sent."""
 _PROCESSOR_HUB = "bench-processor"
 _PROCESSOR_PARTITIONS = 16
-_HOMES_EVENTS = 400_000
+_HOMES_EVENTS = 1_000_000
 _progress = Console(stderr=True)
 
 

@@ -88,6 +88,8 @@ class Pipeline:
         changes = block.take(joined(readings, READINGS)) if readings else BlockChanges()
         rejected = [from_bytes(row["rejected"], REJECTED) for row in gathered]
         changes.rejected = joined([*rejected, changes.rejected], REJECTED)
+        if gathered and self.deadline_ms is not None and self.deadline_ms + 1 <= self.watermark_ms:
+            changes.follow(block.expire(self.watermark_ms))  # readings come before timers, in one go
         self._keep(block, changes)
         # As in Spark: a timer fires when the watermark has reached it.
         while self.deadline_ms is not None and self.deadline_ms + 1 <= self.watermark_ms:

@@ -34,7 +34,7 @@ from tidegate.demos.home_security.homes import (
 from tidegate.demos.home_security.pages import count_activity, see_motion, write_pages
 from tidegate.demos.home_security.segments import ends_of, lengths_of, running_max, starts_of
 from tidegate.demos.home_security.sensors import AlarmRows, Rows, measure_co, move_doors, take_numbers
-from tidegate.demos.home_security.shapes import ALARMS, MINUTES, PAGES, REJECTED, empty
+from tidegate.demos.home_security.shapes import ALARMS, MINUTES, PAGES, REJECTED, empty, joined
 from tidegate.demos.home_security.tables_of_homes import KEY_BITS, HomeTables
 
 _LOWER: Final = (1 << KEY_BITS) - 1
@@ -48,6 +48,14 @@ class BlockChanges:
     alarms: pa.RecordBatch = field(default_factory=lambda: empty(ALARMS))
     rejected: pa.RecordBatch = field(default_factory=lambda: empty(REJECTED))
     pages: pa.RecordBatch = field(default_factory=lambda: empty(PAGES))
+    """A home may have several; the last one counts."""
+
+    def follow(self, later: BlockChanges) -> None:
+        """Add what changed afterwards."""
+        self.minutes = joined([self.minutes, later.minutes], MINUTES)
+        self.alarms = joined([self.alarms, later.alarms], ALARMS)
+        self.rejected = joined([self.rejected, later.rejected], REJECTED)
+        self.pages = joined([self.pages, later.pages], PAGES)
 
 
 class Block:

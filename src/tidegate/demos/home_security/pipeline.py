@@ -217,6 +217,12 @@ class HomesProcessor(StatefulProcessor):
         changes = block.take(readings, are_pages_wanted=self._are_pages_wanted)
         rejected = [from_bytes(part.rejected, REJECTED) for part in parts]
         changes.rejected = joined([*rejected, changes.rejected], REJECTED)
+        watermark_ms = timerValues.getCurrentWatermarkInMs()
+        if timer_ms is not None and timer_ms <= watermark_ms:
+            # It is due in this micro-batch: left to Spark, the state would be read and written once more.
+            self._handle.deleteTimer(timer_ms)
+            timer_ms = None
+            changes.follow(block.expire(watermark_ms, are_pages_wanted=self._are_pages_wanted))
         yield self._keep(key, partition, block, changes, timer_ms)
 
     def handleExpiredTimer(  # noqa: N802 - Spark's name
@@ -225,7 +231,7 @@ class HomesProcessor(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803 - Spark's name
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803 - Spark's name
     ) -> Iterator[Row]:
-        """The watermark has passed a block's earliest deadline."""
+        """The watermark has passed the earliest deadline of a block that no reading has come for."""
         partition, homes, _ = self._state.get() or ("", None, None)
         block = Block(partition, homes)
         watermark_ms = timerValues.getCurrentWatermarkInMs()
