@@ -203,6 +203,7 @@ def exactly_once(
     whole run that warms Spark up, in turns with the database's own bulk load: the round in the middle, ours
     first. Rows are counted afterwards. make_url: gives empty databases; None: SQLite files.
     """
+    assert events >= 2 * SMALL_BATCH_EVENTS, "the first micro-batch is left out"
     directory = Path(tempfile.mkdtemp(dir=directory))
     attempts = itertools.count()
 
@@ -223,13 +224,21 @@ def exactly_once(
         ) as measurement:
             database_url, query = run()
         _leave_first_out(measurement, query)
-        with Database.open(database_url) as database, database.read() as connection:
-            rows = connection.execute(sa.select(sa.func.count()).select_from(TABLE)).scalar_one()
+        rows = _count_and_drop(database_url)
         assert rows == events, f"{rows} rows of {events} events"
         return measurement
 
-    run()
+    database_url, _ = run()
+    _count_and_drop(database_url)
     return median_round(_in_turns(measured, bulk_load, ROUNDS))
+
+
+def _count_and_drop(database_url: str) -> int:
+    """Rows of the table, which is gone afterwards: its upkeep would go on while the next is measured."""
+    with Database.open(database_url) as database, database.writing() as connection, connection.begin():
+        rows: int = connection.execute(sa.select(sa.func.count()).select_from(TABLE)).scalar_one()
+        TABLE.drop(connection)
+    return rows
 
 
 def _leave_first_out(measurement: Measurement, query: StreamingQuery) -> None:

@@ -4,7 +4,9 @@ micro-batches, give the same minutes, alarms, dead letters and summaries."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -12,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
 from tidegate.demos.home_security.block import Block, BlockChanges
 from tidegate.demos.home_security.blocks import gather
@@ -32,9 +35,10 @@ from tidegate.demos.home_security.homes import (
     NUMBERS_REMEMBERED,
     Kind,
 )
+from tidegate.demos.home_security.pipeline import HomesProcessor
 from tidegate.demos.home_security.reading_columns import parse_readings
 from tidegate.demos.home_security.readings import Reading, parse_reading
-from tidegate.demos.home_security.shapes import READINGS, REJECTED, from_bytes, joined
+from tidegate.demos.home_security.shapes import ALARMS, MINUTES, PAGES, READINGS, REJECTED, from_bytes
 from tidegate.demos.home_security.verify import Expected, Recomputation
 from tidegate.model.errors import InvalidArgumentError
 
@@ -63,18 +67,41 @@ def _batch(events: list[Event]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=names)
 
 
+class Handle:
+    """What Spark keeps for a key: a value, and timers."""
+
+    def __init__(self) -> None:
+        self.value: tuple[Any, ...] | None = None
+        self.timers: set[int] = set()
+
+    def getValueState(self, name: str, schema: str) -> Handle:  # noqa: N802 - Spark's name
+        return self
+
+    def get(self) -> tuple[Any, ...] | None:
+        return self.value
+
+    def update(self, value: tuple[Any, ...]) -> None:
+        self.value = value
+
+    def registerTimer(self, time_ms: int) -> None:  # noqa: N802 - Spark's name
+        self.timers.add(time_ms)
+
+    def deleteTimer(self, time_ms: int) -> None:  # noqa: N802 - Spark's name
+        self.timers.remove(time_ms)
+
+
 @dataclass
 class Pipeline:
     """The steps of the pipeline without Spark: gathers, keeps state as bytes between micro-batches, raises
     the watermark with what came in the micro-batch before."""
 
-    state: bytes | None = None
-    deadline_ms: int | None = None
+    handle: Handle = field(default_factory=Handle)
     watermark_ms: int = 0
     minutes: dict[tuple[str, int], tuple[Any, ...]] = field(default_factory=dict)
     alarms: list[Alarm] = field(default_factory=list)
     dead_letters: dict[tuple[str, int], str] = field(default_factory=dict)
     pages: dict[str, bytes] = field(default_factory=dict)
+    timers_fired: int = 0
 
     def run(self, events: list[Event]) -> None:
         """One micro-batch, which comes in two Arrow batches."""
@@ -83,18 +110,18 @@ class Pipeline:
             row for part in (events[:middle], events[middle:]) for row in gather(_batch(part), 1).to_pylist()
         ]
         gathered = [row for row in rows if row["block"] is not None and not self._is_dropped(row)]
-        readings = [from_bytes(row["readings"], READINGS) for row in gathered]
-        block = Block("0", self.state)
-        changes = block.take(joined(readings, READINGS)) if readings else BlockChanges()
-        rejected = [from_bytes(row["rejected"], REJECTED) for row in gathered]
-        changes.rejected = joined([*rejected, changes.rejected], REJECTED)
-        if gathered and self.deadline_ms is not None and self.deadline_ms + 1 <= self.watermark_ms:
-            changes.follow(block.expire(self.watermark_ms))  # readings come before timers, in one go
-        self._keep(block, changes)
-        # As in Spark: a timer fires when the watermark has reached it.
-        while self.deadline_ms is not None and self.deadline_ms + 1 <= self.watermark_ms:
-            block = Block("0", self.state)
-            self._keep(block, block.expire(self.watermark_ms))
+        processor, key = HomesProcessor(are_pages_wanted=True), ("0-0",)
+        processor.init(self.handle)  # type: ignore[arg-type]
+        times = TimerValues(-1, self.watermark_ms)
+        if gathered:
+            parts = reversed([SimpleNamespace(**row) for row in gathered])  # a shuffle promises no order
+            self._keep(processor.handleInputRows(key, parts, times))
+        # As in Spark: a timer fires when the watermark has reached it, and is forgotten then.
+        for time_ms in sorted(each for each in self.handle.timers if each <= self.watermark_ms):
+            self.timers_fired += 1
+            self._keep(processor.handleExpiredTimer(key, times, ExpiredTimerInfo(time_ms)))
+            self.handle.deleteTimer(time_ms)
+        assert all(each > self.watermark_ms for each in self.handle.timers)
         latest_ms = [round(row["sent"].timestamp() * 1000) for row in rows if row["sent"] is not None]
         self.watermark_ms = max([self.watermark_ms, *latest_ms])
 
@@ -102,19 +129,27 @@ class Pipeline:
         """As in Spark: what has an event time and is not past the watermark never reaches the state."""
         return row["sent"] is not None and row["sent"].timestamp() * 1000 <= self.watermark_ms
 
-    def _keep(self, block: Block, changes: BlockChanges) -> None:
-        self.deadline_ms = block.next_deadline_ms()
-        self.state = block.encode()
-        rows = [tuple(row.values()) for row in changes.minutes.to_pylist()]
+    def _keep(self, changed: Iterator[Any]) -> None:
+        (row,) = changed
+        minutes, alarms, rejected, pages = (
+            from_bytes(part, schema).to_pylist()
+            for part, schema in (
+                (row.minutes, MINUTES),
+                (row.alarms, ALARMS),
+                (row.rejected, REJECTED),
+                (row.pages, PAGES),
+            )
+        )
+        rows = [tuple(minute.values()) for minute in minutes]
         assert len({row[:2] for row in rows}) == len(rows)
         self.minutes.update({(row[0], row[1]): row[2:] for row in rows})
-        self.alarms += [Alarm(**alarm) for alarm in changes.alarms.to_pylist()]
-        for row in changes.rejected.to_pylist():
+        self.alarms += [Alarm(**alarm) for alarm in alarms]
+        for row in rejected:
             place = (row["partition"], row["sequenceNumber"])
             assert place not in self.dead_letters
             assert row["offset"] == str(row["sequenceNumber"])
             self.dead_letters[place] = row["_error"]
-        self.pages.update({row["home"]: row["page"].encode() for row in changes.pages.to_pylist()})
+        self.pages.update({row["home"]: row["page"].encode() for row in pages})
 
     def check(self, expected: Expected) -> None:
         """Everything that was written is what is expected, and nothing was written twice."""
@@ -171,6 +206,31 @@ def test_any_cut_gives_what_the_log_says(batches: list[list[Event]]) -> None:
         for number, key, body in batch:
             recomputation.add("0", number, key, body)
     pipeline.check(recomputation.finish(pipeline.watermark_ms))
+
+
+@pytest.mark.parametrize(("is_reading_there", "timers_fired"), [(True, 0), (False, 1)])
+def test_state_is_looked_at_once_where_a_reading_comes_with_the_deadline(
+    is_reading_there: bool, timers_fired: int
+) -> None:
+    """Spark's timer is for blocks that nothing comes for; each way the alarm is raised once."""
+    pipeline = Pipeline()
+    later_ms = START_MS + DOOR_OPEN_LIMIT_MS + LATENESS_MS + 1_000
+    pipeline.run([_door(0, START_MS)])
+    assert pipeline.handle.timers
+    pipeline.run([_motion(1, later_ms)])  # moves the watermark behind the deadline
+    pipeline.run([_motion(2, later_ms)] if is_reading_there else [])
+    assert [alarm.kind for alarm in pipeline.alarms] == [DOOR_OPEN]
+    assert (pipeline.timers_fired, pipeline.handle.timers) == (timers_fired, set())
+
+
+def _door(number: int, time_ms: int) -> Event:
+    fields = {"home": "h1", "sensor": "door-front", "kind": "door", "number": number}
+    return number, "h1", orjson.dumps(fields | {"taken": time_ms, "sent": time_ms, "value": "open"})
+
+
+def _motion(number: int, time_ms: int) -> Event:
+    fields = {"home": "h2", "sensor": "motion-hall", "kind": "motion", "number": number}
+    return number, "h2", orjson.dumps(fields | {"taken": time_ms, "sent": time_ms, "value": None})
 
 
 class OneHome:

@@ -13,13 +13,20 @@ import pyarrow as pa
 import pytest
 from tests.spark.support import make_pipeline, outcome_of, readings
 
-from tidegate.model.errors import CheckpointGapError, InvalidArgumentError
+from tidegate.model.errors import CheckpointGapError, FencedError, InvalidArgumentError
+from tidegate.spark.accounting import Gap
 from tidegate.spark.commits import transformed
 from tidegate.spark.options import SourceOptions
 from tidegate.spark.ownership import claim_checkpoints
 from tidegate.spark.pipeline import sink_options
 from tidegate.spark.plan import SinkPlan, load_plan
-from tidegate.spark.writer import PartitionSummary, TaskWriter, WriterWait, check_partitions_whole
+from tidegate.spark.writer import (
+    PartitionSummary,
+    TaskWriter,
+    WriterWait,
+    check_lost,
+    check_partitions_whole,
+)
 from tidegate.sql import BatchResult, Database, PartitionBatch, commit_batches
 from tidegate.sql.writer_lock import WriterLock
 from tidegate.testing.hub import HubService
@@ -136,6 +143,64 @@ def test_a_transaction_is_prepared_while_the_one_before_is_written(
     together = ["prepared 0", "prepared 10", "committed 0", "committed 10"]
     assert steps == ([*first, *second] if Database.shared(plan.database_url).is_sqlite else together)
     assert (summary.rows, outcome_of(plan.database_url).rows) == (19, 19)
+
+
+@pytest.mark.parametrize("is_reading_failing", [False, True])
+def test_a_commit_that_fails_ends_the_task(
+    postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch, is_reading_failing: bool
+) -> None:
+    """With its own reason, whatever else fails meanwhile; what was prepared after it is not tried."""
+    plan = _plan(postgresql.create_schema())
+    is_fenced = threading.Event()
+    tried: list[int] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield _rows(0, 11)
+        yield _rows(11, 19)
+        claim_checkpoints(
+            Database.shared(plan.database_url),
+            plan.pipeline.consumer,
+            event_hub_created_at_ms=1,
+            start_sequence_numbers=dict.fromkeys("0123", 0),
+        )
+        is_fenced.set()
+        if is_reading_failing:
+            raise ConnectionError("the hub is gone")
+
+    def committed(database: Database, batches: list[PartitionBatch]) -> list[BatchResult]:
+        tried.append(batches[0].start)
+        assert is_fenced.wait(30)
+        return commit_batches(database, batches)
+
+    monkeypatch.setattr("tidegate.spark.writer.commit_batches", committed)
+    with pytest.raises(FencedError, match="Another driver took over"):
+        TaskWriter(plan).write(batches())
+    assert tried == [0]
+    assert outcome_of(plan.database_url).rows == 0
+
+
+@pytest.mark.parametrize("is_gap_lost", [False, True])
+def test_a_gap_before_a_transaction_that_another_follows(
+    plan: SinkPlan, monkeypatch: pytest.MonkeyPatch, is_gap_lost: bool
+) -> None:
+    """Where the events are gone for good both are written, in order; else neither is."""
+    found: list[Gap] = []
+
+    def check(plan: SinkPlan, partition_id: str, gap: Gap) -> None:
+        found.append(gap)
+        if not is_gap_lost:
+            check_lost(plan, partition_id, gap)
+
+    monkeypatch.setattr("tidegate.spark.writer.check_lost", check)
+    batches = [_rows(3, 14), _rows(14, 22)]
+    if is_gap_lost:
+        (summary,) = TaskWriter(plan).write(iter(batches))
+        assert (summary.rows, summary.until_sequence_number) == (19, 22)
+    else:
+        with pytest.raises(CheckpointGapError, match=r"^Partition 0 of .* sequence numbers 0 to 2"):
+            TaskWriter(plan).write(iter(batches))
+    assert found == [Gap(0, 3)]
+    assert outcome_of(plan.database_url).rows == (19 if is_gap_lost else 0)
 
 
 def test_what_is_being_committed_is_done_when_reading_fails(

@@ -75,7 +75,7 @@ def handled(plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: b
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Let Python look for garbage less often than after 700 new objects.
+    """Let Python look for garbage less often than after 700 new objects, while a task writes.
 
     A batch's events and rows live until its end, and each look would go over most of them in vain.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -178,6 +179,16 @@ def _ca_file(options: SourceOptions) -> str | None:
 
 
 _consumers: dict[tuple[int, str, str, str | None, str | None], BlockingConsumer] = {}
+_consumers_lock = threading.Lock()
+
+
+def _forget_lock() -> None:
+    """In a forked child: it may be held by a thread that does not exist here."""
+    global _consumers_lock
+    _consumers_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)
 
 
 def make_credential(name_of_maker: str | None) -> TokenCredential | None:
@@ -210,16 +221,17 @@ def _consumer(options: SourceOptions) -> BlockingConsumer:
         _ca_file(options),
         options.credential,
     )
-    consumer = _consumers.get(key)
-    if consumer is None:
-        if len(_consumers) >= _CONSUMERS_MAX:
-            _consumers.pop(next(iter(_consumers))).close()
-        consumer = BlockingConsumer(
-            options.connection_string,
-            consumer_group=options.consumer_group,
-            ca_file=_ca_file(options),
-            credential=make_credential(options.credential),
-            receiver_name=_receiver_name(),
-        )
-        _consumers[key] = consumer
-    return consumer
+    with _consumers_lock:  # a task's commits have a thread of their own
+        consumer = _consumers.get(key)
+        if consumer is None:
+            if len(_consumers) >= _CONSUMERS_MAX:
+                _consumers.pop(next(iter(_consumers))).close()
+            consumer = BlockingConsumer(
+                options.connection_string,
+                consumer_group=options.consumer_group,
+                ca_file=_ca_file(options),
+                credential=make_credential(options.credential),
+                receiver_name=_receiver_name(),
+            )
+            _consumers[key] = consumer
+        return consumer

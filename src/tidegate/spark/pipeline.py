@@ -34,7 +34,8 @@ from tidegate.sql.batch_handlers import PARTITION_KEY_COLUMN
 from tidegate.sql.database import absolute_url
 
 TRANSACTION_ROWS_MAX = 50_000
-"""Rows of one transaction at most (our choice: below it the commit is felt, above it only memory is)."""
+"""Rows of one transaction at most (our choice: below it the commit is felt, above it only memory is). A task
+that writes to PostgreSQL holds those of two."""
 TRANSACTION_BYTES_MAX = 32 * 1024 * 1024
 """Bytes of a transaction's rows in Arrow, at most."""
 MAX_EVENTS_PER_TRIGGER = 500_000

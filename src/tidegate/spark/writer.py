@@ -81,6 +81,16 @@ class WriterWait:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Committing:
+    """A transaction that runs in the commits' thread."""
+
+    rows: Mapping[str, pa.Table]
+    """By hub partition."""
+    outcome: Future[list[BatchResult]]
+    """In the order of the partitions."""
+
+
 class TaskWriter:
     """Takes a task's rows and commits them. For one task, used once, in one thread."""
 
@@ -94,8 +104,7 @@ class TaskWriter:
         self._summaries: dict[str, PartitionSummary] = {}
         self._passed: dict[str, int] = {}
         """Hub partition → the first event that this task has not yet given to a transaction."""
-        self._committing: tuple[Mapping[str, pa.Table], Future[list[BatchResult]]] | None = None
-        """The rows that are being committed, and what comes of it."""
+        self._committing: _Committing | None = None
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> list[PartitionSummary]:
         """Commit everything that ``batches`` holds.
@@ -106,12 +115,18 @@ class TaskWriter:
         """
         started, waited_before = time.monotonic(), self._database.writer_wait_s
         with rare_collections(), ThreadPoolExecutor(1, "tidegate commits") as executor:
-            self._write(batches, executor)
+            try:
+                self._write(batches, executor)
+            except Exception as error:
+                self._raise_failed_commit(error)
+                raise
         self.wait = WriterWait(self._database.writer_wait_s - waited_before, time.monotonic() - started)
         return list(self._summaries.values())
 
     def _write(self, batches: Iterator[pa.RecordBatch], executor: ThreadPoolExecutor) -> None:
         for batch in batches:
+            if self._committing is not None and self._committing.outcome.done():
+                self._settle()  # where it failed, nothing more is to be handled
             for partition_id, part in split_by_partition(batch):
                 pending = self._pending.get(partition_id)
                 if pending is None:
@@ -121,10 +136,20 @@ class TaskWriter:
                 pending.add(part)
                 ready = pending.take_ready()
                 if ready is not None:
-                    self._commit({partition_id: ready}, executor)
+                    self._begin({partition_id: ready}, executor)
         for together in self._rests():
-            self._commit(together, executor)
+            self._begin(together, executor)
         self._settle()
+
+    def _raise_failed_commit(self, error: Exception) -> None:
+        """Where the transaction that runs beside what has failed here fails, too: that says more, such as
+        that another driver has taken over."""
+        if self._committing is None:
+            return
+        failure = self._committing.outcome.exception()
+        # A gap may be one that is passed over; the next attempt will see.
+        if failure is not None and not isinstance(failure, CheckpointGapError):
+            raise failure from error
 
     def _rests(self) -> Iterator[dict[str, pa.Table]]:
         """What is left of the partitions, as many together as fit into a transaction."""
@@ -143,14 +168,14 @@ class TaskWriter:
         if together:
             yield together
 
-    def _commit(self, rows: Mapping[str, pa.Table], executor: ThreadPoolExecutor) -> None:
+    def _begin(self, rows: Mapping[str, pa.Table], executor: ThreadPoolExecutor) -> None:
         """Begin to commit the next rows of some partitions, once those before them are committed."""
         for partition_id, table in rows.items():
             self._check_whole(partition_id, table)
             self._passed[partition_id] = int(sequence_numbers_of(table)[-1]) + 1
         prepared = self._prepared(rows)
         self._settle()
-        self._committing = rows, executor.submit(self._run, prepared)
+        self._committing = _Committing(rows, executor.submit(self._run, prepared))
         if self._database.is_sqlite:
             self._settle()
 
@@ -158,10 +183,10 @@ class TaskWriter:
         """Wait for the running transaction, and try again by partition where events were lost before it."""
         if self._committing is None:
             return
-        rows, running = self._committing
+        rows, outcome = self._committing.rows, self._committing.outcome
         self._committing = None
         try:
-            results = dict(zip(rows, running.result(), strict=True))
+            results = dict(zip(rows, outcome.result(), strict=True))
         except CheckpointGapError:
             results = {}
             for partition_id, table in rows.items():

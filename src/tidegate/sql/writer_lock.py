@@ -19,7 +19,7 @@ from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
 
 _PAUSE_S_MIN: Final = 0.0005
 _PAUSE_S_MAX: Final = 0.002
-_PAUSE_S_MAX_URGENT: Final = 0.0005
+_PAUSE_S_MAX_URGENT: Final = 0.0001
 
 
 class WriterLock:
@@ -69,7 +69,7 @@ class WriterLock:
     def _wait(self, descriptor: int) -> None:
         started = time.monotonic()
         deadline = started + self._wait_s
-        pause_s = _PAUSE_S_MIN
+        pause_s = min(_PAUSE_S_MIN, self._pause_s_max)
         while True:
             try:
                 if not self._is_urgent and any(other._path == self._path for other in list(_urgent)):

@@ -48,8 +48,8 @@ class PostgresqlServer:
     """A running server; a context manager that leaves nothing behind."""
 
     def __init__(self, *, is_fsync_used: bool = False) -> None:
-        """is_fsync_used: True for measurements, with the server's own settings; False is faster, takes less
-        memory, and is enough where no power fails."""
+        """is_fsync_used: True for measurements, with the memory that PostgreSQL takes by itself; False is
+        faster, takes less of it, and is enough where no power fails."""
         self._binaries = find_binaries()
         self._is_fsync_used = is_fsync_used
         self._user = _unprivileged_user()

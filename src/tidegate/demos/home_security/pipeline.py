@@ -218,10 +218,12 @@ class HomesProcessor(StatefulProcessor):
         rejected = [from_bytes(part.rejected, REJECTED) for part in parts]
         changes.rejected = joined([*rejected, changes.rejected], REJECTED)
         watermark_ms = timerValues.getCurrentWatermarkInMs()
+        # What is due is done here: left to Spark, the state would be read and written once more.
         if timer_ms is not None and timer_ms <= watermark_ms:
-            # It is due in this micro-batch: left to Spark, the state would be read and written once more.
             self._handle.deleteTimer(timer_ms)
             timer_ms = None
+        deadline_ms = block.next_deadline_ms()
+        if deadline_ms is not None and deadline_ms < watermark_ms:
             changes.follow(block.expire(watermark_ms, are_pages_wanted=self._are_pages_wanted))
         yield self._keep(key, partition, block, changes, timer_ms)
 
@@ -231,7 +233,8 @@ class HomesProcessor(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803 - Spark's name
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803 - Spark's name
     ) -> Iterator[Row]:
-        """The watermark has passed the earliest deadline of a block that no reading has come for."""
+        """The watermark has passed the earliest deadline of a block that no reading has come for; or one that
+        was its earliest once, and nothing is to be done."""
         partition, homes, _ = self._state.get() or ("", None, None)
         block = Block(partition, homes)
         watermark_ms = timerValues.getCurrentWatermarkInMs()
