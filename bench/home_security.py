@@ -52,7 +52,7 @@ from tidegate.testing.postgresql import PostgresqlServer
 
 LATENCY_SHARE = 0.25
 """Of the rate into SQL, at which latency is measured (our choice: a pipeline is not run at its limit, and the
-generator, which shares its cores, costs some 20 µs of CPU per event beside the pipeline's 30)."""
+generator, which shares its cores, costs some 20 µs of CPU per event, as much as the pipeline)."""
 
 _RATE = 20_000.0
 _WATERMARK_DELAY_S = 300.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import wait
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +14,12 @@ import pyarrow as pa
 import pytest
 from tests.spark.support import make_pipeline, outcome_of, readings
 
-from tidegate.model.errors import CheckpointGapError, FencedError, InvalidArgumentError
+from tidegate.model.errors import (
+    CheckpointGapError,
+    DatabaseUnavailableError,
+    FencedError,
+    InvalidArgumentError,
+)
 from tidegate.spark.accounting import Gap
 from tidegate.spark.commits import transformed
 from tidegate.spark.options import SourceOptions
@@ -177,6 +183,35 @@ def test_a_commit_that_fails_ends_the_task(
         TaskWriter(plan).write(batches())
     assert tried == [0]
     assert outcome_of(plan.database_url).rows == 0
+
+
+def test_nothing_more_is_handled_once_a_commit_has_failed(
+    postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next batch finds it out, not the next transaction."""
+    plan = _plan(postgresql.create_schema())
+    handled: list[int] = []
+
+    def prepared(plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool) -> PartitionBatch:
+        batch = transformed(plan, partition_id, rows, is_gap_allowed)
+        handled.append(batch.start)
+        return batch
+
+    def refused(database: Database, batches: list[PartitionBatch]) -> list[BatchResult]:
+        raise DatabaseUnavailableError("no connection")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield _rows(0, 11)
+        assert writer._committing is not None
+        wait([writer._committing.outcome])
+        yield _rows(11, 31)
+
+    monkeypatch.setattr("tidegate.spark.writer.way_of", lambda plan: prepared)
+    monkeypatch.setattr("tidegate.spark.writer.commit_batches", refused)
+    writer = TaskWriter(plan)
+    with pytest.raises(DatabaseUnavailableError):
+        writer.write(batches())
+    assert handled == [0]
 
 
 @pytest.mark.parametrize("is_gap_lost", [False, True])
