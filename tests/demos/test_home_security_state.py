@@ -140,9 +140,11 @@ class Pipeline:
                 (row.pages, PAGES),
             )
         )
-        rows = [tuple(minute.values()) for minute in minutes]
-        assert len({row[:2] for row in rows}) == len(rows)
-        self.minutes.update({(row[0], row[1]): row[2:] for row in rows})
+        for home, minute_ms, *figures, is_new in (minute.values() for minute in minutes):
+            # What is new is inserted, and the database would refuse one that is there.
+            assert is_new == ((home, minute_ms) not in self.minutes)
+            self.minutes[home, minute_ms] = tuple(figures)
+        assert len({(minute["home"], minute["minute_ms"]) for minute in minutes}) == len(minutes)
         self.alarms += [Alarm(**alarm) for alarm in alarms]
         for row in rejected:
             place = (row["partition"], row["sequenceNumber"])

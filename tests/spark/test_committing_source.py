@@ -6,29 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.spark.support import assert_exact, make_pipeline, publish
 
-from tidegate.spark import Trigger, committing_reader, explain, register, run_pipeline, sink_options
-from tidegate.spark.committing_reader import rows_without_content
+from tidegate.spark import Trigger, explain, register, run_pipeline, sink_options
 from tidegate.spark.committing_source import CommittingDataSource
 from tidegate.spark.plan import SinkPlan
 from tidegate.testing.hub import HubService
 
 _COUNT = 1000
-
-
-@given(count=st.integers(0, 40), rows_max=st.integers(1, 9))
-def test_a_row_for_each_event(count: int, rows_max: int) -> None:
-    """In as many batches as it takes, none of them empty."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(committing_reader, "_ROWS_MAX", rows_max)
-        batches = list(rows_without_content(count))
-    assert sum(batch.num_rows for batch in batches) == count
-    assert all(0 < batch.num_rows <= rows_max for batch in batches)
 
 
 @pytest.mark.slow

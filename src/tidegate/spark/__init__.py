@@ -11,10 +11,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tidegate.spark.arrow_step import ArrowStep
     from tidegate.spark.errors import explain
     from tidegate.spark.file_sink_commits import published_files
     from tidegate.spark.ledger import LedgerResult, LedgerSink
-    from tidegate.spark.ledger_step import ArrowStep
+    from tidegate.spark.mapped_stream import mapped_events
     from tidegate.spark.pipeline import Transformation, run_pipeline, sink_options
     from tidegate.spark.replay import replay_pipeline
     from tidegate.spark.session import spark_session
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "spark_session",
     "register",
+    "mapped_events",
     "run_pipeline",
     "replay_pipeline",
     "sink_options",
@@ -60,6 +62,7 @@ __all__ = [
 _MODULES = {
     "spark_session": "session",
     "register": "source",
+    "mapped_events": "mapped_stream",
     "run_pipeline": "pipeline",
     "replay_pipeline": "replay",
     "sink_options": "pipeline",
@@ -75,7 +78,7 @@ _MODULES = {
     "OnFailure": "stream_pipeline",
     "start_stream_pipeline": "stream_pipeline_start",
     "LedgerSink": "ledger",
-    "ArrowStep": "ledger_step",
+    "ArrowStep": "arrow_step",
     "LedgerResult": "ledger",
     "LedgerTable": "ledger",
     "WriteMode": "ledger",

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.options import SourceOptions
+from tidegate.spark.pickled import plan_and_options
 
 if TYPE_CHECKING:
     from tidegate.spark.reader import EventHubsStreamReader
@@ -47,13 +47,10 @@ class CommittingDataSource(DataSource):
     def streamReader(self, schema: StructType) -> EventHubsStreamReader:  # noqa: N802 - Spark's name
         """The reader that commits."""
         from tidegate.spark.committing_reader import CommittingStreamReader
-        from tidegate.spark.plan import PLAN_OPTION
 
-        plan = self.options.get(PLAN_OPTION)
-        if plan is None:
-            raise InvalidArgumentError(
-                f"The format {self.name()} cannot be read by itself.",
-                next_step='Use tidegate.spark.run_pipeline, or .format("eventhubs").',
-            )
-        options = {name: value for name, value in self.options.items() if name != PLAN_OPTION}
+        plan, options = plan_and_options(
+            self.options,
+            self.name(),
+            next_step='Use tidegate.spark.run_pipeline, or .format("eventhubs").',
+        )
         return CommittingStreamReader(plan, SourceOptions.parse(options))

@@ -25,10 +25,10 @@ from sqlalchemy import Table
 
 from tidegate.model.errors import DatabaseUnavailableError, InvalidArgumentError
 from tidegate.processor.policies import FailureAction
+from tidegate.spark.arrow_step import ArrowStep
 from tidegate.spark.commits import ERROR_COLUMN
 from tidegate.spark.ledger_batch import current_batch
 from tidegate.spark.ledger_columns import check_columns
-from tidegate.spark.ledger_step import ArrowStep
 from tidegate.spark.ledger_tasks import PART_SCHEMA, TaskPlan, TaskRows, add_parts
 from tidegate.spark.session import checkpoint_path, refuse_sqlite_on_cluster
 from tidegate.spark.trigger import AS_SOON_AS_POSSIBLE, Trigger

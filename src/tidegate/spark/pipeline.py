@@ -22,7 +22,8 @@ from tidegate.spark.committing_source import SINK_FORMAT, CommittingDataSource
 from tidegate.spark.hub import HubReader
 from tidegate.spark.options import CHECKPOINT_PREFIX, SourceOptions
 from tidegate.spark.ownership import claim_checkpoints
-from tidegate.spark.plan import PLAN_OPTION, SinkPlan
+from tidegate.spark.pickled import PLAN_OPTION
+from tidegate.spark.plan import SinkPlan
 from tidegate.spark.replay_source import ReplayDataSource, check_replayable, plan_replay
 from tidegate.spark.schema import event_field
 from tidegate.spark.session import checkpoint_path, refuse_sqlite_on_cluster, task_options

@@ -45,6 +45,10 @@ EVENT_SCHEMA: Final = StructType(
 COMMITTED_COLUMN: Final = "committed"
 """The one column of rows from tasks that commit where they read: binary, null but for one row of a task."""
 
+MADE_COLUMN: Final = "made"
+"""The one column of what a function makes where events are read: a struct of that, or null in rows that are
+there to be counted, which cost Spark next to nothing so."""
+
 ENCODED_EVENT_SCHEMA: Final = StructType(
     [
         StructField("partition", StringType()),

@@ -21,7 +21,8 @@ from tidegate.spark.accounting import Gap
 from tidegate.spark.commits import needed_columns
 from tidegate.spark.journal import journalled_offset
 from tidegate.spark.ownership import checkpoint_positions
-from tidegate.spark.plan import PLAN_OPTION, load_plan
+from tidegate.spark.pickled import PLAN_OPTION
+from tidegate.spark.plan import load_plan
 from tidegate.spark.workers import freeze_loaded_modules
 from tidegate.spark.writer import (
     PartitionSummary,

@@ -79,6 +79,7 @@ def register(spark: SparkSession) -> None:
     from tidegate.spark.capture_source import CaptureDataSource
     from tidegate.spark.committing_source import CommittingDataSource
     from tidegate.spark.file_sink import FileSinkDataSource
+    from tidegate.spark.mapped_source import MappedDataSource
     from tidegate.spark.replay_source import ReplayDataSource
     from tidegate.spark.session import share_python_path
     from tidegate.spark.sink import SqlSinkDataSource
@@ -88,5 +89,6 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(CaptureDataSource)
     spark.dataSource.register(ReplayDataSource)
     spark.dataSource.register(CommittingDataSource)
+    spark.dataSource.register(MappedDataSource)
     spark.dataSource.register(SqlSinkDataSource)
     spark.dataSource.register(FileSinkDataSource)

@@ -6,7 +6,7 @@ What a user declares; nothing here needs pyarrow or pandas. They are imported wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -126,9 +126,17 @@ def _checked(function: object, columns: tuple[str, ...]) -> tuple[str, ...]:
             f"A handler of batches needs a function, not {type(function).__name__}.",
             next_step="Give a function that takes a batch and returns one.",
         )
+    return checked_columns(columns, "A handler of batches")
+
+
+def checked_columns(columns: Sequence[str], subject: str) -> tuple[str, ...]:
+    """The columns that a function over batches asks for. subject: who asks, as an error begins.
+
+    Raises InvalidArgumentError where they are not columns of events, or none, or named twice.
+    """
     if isinstance(columns, str):
         raise InvalidArgumentError(
-            f"The columns of a handler are several names, not the text {columns!r}.",
+            f"{subject} asks for columns by a list of names, not the text {columns!r}.",
             next_step=f"Write columns=({columns!r},).",
         )
     unknown = [name for name in columns if name not in EVENT_COLUMNS and property_of(name) is None]
@@ -139,5 +147,5 @@ def _checked(function: object, columns: tuple[str, ...]) -> tuple[str, ...]:
             "fields of a body are yours to parse.",
         )
     if not columns or len(set(columns)) != len(columns):
-        raise InvalidArgumentError("A handler of batches asks for one column or more, each once.")
+        raise InvalidArgumentError(f"{subject} asks for one column or more, each once.")
     return tuple(columns)

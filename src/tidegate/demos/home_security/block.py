@@ -156,6 +156,7 @@ class Block:
         rows, is_new = rows.at(order), is_new[order]
         keys = rows.home << KEY_BITS | rows.taken_ms // MINUTE_MS
         starts = starts_of(keys)
+        is_first = ~minutes.has(keys[starts])
         state = minutes.rows_of(keys[starts])
         is_opening = ((rows.kind == Kind.DOOR) | (rows.kind == Kind.WINDOW)) & (rows.value == 1)
         for column, is_counted in (
@@ -170,12 +171,12 @@ class Block:
         of_rows = np.repeat(state, lengths_of(starts, len(rows)))[is_measured]
         minutes["is_co_measured"][of_rows] = 1
         np.maximum.at(minutes["co_max_ppm"], of_rows, rows.value[is_measured])
-        changed = self._minutes_at(state)
+        changed = self._minutes_at(state, is_first)
         latest_ms = self._tables.by_home["latest_sent_ms"][_homes_of(minutes.keys)]
         minutes.keep((minutes.keys & _LOWER) * MINUTE_MS > latest_ms - LATENESS_MS - MINUTE_MS)
         return changed
 
-    def _minutes_at(self, places: np.ndarray) -> pa.RecordBatch:
+    def _minutes_at(self, places: np.ndarray, is_first: np.ndarray) -> pa.RecordBatch:
         minutes = self._tables.minutes
         keys = minutes.keys[places]
         figures = {name: values[places] for name, values in minutes.columns.items()}
@@ -185,6 +186,7 @@ class Block:
             *(pa.array(figures[name]) for name in ("readings", "motions", "openings")),
             pa.array(figures["co_max_ppm"], mask=figures["is_co_measured"] == 0),
             pa.array(figures["duplicates"]),
+            pa.array(is_first),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=MINUTES)
 

@@ -8,7 +8,6 @@ share a hash.
 from __future__ import annotations
 
 import zlib
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import pyarrow as pa
 
 from tidegate.demos.home_security.homes import CLOCK_ERROR_MS, PARTITION_COUNT, Kind
 from tidegate.demos.home_security.reading_columns import ReadingColumns, parse_readings
-from tidegate.demos.home_security.segments import ends_of, starts_of
+from tidegate.demos.home_security.segments import ends_of, lengths_of, starts_of
 from tidegate.demos.home_security.shapes import GATHERED_ARROW, READINGS, REJECTED, to_bytes
 
 
@@ -32,7 +31,7 @@ def gather(events: pa.RecordBatch, blocks: int) -> pa.RecordBatch:
     """Parse events and sort them by blocks; what only says that a sensor is alive is left out.
 
     events: rows of the source, in order of their sequence numbers within each partition. Returns rows of
-    ``GATHERED_ARROW``, one for each block that has an event, and one more that only tells the time.
+    ``GATHERED_ARROW``, one for each block that has an event, and those that tell the time.
     """
     keys = events.column("partitionKey")
     parsed = parse_readings(keys, events.column("body"))
@@ -49,35 +48,46 @@ def gather(events: pa.RecordBatch, blocks: int) -> pa.RecordBatch:
     )
     rejected = _by_block(_rejected(events, parsed), parsed.kind < 0, order, ends)
     blocks_named = [f"{name}-{number}" for name, number in zip(names.to_pylist(), numbers, strict=True)]
-    rows = [
+    rows: list[Any] = [
         pa.array(blocks_named, pa.string()),
         names,
         events.column("sequenceNumber").take(pa.array(firsts)),
-        pa.nulls(len(firsts), GATHERED_ARROW.field("sent").type),
         pa.array(readings, pa.binary()),
         pa.array(rejected, pa.binary()),
     ]
-    clock = _clock(events, parsed)
-    return pa.RecordBatch.from_arrays(
-        [pa.concat_arrays(parts) for parts in zip(rows, clock, strict=True)],
-        schema=GATHERED_ARROW,
-    )
+    return _one_below_the_other(dict(zip(GATHERED_ARROW.names, rows, strict=False)), _clock(events, parsed))
 
 
-def _clock(events: pa.RecordBatch, parsed: ReadingColumns) -> list[pa.Array[Any]]:
-    """The columns of the row that moves the watermark; no row where no reading may.
+def _clock(events: pa.RecordBatch, parsed: ReadingColumns) -> dict[str, pa.Array[Any]]:
+    """The columns of the rows that tell the time, by name.
 
     A home whose clock is ahead would raise every home's alarms for open doors too early, and for good. So a
     time of sending counts up to that at which the service took the event, which is the service's own clock.
     """
     enqueued_ms = events.column("enqueuedTime").cast(pa.int64()).to_numpy() // 1_000
+    starts = starts_of(enqueued_ms)
     is_trusted = (parsed.kind >= 0) & (parsed.sent_ms <= enqueued_ms + CLOCK_ERROR_MS)
-    sent_ms = parsed.sent_ms[is_trusted]
-    times = [datetime.fromtimestamp(int(sent_ms.max()) / 1000, UTC)] if len(sent_ms) else []
-    return [
-        pa.array(times, field.type) if field.name == "sent" else pa.nulls(len(times), field.type)
+    sent_ms = np.maximum.reduceat(np.where(is_trusted, parsed.sent_ms, 0), starts)
+    return {
+        "sent": pa.array(sent_ms * 1_000).cast(GATHERED_ARROW.field("sent").type),
+        "enqueued_ms": pa.array(enqueued_ms[starts]),
+        "events": pa.array(lengths_of(starts, len(enqueued_ms))),
+    }
+
+
+def _one_below_the_other(*parts: dict[str, pa.Array[Any]]) -> pa.RecordBatch:
+    """Rows of ``GATHERED_ARROW`` that have some of its columns, and then those that have others."""
+    counts = [len(next(iter(part.values()))) for part in parts]
+    columns = [
+        pa.concat_arrays(
+            [
+                part[field.name] if field.name in part else pa.nulls(count, field.type)
+                for part, count in zip(parts, counts, strict=True)
+            ]
+        )
         for field in GATHERED_ARROW
     ]
+    return pa.RecordBatch.from_arrays(columns, schema=GATHERED_ARROW)
 
 
 def _readings(events: pa.RecordBatch, parsed: ReadingColumns) -> pa.RecordBatch:

@@ -66,7 +66,6 @@ class ProgressFile:
         status["batches"] += 1
         status["batch_id"] = batch_id
         status["batch_ms"] = progress["durationMs"].get("triggerExecution", 0)
-        status["events"] += progress["numInputRows"]
         end = progress["sources"][0]["endOffset"]
         status["position"] = sum(StreamOffset.from_json(end).partitions.values()) if end else 0
         watermark = progress["eventTime"].get("watermark")
@@ -77,7 +76,10 @@ class ProgressFile:
             status["dropped"] += operator["numRowsDroppedByWatermark"]
         observed = progress.get("observedMetrics", {}).get(ARRIVALS)
         committed_ms = self._committed_ms.pop(batch_id, None)
-        if observed is not None and committed_ms is not None and observed["events"]:
+        if observed is None or not observed["events"]:
+            return
+        status["events"] += observed["events"]
+        if committed_ms is not None:
             self._recent = Latencies()
             for latencies in (self._latencies, self._recent):
                 latencies.add(observed["enqueued_ms"], observed["events"], committed_ms)

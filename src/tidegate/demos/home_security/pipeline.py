@@ -1,10 +1,11 @@
 """The pipeline on Spark: events of the hub, through state kept per block of homes, into SQL and to blobs.
 
-    eventhubs ─► gather (mapInArrow) ─► by block ─► HomesProcessor ─► foreachBatch ─┬─► home_minute   upsert
-                 parse, filter           shuffle    state in RocksDB,               ├─► home_alarm    append
-                                                    timers by the watermark         ├─► dead letters
-                                                                                    └─► summaries     blobs
-                                                                       the first three in one transaction
+    eventhubs + gather ─► by block ─► HomesProcessor ─► foreachBatch ─┬─► home_minute   new ones appended,
+    read, parse, filter   shuffle     state in RocksDB,               │                 others upserted
+                                      timers by the watermark         ├─► home_alarm    appended
+                                                                      ├─► dead letters
+                                                                      └─► summaries     blobs
+                                                         all but the last in one transaction
 
 The checkpoint directory holds the state and must be kept: without it, open doors and half counted minutes are
 forgotten, and the ledger refuses to go on.
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row, SparkSession, functions
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import (
@@ -51,10 +53,10 @@ from tidegate.demos.home_security.shapes import (
 from tidegate.demos.home_security.summaries import SummaryStore
 from tidegate.demos.home_security.tables import CONSUMER, NAME, home_alarm, home_minute
 from tidegate.model.connection_string import ConnectionString
+from tidegate.spark.arrow_step import ArrowStep
 from tidegate.spark.ledger import LedgerSink
-from tidegate.spark.ledger_step import ArrowStep
+from tidegate.spark.mapped_stream import mapped_events
 from tidegate.spark.session import checkpoint_path, is_on_cluster, task_options
-from tidegate.spark.source import register
 from tidegate.spark.workers import freeze_loaded_modules
 from tidegate.sql.ledger_rows import LedgerTable, WriteMode
 
@@ -68,6 +70,10 @@ SPARK_SETTINGS: Final = {
 
 ARRIVALS: Final = "arrivals"
 """The name under which Spark tells of each micro-batch how many events it has and when they arrived."""
+
+
+NEW_MINUTES, MINUTES_AGAIN, ALARMS_RAISED = "new minutes", "minutes", "alarms"
+"""What the ledger's tables are called in rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,6 @@ def start_home_security(
     ``SPARK_SETTINGS``. Raises InvalidArgumentError where the checkpoint directory was made with another
     number of blocks, and what the source and ``LedgerSink`` raise.
     """
-    register(spark)
     spark.conf.set("spark.sql.shuffle.partitions", task_count(spark, wanted))
     checkpoint = checkpoint_path(wanted.checkpoint_location)
     claim_checkpoint(spark, checkpoint, wanted.blocks)
@@ -110,8 +115,10 @@ def start_home_security(
         name=NAME,
         database_url=wanted.database_url,
         tables={
-            "minutes": LedgerTable(home_minute, WriteMode.UPSERT),
-            "alarms": LedgerTable(home_alarm, WriteMode.APPEND),
+            # A row that is known to be new costs the database half of one that may be there.
+            NEW_MINUTES: LedgerTable(home_minute, WriteMode.APPEND),
+            MINUTES_AGAIN: LedgerTable(home_minute, WriteMode.UPSERT),
+            ALARMS_RAISED: LedgerTable(home_alarm, WriteMode.APPEND),
         },
         consumer=CONSUMER,
         step=ArrowStep(partial(results_of, store), RESULTS),
@@ -131,7 +138,8 @@ def changes_of_homes(spark: SparkSession, wanted: HomeSecurity) -> DataFrame:
 
     Spark drops rows behind the watermark before any of this code sees them: readings, and events that have
     still to become dead letters. What is late is for ``Block`` to say, by the log. So rows of blocks have no
-    event time, and those that have one end where they have moved the watermark.
+    event time, and those that have one end where they have moved the watermark: by a condition on that time,
+    for Spark would apply any other before it.
     """
     return (
         gathered_events(spark, wanted)
@@ -148,21 +156,20 @@ def changes_of_homes(spark: SparkSession, wanted: HomeSecurity) -> DataFrame:
 
 
 def gathered_events(spark: SparkSession, wanted: HomeSecurity) -> DataFrame:
-    """The stream of readings, parsed and packed by blocks of homes where they were read."""
+    """The stream of readings, parsed and packed by blocks of homes where they are read."""
     connection_string = ConnectionString.parse(wanted.connection_string).with_entity_path(EVENT_HUB).format()
-    events = (
-        spark.readStream.format("eventhubs")
-        .option("eventhubs.connectionString", connection_string)
-        .option("eventhubs.startingPosition", "earliest")
-        .option("eventhubs.maxEventsPerTrigger", str(wanted.max_events_per_trigger))
-        .options(**reading_options(spark, wanted))
-        .schema(EVENTS)  # the source decodes nothing else then
-        .load()
+    options = {
+        "eventhubs.connectionString": connection_string,
+        "eventhubs.startingPosition": "earliest",
+        "eventhubs.maxEventsPerTrigger": str(wanted.max_events_per_trigger),
+        **reading_options(spark, wanted),
+    }
+    step = ArrowStep(partial(gather_events, wanted.blocks), GATHERED)
+    arrivals = functions.percentile("enqueued_ms", list(QUANTILES), functions.col("events")).cast(
+        "array<long>"
     )
-    arrivals = functions.percentile_approx(functions.unix_millis("enqueuedTime"), list(QUANTILES), 1_000)
-    count = functions.count(functions.lit(1))
-    return events.observe(ARRIVALS, count.alias("events"), arrivals.alias("enqueued_ms")).mapInArrow(
-        partial(gather_events, wanted.blocks), GATHERED
+    return mapped_events(spark, options, step, columns=EVENTS).observe(
+        ARRIVALS, functions.sum("events").alias("events"), arrivals.alias("enqueued_ms")
     )
 
 
@@ -183,8 +190,7 @@ def task_count(spark: SparkSession, wanted: HomeSecurity) -> int:
 
 
 def gather_events(blocks: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Events to rows of blocks: a step of the pipeline that runs where the events were read."""
-    freeze_loaded_modules()
+    """Events to rows of blocks: a step of the pipeline that runs where events are read."""
     for batch in batches:
         yield gather(batch, blocks)
 
@@ -281,10 +287,14 @@ def results_of(store: SummaryStore | None, batches: Iterator[pa.RecordBatch]) ->
     for batch in batches:
         if store is not None:
             store.write(pages_by_block(batch))
-        minutes, alarms = _parts(batch, "minutes", MINUTES), _parts(batch, "alarms", ALARMS)
+        minutes = _parts(batch, "minutes", MINUTES)
+        # New ones in the order of their key: an append leaves rows as they are, and the index wants them so.
+        minutes = minutes.sort_by([(column.name, "ascending") for column in home_minute.primary_key])
+        names = pc.if_else(minutes.column("is_new"), NEW_MINUTES, MINUTES_AGAIN)
+        alarms = _parts(batch, "alarms", ALARMS)
         parts = [
-            minutes.append_column("_table", pa.repeat("minutes", minutes.num_rows)),
-            alarms.append_column("_table", pa.repeat("alarms", alarms.num_rows)),
+            minutes.drop_columns("is_new").append_column("_table", names),
+            alarms.append_column("_table", pa.repeat(ALARMS_RAISED, alarms.num_rows)),
             _parts(batch, "rejected", REJECTED),
         ]
         rows = pa.concat_tables(parts, promote_options="default")

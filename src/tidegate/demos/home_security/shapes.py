@@ -45,27 +45,29 @@ _PLACE: Final[dict[str, Any]] = {
     "enqueuedTime": _TIME,
 }
 
-EVENTS: Final = (
-    "partition string, sequenceNumber long, offset string, enqueuedTime timestamp, partitionKey string, "
-    "body binary"
-)
+EVENTS: Final = ("partition", "sequenceNumber", "offset", "enqueuedTime", "partitionKey", "body")
 """What the pipeline needs of an event."""
 
 GATHERED: Final = (
-    "block string, partition string, first long, sent timestamp, readings binary, rejected binary"
+    "block string, partition string, first long, readings binary, rejected binary, "
+    "sent timestamp, enqueued_ms long, events long"
 )
 GATHERED_ARROW: Final = _schema(
     {
         "block": pa.string(),
         "partition": pa.string(),
         "first": pa.int64(),
-        "sent": _TIME,
         "readings": pa.binary(),
         "rejected": pa.binary(),
+        "sent": _TIME,
+        "enqueued_ms": pa.int64(),
+        "events": pa.int64(),
     }
 )
-"""What came for a block of homes in a run of events: rows of ``READINGS`` and of ``REJECTED``. ``sent``, the
-event time, is null in them, so no watermark can be past it; rows that have it have nothing else."""
+"""Of a run of events of one partition. A row for each block of homes: what came for it, rows of ``READINGS``
+and of ``REJECTED``. And a row for each millisecond in which events were enqueued: how many, and when the
+last of them was sent, the event time; 1970, which moves no watermark, where none of them may say so. The
+columns of the other kind are null, so that no watermark can be past a block."""
 
 READINGS: Final = _schema(
     {
@@ -101,9 +103,10 @@ MINUTES: Final = _schema(
         "openings": pa.int32(),
         "co_max_ppm": pa.float64(),
         "duplicates": pa.int32(),
+        "is_new": pa.bool_(),
     }
 )
-"""The rows of ``home_minute``."""
+"""The rows of ``home_minute``; ``is_new``: no micro-batch before had a reading of that minute."""
 
 ALARMS: Final = _schema(
     {
@@ -125,5 +128,12 @@ RESULTS: Final = (
     "duplicates int, sensor string, number long, kind string, raised_ms long, value double, "
     "partition string, sequenceNumber long, offset string, enqueuedTime timestamp, _error string"
 )
-RESULTS_ARROW: Final = pa.unify_schemas([pa.schema([("_table", pa.string())]), MINUTES, ALARMS, REJECTED])
+RESULTS_ARROW: Final = pa.unify_schemas(
+    [
+        pa.schema([("_table", pa.string())]),
+        MINUTES.remove(MINUTES.get_field_index("is_new")),
+        ALARMS,
+        REJECTED,
+    ]
+)
 """What goes to SQL: rows of both tables, each naming its own, and dead letters, which have an ``_error``."""

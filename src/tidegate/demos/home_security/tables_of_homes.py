@@ -84,12 +84,13 @@ class KeyedTable:
     def __getitem__(self, column: str) -> np.ndarray:
         return self.columns[column]
 
+    def has(self, keys: np.ndarray) -> np.ndarray:
+        """Which of the sorted, distinct keys have rows."""
+        return self._find(keys)[1]
+
     def rows_of(self, keys: np.ndarray) -> np.ndarray:
         """The rows of sorted, distinct keys; new keys get rows of zeros."""
-        rows = np.searchsorted(self.keys, keys)
-        is_there = np.zeros(len(keys), dtype=bool)
-        inside = rows < len(self.keys)
-        is_there[inside] = self.keys[rows[inside]] == keys[inside]
+        rows, is_there = self._find(keys)
         if is_there.all():
             return rows
         new = ~is_there
@@ -97,6 +98,14 @@ class KeyedTable:
             self.columns[name] = np.insert(values, rows[new], 0, axis=0)
         self.keys = np.insert(self.keys, rows[new], keys[new])
         return np.searchsorted(self.keys, keys)
+
+    def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The row that each key has or would have, and whether it has one."""
+        rows = np.searchsorted(self.keys, keys)
+        is_there = np.zeros(len(keys), dtype=bool)
+        inside = rows < len(self.keys)
+        is_there[inside] = self.keys[rows[inside]] == keys[inside]
+        return rows, is_there
 
     def keep(self, is_kept: np.ndarray) -> None:
         """Forget the other rows."""

@@ -1,4 +1,6 @@
-"""A step of Arrow batches that runs in the ledger sink's own tasks."""
+"""A function over Arrow batches that runs in a task of Tidegate's own, where the batches are: in the source
+that reads them (``mapped_events``) or in the sink that writes them (``LedgerSink``).
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ ArrowFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Reco
 
 
 class ArrowStep:
-    """What makes the rows of a ledger sink's tables of those that Spark hands it.
+    """What makes rows of events behind the source, or rows of a ledger sink's tables in front of it.
 
-    As ``rows.mapInArrow(function, schema)`` in front of the sink, which sends every row that it makes from
-    Python to Java and back: with many rows made of few, that is most of the time.
+    As ``rows.mapInArrow(function, schema)`` there, which sends every row from Python to Java and back: with
+    a function that makes few rows of many, or many of few, that is most of the time.
     """
 
     def __init__(self, function: ArrowFunction, schema: str | StructType) -> None:
@@ -39,17 +41,22 @@ class ArrowStep:
         schema = DataType.fromDDL(self._declared)
         if not isinstance(schema, StructType):
             raise InvalidArgumentError(
-                f"The schema of the sink's step is {self._declared!r}, which names no columns.",
+                f"The schema of the step is {self._declared!r}, which names no columns.",
                 next_step="Write it as Spark does: 'home string, readings int'.",
             )
         return schema
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """``schema``, as Spark has it in Arrow."""
+        return to_arrow_schema(self.schema, timezone="UTC")
 
     def in_tasks(self) -> ArrowFunction:
         """The function, with its rows checked against the schema; to be sent to tasks.
 
         It raises InvalidArgumentError where a column is missing or cannot be what the schema says.
         """
-        function, schema = self.function, to_arrow_schema(self.schema, timezone="UTC")
+        function, schema = self.function, self.arrow_schema
 
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for rows in function(batches):
@@ -62,13 +69,13 @@ def _as_declared(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     missing = [name for name in schema.names if name not in rows.schema.names]
     if missing:
         raise InvalidArgumentError(
-            f"The sink's step was declared to yield a column {missing[0]!r}, and it yielded rows without it.",
+            f"The step was declared to yield a column {missing[0]!r}, and it yielded rows without it.",
             next_step=f"They have {', '.join(rows.schema.names)}; yield it, or leave it out of the schema.",
         )
     try:
         return rows.select(schema.names).cast(schema)
     except (ValueError, KeyError, NotImplementedError) as error:  # Arrow's own are among them
         raise InvalidArgumentError(
-            f"The sink's step yielded rows that are not what its schema says: {error}",
+            f"The step yielded rows that are not what its schema says: {error}",
             next_step="Declare the types that it yields, or cast them in the step.",
         ) from error
