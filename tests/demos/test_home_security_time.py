@@ -4,6 +4,7 @@ behind it."""
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -12,14 +13,14 @@ from pathlib import Path
 import orjson
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, functions
 
 from tidegate.client import EventHubProducer
 from tidegate.demos.home_security.blocks import gather
 from tidegate.demos.home_security.check import failures_of, prepare_database, read_tables
 from tidegate.demos.home_security.checkpoint import FILE_NAME, claim_checkpoint
 from tidegate.demos.home_security.driver import ProgressFile
-from tidegate.demos.home_security.homes import CLOCK_ERROR_MS, EVENT_HUB, PARTITION_COUNT
+from tidegate.demos.home_security.homes import BLOCKS_DEFAULT, CLOCK_ERROR_MS, EVENT_HUB, PARTITION_COUNT
 from tidegate.demos.home_security.pipeline import SPARK_SETTINGS, HomeSecurity, start_home_security
 from tidegate.demos.home_security.readings import NOT_JSON
 from tidegate.demos.home_security.status import read_status
@@ -109,6 +110,15 @@ def test_nothing_is_lost_behind_the_watermark(
         assert failures_of(expected, read_tables(database), None) == ()
         with pytest.raises(InvalidArgumentError, match=f"in {PARTITION_COUNT} blocks.*--blocks 16"):
             start_home_security(state_spark, replace(wanted, blocks=2 * PARTITION_COUNT))
+
+
+@pytest.mark.parametrize(("tasks", "blocks_max"), [(2, 16), (4, 9), (8, 5), (16, 3)])
+def test_tasks_have_about_as_many_blocks_each(spark: SparkSession, tasks: int, blocks_max: int) -> None:
+    """As Spark deals them out: a micro-batch lasts as long as its largest task."""
+    numbers = range(BLOCKS_DEFAULT // PARTITION_COUNT)
+    names = [(f"{partition}-{number}",) for partition in range(PARTITION_COUNT) for number in numbers]
+    hashes = spark.createDataFrame(names, "block string").select(functions.hash("block")).collect()
+    assert max(Counter(row[0] % tasks for row in hashes).values()) == blocks_max
 
 
 def test_a_checkpoint_directory_keeps_its_number_of_blocks(spark: SparkSession, tmp_path: Path) -> None:

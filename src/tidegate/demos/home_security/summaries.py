@@ -4,7 +4,7 @@ a blob in Azure.
     <url>/7-2.json
 
 A blob has the pages of all homes of its block (``model.home_pages``), and a micro-batch replaces those that
-it changes. So a micro-batch costs a read and a write per block, and not per home: 64 of each, where 200,000
+it changes. So a micro-batch costs a read and a write per block, and not per home: 32 of each, where 200,000
 events change 50,000 pages. Writing the same pages twice gives the same bytes, so it does no harm.
 """
 
