@@ -63,6 +63,8 @@ BY_HAND = "windows by hand"
 _RATE = 20_000.0
 _WATERMARK_DELAY_S = 300.0
 _QUERY_DEADLINE_S = 900.0
+_ALL_PROGRESS = {"spark.sql.streaming.numRecentProgressUpdates": "100000"}
+"""Spark forgets those of all but the last 100 micro-batches else."""
 _progress = Console(stderr=True)
 
 
@@ -138,13 +140,13 @@ def measure(
     latency_s: float = 20.0,
     is_sqlite: bool = False,
 ) -> tuple[list[Run], Latency | None]:
-    """Every variant, and the latency of the last but one, which writes to SQL."""
+    """Every variant, and the latency of the one that writes to SQL."""
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as name, ExitStack() as stack:
         directory = Path(name)
         service = stack.enter_context(_filled_service(directory, events, homes))
         database_url = f"sqlite:///{directory}/homes.db"
         server = None if is_sqlite else stack.enter_context(PostgresqlServer(is_fsync_used=True))
-        spark = spark_session("bench", configuration=SPARK_SETTINGS)
+        spark = spark_session("bench", configuration=SPARK_SETTINGS | _ALL_PROGRESS)
         stack.callback(spark.stop)
         register(spark)
         wanted = HomeSecurity(
@@ -219,7 +221,10 @@ def _start_noop(rows: DataFrame, checkpoint: Path) -> StreamingQuery:
 
 
 def _measure(name: str, start: partial[StreamingQuery], *, events: int | None = None) -> Run:
-    """Run a query to the end of what there is, or, where its source has no end, for so many events."""
+    """Run a query to the end of what there is, or, where its source has no end, for so many events.
+
+    Raises what the query ends with.
+    """
     _progress.print(f"measuring: {name}")
     query = start()
     while query.isActive and not query.recentProgress:
@@ -227,8 +232,9 @@ def _measure(name: str, start: partial[StreamingQuery], *, events: int | None = 
     begun, cpu_s = len(query.recentProgress), own_cpu_s(with_descendants=True)
     if events is None:
         query.processAllAvailable()
-    while events and query.isActive and _input_rows(query, begun) < events:
-        time.sleep(0.02)
+    while events and sum(progress.numInputRows for progress in query.recentProgress[begun:]) < events:
+        if query.awaitTermination(1):
+            raise RuntimeError(f"{name} has ended before its {events:,} events")
     cpu_s = own_cpu_s(with_descendants=True) - cpu_s
     batches = [json.loads(progress.json) for progress in query.recentProgress[begun:]]
     batches = [batch for batch in batches if batch["numInputRows"]]
@@ -252,10 +258,6 @@ def _measure(name: str, start: partial[StreamingQuery], *, events: int | None = 
     )
     _progress.print(f"  {run.events_per_s:,.0f} events/s, {run.cpu_us_per_event:.1f} µs of CPU per event")
     return run
-
-
-def _input_rows(query: StreamingQuery, begun: int) -> int:
-    return sum(progress.numInputRows for progress in query.recentProgress[begun:])
 
 
 def _measure_latency(

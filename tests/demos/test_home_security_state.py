@@ -35,10 +35,19 @@ from tidegate.demos.home_security.homes import (
     NUMBERS_REMEMBERED,
     Kind,
 )
-from tidegate.demos.home_security.pipeline import HomesProcessor
+from tidegate.demos.home_security.pipeline import HomesProcessor, results_of
 from tidegate.demos.home_security.reading_columns import parse_readings
 from tidegate.demos.home_security.readings import Reading, parse_reading
-from tidegate.demos.home_security.shapes import ALARMS, MINUTES, PAGES, READINGS, REJECTED, from_bytes
+from tidegate.demos.home_security.shapes import (
+    ALARMS,
+    MINUTES,
+    PAGES,
+    READINGS,
+    REJECTED,
+    empty,
+    from_bytes,
+    to_bytes,
+)
 from tidegate.demos.home_security.verify import Expected, Recomputation
 from tidegate.model.errors import InvalidArgumentError
 
@@ -223,6 +232,28 @@ def test_state_is_looked_at_once_where_a_reading_comes_with_the_deadline(
     pipeline.run([_motion(2, later_ms)] if is_reading_there else [])
     assert [alarm.kind for alarm in pipeline.alarms] == [DOOR_OPEN]
     assert (pipeline.timers_fired, pipeline.handle.timers) == (timers_fired, set())
+
+
+def test_a_minute_that_is_new_is_appended() -> None:
+    """In the order of the key, whichever block it is from; one that was there is upserted."""
+
+    def minute(home: str, minute_ms: int, *, is_new: bool) -> dict[str, object]:
+        figures = dict.fromkeys(("readings", "motions", "openings", "duplicates"), 1)
+        return {"home": home, "minute_ms": minute_ms, **figures, "co_max_ppm": None, "is_new": is_new}
+
+    blocks = [
+        [minute("h2", 0, is_new=False), minute("h2", 60_000, is_new=True)],
+        [minute("h1", 60_000, is_new=True), minute("h1", 0, is_new=True)],
+    ]
+    nothing = {name: to_bytes(empty(kind)) for name, kind in (("alarms", ALARMS), ("rejected", REJECTED))}
+    rows = [{"minutes": to_bytes(pa.RecordBatch.from_pylist(block, MINUTES)), **nothing} for block in blocks]
+    (found,) = results_of(None, iter([pa.RecordBatch.from_pylist(rows)]))
+    assert [(row["_table"], row["home"], row["minute_ms"]) for row in found.to_pylist()] == [
+        ("new minutes", "h1", 0),
+        ("new minutes", "h1", 60_000),
+        ("minutes", "h2", 0),
+        ("new minutes", "h2", 60_000),
+    ]
 
 
 def _door(number: int, time_ms: int) -> Event:

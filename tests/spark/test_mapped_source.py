@@ -79,12 +79,8 @@ def test_what_the_function_makes_and_events_counted(
 ) -> None:
     """Each event comes to the function once, also over a restart; progress and its reader count events,
     though there are fewer rows."""
-    rows = mapped_events(
-        spark,
-        _options(hub, maxEventsPerTrigger="250"),
-        ArrowStep(_sums, _SUMS),
-        columns=["body", "partition"],
-    )
+    options: dict[str, str | int | bool] = {**_options(hub), "eventhubs.maxEventsPerTrigger": 250}
+    rows = mapped_events(spark, options, ArrowStep(_sums, _SUMS), columns=["body", "partition"])
     assert rows.schema.simpleString() == "struct<partition:string,values:bigint,sum:bigint>"
     found, query = _run(rows, tmp_path)
     assert sum(row["sum"] for row in found) == sum(range(_COUNT))
@@ -146,6 +142,7 @@ def test_what_the_function_yields_and_raises_is_said(spark: SparkSession, hub: s
         (
             (ArrowStep(_sums, "partition string, mean double"), "declared to yield a column 'mean'"),
             (ArrowStep(_letters, "partition long"), "yielded rows that are not what its schema says"),
+            (ArrowStep(_tables, "partition string"), "yielded a Table instead of a pyarrow.RecordBatch"),
             (ArrowStep(broken, _SUMS), "no sensor of that name"),
         )
     ):
@@ -158,6 +155,11 @@ def test_what_the_function_yields_and_raises_is_said(spark: SparkSession, hub: s
 def _letters(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         yield pa.RecordBatch.from_pydict({"partition": ["a"] * batch.num_rows})
+
+
+def _tables(batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+    for batch in batches:
+        yield pa.Table.from_batches([batch])
 
 
 def test_the_format_is_not_for_others(spark: SparkSession, hub: str, tmp_path: Path) -> None:

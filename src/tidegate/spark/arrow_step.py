@@ -60,6 +60,11 @@ class ArrowStep:
 
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for rows in function(batches):
+                if not isinstance(rows, pa.RecordBatch):
+                    raise InvalidArgumentError(
+                        f"The step yielded a {type(rows).__name__} instead of a pyarrow.RecordBatch.",
+                        next_step="Of a pyarrow.Table, yield from table.to_batches().",
+                    )
                 yield rows if rows.schema.equals(schema) else _as_declared(rows, schema)
 
         return run

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
+from pyspark.sql.utils import to_str
 
 from tidegate.spark.arrow_step import ArrowStep
 from tidegate.spark.mapped_reader import ReadingPlan
@@ -26,7 +27,11 @@ from tidegate.sql.batch_handlers import checked_columns
 
 
 def mapped_events(
-    spark: SparkSession, options: Mapping[str, str], step: ArrowStep, *, columns: Sequence[str]
+    spark: SparkSession,
+    options: Mapping[str, str | int | bool],
+    step: ArrowStep,
+    *,
+    columns: Sequence[str],
 ) -> DataFrame:
     """A stream of the rows that ``step`` makes of a hub's events, run where they are read.
 
@@ -43,13 +48,14 @@ def mapped_events(
     to workers. What the function raises ends the query, as a task's errors do.
     """
     register(spark)
-    EventHubsStreamReader(SourceOptions.parse(options))  # refuses here what it would refuse behind Java
+    given = {name: str(to_str(value)) for name, value in options.items()}  # as Spark does
+    EventHubsStreamReader(SourceOptions.parse(given))  # refuses here what it would refuse behind Java
     names = checked_columns(columns, "A function over a hub's events")
     schema = StructType([StructField(MADE_COLUMN, step.schema)])
     plan = ReadingPlan(step.in_tasks(), step.arrow_schema, names)
     rows = (
         spark.readStream.format(MappedDataSource.name())
-        .options(**options)
+        .options(**given)
         .option(PLAN_OPTION, pickled(plan, step.function, subject="The function that is to map events"))
         .schema(schema)
         .load()

@@ -8,7 +8,7 @@ import base64
 import importlib.machinery
 import sys
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -30,6 +30,8 @@ def pickled(value: object, function: object, *, subject: str) -> str:
     module. subject: what cannot be sent, if it cannot, as an error begins: ``The pipeline delays``.
     Raises InvalidArgumentError where ``value`` cannot be pickled.
     """
+    while isinstance(function, partial):
+        function = function.func
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     is_by_value = module is not None and not _is_importable(module)
     if is_by_value:
@@ -39,7 +41,7 @@ def pickled(value: object, function: object, *, subject: str) -> str:
     except Exception as exc:
         raise InvalidArgumentError(
             f"{subject} cannot be sent to Spark's workers: {exc}",
-            next_step="Let the handler make connections, locks and files when it is first called, "
+            next_step="Let the function make connections, locks and files when it is first called, "
             "instead of holding them in a global variable or a closure.",
         ) from exc
     finally:
@@ -91,7 +93,7 @@ def unpickled(text: str) -> object:
         value: object = cloudpickle.loads(encoded)
     except ModuleNotFoundError as exc:
         raise InvalidArgumentError(
-            f"Spark's worker has no module {exc.name!r}, which the pipeline's handler needs.",
+            f"Spark's worker has no module {exc.name!r}, which a function of the query needs.",
             next_step="Name its file to `tidegate spark package`, behind the program, and start it as that "
             "command says; or install it on every executor.",
         ) from exc

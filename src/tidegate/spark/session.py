@@ -42,7 +42,7 @@ REDACTION_PATTERN = (
     "|startingposition|storageoptions|^plan$"
 )
 """Names of options and variables whose values Spark hides in plans and in its UI: connection strings,
-database URLs, and the sink's plan, which holds both."""
+database URLs, and the plan of a source or sink, which may hold both."""
 
 PYTHON_NAME = f"python{sys.version_info.major}.{sys.version_info.minor}"
 """What executors start unless ``PYSPARK_PYTHON`` says otherwise: a name, for the driver's path is the

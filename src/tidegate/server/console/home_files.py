@@ -11,7 +11,7 @@ from typing import Any, Final
 from tidegate.model.home_pages import FILE_ENDING, MalformedPagesError, homes_of
 
 FILE_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Of a file that is read: 64 blocks of 1,500,000 homes stay below a fifth of it."""
+"""Of a file that is read: 32 blocks of 1,500,000 homes stay below two fifths of it."""
 
 _FILES_PER_READ = 8
 
