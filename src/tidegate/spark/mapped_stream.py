@@ -4,7 +4,7 @@
     mapped_events    read ─► function ─► Java              one
 
 What a function makes is mostly less than what was read. So Java is handed less, and no event is turned into
-a row of Java's and back, which costs more than reading it (2 of 7 µs of CPU an event, measured).
+a row of Java's and back, which costs time of its own (1.2 of 7.9 µs of CPU an event, measured).
 """
 
 from __future__ import annotations
