@@ -3,9 +3,10 @@
     python -m bench.home_security [--events N] [--homes N] [--per-batch N] [--sqlite] [--json FILE]
 
 Every variant reads the same hub from the start in micro-batches of the same size, in the same Spark, which
-has run the whole pipeline once to compile it; the first micro-batch of each, with the query's start, is left
-out. Ratios are to ``gathered``, which reads, parses and sorts events by blocks and writes nothing. The
-pipeline into SQL runs in turns with its floor, windows by hand (``bench.probes``): the round in the middle.
+has run the whole pipeline before to compile it; the first micro-batch of each, with the query's start, is
+left out. Ratios are to ``gathered``, which reads, parses and sorts events by blocks and writes nothing. The
+pipeline into SQL runs in turns with its floor, windows by hand (``bench.probes``, a process of its own that
+was warmed up as long): the round in the middle.
 Latency is measured after that, with a generator that is a process of its own and wants its share of the two
 cores, at a part of the rate that the pipeline has shown: from the time at which the hub accepted an event to
 the commit of its micro-batch.
@@ -33,13 +34,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 from rich.table import Table
 
-from bench.measure import Measurement, own_cpu_s
-from bench.probes import start_windows
+from bench.measure import Measurement
+from bench.micro_batches import ALL_PROGRESS, Run, measure_query
+from bench.probes import measure_windows, probe_process
 from bench.targets import HOMES_BY_HAND, HOMES_STATE_EVENTS_PER_S
 from tidegate.demos.home_security.driver import ProgressFile
 from tidegate.demos.home_security.generator import GeneratorPlan
 from tidegate.demos.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB, PARTITION_COUNT
 from tidegate.demos.home_security.pipeline import (
+    JAVA_OPTIONS,
     SPARK_SETTINGS,
     HomeSecurity,
     changes_of_homes,
@@ -58,39 +61,13 @@ generator, which shares its cores, costs some 20 µs of CPU per event, as much a
 
 ROUNDS = 3
 """Of the pipeline into SQL and its floor."""
-BY_HAND = "windows by hand"
+WARM_UPS = 2
+"""Of both: after one, both get faster still."""
 
 _RATE = 20_000.0
 _WATERMARK_DELAY_S = 300.0
 _QUERY_DEADLINE_S = 900.0
-_ALL_PROGRESS = {"spark.sql.streaming.numRecentProgressUpdates": "100000"}
-"""Spark forgets those of all but the last 100 micro-batches else."""
 _progress = Console(stderr=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One variant, measured."""
-
-    name: str
-    events: int
-    elapsed_s: float
-    """Sum of the micro-batches, the first one left out."""
-    batch_ms: float
-    """The median micro-batch."""
-    cpu_us_per_event: float
-    """Of the driver, its JVM, Python workers, the service and PostgreSQL."""
-    state_bytes: int = 0
-    """Of all blocks, as they are handed to the state store."""
-    rocksdb_bytes: int = 0
-    """What RocksDB holds: memory (memtables, caches) and files together."""
-    floor_per_s: float | None = None
-    """What a run of this kind has to reach, in events per second."""
-
-    @property
-    def events_per_s(self) -> float:
-        """Events per second, start of the query left out."""
-        return self.events / self.elapsed_s if self.elapsed_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +123,7 @@ def measure(
         service = stack.enter_context(_filled_service(directory, events, homes))
         database_url = f"sqlite:///{directory}/homes.db"
         server = None if is_sqlite else stack.enter_context(PostgresqlServer(is_fsync_used=True))
-        spark = spark_session("bench", configuration=SPARK_SETTINGS | _ALL_PROGRESS)
+        spark = spark_session("bench", configuration=SPARK_SETTINGS | ALL_PROGRESS, java_options=JAVA_OPTIONS)
         stack.callback(spark.stop)
         register(spark)
         wanted = HomeSecurity(
@@ -164,30 +141,36 @@ def measure(
             more = {"checkpoint_location": directory / f"checkpoint-{name}", "database_url": url}
             return replace(wanted, **more | changes)  # type: ignore[arg-type]
 
-        def by_hand(number: int, rows: int) -> Run:
+        probe = None if server is None else stack.enter_context(probe_process())
+
+        def by_hand(name: str, rows: int) -> Run:
             assert server is not None
-            url, checkpoint = server.create_database(), directory / f"hand-{number}"
-            return _measure(BY_HAND, partial(start_windows, spark, url, per_batch, checkpoint), events=rows)
+            assert probe is not None
+            wanted = (server.create_database(), per_batch, directory / name, rows, server.process_id)
+            return probe.submit(measure_windows, *wanted).result()
 
         _progress.print("warming up")
-        its = variant("warm", summaries_url=str(directory / "warm"))
-        _measure("SQL and pages", partial(start_home_security, spark, its))
-        if server is not None:
-            by_hand(ROUNDS, events)
-        runs = [_measure("gathered", partial(_start_noop, gathered_events(spark, wanted), directory / "g"))]
+        for number in range(WARM_UPS):
+            its = variant(f"warm-{number}", summaries_url=str(directory / f"warm-{number}"))
+            measure_query("SQL and pages", partial(start_home_security, spark, its))
+            if server is not None:
+                by_hand(f"hand-warm-{number}", events)
+        runs = [
+            measure_query("gathered", partial(_start_noop, gathered_events(spark, wanted), directory / "g"))
+        ]
         changes = changes_of_homes(spark, wanted)
-        state = _measure(f"state of {blocks} blocks", partial(_start_noop, changes, directory / "s"))
+        state = measure_query(f"state of {blocks} blocks", partial(_start_noop, changes, directory / "s"))
         runs.append(replace(state, floor_per_s=HOMES_STATE_EVENTS_PER_S))
 
         rounds: list[tuple[Run, Run]] = []
         for number in range(ROUNDS):
-            ours = _measure("SQL", partial(start_home_security, spark, variant(f"SQL-{number}")))
-            rounds.append((ours, ours if server is None else by_hand(number, ours.events)))
+            ours = measure_query("SQL", partial(start_home_security, spark, variant(f"SQL-{number}")))
+            rounds.append((ours, ours if server is None else by_hand(f"hand-{number}", ours.events)))
         rounds.sort(key=lambda found: found[0].events_per_s / found[1].events_per_s)
         ours, hand = rounds[ROUNDS // 2]
         runs.append(ours if server is None else replace(ours, floor_per_s=hand.events_per_s))
         its = variant("SQL-and-pages", summaries_url=str(directory / "pages"))
-        runs.append(_measure("SQL and pages", partial(start_home_security, spark, its)))
+        runs.append(measure_query("SQL and pages", partial(start_home_security, spark, its)))
         if server is not None:
             runs.append(hand)
         if not latency_s:
@@ -218,46 +201,6 @@ def _start_noop(rows: DataFrame, checkpoint: Path) -> StreamingQuery:
         .option("checkpointLocation", str(checkpoint))
         .start()
     )
-
-
-def _measure(name: str, start: partial[StreamingQuery], *, events: int | None = None) -> Run:
-    """Run a query to the end of what there is, or, where its source has no end, for so many events.
-
-    Raises what the query ends with.
-    """
-    _progress.print(f"measuring: {name}")
-    query = start()
-    while query.isActive and not query.recentProgress:
-        time.sleep(0.02)  # the first micro-batch, which is left out
-    begun, cpu_s = len(query.recentProgress), own_cpu_s(with_descendants=True)
-    if events is None:
-        query.processAllAvailable()
-    while events and sum(progress.numInputRows for progress in query.recentProgress[begun:]) < events:
-        if query.awaitTermination(1):
-            raise RuntimeError(f"{name} has ended before its {events:,} events")
-    cpu_s = own_cpu_s(with_descendants=True) - cpu_s
-    batches = [json.loads(progress.json) for progress in query.recentProgress[begun:]]
-    batches = [batch for batch in batches if batch["numInputRows"]]
-    query.stop()
-    count = sum(batch["numInputRows"] for batch in batches)
-    times_ms = sorted(batch["durationMs"]["triggerExecution"] for batch in batches)
-    stores = [operator for batch in batches for operator in batch["stateOperators"]]
-    stores = [store for store in stores if "rocksdbSstFileSize" in store["customMetrics"]]
-    observed = [batch.get("observedMetrics", {}).get("state") for batch in batches]
-    run = Run(
-        name,
-        events=count,
-        elapsed_s=sum(times_ms) / 1000,
-        batch_ms=times_ms[len(times_ms) // 2] if times_ms else 0.0,
-        cpu_us_per_event=cpu_s / max(1, count) * 1e6,
-        state_bytes=max((found["bytes"] or 0 for found in observed if found), default=0),
-        rocksdb_bytes=max(
-            (store["memoryUsedBytes"] + store["customMetrics"]["rocksdbSstFileSize"] for store in stores),
-            default=0,
-        ),
-    )
-    _progress.print(f"  {run.events_per_s:,.0f} events/s, {run.cpu_us_per_event:.1f} µs of CPU per event")
-    return run
 
 
 def _measure_latency(

@@ -91,8 +91,13 @@ def own_cpu_s(service_pid: int | None = None, *, with_descendants: bool) -> floa
     """
     if not with_descendants:
         return time.process_time()
+    return family_cpu_s(os.getpid(), without=service_pid)
+
+
+def family_cpu_s(root: int, *, without: int | None = None) -> float:
+    """User and system time of a process and its living descendants, one of them left out, in seconds."""
     total_s = 0.0
-    for pid in _family(os.getpid()) - {service_pid}:
+    for pid in _family(root) - {without}:
         # One that ended since was waited for by its parent, whose time then holds its own.
         with suppress(FileNotFoundError, ProcessLookupError):
             total_s += process_cpu_s(pid)

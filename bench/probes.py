@@ -3,13 +3,17 @@
 One-minute windows of 100,000 homes are upserted into PostgreSQL: as many rows as there are readings, nearly
 all of them there already. (Home security writes two thirds of a row for a reading, most of them new.) The
 readings come from a counter of Spark's, so no hub is read, no body parsed, no door or alarm kept. It runs in
-the same Spark as what it is compared with, in turns with it, for rates of a shared machine say nothing by
-themselves.
+turns with what it is compared with, for rates of a shared machine say nothing by themselves, and in a Spark
+of its own, whose JVM is as Spark starts it: Java does the counting here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
@@ -20,10 +24,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.ledger_stages import windowed
+from bench.micro_batches import ALL_PROGRESS, Run, measure_query
+from tidegate.spark import spark_session
 
-_STORE: Final = "spark.sql.streaming.stateStore.providerClass"
-_PACKAGE: Final = "org.apache.spark.sql.execution.streaming.state"
-
+NAME: Final = "windows by hand"
 _TABLE: Final = (
     "CREATE TABLE by_hand (minute timestamptz, home bigint, readings bigint, total bigint, "
     "PRIMARY KEY (minute, home)) WITH (fillfactor = 50)"
@@ -34,24 +38,47 @@ _MERGE: Final = (
 )
 
 
-def start_windows(
+@contextmanager
+def probe_process() -> Iterator[ProcessPoolExecutor]:
+    """A process that ``measure_windows`` can be submitted to, with one Spark for all calls."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        try:
+            yield pool
+        finally:
+            pool.submit(_stop_spark).result()
+
+
+def measure_windows(
+    database_url: str, rows_per_batch: int, checkpoint: Path, rows: int, server_pid: int
+) -> Run:
+    """Measure so many rows in this process, whose Spark is kept for the next call.
+
+    server_pid: PostgreSQL's.
+    """
+    spark = spark_session("bench-by-hand", configuration=ALL_PROGRESS)
+    start = partial(_start_windows, spark, database_url, rows_per_batch, checkpoint)
+    return measure_query(NAME, start, events=rows, server_pid=server_pid)
+
+
+def _stop_spark() -> None:
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        session.stop()
+
+
+def _start_windows(
     spark: SparkSession, database_url: str, rows_per_batch: int, checkpoint: Path
 ) -> StreamingQuery:
     """Start one-minute windows of 100,000 homes: counted by Spark with the state store that it comes with,
     collected, copied into a temporary table and merged."""
     with psycopg.connect(database_url) as connection:
         connection.execute(_TABLE)
-    store = spark.conf.get(_STORE)
-    spark.conf.set(_STORE, f"{_PACKAGE}.HDFSBackedStateStoreProvider")
-    try:
-        writer = windowed(spark, rows_per_batch).writeStream.outputMode("update")
-        return (
-            writer.option("checkpointLocation", str(checkpoint))
-            .foreachBatch(partial(_upsert, database_url))
-            .start()
-        )
-    finally:
-        spark.conf.set(_STORE, str(store))
+    writer = windowed(spark, rows_per_batch).writeStream.outputMode("update")
+    return (
+        writer.option("checkpointLocation", str(checkpoint))
+        .foreachBatch(partial(_upsert, database_url))
+        .start()
+    )
 
 
 def _upsert(database_url: str, rows: DataFrame, batch_id: int) -> None:

@@ -7,8 +7,8 @@ each transaction was committed (``track_commit_timestamp``), so nothing is polle
 pipeline that keeps running: until the JVM has compiled what it runs often, its compiler takes one of two
 cores, and micro-batches take twice as long, so a pipeline of its own runs first. The floor is what a
 micro-batch takes whose source and sink do nothing, in the same run and as warm; beside it stand the latencies
-of a pipeline by hand (``bench.latency_probe``), before ours at each rate. That one makes its events itself,
-so both cores are its own; ours shares them with the publisher and the service.
+of a pipeline by hand (``bench.latency_probe``), before ours at each rate. That one makes its events itself
+and reads no hub; the same publisher publishes beside it, so that both pipelines have as much of the cores.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def measure_latencies(
 
         def run(rate: int, run_s: float, floor_ms: float = 0.0) -> Latency:
             hand, ours = (Path(tempfile.mkdtemp(dir=name)) for _ in range(2))
-            by_hand_ms = _by_hand_ms(spark, server.create_schema(), rate, run_s, hand)
+            by_hand_ms = _by_hand_ms(spark, hub, server.create_schema(), rate, run_s, hand)
             found = _measure(spark, hub, server.create_schema(), rate, run_s, ours)
             return Latency(rate, *found, floor_ms, *by_hand_ms)
 
@@ -185,18 +185,8 @@ def _measure(
         checkpoint_location=checkpoint,
     )
     count = round(rate * seconds)
-    environment = os.environ | {_CONNECTION_STRING_VARIABLE: service.hub_connection_string(hub)}
     try:
-        words = [
-            sys.executable,
-            "-m",
-            "bench.spark_latency",
-            "--publish",
-            str(rate),
-            "--seconds",
-            str(seconds),
-        ]
-        subprocess.run(words, env=environment, check=True, timeout=_DEADLINE_S + seconds)
+        _publish(service, hub, rate, seconds)
         with Database.open(database_url) as database:
             _wait_for(query, database, count)
             found = _percentiles(database)
@@ -210,18 +200,33 @@ def _measure(
 
 
 def _by_hand_ms(
-    spark: SparkSession, database_url: str, rate: int, seconds: float, checkpoint: Path
+    spark: SparkSession,
+    service: HubProcess,
+    database_url: str,
+    rate: int,
+    seconds: float,
+    checkpoint: Path,
 ) -> tuple[float, float]:
-    """p50 and p99 of the pipeline by hand."""
+    """p50 and p99 of the pipeline by hand, with as much published beside it."""
     _progress.print(f"measuring: latency at {rate:,} events/s, by hand")
+    hub = service.create_hub(partition_count=PARTITIONS)
     query = start_by_hand(spark, database_url, rate, checkpoint)
     try:
-        query.awaitTermination(round(seconds))
+        _publish(service, hub, rate, seconds)
+        if not query.isActive:
+            query.awaitTermination()  # raises what it ended with
     finally:
         query.stop()
     with Database.open(database_url) as database:
         _, p50, p99 = _percentiles(database)
     return p50, p99
+
+
+def _publish(service: HubProcess, hub: str, rate: int, seconds: float) -> None:
+    """Publish at that rate, by a process of its own, and wait for its end."""
+    environment = os.environ | {_CONNECTION_STRING_VARIABLE: service.hub_connection_string(hub)}
+    words = [sys.executable, "-m", "bench.spark_latency", "--publish", str(rate), "--seconds", str(seconds)]
+    subprocess.run(words, env=environment, check=True, timeout=_DEADLINE_S + seconds)
 
 
 def _wait_for(query: StreamingQuery, database: Database, count: int) -> None:

@@ -22,7 +22,13 @@ QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A local Spark with two cores and retried tasks; its log is off, for failures here are on purpose."""
-    session = spark_session("tests", cores=2, java_options=QUICK_START, log_level="OFF")
+    session = spark_session(
+        "tests",
+        cores=2,
+        configuration={"spark.driver.extraJavaOptions": "-Dtidegate.tests=here"},
+        java_options=QUICK_START,
+        log_level="OFF",
+    )
     register(session)
     yield session
     session.stop()

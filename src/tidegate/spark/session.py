@@ -44,6 +44,8 @@ REDACTION_PATTERN = (
 """Names of options and variables whose values Spark hides in plans and in its UI: connection strings,
 database URLs, and the plan of a source or sink, which may hold both."""
 
+_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+
 PYTHON_NAME = f"python{sys.version_info.major}.{sys.version_info.minor}"
 """What executors start unless ``PYSPARK_PYTHON`` says otherwise: a name, for the driver's path is the
 driver's."""
@@ -65,7 +67,7 @@ def spark_session(
 
     master: None: what ``spark-submit`` was given, else ``local[N,4]`` on this machine, with N = ``cores``.
     cores: None: as many as this process may use; on a cluster its resource manager decides.
-    configuration: Spark settings that override ours.
+    configuration: Spark settings that override ours; options for the JVM join them.
     ui_port: port of Spark's web UI; None: no UI on one machine, which also saves a second of start; on a
     cluster what Spark's own settings say.
     log_level: Spark's (``ERROR``, ``WARN``, …, ``OFF``).
@@ -87,10 +89,12 @@ def spark_session(
         ui_port=ui_port,
         local_checkpoints=is_local if local_checkpoints is None else local_checkpoints,
     )
+    chosen = dict(configuration or {})
     if is_local:
-        settings["spark.driver.extraJavaOptions"] = f"{_java_options(log_level)} {java_options}".strip()
+        options = (_java_options(log_level), java_options, chosen.pop(_JAVA_OPTIONS, ""))
+        settings[_JAVA_OPTIONS] = " ".join(filter(None, options))
     settings = {name: value for name, value in settings.items() if name not in submitted}
-    settings.update(configuration or {})
+    settings.update(chosen)
     builder = SparkSession.builder.appName(app_name).master(chosen_master)
     for name, value in settings.items():
         builder = builder.config(name, value)

@@ -107,6 +107,12 @@ class PostgresqlServer:
         self.execute(f'CREATE SCHEMA "{name}"')
         return f"{self.url()}?options=-csearch_path%3D{name}"
 
+    @property
+    def process_id(self) -> int:
+        """Of the running server's first process, the parent of all others."""
+        assert self._process is not None, "the server is not running"
+        return self._process.pid
+
     def execute(self, statement: str) -> None:
         """Run one statement as superuser, outside a transaction."""
         import psycopg

@@ -18,7 +18,13 @@ from typing import Any
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tidegate.demos.home_security.latencies import Latencies
-from tidegate.demos.home_security.pipeline import ARRIVALS, SPARK_SETTINGS, HomeSecurity, start_home_security
+from tidegate.demos.home_security.pipeline import (
+    ARRIVALS,
+    JAVA_OPTIONS,
+    SPARK_SETTINGS,
+    HomeSecurity,
+    start_home_security,
+)
 from tidegate.demos.home_security.status import CONNECTION_STRING_VARIABLE, DATABASE_VARIABLE, write_status
 from tidegate.demos.home_security.tables import CONSUMER, NAME, home_alarm, home_minute
 from tidegate.demos.reporting import reported
@@ -110,7 +116,12 @@ def main() -> int:
         max_events_per_trigger=given.events_per_trigger,
         tasks=given.tasks,
     )
-    spark = spark_session("tidegate demo home-security", master=given.master, configuration=SPARK_SETTINGS)
+    spark = spark_session(
+        "tidegate demo home-security",
+        master=given.master,
+        configuration=SPARK_SETTINGS,
+        java_options=JAVA_OPTIONS,
+    )
     try:
         progress = ProgressFile(given.status_file)
         with reported(
