@@ -277,8 +277,7 @@ def _measure_spark_state(directory: Path) -> tuple[list[Measurement], dict[str, 
                 for rows_per_batch in ledger_stages.BATCH_ROWS:
                     folder = directory / f"ledger-{rows_per_batch}"
                     folder.mkdir()
-                    url = postgresql.create_schema()
-                    found += ledger_stages.measure_ledger(spark, url, folder, rows_per_batch)
+                    found += ledger_stages.measure_ledger(spark, postgresql, folder, rows_per_batch)
             finally:
                 spark.stop()
     except PostgresqlMissingError as error:

@@ -37,7 +37,7 @@ from rich.table import Table
 from bench.measure import Measurement
 from bench.micro_batches import ALL_PROGRESS, Run, measure_query
 from bench.probes import measure_windows, probe_process
-from bench.targets import HOMES_BY_HAND, HOMES_STATE_EVENTS_PER_S
+from bench.targets import HOMES_STATE_EVENTS_PER_S, WINDOWS_BY_HAND
 from tidegate.demos.home_security.driver import ProgressFile
 from tidegate.demos.home_security.generator import GeneratorPlan
 from tidegate.demos.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB, PARTITION_COUNT
@@ -265,7 +265,7 @@ def measurements(runs: list[Run]) -> list[Measurement]:
         "home security, keyed state",
         "home security → PostgreSQL",
         "home security → PostgreSQL and pages",
-        HOMES_BY_HAND,
+        WINDOWS_BY_HAND,
     )
     found = [
         Measurement(

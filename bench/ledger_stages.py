@@ -1,6 +1,7 @@
-"""The ledger sink at work: 1-minute windows of 100,000 keys, upserted into PostgreSQL, beside a no-op.
+"""The ledger sink at work: 1-minute windows of 100,000 keys, upserted into PostgreSQL, in turns with the same
+by hand, beside a no-op.
 
-Runs by itself with ``python -m bench.ledger_stages``: both sinks in turn, at two sizes of a micro-batch.
+Runs by itself with ``python -m bench.ledger_stages``, at two sizes of a micro-batch.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ import tempfile
 from pathlib import Path
 
 import sqlalchemy as sa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.measure import Measurement
+from bench.probes import start_windows, windowed
+from bench.targets import WINDOWS_BY_HAND
 from tidegate.spark import LedgerSink, spark_session
 from tidegate.testing.postgresql import PostgresqlServer
 
-KEYS = 100_000
 BATCH_ROWS = (100_000, 400_000)
+ROUNDS = 3
 BATCHES_WARM = 3
 BATCHES_MEASURED = 6
 
@@ -36,43 +38,43 @@ TABLE = sa.Table(
 )
 
 
-def windowed(spark: SparkSession, rows_per_batch: int) -> DataFrame:
-    """Counts and sums by home and minute; a micro-batch is 6 seconds of time."""
-    readings = (
-        spark.readStream.format("rate-micro-batch")
-        .option("rowsPerBatch", rows_per_batch)
-        .option("advanceMillisPerBatch", 6_000)
-        .load()
-    )
-    return (
-        readings.withWatermark("timestamp", "2 minutes")
-        .groupBy(F.window("timestamp", "1 minute").alias("window"), (F.col("value") % KEYS).alias("home"))
-        .agg(F.count("*").alias("readings"), F.sum("value").alias("total"))
-        .select(F.col("window.start").alias("minute"), "home", "readings", "total")
-    )
-
-
 def measure_ledger(
-    spark: SparkSession, database_url: str, directory: Path, rows_per_batch: int
-) -> tuple[Measurement, Measurement]:
-    """The sink, and the same query without one: input rows per second, by the median micro-batch."""
-    stream = windowed(spark, rows_per_batch)
+    spark: SparkSession, server: PostgresqlServer, directory: Path, rows_per_batch: int
+) -> tuple[Measurement, Measurement, Measurement]:
+    """The sink, windows by hand, and the same query without a sink: input rows per second, by the median
+    micro-batch. The first two in turns, after a round of both that warms Spark up: the round in the middle.
+    """
+    stream, size = windowed(spark, rows_per_batch), f"{rows_per_batch // 1000} k per batch"
     noop = _run(
         stream.writeStream.format("noop")
         .outputMode("update")
         .option("checkpointLocation", str(directory / "noop"))
         .start(),
-        f"windows → no-op, {rows_per_batch // 1000} k per batch",
+        f"windows → no-op, {size}",
         rows_per_batch,
     )
-    sink = LedgerSink(name=f"bench-{directory.name}", database_url=database_url, table=TABLE)
-    ledger = _run(
-        sink.start(stream, checkpoint_location=directory / "ledger"),
-        f"windows → PostgreSQL upsert, {rows_per_batch // 1000} k per batch",
-        rows_per_batch,
-    )
+
+    def round_of_both(number: int) -> tuple[Measurement, Measurement]:
+        name = f"bench-{directory.name}-{number}"
+        sink = LedgerSink(name=name, database_url=server.create_database(), table=TABLE)
+        ledger = _run(
+            sink.start(stream, checkpoint_location=directory / f"ledger-{number}"),
+            f"windows → PostgreSQL upsert, {size}",
+            rows_per_batch,
+        )
+        hand = _run(
+            start_windows(spark, server.create_database(), rows_per_batch, directory / f"hand-{number}"),
+            f"{WINDOWS_BY_HAND}, {size}",
+            rows_per_batch,
+        )
+        ledger.compare_with(hand)
+        return ledger, hand
+
+    found = [round_of_both(number) for number in range(1 + ROUNDS)][1:]
+    found.sort(key=lambda both: both[0].events_per_s / both[1].events_per_s)
+    ledger, hand = found[ROUNDS // 2]
     ledger.compare_with(noop)
-    return ledger, noop
+    return ledger, hand, noop
 
 
 def _run(query: StreamingQuery, name: str, rows_per_batch: int) -> Measurement:
@@ -101,7 +103,7 @@ def main() -> int:
             for rows_per_batch in BATCH_ROWS:
                 folder = Path(directory) / str(rows_per_batch)
                 folder.mkdir()
-                for found in measure_ledger(spark, server.create_schema(), folder, rows_per_batch):
+                for found in measure_ledger(spark, server, folder, rows_per_batch):
                     ratios = "".join(f", {ratio:.2f} of {base}" for base, ratio in found.baselines.items())
                     print(f"{found.name}: {found.events_per_s:,.0f} rows/s{ratios}", flush=True)
     finally:

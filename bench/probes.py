@@ -21,13 +21,14 @@ import psycopg
 import pyarrow as pa
 import pyarrow.csv
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from bench.ledger_stages import windowed
 from bench.micro_batches import ALL_PROGRESS, Run, measure_query
 from tidegate.spark import spark_session
 
 NAME: Final = "windows by hand"
+KEYS: Final = 100_000
 _TABLE: Final = (
     "CREATE TABLE by_hand (minute timestamptz, home bigint, readings bigint, total bigint, "
     "PRIMARY KEY (minute, home)) WITH (fillfactor = 50)"
@@ -56,7 +57,7 @@ def measure_windows(
     server_pid: PostgreSQL's.
     """
     spark = spark_session("bench-by-hand", configuration=ALL_PROGRESS)
-    start = partial(_start_windows, spark, database_url, rows_per_batch, checkpoint)
+    start = partial(start_windows, spark, database_url, rows_per_batch, checkpoint)
     return measure_query(NAME, start, events=rows, server_pid=server_pid)
 
 
@@ -66,7 +67,23 @@ def _stop_spark() -> None:
         session.stop()
 
 
-def _start_windows(
+def windowed(spark: SparkSession, rows_per_batch: int) -> DataFrame:
+    """Counts and sums by home and minute; a micro-batch is 6 seconds of time."""
+    readings = (
+        spark.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", rows_per_batch)
+        .option("advanceMillisPerBatch", 6_000)
+        .load()
+    )
+    return (
+        readings.withWatermark("timestamp", "2 minutes")
+        .groupBy(F.window("timestamp", "1 minute").alias("window"), (F.col("value") % KEYS).alias("home"))
+        .agg(F.count("*").alias("readings"), F.sum("value").alias("total"))
+        .select(F.col("window.start").alias("minute"), "home", "readings", "total")
+    )
+
+
+def start_windows(
     spark: SparkSession, database_url: str, rows_per_batch: int, checkpoint: Path
 ) -> StreamingQuery:
     """Start one-minute windows of 100,000 homes: counted by Spark with the state store that it comes with,
