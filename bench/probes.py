@@ -3,8 +3,9 @@
 One-minute windows of 100,000 homes are upserted into PostgreSQL: as many rows as there are readings, nearly
 all of them there already. (Home security writes two thirds of a row for a reading, most of them new.) The
 readings come from a counter of Spark's, so no hub is read, no body parsed, no door or alarm kept. It runs in
-turns with what it is compared with, for rates of a shared machine say nothing by themselves, and in a Spark
-of its own, whose JVM is as Spark starts it: Java does the counting here.
+turns with what it is compared with, for rates of a shared machine say nothing by themselves: in the same
+Spark as the ledger sink, and beside home security in one of its own (``probe_process``), for home security's
+JVM is set up for work in Python, and here Java does the counting.
 """
 
 from __future__ import annotations

@@ -67,7 +67,8 @@ def spark_session(
 
     master: None: what ``spark-submit`` was given, else ``local[N,4]`` on this machine, with N = ``cores``.
     cores: None: as many as this process may use; on a cluster its resource manager decides.
-    configuration: Spark settings that override ours; options for the JVM join them.
+    configuration: Spark settings that override ours; on one machine, ``spark.driver.extraJavaOptions`` join
+    ours instead.
     ui_port: port of Spark's web UI; None: no UI on one machine, which also saves a second of start; on a
     cluster what Spark's own settings say.
     log_level: Spark's (``ERROR``, ``WARN``, …, ``OFF``).

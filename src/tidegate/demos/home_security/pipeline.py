@@ -69,10 +69,10 @@ SPARK_SETTINGS: Final = {
 }
 
 JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC"
-"""For the JVM of a driver that is also the one machine, which here only hands on what Python computes. Its
-optimizing compiler would take 2 to 4 of 15 µs of CPU per event for the first millions of events (Java 17, two
-cores, measured), and Spark makes code for it anew with each query; G1 takes half a microsecond more than
-the parallel collector."""
+"""For Java where Spark runs on one machine: here it only hands on what Python computes. Its optimizing
+compiler would take 2 to 4 of 15 µs of CPU per event for the second to fourth million of them (Java 17, two
+cores, measured), and Spark makes code for it anew with each query; G1 takes half a microsecond more than the
+parallel collector."""
 
 ARRIVALS: Final = "arrivals"
 """The name under which Spark tells of each micro-batch how many events it has and when they arrived."""
