@@ -231,19 +231,18 @@ def _measure_spark(
         hub = spark_stages.fill_hub(service, count, size)
 
         def pipeline(name: str, **how: Any) -> Measurement:
-            into_sqlite = {"bulk_load": partial(baselines.sqlite_bulk_insert, rows, directory)}
+            by_default = {"bulk_load": partial(baselines.sqlite_bulk_insert, rows, directory)}
             stage, *_ = spark_stages.exactly_once(
-                spark, service, hub, count, size, directory, name=name, **into_sqlite | how
+                spark, service, hub, count, size, directory, name=name, **by_default | how
             )
             return stage
 
-        found = [
-            read,
-            *of_kafka,
-            write,
-            pipeline("exactly-once → SQLite"),
-            pipeline("exactly-once, Arrow function → SQLite", handler=spark_stages.ARROW_HANDLER),
-        ]
+        into_sqlite = pipeline("exactly-once → SQLite")
+        columns_into_sqlite = pipeline(
+            "exactly-once, Arrow function → SQLite", handler=spark_stages.ARROW_HANDLER
+        )
+        columns_into_sqlite.compare_with(baselines.sqlite_many_rows(rows, directory))
+        found = [read, *of_kafka, write, into_sqlite, columns_into_sqlite]
         try:
             with PostgresqlServer(is_fsync_used=True) as postgresql:
                 url = postgresql.create_schema()

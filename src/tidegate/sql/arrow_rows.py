@@ -1,4 +1,4 @@
-"""Rows that lie in Arrow columns, into one table: COPY on PostgreSQL, executemany on SQLite.
+"""Rows that lie in Arrow columns, into one table: by COPY on PostgreSQL, as parameters on SQLite.
 
 Theory of operation. Where every column is of a pair that is known (an Arrow type, a plain SQL type), whole
 columns are rendered: for PostgreSQL to the lines of COPY's text format, by Arrow's own kernels (3.6 times as
@@ -20,7 +20,7 @@ import pyarrow.compute
 from sqlalchemy import Connection, Table, types
 from sqlalchemy.types import TypeEngine
 
-from tidegate.sql.bulk import copy_text, execute_many, insert_values, plan_of
+from tidegate.sql.bulk import copy_text, insert_parameters, insert_values, plan_of
 
 _compute: Any = pyarrow.compute  # its stubs know less than it does
 
@@ -120,7 +120,7 @@ def insert_arrow(connection: Connection, table: Table, rows: ArrowRows) -> None:
         elif plan.is_copy:
             copy_text(connection, plan.statement, [memoryview(_lines(rendered))])
         else:
-            execute_many(connection, plan.statement, zip(*rendered, strict=True))
+            insert_parameters(connection, plan, _end_to_end(rendered))
 
 
 def _whole(column: pa.ChunkedArray[Any]) -> Column:
@@ -233,6 +233,14 @@ def _bytes_of(column: Column) -> pa.Buffer:
 
 
 # --- SQLite: columns as lists ---------------------------------------------------------------------------
+
+
+def _end_to_end(columns: Sequence[list[Any]]) -> list[Any]:
+    """The rows' values one row behind the other; at least one column."""
+    parameters: list[Any] = [None] * (len(columns) * len(columns[0]))
+    for place, column in enumerate(columns):
+        parameters[place :: len(columns)] = column
+    return parameters
 
 
 def _sqlite_values(column: Column, sql_type: TypeEngine[Any]) -> list[Any] | None:

@@ -430,6 +430,11 @@ class UnitOfWork:
                 f"The table {table.name} has no column {', '.join(map(repr, unknown))}.",
                 next_step=f"It has {', '.join(table.columns.keys())}.",
             )
+        if not rows.columns:
+            raise DatabaseError(
+                f"There are rows for the table {table.name} without any of its columns.",
+                next_step=f"It has {', '.join(table.columns.keys())}.",
+            )
         try:
             insert_group(self.connection, table, rows)
         except ROW_ERRORS as error:
