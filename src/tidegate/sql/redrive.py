@@ -29,6 +29,7 @@ from tidegate.sql.dead_letter_rows import (
     lock_open,
     write_audit,
 )
+from tidegate.sql.dead_letter_statements import texts_of
 from tidegate.sql.event_runs import EventRun, EventsFailedError, RunOutcome
 from tidegate.sql.handler_forms import HandlerForm, form_of
 from tidegate.sql.parked_keys import PARKED, KeyOrder, is_open
@@ -36,7 +37,7 @@ from tidegate.sql.pipeline import AnyPipeline
 from tidegate.sql.read_back import read_back
 from tidegate.sql.redrive_report import FailureTally, ReasonTally
 from tidegate.sql.schema import dead_letter
-from tidegate.sql.unit_of_work import RowsRefusedError, UnitOfWork, dead_letter_texts
+from tidegate.sql.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.values import (
     DeadLetter,
     DeadLetterFilter,
@@ -254,7 +255,7 @@ class Redrive:
                     dead_letter.c.sequence_number == letter.sequence_number,
                 )
                 .values(
-                    **dead_letter_texts(letter.error_type, letter.reason, letter.traceback),
+                    **texts_of(letter.error_type, letter.reason, letter.traceback),
                     attempts=dead_letter.c.attempts + 1,
                     last_failed_at=now,
                 )

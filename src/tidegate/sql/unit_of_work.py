@@ -18,27 +18,24 @@ import socket
 import sqlite3
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, Table, text, update
 from sqlalchemy import exc as sqlalchemy_errors
-from sqlalchemy.dialects import postgresql, sqlite
 
 from tidegate.model.errors import DatabaseError, FencedError
 from tidegate.sql import checkpoint_statements, schema
 from tidegate.sql.checkpoint_rows import CheckpointRows, CheckpointStep, LockedCheckpoint
 from tidegate.sql.database import Database
+from tidegate.sql.dead_letter_statements import parameters_of, put_aside
 from tidegate.sql.failures import ROW_ERRORS, is_bad_data, is_connection_lost, reason_of, translate
 from tidegate.sql.lost_commit import CommitOutcome, Witness, resolve_lost_commit
 from tidegate.sql.row_groups import insert_group
 from tidegate.sql.values import (
-    REASON_CHARACTERS_MAX,
-    TRACEBACK_CHARACTERS_MAX,
     ConsumerKey,
-    DeadLetterStatus,
     NewDeadLetter,
     PartitionRows,
     Row,
@@ -47,8 +44,6 @@ from tidegate.sql.values import (
 
 if TYPE_CHECKING:
     from tidegate.sql.row_groups import RowGroup
-
-Upsert = postgresql.Insert | sqlite.Insert
 
 
 class RowsRefusedError(DatabaseError):
@@ -266,41 +261,16 @@ class UnitOfWork:
         """
         if not dead_letters:
             return 0
-        now = self.database.clock.now_utc()
-        key = self._key(partition_id)
-        records = [
-            {
-                **key,
-                **dead_letter_texts(dead_letter.error_type, dead_letter.reason, dead_letter.traceback),
-                "sequence_number": dead_letter.sequence_number,
-                "offset": storable_text(dead_letter.offset),
-                "enqueued_time_ms": dead_letter.enqueued_time_ms,
-                "partition_key": (
-                    None if dead_letter.partition_key is None else storable_text(dead_letter.partition_key)
-                ),
-                "payload": dead_letter.payload,
-                "status": DeadLetterStatus.OPEN.value,
-                "attempts": 1,
-                "first_failed_at": now,
-                "last_failed_at": now,
-                "pipeline": self.pipeline_name,
-            }
-            for dead_letter in dead_letters
-        ]
-        insert = self._upsert(schema.dead_letter)
-        kept = ("first_failed_at", "attempts", *(c.name for c in schema.dead_letter.primary_key))
-        changes: dict[str, object] = {
-            column.name: insert.excluded[column.name]
-            for column in schema.dead_letter.columns
-            if column.name not in kept
-        }
-        changes["attempts"] = schema.dead_letter.c.attempts + 1
-        statement = insert.on_conflict_do_update(
-            index_elements=list(schema.dead_letter.primary_key), set_=changes
+        parameters = parameters_of(
+            self.consumer,
+            partition_id,
+            dead_letters,
+            pipeline_name=self.pipeline_name,
+            now=self.database.clock.now_utc(),
         )
         with self.translating("writing dead letters"):
-            self.connection.execute(statement, records)
-        return len(records)
+            self.connection.execute(put_aside(is_sqlite=self.database.is_sqlite), parameters)
+        return len(parameters)
 
     def advance(
         self,
@@ -413,16 +383,6 @@ class UnitOfWork:
             if stack is not None:
                 stack.close()
 
-    def _key(self, partition_id: str) -> Mapping[str, str]:
-        return {
-            "event_hub": self.consumer.event_hub,
-            "consumer_group": self.consumer.consumer_group,
-            "partition_id": partition_id,
-        }
-
-    def _upsert(self, table: Table) -> Upsert:
-        return sqlite.insert(table) if self.database.is_sqlite else postgresql.insert(table)
-
     def _insert(self, table: Table, rows: RowGroup) -> None:
         unknown = [name for name in rows.columns if name not in table.columns]
         if unknown:
@@ -457,15 +417,6 @@ class UnitOfWork:
 
 def _partitions(partition_ids: Sequence[str]) -> str:
     return f"partition{'s' if len(partition_ids) > 1 else ''} {', '.join(partition_ids)}"
-
-
-def dead_letter_texts(error_type: str, reason: str, traceback: str) -> dict[str, str]:
-    """The three texts of a dead letter as they are stored: cut, and free of what a database refuses."""
-    return {
-        "error_type": storable_text(error_type, REASON_CHARACTERS_MAX),
-        "reason": storable_text(reason, REASON_CHARACTERS_MAX),
-        "traceback": storable_text(traceback, TRACEBACK_CHARACTERS_MAX, is_end_kept=True),
-    }
 
 
 def _refused(error: BaseException, what: str, *, is_at_commit: bool = False) -> RowsRefusedError:
