@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, MetaData, Table, select, text
+from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, MetaData, Table, Text, select, text
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark import ArrowStep, LedgerSink, LedgerTable, Trigger, WriteMode, explain
@@ -305,6 +305,14 @@ def test_what_does_not_fit_the_table_is_refused_at_the_start(
     assert "which names no columns" in words("home LONG, readings INT", no_columns)
     sink = LedgerSink(name="counts", database_url=sqlite_url, table=counts, consumer=CONSUMER)
     assert "no column 'partition'" in words("home LONG, readings INT, _error STRING", sink)
+    made = Table(
+        "made",
+        MetaData(),
+        Column("home", BigInteger, primary_key=True, autoincrement=False),
+        Column("name", Text, default=lambda: "a"),
+    )
+    sink = LedgerSink(name="made", database_url=sqlite_url, table=made)
+    assert "'name', and its default in the table made is a function" in words("home LONG", sink)
     both = {"counts": LedgerTable(counts), "alarms": LedgerTable(alarms, WriteMode.APPEND)}
     sink = LedgerSink(name="counts", database_url=sqlite_url, tables=both)
     assert "do not say which they are for" in words("home LONG, readings INT", sink)

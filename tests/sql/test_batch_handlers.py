@@ -242,11 +242,15 @@ _ROW: dict[str, list[Any]] = {"sequence_number": [9], "partition_id": ["0"], "de
             lambda batch: _by_arrow(batch).append_column("gate", pa.array([1] * 3)),
             "'gate', which the table flights lacks",
         ),
+        (
+            lambda batch: _by_arrow(batch).drop_columns(["delay"]),
+            "no column 'delay', without which the table flights takes no row",
+        ),
         (lambda batch: _by_arrow(batch).set_column(3, "delay", pa.array([[1]] * 3)), "one value each"),
         (lambda batch: _by_arrow(batch).set_column(6, "_skip", pa.array([1] * 3)), "_skip holds int64"),
         (lambda batch: batch.to_pylist(), "returned list, not a pyarrow.RecordBatch or Table"),
     ],
-    ids=["missing", "no numbers", "strange", "null", "unknown column", "list", "skip", "type"],
+    ids=["missing", "no numbers", "strange", "null", "unknown column", "forgotten", "list", "skip", "type"],
 )
 def test_a_result_that_fits_no_events_stops_the_pipeline(
     database: Database, function: Callable[..., Any], words: str

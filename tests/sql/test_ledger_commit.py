@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +15,7 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
+    Enum,
     Integer,
     MetaData,
     String,
@@ -343,3 +345,55 @@ def test_staged_rows_that_a_crash_of_the_server_took_are_missed(postgresql: Post
         sink.stage(again, "states", rows)
         assert sink.commit(again) == LedgerResult(0, 1000, 0)
         assert len(sink.contents_of(states)) == 1000
+
+
+def test_a_columns_key_need_not_be_its_name(database: Database) -> None:
+    """SQLAlchemy's name for a column, and the database's."""
+    table = Table(
+        "renamed",
+        MetaData(),
+        Column("Home Number", BigInteger, primary_key=True, autoincrement=False, key="home"),
+        Column("The Version", Integer, key="version"),
+    )
+    target = LedgerTable(table, order_by=("version",), is_older_ignored=True)
+    sink = Sink(database, {"renamed": target})
+    sink.write([{"home": 1, "version": 2}])
+    sink.write([{"home": 1, "version": 3}, {"home": 2, "version": 1}])
+    sink.write([{"home": 1, "version": 1}])
+    assert sink.contents_of(table) == [(1, 3), (2, 1)]
+
+
+def test_a_row_without_its_key_is_refused(database: Database, *, is_staged: bool) -> None:
+    """SQLite would give it the next number, and another one with each micro-batch."""
+    table = Table("counted", MetaData(), Column("home", Integer, primary_key=True), Column("n", Integer))
+    sink = Sink(database, {"counted": LedgerTable(table)}, is_refused_put_aside=True)
+    rows = [event(0, home=5, n=3), event(1, home=None, n=4)]
+    result = sink.write(rows, is_staged=is_staged)
+    assert (result.rows, result.dead_letters) == (1, 1)
+    assert sink.contents_of(table) == [(5, 3)]
+    (letter,) = DeadLetters(database).list()
+    assert letter.sequence_number == 1
+    assert "home" in letter.reason
+
+
+class _Colour(enum.Enum):
+    RED = 1
+    GREEN = 2
+
+
+def test_a_refused_row_is_found_among_members_of_an_enumeration(
+    database: Database, *, is_staged: bool
+) -> None:
+    """Where staged rows are read again to find it, Arrow has no place for them."""
+    table = Table(
+        "coloured",
+        MetaData(),
+        Column("home", BigInteger, primary_key=True, autoincrement=False),
+        Column("colour", Enum(_Colour)),
+        Column("n", Integer, CheckConstraint("n < 100")),
+    )
+    sink = Sink(database, {"coloured": LedgerTable(table)}, is_refused_put_aside=True)
+    rows = [event(0, home=1, colour="RED", n=1), event(1, home=2, colour="GREEN", n=100)]
+    result = sink.write(rows, is_staged=is_staged)
+    assert (result.rows, result.dead_letters) == (1, 1)
+    assert sink.contents_of(table) == [(1, _Colour.RED, 1)]

@@ -10,11 +10,12 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, insert, text
+from sqlalchemy import CheckConstraint, Column, ForeignKey, Integer, MetaData, Table, insert, text
 from sqlalchemy.exc import IntegrityError
 from tests.sql.support import (
     CONSUMER,
     PIPELINE,
+    LogOfEvents,
     dead_numbers,
     event_with,
     events_between,
@@ -57,9 +58,11 @@ from tidegate.sql import (
     CheckpointReader,
     Database,
     DeadLetters,
+    Pipeline,
     SqlTransactions,
     TransactionalPipeline,
     TransactionMisusedError,
+    process_partition_batch,
 )
 from tidegate.testing.postgresql import PostgresqlServer
 
@@ -630,6 +633,56 @@ def test_a_constraint_that_waits_for_the_commit_finds_its_event(database: Databa
     assert outcome == TransactionOutcome(7, 1, 0, 0, 8)
     assert dead_numbers(database) == [5]
     assert "foreign key" in DeadLetters(database).list()[0].reason.lower()
+
+
+checked_child = Table(
+    "checked_child",
+    parents_metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("parent_id", ForeignKey("parent.id", deferrable=True, initially="DEFERRED")),
+    Column("delay", Integer, CheckConstraint("delay < 5")),
+)
+
+
+def _checked_row(event: ReceivedEvent) -> dict[str, object]:
+    number = event.sequence_number
+    return {"id": number, "parent_id": 77 if number == 5 else 1, "delay": 9 if number == 2 else 1}
+
+
+def _write_checked(context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
+    for event in events:
+        context.connection.execute(insert(checked_child).values(_checked_row(event)))
+
+
+@pytest.fixture
+def family(database: Database) -> Database:
+    """A database with a parent."""
+    database.ensure_table(parent)
+    database.ensure_table(checked_child)
+    with database.writing() as connection, connection.begin():
+        connection.execute(insert(parent).values(id=1))
+    return database
+
+
+def test_an_event_refused_at_once_hides_none_that_the_commit_refuses(family: Database) -> None:
+    """Both are put aside, whichever the database finds first."""
+    outcome = process(transactions_of(family, _write_checked), bad_at([], 8))
+    assert outcome == TransactionOutcome(6, 2, 0, 0, 8)
+    assert dead_numbers(family) == [2, 5]
+
+
+def test_a_pipelines_event_refused_at_once_hides_none_either(family: Database) -> None:
+    """As in a host's transactions, and when they are redriven."""
+    pipeline = Pipeline("checked", CONSUMER.event_hub, checked_child, _checked_row)
+    events = bad_at([], 8)
+    result = process_partition_batch(
+        family, pipeline, "0", events, start_sequence_number=0, until_sequence_number=8
+    )
+    assert (result.rows, result.dead_letters) == (6, 2)
+    assert dead_numbers(family) == [2, 5]
+    report = DeadLetters(family).redrive(pipeline, LogOfEvents(events))
+    assert (report.redriven, report.failed) == (0, 2)
+    assert dead_numbers(family) == [2, 5]
 
 
 @pytest.fixture

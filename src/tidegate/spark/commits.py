@@ -191,7 +191,10 @@ class _Places:
         self._numbers = sequence_numbers_of(rows)
         self.first_number = int(self._numbers[0])
         self.last_number = int(self._numbers[-1])
-        self._has_positions = {OFFSET_COLUMN, ENQUEUED_TIME_COLUMN} <= set(rows.column_names)
+        self._has_positions = all(
+            name in rows.column_names and not rows.column(name).null_count
+            for name in (OFFSET_COLUMN, ENQUEUED_TIME_COLUMN)
+        )
         # A transformation decides what it keeps; a function does not see what it did not ask for.
         has_key = plan.is_transformed or PARTITION_KEY_COLUMN in rows.column_names
         self._is_in_rows = self._has_positions and has_key and not plan.pipeline.is_payload_copied

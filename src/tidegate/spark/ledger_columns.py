@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pyspark.sql.types import ArrayType, MapType, StructType
-from sqlalchemy import ARRAY, JSON, Column
+from sqlalchemy import ARRAY, JSON
 from sqlalchemy.types import TypeDecorator
 
 from tidegate.model.errors import InvalidArgumentError
@@ -13,6 +13,7 @@ from tidegate.spark.commits import BOOKKEEPING_COLUMNS, ERROR_COLUMN
 from tidegate.spark.ledger_tasks import TABLE_COLUMN
 from tidegate.sql import ConsumerKey
 from tidegate.sql.ledger_rows import LedgerTable, WriteMode
+from tidegate.sql.row_groups import required_columns
 
 _EVENT_NEEDED = ("partition", "sequenceNumber", "offset", "enqueuedTime")
 
@@ -69,13 +70,20 @@ def _check_table(schema: StructType, target: LedgerTable) -> None:
     needed: list[str] = [*target.order_by]
     if target.mode is WriteMode.UPSERT:
         needed += target.key_columns
-    needed += [column.key for column in target.table.columns if _is_required(column)]
+    needed += required_columns(target.table)
     missing = [name for name in needed if name not in names]
     if missing:
         raise InvalidArgumentError(
             f"The rows have no column {missing[0]!r}, which the table {target.table.name} needs.",
             next_step=f"They have {', '.join(schema.fieldNames())}.",
         )
+    for its in target.table.columns:
+        if its.key not in names and its.default is not None and its.default.is_callable:
+            raise InvalidArgumentError(
+                f"The rows have no column {its.key!r}, and its default in the table {target.table.name} is "
+                "a function in Python: rows that are merged in the database would all get one value of it.",
+                next_step="Add the column to the rows, or give it a server_default.",
+            )
     for field in schema.fields:
         column = target.table.columns.get(field.name)
         if column is None or not isinstance(field.dataType, ArrayType | MapType | StructType):
@@ -87,18 +95,6 @@ def _check_table(schema: StructType, target: LedgerTable) -> None:
                 next_step="Select its parts as columns, make it text with to_json, or give the table a "
                 "column of the type JSON.",
             )
-
-
-def _is_required(column: Column[object]) -> bool:
-    """Whether an insert without the column fails."""
-    is_filled = (
-        column.default is not None
-        or column.server_default is not None
-        or column.identity is not None
-        or column.computed is not None
-        or column is column.table.autoincrement_column
-    )
-    return not column.nullable and not is_filled
 
 
 def _check_events(sink_name: str, names: list[str], consumer: ConsumerKey | None) -> None:

@@ -33,6 +33,7 @@ from tidegate.spark.trigger import AS_SOON_AS_POSSIBLE, Trigger
 from tidegate.sql import BatchHandler, Database, Pipeline
 from tidegate.sql.batch_handlers import PARTITION_KEY_COLUMN
 from tidegate.sql.database import absolute_url
+from tidegate.sql.row_groups import required_columns
 
 TRANSACTION_ROWS_MAX = 50_000
 """Rows of one transaction at most (our choice: below it the commit is felt, above it only memory is). A task
@@ -212,6 +213,13 @@ def _checked(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
             f"The transformation returned the column {unknown[0]!r}, which the table {pipeline.table.name} "
             "lacks.",
             next_step=f"It has {', '.join(pipeline.table.columns.keys())}.",
+        )
+    forgotten = [name for name in required_columns(pipeline.table) if name not in rows.columns]
+    if forgotten:
+        raise InvalidArgumentError(
+            f"The transformation returns no column {forgotten[0]!r}, without which the table "
+            f"{pipeline.table.name} takes no row.",
+            next_step=f"It returns {', '.join(rows.columns)}. Select the column, or give it a default.",
         )
     if _streaming_input_count(rows) > 1:
         raise InvalidArgumentError(

@@ -31,6 +31,7 @@ from tidegate.sql.batch_handlers import (
     BatchResultError,
     TransformationError,
 )
+from tidegate.sql.row_groups import required_columns
 from tidegate.sql.values import encode_contents
 from tidegate.wire.event_texts import EventTexts, decode_whole, property_of
 
@@ -143,6 +144,12 @@ def account(
     rows = result.select(columns)
     if not is_written.all():
         rows, row_numbers = rows.filter(pa.array(is_written)), row_numbers[is_written]
+    missing = [name for name in required_columns(table) if name not in columns]
+    if missing and rows.num_rows:
+        raise BatchResultError(
+            f"The result has no column {missing[0]!r}, without which the table {table.name} takes no row.",
+            next_step=f"It has {', '.join(result.column_names)}.",
+        )
     return ArrowRows(rows, row_numbers), failures
 
 

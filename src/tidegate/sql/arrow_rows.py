@@ -21,6 +21,7 @@ from sqlalchemy import Connection, Table, types
 from sqlalchemy.types import TypeEngine
 
 from tidegate.sql.bulk import copy_text, insert_parameters, insert_values, plan_of
+from tidegate.sql.column_values import INTEGERS, TIMES
 
 _compute: Any = pyarrow.compute  # its stubs know less than it does
 
@@ -28,21 +29,22 @@ SequenceNumbers = npt.NDArray[np.int64]
 Column: TypeAlias = Any
 """A ``pyarrow.Array`` of a type known only when it runs, which the stubs cannot follow."""
 
-_COPY_ROWS_MAX: Final = 50_000
-"""Rows rendered together (our choice: their text stays far below the 2 GiB of an Arrow string column)."""
+_ROWS_MAX: Final = 50_000
+_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Rows, and their bytes in Arrow, rendered together (our choice: their text, of bytes twice as much, stays
+far below the 2 GiB of an Arrow string column)."""
 
 _TEXTS = (types.String, types.Text, types.Unicode, types.UnicodeText, types.VARCHAR, types.CHAR, types.TEXT)
-_INTEGERS = (types.Integer, types.BigInteger, types.SmallInteger, types.INTEGER, types.BIGINT, types.SMALLINT)
 _FLOATS = (types.Float, types.Double, types.FLOAT, types.REAL, types.DOUBLE, types.DOUBLE_PRECISION)
 _NUMERICS = (types.Numeric, types.NUMERIC, types.DECIMAL)
 _BINARIES = (types.LargeBinary, types.BLOB)
-_TIMES = (types.DateTime, types.TIMESTAMP, types.DATETIME)
 _DATES = (types.Date, types.DATE)
 _BOOLEANS = (types.Boolean, types.BOOLEAN)
 
 _FIRST_TIME_US: Final = -62_135_596_800_000_000
 _LAST_TIME_US: Final = 253_402_300_799_999_999
 """The years 1 to 9999 in microseconds from 1970: what Python reads back from either database."""
+_FLOAT_WHOLE_MAX: Final = 2.0**63
 _HEX_PAIRS: Final = np.frombuffer(b"".join(b"%02x" % number for number in range(256)), dtype="<u2")
 _ESCAPES: Final = (("\\", "\\\\"), ("\n", "\\n"), ("\t", "\\t"), ("\r", "\\r"))
 
@@ -106,19 +108,22 @@ def insert_arrow(connection: Connection, table: Table, rows: ArrowRows) -> None:
     sql_types = [table.columns[name].type for name in rows.columns]
     render = _copy_text if plan.is_copy else _sqlite_values
     is_known = not plan.is_core_needed and (not plan.is_copy or _is_utf8(connection))
-    for start in range(0, len(rows), _COPY_ROWS_MAX):
+    step = max(1, min(_ROWS_MAX, len(rows) * _BYTES_MAX // max(1, rows.data.nbytes)))
+    for start in range(0, len(rows), step):
         try:
-            columns = [_whole(column) for column in rows.data.slice(start, _COPY_ROWS_MAX).columns]
+            columns = [_whole(column) for column in rows.data.slice(start, step).columns]
             rendered = _rendered(render, columns, sql_types) if is_known else None
             if rendered is None:
                 values = list(zip(*map(_python_values, columns), strict=True))
+            elif plan.is_copy:
+                lines = memoryview(_lines(rendered))
         except pa.ArrowException as error:
             # Such as text that is no UTF-8: a value that cannot be turned into SQL.
             raise ValueError(" ".join(str(error).split())) from error
         if rendered is None:
             insert_values(connection, table, rows.columns, values)
         elif plan.is_copy:
-            copy_text(connection, plan.statement, [memoryview(_lines(rendered))])
+            copy_text(connection, plan.statement, [lines])
         else:
             insert_parameters(connection, plan, _end_to_end(rendered))
 
@@ -168,21 +173,35 @@ def _copy_text(column: Column, sql_type: TypeEngine[Any]) -> Column | None:
         return _escaped(column) if target in _TEXTS else None
     if pa.types.is_binary(kind):
         return _bytea(column) if target in _BINARIES else None
-    is_plain = (
-        (pa.types.is_integer(kind) and target in (*_INTEGERS, *_FLOATS, *_NUMERICS))
-        or (pa.types.is_floating(kind) and target in (*_FLOATS, *_NUMERICS, *_INTEGERS))
-        or (pa.types.is_boolean(kind) and target in _BOOLEANS)
-        or (pa.types.is_decimal(kind) and target in (*_NUMERICS, *_FLOATS))
+    if pa.types.is_boolean(kind) and target in (*_BOOLEANS, *INTEGERS):
+        return (column.cast(pa.int8()) if target in INTEGERS else column).cast(pa.string())
+    if pa.types.is_floating(kind) and target in (*_FLOATS, *_NUMERICS, *INTEGERS):
+        return _float_text(column, is_whole_wanted=target in INTEGERS)
+    is_plain = (pa.types.is_integer(kind) and target in (*INTEGERS, *_FLOATS, *_NUMERICS)) or (
+        pa.types.is_decimal(kind) and target in (*_NUMERICS, *_FLOATS)
     )
     if is_plain:
-        # Of 32 bits, the shortest text would stand for another number of 64.
-        return (column.cast(pa.float64()) if pa.types.is_floating(kind) else column).cast(pa.string())
-    if pa.types.is_timestamp(kind) and target in _TIMES:
+        return column.cast(pa.string())
+    if pa.types.is_timestamp(kind) and target in TIMES:
         text = _microseconds(column).cast(pa.string())
-        return text if kind.tz is None else _compute.binary_join_element_wise(text, "+00", "")
+        # The zone is said in any case: without it the server's setting would say what a time means.
+        has_zone = getattr(sql_type, "timezone", False)
+        return _compute.binary_join_element_wise(text, "+00", "") if has_zone else text
     if pa.types.is_date(kind) and target in _DATES:
         return _date_text(column)
     return None
+
+
+def _float_text(column: Column, *, is_whole_wanted: bool) -> Column:
+    # Of 32 bits, the shortest text would stand for another number of 64.
+    column = column.cast(pa.float64())
+    if not is_whole_wanted:
+        return column.cast(pa.string())
+    # As a float, 1700000000123 is 1.700000000123e+12, which is no integer to PostgreSQL.
+    is_whole = _compute.equal(_compute.floor(column), column)
+    is_whole = _compute.and_(is_whole, _compute.less(_compute.abs(column), _FLOAT_WHOLE_MAX))
+    whole = _compute.if_else(is_whole, column, None).cast(pa.int64())
+    return _compute.if_else(is_whole, whole.cast(pa.string()), column.cast(pa.string()))
 
 
 def _lines(columns: Sequence[Column]) -> pa.Buffer:
@@ -251,13 +270,13 @@ def _sqlite_values(column: Column, sql_type: TypeEngine[Any]) -> list[Any] | Non
     if (pa.types.is_string(kind) and target in _TEXTS) or (pa.types.is_binary(kind) and target in _BINARIES):
         texts: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
         return texts
-    if pa.types.is_boolean(kind) and target in _BOOLEANS:
+    if pa.types.is_boolean(kind) and target in (*_BOOLEANS, *INTEGERS):
         return _numbers(column.cast(pa.int8()))
-    if pa.types.is_integer(kind) and target in (*_INTEGERS, *_FLOATS):
+    if pa.types.is_integer(kind) and target in (*INTEGERS, *_FLOATS):
         return _numbers(column)
-    if pa.types.is_floating(kind) and target in (*_FLOATS, *_INTEGERS):
+    if pa.types.is_floating(kind) and target in (*_FLOATS, *INTEGERS):
         return _numbers(column.cast(pa.float64()))
-    if pa.types.is_timestamp(kind) and target in _TIMES:
+    if pa.types.is_timestamp(kind) and target in TIMES:
         # The format of SQLAlchemy's DateTime on SQLite, which reads it back: it keeps no zone.
         return _texts(_microseconds(column).cast(pa.string()))
     if pa.types.is_date(kind) and target in _DATES:
@@ -289,10 +308,12 @@ def _microseconds(column: Column) -> Column:
 
     Raises ValueError outside of the years 1 to 9999.
     """
+    # First of all the zone: in its own, the hour that an autumn night has twice would not be known.
     kind: Any = column.type
+    column = column.cast(pa.timestamp(kind.unit, tz=None if kind.tz is None else "UTC"))
     if kind.unit == "ns":
         column = _compute.floor_temporal(column, unit="microsecond")
-    column = column.cast(pa.timestamp("us", tz=kind.tz)).cast(pa.int64())
+    column = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
     _check_range(column, _FIRST_TIME_US, _LAST_TIME_US)
     return column.cast(pa.timestamp("us"))
 

@@ -21,6 +21,7 @@ from sqlalchemy import Table
 
 from tidegate.model.errors import (
     CheckpointGapError,
+    DatabaseError,
     DatabaseUnavailableError,
     EventHubReplacedError,
     InvalidArgumentError,
@@ -88,20 +89,33 @@ def commit_batches(database: Database, batches: Sequence[PartitionBatch]) -> lis
     try:
         results = _attempt(database, ordered)
     except RowsRefusedError as refused:
-        if len(ordered) == 1:
-            results = _attempt(database, ordered, refused=refused)
-        else:
-            results = _one_by_one(database, ordered)
+        failure: DatabaseError = refused
     except DatabaseUnavailableError as error:
         # Two that write the same unique keys of the user's table, in another order.
         if len(ordered) == 1 or error.__cause__ is None or not is_deadlock(error.__cause__):
             raise
-        results = _one_by_one(database, ordered)
+        failure = error
+    else:
+        return [results[batch.partition_id] for batch in batches]
+    # Not where the error was caught: it would become the context of what each refused event is put aside for.
+    if isinstance(failure, RowsRefusedError) and len(ordered) == 1:
+        results = _carefully(database, ordered, failure)
+    else:
+        results = {batch.partition_id: commit_batches(database, [batch])[0] for batch in ordered}
     return [results[batch.partition_id] for batch in batches]
 
 
-def _one_by_one(database: Database, batches: Sequence[PartitionBatch]) -> dict[str, BatchResult]:
-    return {batch.partition_id: commit_batches(database, [batch])[0] for batch in batches}
+def _carefully(
+    database: Database, batches: Sequence[PartitionBatch], refused: RowsRefusedError
+) -> dict[str, BatchResult]:
+    try:
+        return _attempt(database, batches, refused=refused)
+    except RowsRefusedError as again:
+        if refused.is_at_commit or not again.is_at_commit:
+            raise
+        at_commit = again
+    # A row was refused at once, and another one only by the commit, for which nobody had looked.
+    return _attempt(database, batches, refused=at_commit)
 
 
 def _check_together(batches: Sequence[PartitionBatch]) -> None:

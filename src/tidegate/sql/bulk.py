@@ -2,13 +2,14 @@
 statement that inserts many rows at once.
 
 Both bypass SQLAlchemy's per-row work but keep its column types: a value goes through the bind processor of
-its column's type. A table whose missing columns have defaults computed in Python takes SQLAlchemy's own
-insert. Rows that lie in Arrow columns go by ``arrow_rows``, with the same plan.
+its column's type, once it is what both databases take for the same (``column_values``). A table whose missing
+columns have defaults computed in Python takes SQLAlchemy's own insert. Rows that lie in Arrow columns go by
+``arrow_rows``, with the same plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,9 +18,8 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Dialect, Table, exc
 
+from tidegate.sql.column_values import Preparation, preparation_of, processor_of
 from tidegate.sql.failures import is_connection_lost
-
-Processor = Callable[[object], object]
 
 _PARAMETERS_MAX: Final = 500
 """Of one statement on SQLite: with 100 rows of 5 columns a row costs 0.5 µs, alone 1.25; more rows gain
@@ -36,25 +36,34 @@ def insert_values(
     """
     if not values:
         return
+    if set(map(len, values)) != {len(columns)}:
+        # Column by column, or end to end, the values of one row would become another's.
+        raise ValueError(f"a row has not one value for each of the columns {', '.join(columns)}")
     plan = plan_of(table, columns, connection.dialect)
     if plan.is_core_needed:
-        connection.execute(table.insert(), [dict(zip(columns, row, strict=True)) for row in values])
+        rows = _converted(values, plan.preparations)
+        connection.execute(table.insert(), [dict(zip(columns, row, strict=True)) for row in rows])
         return
-    if plan.processors:
-        # Column by column: most columns need no processing, and the loop then runs inside map.
-        by_column: list[Iterable[object]] = list(zip(*values, strict=True))
-        for i, process in plan.processors:
-            by_column[i] = map(process, by_column[i])
-        rows: Iterable[Sequence[object]] = zip(*by_column, strict=True)
-    else:
-        rows = values
+    rows = _converted(values, [*plan.preparations, *plan.processors])
     if plan.is_copy:
         _copy(connection, plan.statement, rows)
     else:
-        if set(map(len, values)) != {len(columns)}:
-            # End to end, the values of one row would become the next one's.
-            raise ValueError(f"a row has not one value for each of the columns {', '.join(columns)}")
         insert_parameters(connection, plan, list(chain.from_iterable(rows)))
+
+
+def _converted(
+    values: Sequence[tuple[object, ...]], conversions: Sequence[tuple[int, Preparation]]
+) -> Iterable[tuple[object, ...]]:
+    """Rows with some of their columns converted: column by column, for most of them need nothing."""
+    if not conversions:
+        return values
+    by_column: list[Sequence[object]] = list(zip(*values, strict=True))
+    is_changed = False
+    for i, convert in conversions:
+        converted = convert(by_column[i])
+        is_changed |= converted is not by_column[i]
+        by_column[i] = converted
+    return zip(*by_column, strict=True) if is_changed else values
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +80,10 @@ class InsertPlan:
     """The insert of many rows; of one, as ``statement``, where that is what there is."""
     is_core_needed: bool
     """True: a missing column has a default that SQLAlchemy computes, so its own insert is needed."""
-    processors: tuple[tuple[int, Processor], ...]
-    """Indexes of the columns whose values need processing, with what does it."""
+    preparations: tuple[tuple[int, Preparation], ...]
+    """Indexes of the columns whose values are not yet what both databases take, with what makes them so."""
+    processors: tuple[tuple[int, Preparation], ...]
+    """Indexes of the columns whose types process values for the driver, with what does it."""
 
 
 @lru_cache(maxsize=256)
@@ -83,14 +94,17 @@ def plan_of(table: Table, columns: tuple[str, ...], dialect: Dialect) -> InsertP
     names = ", ".join(quote.format_column(table.columns[key]) for key in columns)
     is_copy = dialect.name == "postgresql"
     if is_copy:
-        statement = f"COPY {target} ({names}) FROM STDIN"
+        # Doubled for statements with parameters, and a COPY has none.
+        statement = f"COPY {target} ({names}) FROM STDIN".replace("%%", "%")
         many, statement_of_many = 1, statement
     else:
         row = f"({', '.join('?' * len(columns))})"
-        many = max(1, _PARAMETERS_MAX // len(columns))
+        many = 1 if _refers_to_itself(table) else max(1, _PARAMETERS_MAX // len(columns))
         statement = f"INSERT INTO {target} ({names}) VALUES {row}"
         statement_of_many = f"INSERT INTO {target} ({names}) VALUES {', '.join([row] * many)}"
-    processors = [table.columns[key].type.dialect_impl(dialect).bind_processor(dialect) for key in columns]
+    types = [table.columns[key].type for key in columns]
+    prepare = [preparation_of(each, dialect) for each in types]
+    process = [processor_of(each, dialect) for each in types]
     given = set(columns)
     return InsertPlan(
         statement=statement,
@@ -102,16 +116,24 @@ def plan_of(table: Table, columns: tuple[str, ...], dialect: Dialect) -> InsertP
             column.default is not None and not column.default.is_sequence and column.key not in given
             for column in table.columns
         ),
-        processors=tuple((i, process) for i, process in enumerate(processors) if process is not None),
+        preparations=tuple((i, each) for i, each in enumerate(prepare) if each is not None),
+        processors=tuple((i, each) for i, each in enumerate(process) if each is not None),
     )
+
+
+def _refers_to_itself(table: Table) -> bool:
+    """SQLite looks for a row's parent at the end of a statement: whether one that follows is found would
+    depend on where a statement ends."""
+    return any(key.target_fullname.rpartition(".")[0] == table.fullname for key in table.foreign_keys)
 
 
 def insert_parameters(connection: Connection, plan: InsertPlan, parameters: Sequence[object]) -> None:
     """Insert rows whose values lie end to end, as the driver binds them. Raises DBAPIError (SQLite only)."""
     step = plan.row_count * plan.column_count
     whole = len(parameters) // step * step
-    _execute_many(connection, plan.statement_of_many, _cut(parameters[:whole], step))
-    _execute_many(connection, plan.statement, _cut(parameters[whole:], plan.column_count))
+    with _wrapping(connection, plan.statement):
+        _execute_many(connection, plan.statement_of_many, _cut(parameters[:whole], step))
+        _execute_many(connection, plan.statement, _cut(parameters[whole:], plan.column_count))
 
 
 def _cut(parameters: Sequence[object], step: int) -> list[Sequence[object]]:
@@ -119,10 +141,9 @@ def _cut(parameters: Sequence[object], step: int) -> list[Sequence[object]]:
 
 
 def _execute_many(connection: Connection, statement: str, values: Sequence[Sequence[object]]) -> None:
-    if not values:
-        return
-    with _wrapping(connection, statement), closing(_driver_connection(connection).cursor()) as cursor:
-        cursor.executemany(statement, values)
+    if values:
+        with closing(_driver_connection(connection).cursor()) as cursor:
+            cursor.executemany(statement, values)
 
 
 def copy_text(connection: Connection, statement: str, lines: Iterable[memoryview]) -> None:

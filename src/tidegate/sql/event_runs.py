@@ -12,6 +12,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from sqlalchemy import NestedTransaction
 from sqlalchemy import exc as sqlalchemy_errors
@@ -25,6 +26,8 @@ from tidegate.sql.transaction_context import PutAside, TransactionCall, Transact
 from tidegate.sql.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.values import NewDeadLetter
 
+_Outcome = TypeVar("_Outcome")
+
 RunEvents = Callable[[UnitOfWork, TransactionCall, Sequence[ReceivedEvent]], None]
 """A handler in its one form: writes the effects of events, puts events aside, or raises for all of them."""
 
@@ -34,6 +37,26 @@ _NO_SAVEPOINT = ("3B001", "25P01")
 
 class EventsFailedError(Exception):
     """A call failed for some of its events; the transaction is to be rolled back. Never reaches a user."""
+
+    @property
+    def is_at_commit(self) -> bool:
+        """True: a constraint that is checked only at the end refused all of the transaction together."""
+        return isinstance(self.__cause__, RowsRefusedError) and self.__cause__.is_at_commit
+
+
+def repeat_carefully(attempt: Callable[[EventsFailedError], _Outcome], failed: EventsFailedError) -> _Outcome:
+    """Run the transaction that failed once more, carefully, and again where that is refused at its commit:
+    what fails at once may hide what only a commit refuses, which is looked for when it is known to be there.
+
+    attempt: told why it is run. Raises what it raises.
+    """
+    try:
+        return attempt(failed)
+    except EventsFailedError as again:
+        if failed.is_at_commit or not again.is_at_commit:
+            raise
+        at_commit = again
+    return attempt(at_commit)
 
 
 @dataclass(slots=True)
@@ -199,7 +222,9 @@ class EventRun:
     def _fail(self, event: ReceivedEvent, error: BaseException) -> None:
         reason = error.reason if isinstance(error, RowsRefusedError) else reason_of(error)
         letter = NewDeadLetter.from_exception(event, reason, is_payload_copied=self._is_payload_copied)
-        letter = replace(letter, traceback="".join(traceback.format_exception(error)))
+        if not isinstance(error, RowsRefusedError):
+            # Of a statement of the handler's own: where in the handler it was run.
+            letter = replace(letter, traceback="".join(traceback.format_exception(error)))
         self._put_aside(event, PutAside(letter, reason, is_failure=True))
 
     def _put_aside(self, event: ReceivedEvent, put_aside: PutAside) -> None:

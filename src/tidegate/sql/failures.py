@@ -11,15 +11,19 @@ from sqlalchemy import exc
 
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
 
-ROW_ERRORS = (exc.StatementError, TypeError, ValueError, ArithmeticError, AttributeError)
+ROW_ERRORS = (exc.StatementError, TypeError, ValueError, ArithmeticError, AttributeError, LookupError)
 """Everything that writing a row was seen to raise; ``is_bad_data`` tells which of them are the row's
 fault."""
 
 _SQLSTATES_LOST = ("08", "57P")
 _SQLSTATES_BUSY = ("40", "55P03", "53")
-_SQLSTATES_DATA = ("21", "22", "23", "44", "P0001", "42804", "42846")
+_SQLSTATES_DATA = ("21", "22", "23", "44", "45", "P0001", "42804", "42846", "54000")
 # 21 cardinality, 22 data, 23 integrity, 44 view check, P0001 a trigger's RAISE, 42804/42846 type mismatch and
-# cast (PostgreSQL 15 documentation, appendix A).
+# cast, 54000 a value too long for its index (PostgreSQL 15 documentation, appendix A); 45 is what SQL leaves
+# to users for errors of their own.
+
+_SQLITE_DATA = ("malformed JSON", "integer overflow")
+"""What SQLite calls operational, and functions in generated columns, checks and triggers say of a value."""
 
 _SQLITE_ENVIRONMENT = (
     "database is locked",
@@ -78,6 +82,8 @@ def is_bad_data(error: BaseException) -> bool:
 def _is_bad_sqlite_data(error: sqlite3.Error) -> bool:
     if isinstance(error, sqlite3.IntegrityError | sqlite3.DataError):
         return True
+    if isinstance(error, sqlite3.OperationalError):
+        return str(error) in _SQLITE_DATA
     # Python 3.11 raises InterfaceError, 3.12 ProgrammingError for a value of a type SQLite does not know.
     return isinstance(error, sqlite3.InterfaceError | sqlite3.ProgrammingError) and "binding" in str(error)
 

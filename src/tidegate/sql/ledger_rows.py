@@ -7,6 +7,7 @@ of them is the last.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -224,6 +225,8 @@ def merge(unit: UnitOfWork, target: LedgerTable, sources: Sequence[Table], colum
     """
     parts = [select(*(source.columns[key].label(key) for key in columns)) for source in sources]
     source = parts[0].subquery() if len(parts) == 1 else union_all(*parts).subquery()
+    if unit.database.is_sqlite:
+        _refuse_null_keys(unit, target, source)
     # PostgreSQL refuses a second row of a key, unless both are older than what is stored; in SQLite it would
     # win without a word.
     is_looked_for = unit.database.is_sqlite or target.is_older_ignored
@@ -272,17 +275,13 @@ def _upsert(
     insert = sqlite.insert(table) if unit.database.is_sqlite else postgresql.insert(table)
     insert = insert.from_select([table.columns[key] for key in columns], rows)
     key_elements = [table.columns[key] for key in target.key_columns]
-    changes = {
-        table.columns[key].name: insert.excluded[table.columns[key].name]
-        for key in columns
-        if key not in target.key_columns
-    }
+    changes = {key: insert.excluded[key] for key in columns if key not in target.key_columns}
     if not changes:
         return insert.on_conflict_do_nothing(index_elements=key_elements)
     is_newer = None
     if target.is_older_ignored:
         stored = [table.columns[key] for key in target.order_by]
-        is_newer = _is_not_below([insert.excluded[column.name] for column in stored], stored)
+        is_newer = _is_not_below([insert.excluded[column.key] for column in stored], stored)
     return insert.on_conflict_do_update(index_elements=key_elements, set_=changes, where=is_newer)
 
 
@@ -322,6 +321,20 @@ def _shared_keys(
         statement = statement.where(rows.columns[_RANK] == 1)
     with unit.translating(f"looking for rows of {target.table.name} that share a key"):
         return [tuple(found) for found in unit.connection.execute(statement)]
+
+
+def _refuse_null_keys(unit: UnitOfWork, target: LedgerTable, source: Subquery) -> None:
+    """SQLite gives a row without its integer key a new one. Raises RowsRefusedError, as PostgreSQL's own."""
+    for key in target.key_columns:
+        statement = select(true()).select_from(source).where(source.columns[key].is_(None)).limit(1)
+        with unit.translating(f"looking for rows of {target.table.name} without a key"):
+            is_found = unit.connection.execute(statement).first() is not None
+        if is_found:
+            column = target.table.columns[key]
+            reason = sqlite3.IntegrityError(f"NOT NULL constraint failed: {target.table.name}.{column.name}")
+            raise RowsRefusedError(
+                f"The database refused rows for {target.table.name}: {reason}", reason=reason
+            )
 
 
 def _duplicate_error(target: LedgerTable, keys: Sequence[tuple[object, ...]]) -> DatabaseError:

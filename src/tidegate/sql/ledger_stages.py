@@ -19,7 +19,19 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from sqlalchemy import BigInteger, Column, MetaData, String, Table, and_, delete, or_, select
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Enum,
+    MetaData,
+    String,
+    Table,
+    and_,
+    delete,
+    or_,
+    select,
+    type_coerce,
+)
 from sqlalchemy.schema import CreateTable, DropTable
 
 from tidegate.model.errors import DatabaseError, FencedError
@@ -201,7 +213,12 @@ def read_stage_table(unit: UnitOfWork, stage: Stage, target: Table, rows_max: in
 
     The transaction may be used for other statements meanwhile.
     """
-    statement = select(stage.table(target)).execution_options(yield_per=rows_max)
+    columns = [
+        # As it is stored: Arrow has no place for a member of a Python enumeration.
+        type_coerce(column, String()).label(column.key) if isinstance(column.type, Enum) else column
+        for column in stage.table(target).columns
+    ]
+    statement = select(*columns).execution_options(yield_per=rows_max)
     with unit.translating("reading staged rows"), unit.connection.execute(statement) as result:
         for part in result.mappings().partitions():
             yield plain_names(pa.Table.from_pylist([dict(row) for row in part]))

@@ -30,7 +30,7 @@ from tidegate.sql.dead_letter_rows import (
     write_audit,
 )
 from tidegate.sql.dead_letter_statements import texts_of
-from tidegate.sql.event_runs import EventRun, EventsFailedError, RunOutcome
+from tidegate.sql.event_runs import EventRun, EventsFailedError, RunOutcome, repeat_carefully
 from tidegate.sql.handler_forms import HandlerForm, form_of
 from tidegate.sql.parked_keys import PARKED, KeyOrder, is_open
 from tidegate.sql.pipeline import AnyPipeline
@@ -142,12 +142,7 @@ class Redrive:
         events = read_back(self.reader, self.pipeline.event_hub, page)
         numbers = [letter.sequence_number for letter in page]
         lost = [(partition_id, number) for number in numbers if number not in events]
-        outcome = _PageOutcome()
-        if events:
-            try:
-                outcome = self._commit_page(page, events)
-            except EventsFailedError as failed:
-                outcome = self._commit_page(page, events, failed=failed)
+        outcome = self._commit_events(page, events) if events else _PageOutcome()
         failed_numbers = [letter.sequence_number for letter in outcome.failed]
         self._reasons.add(page, outcome.redriven, failed_numbers, outcome.waiting)
         self._failures.add(partition_id, outcome.failed)
@@ -163,6 +158,13 @@ class Redrive:
             by_reason=self._reasons.outcomes(),
             failures=self._failures.failures(),
         )
+
+    def _commit_events(self, page: Sequence[DeadLetter], events: Mapping[int, ReceivedEvent]) -> _PageOutcome:
+        try:
+            return self._commit_page(page, events)
+        except EventsFailedError as error:
+            failed = error
+        return repeat_carefully(lambda why: self._commit_page(page, events, failed=why), failed)
 
     def _commit_page(
         self,
@@ -186,7 +188,7 @@ class Redrive:
                 if self.is_dry_run:
                     _check_as_commit_would(unit)
             else:
-                done = run.run_carefully(todo, is_commit_refused=_is_at_commit(failed))
+                done = run.run_carefully(todo, is_commit_refused=failed.is_at_commit)
             outcome = _outcome_of(done, still_open, len(events) - len(still_open))
             if self.is_dry_run:
                 unit.rollback()
@@ -338,7 +340,3 @@ def _check_as_commit_would(unit: UnitOfWork) -> None:
         raise
     except DatabaseError as error:
         raise EventsFailedError from error
-
-
-def _is_at_commit(failed: EventsFailedError) -> bool:
-    return isinstance(failed.__cause__, RowsRefusedError) and failed.__cause__.is_at_commit

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import Column, Connection, Table
 
 from tidegate.sql.bulk import insert_values
 from tidegate.sql.values import PartitionRows
@@ -51,3 +51,18 @@ def joined(groups: Sequence[RowGroup]) -> list[RowGroup]:
 
         whole += joined_arrow(arrow)
     return whole
+
+
+def required_columns(table: Table) -> list[str]:
+    """Columns without which the database refuses every row."""
+    return [column.key for column in table.columns if not column.nullable and not _is_filled(column)]
+
+
+def _is_filled(column: Column[object]) -> bool:
+    return (
+        column.default is not None
+        or column.server_default is not None
+        or column.identity is not None
+        or column.computed is not None
+        or column is column.table.autoincrement_column
+    )

@@ -31,7 +31,7 @@ from tidegate.processor.policies import FailureAction, FailurePolicy
 from tidegate.processor.store import TransactionOutcome
 from tidegate.sql.batch import check_checkpoint, check_event_hub, process_partition_batch
 from tidegate.sql.database import Database
-from tidegate.sql.event_runs import EventRun, EventsFailedError, RunOutcome
+from tidegate.sql.event_runs import EventRun, EventsFailedError, RunOutcome, repeat_carefully
 from tidegate.sql.handler_forms import form_of
 from tidegate.sql.parked_keys import KeyOrder, first_open_by_key, parked_letter, stored_key_of
 from tidegate.sql.partition_batch import check_events
@@ -128,7 +128,7 @@ class SqlTransactions:
                 fraction = self._random.random()
                 delay_s = self._policy.retry.delay_before(retries_done + 1, jitter_fraction=fraction)
                 await asyncio.sleep(delay_s)
-        return await self._in_thread(partial(self._run, batch, is_last=True, failed=last_failure))
+        return await self._in_thread(partial(self._run_carefully, batch, last_failure))
 
     def close(self) -> None:
         """End the thread, after what it does; nothing is run afterwards."""
@@ -197,6 +197,9 @@ class SqlTransactions:
         processed = len(batch.events) - skipped - result.dead_letters
         return TransactionOutcome(processed, result.dead_letters, 0, skipped, result.until_sequence_number)
 
+    def _run_carefully(self, batch: _Batch, failed: EventsFailedError) -> TransactionOutcome:
+        return repeat_carefully(lambda why: self._run(batch, is_last=True, failed=why), failed)
+
     def _run(
         self, batch: _Batch, *, is_last: bool, failed: EventsFailedError | None = None
     ) -> TransactionOutcome:
@@ -226,7 +229,7 @@ class SqlTransactions:
             if failed is None:
                 outcome = run.run_whole(events, is_failure_accepted=is_last)
             else:
-                outcome = run.run_carefully(events, is_commit_refused=_is_at_commit(failed))
+                outcome = run.run_carefully(events, is_commit_refused=failed.is_at_commit)
             parked = self._write_dead_letters(unit, outcome)
             until = batch.until
             if outcome.stopped_by is not None:
@@ -325,7 +328,3 @@ class _Batch:
 
     def _index_of(self, number: int) -> int:
         return bisect_left(self.events, number, key=lambda event: event.sequence_number)
-
-
-def _is_at_commit(failed: EventsFailedError) -> bool:
-    return isinstance(failed.__cause__, RowsRefusedError) and failed.__cause__.is_at_commit

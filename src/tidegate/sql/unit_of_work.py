@@ -106,17 +106,20 @@ class UnitOfWork:
 
         Raises FencedError where it was broken off, DatabaseError where it is over or was never begun.
         """
+        self._check_not_broken_off()
+        if self._connection is None:
+            raise DatabaseError(
+                "This unit of work is not open: it was not entered, or is committed or rolled back already."
+            )
+        return self._connection
+
+    def _check_not_broken_off(self) -> None:
         if self._is_broken_off:
             raise FencedError(
                 f"This transaction of {self.consumer} was broken off: it did not end when its partition was "
                 "to be closed.",
                 next_step="Nothing of this batch was written; leave the partition to its next owner.",
             )
-        if self._connection is None:
-            raise DatabaseError(
-                "This unit of work is not open: it was not entered, or is committed or rolled back already."
-            )
-        return self._connection
 
     def __enter__(self) -> UnitOfWork:
         """Take the writers' lock (SQLite) and begin. Raises DatabaseUnavailableError."""
@@ -252,6 +255,7 @@ class UnitOfWork:
         try:
             yield
         except sqlalchemy_errors.SQLAlchemyError as error:
+            self._check_not_broken_off()
             raise translate(error, doing=doing, where=self.database.url) from error
 
     def add_dead_letters(self, partition_id: str, dead_letters: Sequence[NewDeadLetter]) -> int:
@@ -398,6 +402,7 @@ class UnitOfWork:
         try:
             insert_group(self.connection, table, rows)
         except ROW_ERRORS as error:
+            self._check_not_broken_off()
             if is_bad_data(error):
                 raise _refused(error, f"rows for {table.name}") from error
             raise translate(error, doing=f"inserting into {table.name}", where=self.database.url) from error

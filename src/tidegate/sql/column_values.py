@@ -1,0 +1,97 @@
+"""What a column's values become before a driver gets them, so that both databases store the same.
+
+COPY is stricter than an INSERT: it takes no ``5.0`` for an integer, and no ``t``. A time without a zone would
+mean what the server's setting says, and one with a zone would lose it in a column that has none. SQLAlchemy's
+own processors come afterwards; they cannot know, for to them a value has been bound already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import Dialect, exc, types
+from sqlalchemy.types import TypeEngine
+
+Column = Sequence[object]
+Preparation = Callable[[Column], Column]
+"""Values of a column to others of the same meaning; where there is nothing to do, what it was given."""
+Processor = Callable[[Any], object]
+
+INTEGERS: Final = (
+    types.Integer,
+    types.BigInteger,
+    types.SmallInteger,
+    types.INTEGER,
+    types.BIGINT,
+    types.SMALLINT,
+)
+TIMES: Final = (types.DateTime, types.TIMESTAMP, types.DATETIME)
+
+
+def preparation_of(sql_type: TypeEngine[Any], dialect: Dialect) -> Preparation | None:
+    """What the values of a column of a plain type need on this database; None: nothing."""
+    if sql_type._variant_mapping:  # another type on one of the databases: the user's own choice
+        return None
+    is_postgresql = dialect.name == "postgresql"
+    if type(sql_type) in INTEGERS and is_postgresql:
+        return _integers
+    if type(sql_type) in TIMES:
+        return _moments if is_postgresql and getattr(sql_type, "timezone", False) else _utc_without_zone
+    if isinstance(sql_type, types.Uuid) and sql_type.as_uuid and not dialect.supports_native_uuid:
+        return _uuids
+    return None
+
+
+def processor_of(sql_type: TypeEngine[Any], dialect: Dialect) -> Preparation | None:
+    """SQLAlchemy's own processing for the driver; None where the type has none.
+
+    Whatever a type raises for a value becomes a StatementError, as it does in SQLAlchemy's own insert.
+    """
+    process = sql_type.dialect_impl(dialect).bind_processor(dialect)
+    return None if process is None else partial(_processed, process)
+
+
+def _processed(process: Processor, values: Column) -> Column:
+    try:
+        return list(map(process, values))
+    except MemoryError:
+        raise
+    except Exception as error:
+        words = f"({type(error).__name__}) {error}"
+        raise exc.StatementError(words, None, None, error, hide_parameters=True) from error
+
+
+def _integers(values: Column) -> Column:
+    """Whole numbers as integers, for pandas makes floats of them where one is missing; true is 1."""
+    if {float, bool}.isdisjoint(map(type, values)):
+        return values
+    return [
+        int(value) if type(value) is bool or (type(value) is float and value.is_integer()) else value
+        for value in values
+    ]
+
+
+def _utc_without_zone(values: Column) -> Column:
+    return [
+        value.astimezone(UTC).replace(tzinfo=None)
+        if isinstance(value, datetime) and value.tzinfo is not None
+        else value
+        for value in values
+    ]
+
+
+def _moments(values: Column) -> Column:
+    """Times without a zone are in UTC, whatever zone the server is set to."""
+    return [
+        value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
+        for value in values
+    ]
+
+
+def _uuids(values: Column) -> Column:
+    """Text is taken as PostgreSQL takes it; Spark and Arrow have no other form."""
+    return [UUID(value) if isinstance(value, str) else value for value in values]

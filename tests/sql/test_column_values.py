@@ -1,0 +1,291 @@
+"""A value means the same to both databases, and in each form in which rows can come."""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+import uuid
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Computed,
+    DateTime,
+    Enum,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    Uuid,
+    delete,
+    select,
+)
+from sqlalchemy.types import TypeDecorator
+from tests.sql.support import CONSUMER, dead_numbers, event_with
+
+from tidegate.model.errors import FencedError
+from tidegate.model.events import ReceivedEvent
+from tidegate.sql import (
+    BatchResult,
+    Database,
+    DeadLetters,
+    PartitionRows,
+    Pipeline,
+    Row,
+    RowsRefusedError,
+    UnitOfWork,
+    process_partition_batch,
+)
+from tidegate.sql.arrow_rows import ArrowRows
+
+BERLIN = ZoneInfo("Europe/Berlin")
+FORMS = ("tuples", "columns", "columns, value by value")
+
+_metadata = MetaData()
+values = Table(
+    "column_values",
+    _metadata,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("whole", BigInteger),
+    Column("local_at", DateTime),
+    Column("at", DateTime(timezone=True)),
+    Column("details", JSON(none_as_null=True)),
+)
+
+
+def _write(
+    database: Database, form: str, column: str, found: list[Any], kind: pa.DataType | None = None
+) -> None:
+    """Replace the table's rows. The zone of the server is none that anything should depend on."""
+    names = ("number", column, *(("details",) if form == FORMS[2] else ()))
+    with UnitOfWork(database, CONSUMER) as unit:
+        if not database.is_sqlite:
+            unit.connection.exec_driver_sql("SET LOCAL TIME ZONE 'America/New_York'")
+        unit.connection.execute(delete(values))
+        if form == "tuples":
+            rows = [(number, value) for number, value in enumerate(found)]
+            unit.insert_values(values, PartitionRows(names, rows, range(len(rows))))
+            return
+        data = pa.table(
+            {
+                "number": pa.array(range(len(found))),
+                column: pa.array(found, kind),
+                "details": pa.array([None] * len(found), pa.string()),
+            }
+        ).select(list(names))
+        unit.insert_values(values, ArrowRows(data, data.column("number").to_numpy()))
+
+
+def _read(database: Database, column: str) -> list[Any]:
+    statement = select(values.columns[column]).order_by(values.c.number)
+    with database.read() as connection:
+        return list(connection.execute(statement).scalars())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(numbers=st.lists(st.none() | st.integers(-(2**53), 2**53), min_size=1, max_size=8))
+def test_whole_numbers_may_come_as_floats(database: Database, form: str, numbers: list[int | None]) -> None:
+    """As pandas has them in a column where one is missing, milliseconds since 1970 among them."""
+    database.ensure_table(values)
+    numbers = [*numbers, 1_700_000_000_123]
+    floats = [None if number is None else float(number) for number in numbers]
+    _write(database, form, "whole", floats, pa.float64())
+    assert _read(database, "whole") == numbers
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_truth_values_are_numbers_where_numbers_are_wanted(database: Database, form: str) -> None:
+    """As SQLite and Python have it."""
+    database.ensure_table(values)
+    _write(database, form, "whole", [True, None, False], pa.bool_())
+    assert _read(database, "whole") == [1, None, 0]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("wrong", [2.0**63, float("inf"), float("nan")])
+def test_what_is_no_whole_number_is_for_the_database_to_say(
+    database: Database, form: str, wrong: float
+) -> None:
+    """PostgreSQL refuses it, and SQLite takes anything."""
+    database.ensure_table(values)
+    if database.is_sqlite:
+        _write(database, form, "whole", [wrong], pa.float64())
+        return
+    with pytest.raises(RowsRefusedError):
+        _write(database, form, "whole", [wrong], pa.float64())
+    assert _read(database, "whole") == []
+
+
+_AUTUMN = [datetime(2024, 10, 26, 23, tzinfo=UTC) + timedelta(minutes=20 * step) for step in range(9)]
+"""Three hours of UTC, in which Berlin's clocks show one hour twice."""
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("unit", ["s", "us", "ns"])
+def test_a_time_with_a_zone_is_stored_as_utc(database: Database, form: str, unit: Any) -> None:
+    """In a column without one on both databases, also in the night in which a clock shows an hour twice."""
+    database.ensure_table(values)
+    times = [*(moment.astimezone(BERLIN) for moment in _AUTUMN), None]
+    _write(database, form, "local_at", times, pa.timestamp(unit, "Europe/Berlin"))
+    assert _read(database, "local_at") == [*(moment.replace(tzinfo=None) for moment in _AUTUMN), None]
+    _write(database, form, "at", times, pa.timestamp(unit, "Europe/Berlin"))
+    expected = [moment.replace(tzinfo=None) if database.is_sqlite else moment for moment in _AUTUMN]
+    assert _read(database, "at") == [*expected, None]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_time_without_a_zone_is_in_utc(database: Database, form: str) -> None:
+    """Whatever zone the server is set to."""
+    database.ensure_table(values)
+    noon = datetime(2026, 7, 1, 12, tzinfo=UTC).replace(tzinfo=None)
+    _write(database, form, "at", [noon, None], pa.timestamp("us"))
+    assert _read(database, "at") == [noon if database.is_sqlite else noon.replace(tzinfo=UTC), None]
+
+
+def test_uuids_may_be_text(database: Database) -> None:
+    """Neither Spark nor Arrow has another form; what is none is refused."""
+    table = Table("devices", MetaData(), Column("device", Uuid, primary_key=True))
+    database.ensure_table(table)
+    device = uuid.uuid4()
+
+    def write(text: str) -> None:
+        data = pa.table({"device": [text]})
+        with UnitOfWork(database, CONSUMER) as unit:
+            unit.insert_values(table, ArrowRows(data, pa.array([0]).to_numpy()))
+
+    write(str(device))
+    with pytest.raises(RowsRefusedError):
+        write("no device")
+    with database.read() as connection:
+        assert connection.execute(select(table)).scalars().all() == [device]
+
+
+class _Colour(enum.Enum):
+    RED = 1
+
+
+class _Shelf(TypeDecorator[str]):
+    """A type of a user's, whose table of places does not have every place."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: object) -> str | None:
+        return None if value is None else {"a": "1"}[value]
+
+
+def _process(database: Database, table: Table, found: list[object]) -> BatchResult:
+    database.ensure_table(table)
+
+    def handle(event: ReceivedEvent) -> Row:
+        return {"number": event.sequence_number, "value": found[event.sequence_number]}
+
+    pipeline = Pipeline("values", "flights", table, handle)
+    events = [event_with({}, number) for number in range(len(found))]
+    return process_partition_batch(
+        database, pipeline, "0", events, start_sequence_number=0, until_sequence_number=len(events)
+    )
+
+
+def _numbered(name: str, *more: Any) -> Table:
+    return Table(name, MetaData(), Column("number", Integer, primary_key=True, autoincrement=False), *more)
+
+
+@pytest.mark.parametrize(
+    ("column_type", "found", "words"),
+    [
+        (Enum("red", "green", name="colour", validate_strings=True), ["red", "blue", "green"], "blue"),
+        (Enum(_Colour), [_Colour.RED, 5, None], "5"),
+        (_Shelf(), ["a", "b", "a"], "b"),
+    ],
+    ids=["enum", "enum class", "type of a user's"],
+)
+def test_a_value_that_its_type_refuses_is_its_events_fault(
+    database: Database, column_type: Any, found: list[object], words: str
+) -> None:
+    """Whatever a type raises: the other events are written."""
+    table = _numbered("typed", Column("value", column_type))
+    assert _process(database, table, found) == BatchResult(2, 1, 0, 0, 3)
+    assert dead_numbers(database) == [1]
+    assert words in DeadLetters(database).list()[0].reason
+
+
+def test_text_too_long_for_its_index_is_its_events_fault(database: Database) -> None:
+    """PostgreSQL has a limit for what an index holds, SQLite has none."""
+    table = _numbered("indexed", Column("value", Text), Index("by_value", "value"))
+    long = "".join(str(uuid.uuid4()) for _ in range(1_000))
+    result = _process(database, table, ["a", long, "b"])
+    assert (result.rows, result.dead_letters) == ((3, 0) if database.is_sqlite else (2, 1))
+
+
+def test_what_a_function_in_the_table_refuses_is_its_events_fault(database: Database) -> None:
+    """A column that the database computes, here from JSON that is none."""
+    computed = "json_extract(value, '$.a')" if database.is_sqlite else "(value::json ->> 'a')"
+    table = _numbered(
+        "computing", Column("value", Text), Column("a", Text, Computed(computed, persisted=True))
+    )
+    assert _process(database, table, ['{"a": 1}', "{", "{}"]) == BatchResult(2, 1, 0, 0, 3)
+    assert dead_numbers(database) == [1]
+
+
+def test_an_error_of_a_users_own_trigger_is_its_events_fault(postgresql_url: str) -> None:
+    """Class 45 is what SQL leaves to users."""
+    with Database.open(postgresql_url) as database:
+        table = _numbered("triggered", Column("value", Integer))
+        database.ensure_table(table)
+        with database.writing() as connection, connection.begin():
+            connection.exec_driver_sql(
+                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+                "IF NEW.value = 7 THEN RAISE EXCEPTION 'no seven' USING ERRCODE = '45000'; END IF; "
+                "RETURN NEW; END $$"
+            )
+            connection.exec_driver_sql(
+                "CREATE TRIGGER refuse BEFORE INSERT ON triggered FOR EACH ROW EXECUTE FUNCTION refuse()"
+            )
+        assert _process(database, table, [1, 7, 2]) == BatchResult(2, 1, 0, 0, 3)
+        assert "no seven" in DeadLetters(database).list()[0].reason
+
+
+def test_names_with_percent_signs_are_only_names(database: Database) -> None:
+    """In statements with parameters they are doubled, and a COPY has none."""
+    table = _numbered("100%", Column("delay%", Integer, key="value"))
+    assert _process(database, table, [1, 2]) == BatchResult(2, 0, 0, 0, 2)
+    with database.read() as connection:
+        assert connection.execute(select(table.c.value).order_by(table.c.number)).scalars().all() == [1, 2]
+
+
+def test_an_insert_that_is_broken_off_says_so(sqlite_url: str) -> None:
+    """Not that its user may not write, which is how SQLite keeps what comes next from being written."""
+    rows = PartitionRows(("number",), [(number,) for number in range(2_000_000)], range(2_000_000))
+    has_begun = threading.Event()
+    with Database.open(sqlite_url) as database:
+        database.ensure_table(values)
+        unit = UnitOfWork(database, CONSUMER)
+
+        def break_off() -> None:
+            has_begun.wait()
+            time.sleep(0.1)
+            assert unit.break_off()
+
+        def insert() -> None:
+            with unit:
+                has_begun.set()
+                unit.insert_values(values, rows)
+
+        breaker = threading.Thread(target=break_off)
+        breaker.start()
+        with pytest.raises(FencedError, match="broken off"):
+            insert()
+        breaker.join()
+        assert _read(database, "number") == []
