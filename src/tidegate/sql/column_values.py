@@ -67,10 +67,10 @@ def _processed(process: Processor, values: Column) -> Column:
 
 def _integers(values: Column) -> Column:
     """Whole numbers as integers, for pandas makes floats of them where one is missing; true is 1."""
-    if {float, bool}.isdisjoint(map(type, values)):
+    if not any(issubclass(kind, float | bool) for kind in set(map(type, values))):
         return values
     return [
-        int(value) if type(value) is bool or (type(value) is float and value.is_integer()) else value
+        int(value) if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()) else value
         for value in values
     ]
 
