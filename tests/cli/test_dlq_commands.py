@@ -142,6 +142,18 @@ def test_list_count_and_show(aftermath: Aftermath, environment: dict[str, str]) 
     assert run_tidegate("dlq", "show", aftermath.hub, "0", "4", *database, environment=environment).code == 1
 
 
+def test_show_has_the_traceback_line_by_line(aftermath: Aftermath, environment: dict[str, str]) -> None:
+    """People read it as Python prints it, indented under its heading; for programs it is one field."""
+    words = ["dlq", "show", aftermath.hub, "0", "5", "--database", aftermath.database_url]
+    record = run_tidegate(*words, "--json", environment=environment).json()
+    assert isinstance(record, dict)
+    shown = run_tidegate(*words, environment=environment)
+    fields, _, lines = shown.out.partition("\ntraceback\n")
+    assert "is payload copied" in fields.replace("_", " ")
+    assert lines.splitlines() == [f"  {line}" for line in record["traceback"].splitlines()]
+    assert len(lines.splitlines()) > 2
+
+
 def test_redrive_in_steps(aftermath: Aftermath, environment: dict[str, str]) -> None:
     """A dry run writes nothing, --max takes that many, what fails again stays open and is exit code 1."""
     code, report, _ = _redrive(aftermath, "--dry-run", environment=environment)
@@ -214,6 +226,21 @@ def test_redrive_shows_reasons_as_a_table(aftermath: Aftermath, environment: dic
     )
     assert "the sensor gave no temperature" in shown.out
     assert "considered" in shown.out
+
+
+def test_redrive_says_that_there_is_nothing(aftermath: Aftermath, environment: dict[str, str]) -> None:
+    """People read one sentence instead of zeros; what failed too often to be tried is not nothing."""
+    words = [
+        *("dlq", "redrive", "--database", aftermath.database_url),
+        *("--pipeline", f"{aftermath.pipeline_file}:corrected_pipeline"),
+    ]
+    shown = run_tidegate(*words, "--reason", "no such reason", environment=environment)
+    assert (shown.code, shown.out) == (0, "")
+    assert shown.err.splitlines()[-1] == (
+        f"No open dead letter of the pipeline readings ({ConsumerKey(aftermath.hub)}) matches."
+    )
+    exhausted = run_tidegate(*words, "--attempts-max", "1", environment=environment)
+    assert (exhausted.code, "exhausted" in exhausted.out) == (1, True)
 
 
 def test_show_falls_back_to_the_copy(aftermath: Aftermath, environment: dict[str, str]) -> None:

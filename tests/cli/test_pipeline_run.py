@@ -44,6 +44,9 @@ def listen_slowly(rows):
     rows.sparkSession.streams.addListener(SlowListener())
     return rows.select("sequenceNumber")
 
+def misspelt_step(rows):
+    return rows.selectt("sequenceNumber")
+
 quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 scored = StreamPipeline(
     "scored", HubSource(HUB, max_events_per_trigger=100), SqlSink(readings, score), spark_settings=quick
@@ -55,6 +58,13 @@ slow_to_tell = StreamPipeline(
     HubSource(HUB, max_events_per_trigger=100),
     FileSink(str(Path(__file__).parent / "files"), "parquet"),
     steps=[listen_slowly],
+    spark_settings=quick,
+)
+misspelt = StreamPipeline(
+    "misspelt",
+    HubSource(HUB),
+    FileSink(str(Path(__file__).parent / "files"), "parquet"),
+    steps=[misspelt_step],
     spark_settings=quick,
 )
 """
@@ -192,6 +202,20 @@ def test_what_spark_tells_late_is_heard_all_the_same(place: Place) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_a_step_that_raises_is_named_by_its_line(place: Place) -> None:
+    """With file and line, and without a pointer to Spark's log, which says nothing of it."""
+    failed = run_tidegate("pipeline", "run", f"{place.file}:misspelt", environment=place.environment)
+    line = place.file.read_text().splitlines().index('    return rows.selectt("sequenceNumber")') + 1
+    where = f"The pipeline's misspelt_step failed in {place.file}, line {line}: "
+    assert (failed.code, f"Error: {where}" in failed.err) == (1, True), failed.err
+    assert failed.err.endswith(". Mend it, then start again.\n")
+    error = place.files.read("misspelt").error
+    assert error is not None
+    assert error.startswith(where)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_signal_that_ends_java_first_is_heard(place: Place) -> None:
     """SIGTERM to the whole group, as a service manager sends it: exit code 0, no traceback, nothing lost.
 
@@ -260,7 +284,7 @@ def test_refusals_come_before_spark(place: Place) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("pipelines.py:nothing", "Its pipelines are: scored, renamed, plain, slow_to_tell"),
+        ("pipelines.py:nothing", "Its pipelines are: scored, renamed, plain, slow_to_tell, misspelt"),
         ("pipelines.py:readings", "is a Table, not a StreamPipeline or Pipeline"),
         ("missing.py:pipeline", "There is no file"),
         ("pipelines.py", "does not name a pipeline"),

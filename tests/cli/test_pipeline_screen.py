@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tests.cli.test_pipeline_status import STATUS
 
-from tidegate.cli.pipeline_screen import PipelineScreen, progress_line
+from tidegate.cli.pipeline_screen import PipelineScreen, ending, progress_line
 from tidegate.cli.render import Output, OutputFormat
 from tidegate.model.pipeline_status import PipelineState
 
@@ -57,6 +57,19 @@ def test_a_terminal_has_one_line_that_is_redrawn() -> None:
         "Stopped: 3,600 events in 3 micro-batches, 17 still to be read, 2 dead letters open. The next start "
         "goes on from there.\n"
     )
+
+
+def test_one_is_not_many() -> None:
+    """One event, row, dead letter and micro-batch are singular, none and more are plural."""
+    one = replace(BATCH, events=1, events_total=1, batches=1, rows=1, dead_letters_open=1)
+    assert progress_line(one).startswith("delays  batch 41 · 1 event · ")
+    assert progress_line(one).endswith(" · 1 row · 1 dead letter")
+    assert ending(one) == (
+        "Stopped: 1 event in 1 micro-batch, 17 still to be read, 1 dead letter open. The next start goes on "
+        "from there."
+    )
+    none = ending(replace(one, events_total=0, batches=0))
+    assert none.startswith("Stopped: 0 events in 0 micro-batches, ")
 
 
 def test_elsewhere_a_micro_batch_is_a_line() -> None:

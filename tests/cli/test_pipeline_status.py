@@ -200,6 +200,15 @@ def test_events_that_were_done_before_do_not_count() -> None:
     assert BatchProgress.parse(progress(rows=30, start=None)).events == 30
 
 
+def test_a_micro_batch_that_a_start_repeats_has_no_lag() -> None:
+    """Spark asks for the hub's end as it plans one, and this one is planned already; the next has a lag."""
+    values = json.loads(progress())
+    values["sources"][0]["latestOffset"] = None
+    repeated = BatchProgress.parse(json.dumps(values)).applied_to(STATUS)
+    assert (repeated.events, repeated.lag_events, repeated.lag_by_partition) == (100, None, {})
+    assert BatchProgress.parse(progress(4, start=100)).applied_to(repeated).lag_events == 40
+
+
 def test_an_empty_micro_batch_only_moves_the_lag() -> None:
     """The rates of the last real one stay, and it counts as no batch."""
     once = BatchProgress.parse(progress()).applied_to(STATUS)
@@ -304,6 +313,23 @@ def test_status_and_stop_of_what_does_not_run(tmp_path: Path) -> None:
     )
     stopped = run_tidegate("pipeline", "stop", "delays", environment=environment)
     assert (stopped.code, "delays does not run: killed" in stopped.err) == (0, True)
+
+
+def test_whether_it_waits_is_said_of_one_that_runs(tmp_path: Path) -> None:
+    """One that is over is not busy because it is not idle: people are not told, programs are told false."""
+    environment = dict(os.environ) | {"TIDEGATE_STATE_DIR": str(tmp_path)}
+    files = PipelineFiles(tmp_path)
+    files.write(replace(STATUS, process=this_process(), is_idle=True))
+    assert "is_idle" in run_tidegate("pipeline", "status", "delays", environment=environment).out
+    reporter = PipelineReporter(
+        replace(STATUS, process=this_process(), is_idle=True), clock=SystemClock(), write=files.write
+    )
+    with reporter:
+        reporter.report_state(PipelineState.ENDED)
+    assert "is_idle" not in run_tidegate("pipeline", "status", "delays", environment=environment).out
+    one = run_tidegate("pipeline", "status", "delays", "--json", environment=environment).json()
+    assert isinstance(one, dict)
+    assert (one["state"], one["is_idle"]) == ("ended", False)
 
 
 def test_stop_says_where_it_gave_up(tmp_path: Path) -> None:

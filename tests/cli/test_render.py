@@ -108,6 +108,15 @@ def test_control_characters_cannot_reach_a_terminal() -> None:
     assert cell_text("\x1b[2Jhi\n\tthere\x9b") == "\\x1b[2Jhi\\n\\tthere\\x9b"
 
 
+def test_lines_stay_lines_and_steer_nothing() -> None:
+    """Of a text's control characters only the ends of lines and tabs are obeyed."""
+    stream = io.StringIO()
+    Output(OutputFormat.TABLE, stream=stream).lines(
+        "traceback", "first:\n  in\tit\n\n\x1b[2Jlast\r\x9b\x85\n"
+    )
+    assert stream.getvalue() == ("traceback\n  first:\n    in\tit\n\n  \\x1b[2Jlast\\r\\x9b\\x85\n")
+
+
 def test_a_stream_writes_each_record_at_once() -> None:
     """A tail's reader sees a record when it comes, not when the tail ends."""
     stream = io.StringIO()

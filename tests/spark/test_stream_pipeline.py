@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pyspark.errors import AnalysisException
 from sqlalchemy import Column, Integer, MetaData, String, Table
 from tests.spark.support import readings, score
 
@@ -29,7 +31,7 @@ from tidegate.spark.stream_pipeline import (
     SqlSink,
     StreamPipeline,
 )
-from tidegate.spark.stream_pipeline_failures import PipelineFailedError, error_of
+from tidegate.spark.stream_pipeline_failures import PipelineFailedError, StepFailedError, error_of
 from tidegate.spark.stream_pipeline_identity import FILE_NAME, PipelineIdentity, check_directory, local_path
 from tidegate.sql import Pipeline
 
@@ -213,3 +215,54 @@ def test_what_ended_a_query_is_one_error_of_ours(cause: str, kind: type[Tidegate
     error = error_of(RuntimeError(STREAM_FAILED.format(cause=cause)))
     assert type(error) is kind
     assert re.search(words, str(error))
+
+
+def test_an_error_of_a_step_names_its_line(tmp_path: Path) -> None:
+    """The last line of the step's own file, whatever library it was in by then and however it is wrapped."""
+    file = tmp_path / "pipelines.py"
+    file.write_text(
+        "import json\n"
+        "def helper(text):\n"
+        "    return json.loads(text)\n"
+        "def parsed(text, rows):\n"
+        "    return helper(text)\n"
+        "class Looked:\n"
+        "    def __call__(self, rows):\n"
+        "        return {}['colour']\n"
+    )
+    names: dict[str, Callable[..., Callable[..., object]]] = {}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+
+    def error_through(step: Callable[..., object]) -> TidegateError:
+        try:
+            step(None)
+        except Exception as error:
+            return error_of(error, steps=[len, step])  # type: ignore[list-item]
+        raise AssertionError("it raises")
+
+    wrapped = functools.wraps(names["parsed"])(lambda rows: names["parsed"]("{", rows))
+    for step in (functools.partial(names["parsed"], "{"), wrapped):
+        error = error_through(step)
+        assert type(error) is StepFailedError
+        assert re.fullmatch(
+            rf"The pipeline's helper failed in {re.escape(str(file))}, line 3: JSONDecodeError: .*\)\. "
+            r"Mend it, then start again\.",
+            str(error),
+        )
+    assert "pipelines.py, line 8: KeyError: 'colour'. Mend" in str(error_through(names["Looked"]()))
+
+
+def test_what_spark_says_in_a_step_is_a_sentence() -> None:
+    """Spark's own refusal of a step has the line as well; what comes out of no step ends with a full stop."""
+
+    def step(rows: object) -> object:
+        raise AnalysisException("[UNRESOLVED_COLUMN] No column colour. SQLSTATE: 42703;\n'Project ['colour]")
+
+    with pytest.raises(AnalysisException) as caught:
+        step(None)
+    error = error_of(caught.value, steps=[step])  # type: ignore[list-item]
+    assert type(error) is StepFailedError
+    assert "The pipeline's step failed in " in str(error)
+    assert "[UNRESOLVED_COLUMN] No column colour. SQLSTATE: 42703. Mend" in str(error)
+    outside = error_of(ConnectionError("Java is gone"), steps=[step])  # type: ignore[list-item]
+    assert (type(outside), str(outside)) == (PipelineFailedError, "Java is gone.")

@@ -157,12 +157,16 @@ def show(
         "offset": letter.offset,
         "first_failed_at": letter.first_failed_at,
         "is_payload_copied": letter.payload is not None,
-        "traceback": letter.traceback,
     }
+    # A cell of a table is one line: for people it follows below.
+    if not output.is_table:
+        record["traceback"] = letter.traceback
     if event:
         contents = event_record(_event_of(letter, data_dir, connection_string, ca_file))
         record |= {name: contents[name] for name in ("properties", "body", "body_base64")}
     output.record(record, title="Dead letter")
+    if output.is_table and letter.traceback:
+        output.lines("traceback", letter.traceback)
 
 
 @dlq_app.command("history")

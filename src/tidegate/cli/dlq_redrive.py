@@ -159,6 +159,9 @@ def redrive(
                 progress=on_progress,
                 actor=actor,
             )
+    if output.is_table and _found_nothing(report):
+        sys.stderr.write(f"No open dead letter of the pipeline {loaded.name} ({consumer}) matches.\n")
+        return
     _write_report(output, report)
     _raise_if_incomplete(report)
 
@@ -216,6 +219,11 @@ def _check_consumer(consumer: ConsumerKey, hub: str | None, group: str | None) -
             f"The pipeline is for {consumer}, not for {said}.",
             next_step="Name the pipeline whose dead letters are meant, or leave out --hub and --group.",
         )
+
+
+def _found_nothing(report: RedriveReport) -> bool:
+    """Whether no dead letter was even looked at, by this redrive or by another one meanwhile."""
+    return not (report.considered or report.exhausted or report.taken_by_others)
 
 
 def _write_report(output: Output, report: RedriveReport) -> None:

@@ -67,7 +67,11 @@ def create(
     ] = None,
     retention_bytes: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Bytes that each partition keeps. Default: no limit but time."),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Bytes that each partition keeps; whole segments of 128 MiB go. Default: no limit but time.",
+        ),
     ] = None,
     event_bytes_max: Annotated[
         int | None,
@@ -109,7 +113,10 @@ def update(
     ] = None,
     retention_bytes: Annotated[
         str | None,
-        typer.Option(metavar="N|off", help="Bytes that each partition keeps; off: no limit but time."),
+        typer.Option(
+            metavar="N|off",
+            help="Bytes that each partition keeps; whole segments of 128 MiB go. off: no limit but time.",
+        ),
     ] = None,
     event_bytes_max: Annotated[
         str | None,

@@ -129,11 +129,21 @@ class PipelineRun:
                 # A signal that reaches Java, too, makes it end in the middle of what it does.
                 reporter.report_state(PipelineState.STOPPED)
                 return
-            error = _error_of(exception, log_file)
+            error = self._error_of(exception, log_file)
             reporter.report_state(PipelineState.FAILED, error=str(error))
             raise error from exception
         state = PipelineState.STOPPED if stop.is_requested else PipelineState.ENDED
         reporter.report_state(state)
+
+    def _error_of(self, exception: BaseException, log_file: Path) -> TidegateError:
+        if isinstance(exception, TidegateError):
+            return exception
+        from tidegate.spark.stream_pipeline_failures import PipelineFailedError, StepFailedError, error_of
+
+        error = error_of(exception, steps=self.pipeline.steps)
+        if isinstance(error, PipelineFailedError) and not isinstance(error, StepFailedError):
+            error.next_step = f"Spark says more in {log_file}."
+        return error
 
     def _run_spark(self, reporter: PipelineReporter, stop: StopSignals, log_file: Path) -> None:
         from tidegate.spark.stream_pipeline_identity import claim_checkpoint, identity_of
@@ -231,17 +241,6 @@ def _stop_query(query: StreamingQuery, listener: ProgressListener) -> None:
         )
     elif has_stopped.is_set():
         listener.wait_over(silence_s=REPORTS_SILENCE_S)
-
-
-def _error_of(exception: BaseException, log_file: Path) -> TidegateError:
-    if isinstance(exception, TidegateError):
-        return exception
-    from tidegate.spark.stream_pipeline_failures import PipelineFailedError, error_of
-
-    error = error_of(exception)
-    if isinstance(error, PipelineFailedError):
-        error.next_step = f"Spark says more in {log_file}."
-    return error
 
 
 def _let_files_travel() -> None:

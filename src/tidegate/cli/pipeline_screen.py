@@ -86,7 +86,7 @@ def progress_line(status: PipelineStatus) -> str:
     if status.batch_id is None:
         words = {PipelineState.STARTING: "Spark starts …", PipelineState.RUNNING: "waits for events …"}
         return f"{status.name}  {words.get(status.state, status.state.value)}"
-    parts = [f"batch {status.batch_id}", f"{status.events:,} events"]
+    parts = [f"batch {status.batch_id}", _counted(status.events, "event")]
     if status.is_idle:
         parts[1] = "idle"
     if status.input_events_per_s:
@@ -98,9 +98,9 @@ def progress_line(status: PipelineStatus) -> str:
     if status.lag_events is not None:
         parts.append(f"lag {status.lag_events:,}")
     if status.rows is not None:
-        parts.append(f"{status.rows:,} rows")
+        parts.append(_counted(status.rows, "row"))
     if status.dead_letters_open:
-        parts.append(f"{status.dead_letters_open:,} dead letters")
+        parts.append(_counted(status.dead_letters_open, "dead letter"))
     if status.state is PipelineState.STOPPING:
         parts.append("stopping …")
     return f"{status.name}  " + " · ".join(parts)
@@ -109,12 +109,18 @@ def progress_line(status: PipelineStatus) -> str:
 def ending(status: PipelineStatus) -> str:
     """How it ended, for people."""
     done = "Done" if status.state is PipelineState.ENDED else "Stopped"
-    text = f"{done}: {status.events_total:,} events in {status.batches:,} micro-batches"
+    events, batches = _counted(status.events_total, "event"), _counted(status.batches, "micro-batch", "es")
+    text = f"{done}: {events} in {batches}"
     if status.lag_events:
         text += f", {status.lag_events:,} still to be read"
     if status.dead_letters_open:
-        text += f", {status.dead_letters_open:,} dead letters open"
+        text += f", {_counted(status.dead_letters_open, 'dead letter')} open"
     return f"{text}. The next start goes on from there."
+
+
+def _counted(count: int, noun: str, ending: str = "s") -> str:
+    """``1 row``, ``1,024 rows``; ending: what makes the noun a plural."""
+    return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 
 def _rounded(value: float | None) -> float | None:

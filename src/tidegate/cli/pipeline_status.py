@@ -47,9 +47,9 @@ def status(
     """Show which pipelines of this machine run, and how others ended.
 
     state is one of starting, running, stopping, stopped (it was asked to), ended (all there was is done),
-    failed, and killed (its process is gone without a word); since: from when on; batch: the last micro-batch;
-    rates and lag_events are of that one, events since the process started. With a NAME also the lag of each
-    partition, and what else its status file holds.
+    failed, and killed (its process is gone without a word); since: when it came to its end, else when its
+    process started; batch: the last micro-batch; rates and lag_events are of that one, events since the
+    process started. With a NAME also the lag of each partition, and what else its status file holds.
 
     \b
     Examples:
@@ -65,7 +65,10 @@ def status(
     if output.format is OutputFormat.JSON or output.format is OutputFormat.NL:
         output.record(_details(one))
         return
-    output.record({key: value for key, value in _details(one).items() if value is not None}, title=one.name)
+    shown = {key: value for key, value in _details(one).items() if value is not None}
+    if one.state.is_over:
+        del shown["is_idle"]  # whether it waits is a question about one that runs
+    output.record(shown, title=one.name)
 
 
 @with_output(OutputFormat.TABLE, OutputFormat.JSON)

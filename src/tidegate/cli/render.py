@@ -25,6 +25,9 @@ _VISIBLE_CONTROLS = {
     code: {9: "\\t", 10: "\\n", 13: "\\r"}.get(code, f"\\x{code:02x}")
     for code in (*range(32), *range(127, 160))
 }
+_VISIBLE_CONTROLS_IN_LINES = {
+    code: text for code, text in _VISIBLE_CONTROLS.items() if chr(code) not in "\t\n"
+}
 
 
 class OutputFormat(Enum):
@@ -90,6 +93,12 @@ class Output:
     def record_stream(self, columns: Sequence[str]) -> RecordStream:
         """Write records one by one as they come (a tail); a table is tab-separated text."""
         return RecordStream(self, columns)
+
+    def lines(self, heading: str, text: str) -> None:
+        """Write text of several lines, indented under a heading, for people: to follow a table."""
+        visible = text.translate(_VISIBLE_CONTROLS_IN_LINES).strip("\n")
+        # Not splitlines(): what it takes for the end of a line besides, a terminal does not.
+        self.line("\n".join((heading, *(f"  {line}".rstrip() for line in visible.split("\n")))))
 
     def line(self, text: str) -> None:
         """Write one line of text as it is."""

@@ -115,6 +115,7 @@ class PipelineReporter:
                 state=state,
                 error=error,
                 ended_at=self._clock.now_utc(),
+                is_idle=False,
                 input_events_per_s=None,
                 processed_events_per_s=None,
             )

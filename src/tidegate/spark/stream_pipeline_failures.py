@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
+import traceback
+from collections.abc import Sequence
 
+from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException
+from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -12,7 +19,7 @@ from tidegate.model.errors import PartitionStoppedError, TidegateError
 from tidegate.spark.accounting import PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN
 from tidegate.spark.commits import ERROR_COLUMN, SKIP_COLUMN
 from tidegate.spark.errors import explain
-from tidegate.spark.stream_pipeline import OnFailure
+from tidegate.spark.stream_pipeline import OnFailure, Step
 
 _MARK = "TIDEGATE_STOPPED"
 _OUR_ERROR = re.compile(r"^\s*(?:[\w.]+: )?tidegate(?:\.\w+)+\.(\w+): (\S.*)$", re.MULTILINE)
@@ -72,9 +79,15 @@ class PipelineFailedError(TidegateError):
     """A query ended with an error that is not Tidegate's own: of Spark, of a step, of Java."""
 
 
-def error_of(exception: BaseException) -> TidegateError:
+class StepFailedError(PipelineFailedError):
+    """A step raised an error while the query was put together: Spark's log says nothing of it."""
+
+
+def error_of(exception: BaseException, *, steps: Sequence[Step] = ()) -> TidegateError:
     """What ended a query, as an error of ours: the one at the root, where it was one, else ``explain``'s
     words.
+
+    steps: those of the pipeline; what one of them raised in this process is told with its file and line.
     """
     if isinstance(exception, TidegateError):
         return exception
@@ -87,4 +100,38 @@ def error_of(exception: BaseException) -> TidegateError:
     kind = getattr(errors, names[-1], None) if names else None
     if isinstance(kind, type) and issubclass(kind, TidegateError):
         return kind(sentence)
-    return PipelineFailedError(sentence)
+    place = _place_in_steps(exception, steps)
+    if place is None:
+        return PipelineFailedError(_closed(sentence))
+    where = f"The pipeline's {place.name} failed in {place.filename}, line {place.lineno}"
+    is_of_java = isinstance(exception, CapturedException | Py4JError)
+    if is_of_java and not isinstance(exception, AnalysisException):
+        return PipelineFailedError(f"{where}: {_closed(sentence)}")
+    if not is_of_java and str(exception):
+        # The name of the class belongs to it: a KeyError's own words are a key.
+        sentence = f"{type(exception).__name__}: {sentence}"
+    return StepFailedError(f"{where}: {_closed(sentence)}", next_step="Mend it, then start again.")
+
+
+def _place_in_steps(exception: BaseException, steps: Sequence[Step]) -> traceback.FrameSummary | None:
+    """The last line of the steps' own files that the exception came through; None: it came through none."""
+    files = {_file_of(step) for step in steps}
+    frames = [frame for frame in traceback.extract_tb(exception.__traceback__) if frame.filename in files]
+    return frames[-1] if frames else None
+
+
+def _file_of(step: Step) -> str | None:
+    """Where a step is written; None where it is no function of Python's."""
+    function: object = step
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function):
+        function = type(function).__call__
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return None if code is None else str(code.co_filename)
+
+
+def _closed(sentence: str) -> str:
+    """With a full stop, where it has no end of its own."""
+    sentence = sentence.rstrip(" ;")
+    return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
