@@ -216,6 +216,32 @@ def test_bad_options_reach_the_user(
     assert "sig=" not in str(caught.value)
 
 
+def test_a_hub_or_partition_that_is_not_there_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """A misspelt one does not look like one without events; a time without events is an empty table."""
+    write_file(tmp_path, [azure_record(n) for n in range(3)], event_hub="telemetry")
+    write_file(tmp_path, [azure_record(0)], event_hub="telemetry", partition_id="2")
+    with pytest.raises(PySparkException) as caught:
+        _capture(spark, tmp_path, eventHubName="telemtry").count()
+    assert explain(caught.value).startswith(
+        f"There is nothing of the event hub telemtry at {tmp_path}. "
+        "Correct the option eventHubName: there are files of ns/telemetry (namespace/event hub,"
+    )
+    with pytest.raises(PySparkException) as caught:
+        _capture(spark, tmp_path, partitions="7").count()
+    assert explain(caught.value) == (
+        f"There is nothing of the partition 7 of the event hub 'telemetry' at {tmp_path}. "
+        "Correct the option partitions: there are files of 0, 2."
+    )
+    assert _capture(spark, tmp_path, partitions="2,7").count() == 1
+    assert _capture(spark, tmp_path, startingTime="2030-01-01T00:00:00Z").count() == 0
+    assert _capture(spark, tmp_path).where("partition = '7'").count() == 0
+
+
+def test_nothing_captured_yet_is_an_empty_table(spark: SparkSession, tmp_path: Path) -> None:
+    """Where there is no file at all, no name can be called wrong."""
+    assert _capture(spark, tmp_path, eventHubName="telemetry", partitions="0").count() == 0
+
+
 def test_a_stream_of_it_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """With the way that there is instead."""
     stream = spark.readStream.format("eventhubs-capture").option("path", str(tmp_path))

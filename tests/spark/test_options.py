@@ -152,7 +152,9 @@ def test_a_misspelt_checkpoint_shows_no_password(option: str) -> None:
 @pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
 def test_tuning_of_the_jvm_connector_is_taken(name: str) -> None:
     """A job that sets it moves without a change, and reads what it read."""
-    assert SourceOptions.parse({**_BASE, f"eventhubs.{name}": "PT60S"}) == SourceOptions.parse(_BASE)
+    options = SourceOptions.parse({**_BASE, f"eventhubs.{name}": "PT60S"})
+    assert options == SourceOptions.parse(_BASE)
+    assert options.without_effect == (name,)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

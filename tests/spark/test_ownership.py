@@ -5,9 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import sqlalchemy
 from tests.spark.support import readings
 
-from tidegate.model.errors import EventHubReplacedError, FencedError
+from tidegate.model.errors import (
+    DatabaseError,
+    DatabaseUnavailableError,
+    EventHubReplacedError,
+    FencedError,
+)
 from tidegate.processor import GroupKey, Lease
 from tidegate.spark.journal import journalled_offset
 from tidegate.spark.offsets import StreamOffset
@@ -22,6 +28,8 @@ from tidegate.sql import (
     commit_batches,
     computed_batch,
 )
+from tidegate.sql.checkpoints import existing_database
+from tidegate.sql.database import absolute_url, sqlite_file
 
 _CONSUMER = ConsumerKey("readings")
 _CREATED_AT_MS = 1_700_000_000_000
@@ -74,6 +82,40 @@ def test_a_claim_makes_the_checkpoints_that_are_missing(database: Database) -> N
     assert second.lease_epoch == first.lease_epoch + 1
     positions = checkpoint_positions(database, _CONSUMER, event_hub_created_at_ms=_CREATED_AT_MS)
     assert positions == {"0": 5, "1": 10}
+
+
+def test_looking_for_checkpoints_makes_no_tables(database_url: str) -> None:
+    """Not in somebody else's database, nor in an empty file; where there are tables it is the one to use."""
+    path = sqlite_file(database_url)
+    if path is not None:
+        with pytest.raises(DatabaseError, match=r"The option x names the SQLite database .* does not exist"):
+            existing_database(database_url, named_by="The option x")
+        path.touch()
+    engine = sqlalchemy.create_engine(absolute_url(database_url))
+    for _ in range(2):
+        with pytest.raises(DatabaseError, match=r"The option x names the database .* no tables of Tidegate"):
+            existing_database(database_url, named_by="The option x")
+        with engine.begin() as connection:
+            connection.execute(sqlalchemy.text("CREATE TABLE IF NOT EXISTS theirs (n INTEGER)"))
+            assert sqlalchemy.inspect(connection).get_table_names() == ["theirs"]
+    engine.dispose()
+    if path is not None:
+        assert [file.name for file in path.parent.iterdir()] == [path.name]
+    Database.open(database_url).close()
+    found = existing_database(database_url, named_by="The option x")
+    assert found is Database.shared(database_url)
+    assert checkpoint_positions(found, _CONSUMER, event_hub_created_at_ms=_CREATED_AT_MS) == {}
+
+
+def test_a_database_that_cannot_be_asked_says_why(tmp_path: Path) -> None:
+    """In the words of opening it: no SQLite file, no server."""
+    path = tmp_path / "text.db"
+    path.write_text("no database, but long enough to be told from one " * 20)
+    with pytest.raises(DatabaseError, match="is not a SQLite database"):
+        existing_database(f"sqlite:///{path}", named_by="The option x")
+    with pytest.raises(DatabaseUnavailableError, match="No connection to the database") as caught:
+        existing_database("postgresql://me:s3cret@127.0.0.1:1/none", named_by="The option x")
+    assert "s3cret" not in str(caught.value)
 
 
 def test_an_earlier_claim_commits_nothing_more(database: Database) -> None:

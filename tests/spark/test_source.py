@@ -17,6 +17,7 @@ from tidegate.model.connection_string import ConnectionString
 from tidegate.model.events import EventData
 from tidegate.server.app import TidegateServer
 from tidegate.spark import explain
+from tidegate.sql import Database
 from tidegate.testing.hub import HubService
 
 pytestmark = pytest.mark.slow
@@ -122,6 +123,55 @@ def test_an_unknown_hub_is_named(spark: SparkSession, hub_service: HubService) -
     with pytest.raises(PySparkException) as caught:
         _read(spark, hub_service.hub_connection_string("nowhere")).count()
     assert "nowhere" in explain(caught.value)
+
+
+def test_an_unknown_consumer_group_is_named_with_the_command(spark: SparkSession, filled_hub: str) -> None:
+    """Whether a task finds it out, or planning, which asks for the first event at a time."""
+    time = '{"enqueuedTime": "2020-01-01T00:00:00Z"}'
+    for options in ({}, {"startingPosition": time}):
+        with pytest.raises(PySparkException) as caught:
+            _read(spark, filled_hub, consumerGroup="nobodys", **options).count()
+        hub = ConnectionString.parse(filled_hub).entity_path
+        sentence = explain(caught.value)
+        assert f"'{hub}/consumergroups/nobodys' could not be found" in sentence
+        assert f"`tidegate group create {hub} nobodys`" in sentence
+
+
+def test_a_position_beyond_the_end_names_its_option(spark: SparkSession, filled_hub: str) -> None:
+    """With what helps there: an ending waits for nothing."""
+    for option, position, words in (
+        ("endingPosition", '{"seqNo": 900}', "an ending of its own in eventhubs.endingPositions."),
+        ("endingPositions", '{"2": {"seqNo": 900}}', "Use latest to end where each partition does now"),
+        ("startingPosition", '{"seqNo": 900}', "Use latest to wait for new events"),
+        ("startingPositions", '{"2": {"seqNo": 900}}', "a start of its own in eventhubs.startingPositions."),
+    ):
+        with pytest.raises(PySparkException) as caught:
+            _read(spark, filled_hub, **{option: position}).count()
+        sentence = explain(caught.value)
+        assert sentence.startswith(f"The option eventhubs.{option} names the sequence number 900, ")
+        assert words in sentence
+    with pytest.raises(PySparkException) as caught:
+        _read(spark, filled_hub, endingPositions='{"9": "latest"}').count()
+    assert "eventhubs.endingPositions has a position for partition 9" in explain(caught.value)
+
+
+def test_a_start_at_a_database_that_is_not_there_makes_none(
+    spark: SparkSession, filled_hub: str, tmp_path: Path
+) -> None:
+    """A misspelt path would read everything from the start; tables without this group's checkpoint do."""
+    path = tmp_path / "new.db"
+    options = {"startingPosition": f"checkpoint:sqlite:///{path}"}
+    with pytest.raises(PySparkException) as caught:
+        _read(spark, filled_hub, **options).count()
+    assert explain(caught.value).startswith(
+        f"The option eventhubs.startingPosition names the SQLite database {path}, which does not exist."
+    )
+    with pytest.raises(PySparkException) as caught:
+        _stream_counts(spark, filled_hub, tmp_path / "cp", **options)
+    assert "which does not exist" in explain(caught.value)
+    assert not list(tmp_path.glob("new.db*"))
+    Database.open(f"sqlite:///{path}").close()
+    assert _read(spark, filled_hub, **options).count() == _COUNT
 
 
 def _stream_counts(

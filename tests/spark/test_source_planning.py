@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.spark.support import publish
 
 from tidegate.client import EventHubProducer
 from tidegate.model.events import EventData
 from tidegate.spark import explain
 from tidegate.spark.lag import partition_lags, partition_losses
+from tidegate.spark.options import SourceOptions
+from tidegate.spark.reader import EventHubsBatchReader, EventHubsStreamReader
 from tidegate.spark.session import task_options
 from tidegate.testing.hub import HubService
 
@@ -55,6 +58,27 @@ def test_columns_are_those_that_the_schema_names(spark: SparkSession, filled_hub
     with pytest.raises(PySparkException) as caught:
         _read(spark, filled_hub, "sequenceNumber INT").count()
     assert "sequenceNumber is of the type bigint, and not int" in explain(caught.value)
+
+
+def test_an_option_without_effect_is_a_warning_once_per_query(
+    filled_hub: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From where it is planned, at a level that is seen: not in every process that reads the options."""
+    options = SourceOptions.parse({"connectionString": filled_hub, "eventhubs.prefetchCount": "500"})
+    line = "The option eventhubs.prefetchcount has no effect: a task reads its whole range"
+    assert not caplog.records
+    EventHubsBatchReader(options).partitions()
+    assert [record.levelname for record in caplog.records if line in record.message] == ["WARNING"]
+    caplog.clear()
+    reader = EventHubsStreamReader(options)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    reader.partitions(start, end)
+    reader.latestOffset(end, ReadAllAvailable())
+    assert caplog.text.count(line) == 1
+    caplog.clear()
+    EventHubsStreamReader(options).partitions(start, end)  # a restart, which repeats a micro-batch
+    assert caplog.text.count(line) == 1
 
 
 _TAKEN_WHOLE = [

@@ -15,13 +15,15 @@ from urllib.parse import unquote, urlsplit
 
 from tidegate.model.errors import InvalidArgumentError, TidegateError
 from tidegate.spark.capture_container import CaptureFileError
-from tidegate.spark.capture_names import CaptureFile, check_one_hub
+from tidegate.spark.capture_names import CaptureFile, NameFormat, check_one_hub
 from tidegate.spark.capture_options import CaptureOptions
 from tidegate.wire.capture import FILE_SUFFIX
 
 _READ_AHEAD_BYTES: Final = 4 * 1024 * 1024
 """Our choice: a remote file is asked for in pieces of this size."""
 _CONNECTIONS_MAX: Final = 8
+_HUBS_SHOWN_MAX: Final = 10
+"""Our choice: what an error names of the event hubs at a place."""
 
 
 class CaptureStorageError(CaptureFileError):
@@ -76,6 +78,49 @@ def list_capture_files(
             found.append(file)
     check_one_hub(found)
     return sorted(found, key=lambda file: (int(file.partition_id), file.time_s, file.name))
+
+
+def list_chosen_files(files: CaptureFiles, options: CaptureOptions) -> list[CaptureFile]:
+    """The same, where the options' event hub and partitions have none: an error that names those that have.
+
+    A misspelt name would look like a hub without events. No file at all is no error: Capture may not have
+    written yet. Raises InvalidArgumentError.
+    """
+    found = list_capture_files(files, options)
+    if not found:
+        _check_hub_is_there(files, options)
+    ids = options.partition_ids
+    if found and ids is not None and not any(file.partition_id in ids for file in found):
+        wanted = ", ".join(sorted(ids, key=int))
+        there = dict.fromkeys(file.partition_id for file in found)
+        raise InvalidArgumentError(
+            f"There is nothing of the partition {wanted} of the event hub {found[0].event_hub!r} at "
+            f"{options.path}.",
+            next_step=f"Correct the option partitions: there are files of {', '.join(there)}.",
+        )
+    return found
+
+
+def _check_hub_is_there(files: CaptureFiles, options: CaptureOptions) -> None:
+    """Raise InvalidArgumentError where there are files, and all are of other hubs than the options name."""
+    any_hub = NameFormat(options.name_format)
+    hubs: set[str] = set()
+    for name, size_bytes in files.list(options.names().folder):
+        try:
+            file = any_hub.parse(name, size_bytes)
+        except InvalidArgumentError:
+            continue  # a bad file, and to be skipped: else it was refused before
+        if file is not None:
+            hubs.add(f"{file.namespace}/{file.event_hub}")
+    if hubs:
+        named = {"namespace": options.namespace, "eventHubName": options.event_hub}
+        given = {option: value for option, value in named.items() if value is not None}
+        more = f" and {len(hubs) - _HUBS_SHOWN_MAX} more" if len(hubs) > _HUBS_SHOWN_MAX else ""
+        raise InvalidArgumentError(
+            f"There is nothing of the event hub {'/'.join(given.values())} at {options.path}.",
+            next_step=f"Correct the option {' or '.join(given)}: there are files of "
+            f"{', '.join(sorted(hubs)[:_HUBS_SHOWN_MAX])}{more} (namespace/event hub, letter case counts).",
+        )
 
 
 @contextmanager

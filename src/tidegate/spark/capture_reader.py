@@ -24,7 +24,7 @@ from tidegate.spark.capture_container import (
 from tidegate.spark.capture_files import (
     CaptureFiles,
     CaptureStorageError,
-    list_capture_files,
+    list_chosen_files,
     open_capture_files,
     opened,
 )
@@ -73,10 +73,13 @@ class CaptureReader(DataSourceReader):
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        """List the files, leave out what cannot matter by name, and deal the rest to tasks."""
+        """List the files, leave out what cannot matter by name, and deal the rest to tasks.
+
+        Raises InvalidArgumentError where there are files, and none of the hub or partitions of the options.
+        """
         files = open_capture_files(self._options)
         wanted = prune(
-            list_capture_files(files, self._options),
+            list_chosen_files(files, self._options),
             partition_ids=self._bounds.partition_ids,
             times=self._bounds.times,
             retention_hours=self._options.retention_hours,

@@ -13,13 +13,20 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Final
 
 from tidegate.client import EventHubConsumer, FetchedRange, Namespace
 from tidegate.client.background import run_blocking
 from tidegate.client.blocking import BlockingConsumer
 from tidegate.client.credentials import TokenCredential
-from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError, PositionOutOfRangeError
+from tidegate.model.errors import (
+    EventHubReplacedError,
+    InvalidArgumentError,
+    NotFoundError,
+    PositionOutOfRangeError,
+)
 from tidegate.model.events import ReceivedEvent
+from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.spark.certificates import certificates_file
 from tidegate.spark.offsets import PartitionBounds, PartitionRange, StreamOffset
@@ -30,6 +37,14 @@ from tidegate.wire.encoded_events import EncodedEvents
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CONSUMERS_MAX = 8
 _FIRST_EVENT_WAIT_S = 10.0
+_ENDING_STEP: Final = (
+    "Use latest to end where each partition does now, or give this one an ending of its own in "
+    "eventhubs.endingPositions."
+)
+_STARTING_STEP: Final = (
+    "Use latest to wait for new events, or give this partition a start of its own in "
+    "eventhubs.startingPositions."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +107,17 @@ class HubReader:
         unknown = [key for key in positions.by_partition if key not in description.bounds]
         if unknown:
             raise InvalidArgumentError(
-                f"A position is given for partition {unknown[0]} of {self._options.event_hub!r}.",
+                f"The option {positions.option_for(unknown[0])} has a position for partition {unknown[0]} "
+                f"of {self._options.event_hub!r}, which there is not.",
                 next_step=f"Its partitions are {', '.join(description.bounds)}.",
             )
         return {
-            partition_id: self._resolve_one(partition_id, positions.for_partition(partition_id), bounds)
+            partition_id: self._resolve_one(partition_id, positions, bounds)
             for partition_id, bounds in description.bounds.items()
         }
 
-    def _resolve_one(self, partition_id: str, position: EventPosition, bounds: PartitionBounds) -> int:
+    def _resolve_one(self, partition_id: str, positions: StartingPositions, bounds: PartitionBounds) -> int:
+        position = positions.for_partition(partition_id)
         if position.kind is PositionKind.EARLIEST:
             return bounds.begin_sequence_number
         if position.kind is PositionKind.LATEST:
@@ -110,9 +127,10 @@ class HubReader:
             wanted = position.value if position.is_inclusive else position.value + 1
             if wanted > bounds.until_sequence_number:
                 raise PositionOutOfRangeError(
-                    f"Partition {partition_id} has no sequence number {wanted} yet: its next event gets "
+                    f"The option {positions.option_for(partition_id)} names the sequence number {wanted}, "
+                    f"and partition {partition_id} has none such yet: its next event gets "
                     f"{bounds.until_sequence_number}.",
-                    next_step="Use latest to wait for new events.",
+                    next_step=_ENDING_STEP if positions.is_ending else _STARTING_STEP,
                 )
             return wanted
         if bounds.begin_sequence_number == bounds.until_sequence_number:
@@ -145,7 +163,10 @@ class HubReader:
                 )
                 return await receiver.receive_encoded(1, _FIRST_EVENT_WAIT_S)
 
-        events = run_blocking(receive_first())
+        try:
+            events = run_blocking(receive_first())
+        except NotFoundError as error:
+            raise with_group_named(error, options) from error
         return events.sequence_numbers[0] if len(events) else bounds.until_sequence_number
 
     def read_events(self, partition_id: str, sequence_numbers: Sequence[int]) -> Iterator[ReceivedEvent]:
@@ -172,6 +193,17 @@ class HubReader:
         if bounds.begin_sequence_number == bounds.until_sequence_number:
             return bounds.until_sequence_number
         return self._first_sequence_number(partition_id, EventPosition.from_enqueued_time(time), bounds)
+
+
+def with_group_named(error: NotFoundError, options: SourceOptions) -> NotFoundError:
+    """What a receiver could not find; where that is the consumer group, with the command that makes it."""
+    group, next_step = options.consumer_group, error.next_step
+    if group != DEFAULT_CONSUMER_GROUP and group.lower() in error.message.lower():
+        next_step = (
+            f"Make the consumer group with `tidegate group create {options.event_hub} {group}`, or correct "
+            "the option eventhubs.consumerGroup."
+        )
+    return NotFoundError(error.message, next_step=next_step)
 
 
 def _ca_file(options: SourceOptions) -> str | None:

@@ -99,6 +99,8 @@ class SourceOptions:
     of the connection string."""
     split_partitions: bool | None = None
     """Whether one partition may be read by several tasks; None: batch queries may, streams may not."""
+    without_effect: tuple[str, ...] = field(default=(), compare=False)
+    """The given ones of ``WITHOUT_EFFECT``, by the names that they have there."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -127,12 +129,25 @@ class SourceOptions:
             encoded_events=_boolean(given, "eventhubs.encodedEvents", default=False),
             credential=_credential(given, connection_string),
             split_partitions=_boolean(given, "eventhubs.splitPartitions", default=None),
+            without_effect=tuple(sorted({_short_name(name) for name in options} & WITHOUT_EFFECT.keys())),
         )
+
+    def warn_of_those_without_effect(self) -> None:
+        """Say in the log which options do nothing, and why; for who plans a query, once.
+
+        Not where options are read: Spark has that done in several processes per query.
+        """
+        for name in self.without_effect:
+            _logger.warning("The option %s%s has no effect: %s.", _PREFIX, name, WITHOUT_EFFECT[name])
 
 
 def option_name(text: str) -> str | None:
     """The option's name as ``KNOWN`` has it, however it is written; None: there is no such option."""
-    return _NAMES.get(_PREFIX + text.lower().removeprefix(_PREFIX))
+    return _NAMES.get(_PREFIX + _short_name(text))
+
+
+def _short_name(text: str) -> str:
+    return text.lower().removeprefix(_PREFIX)
 
 
 def _known_options(options: Mapping[str, str]) -> dict[str, str]:
@@ -140,9 +155,8 @@ def _known_options(options: Mapping[str, str]) -> dict[str, str]:
     for raw_name, value in options.items():
         name = option_name(raw_name)
         if name is None:
-            short = raw_name.lower().removeprefix(_PREFIX)
+            short = _short_name(raw_name)
             if short in WITHOUT_EFFECT:
-                _logger.info("The option %s has no effect: %s.", raw_name, WITHOUT_EFFECT[short])
                 continue
             if short in REFUSED:
                 raise InvalidArgumentError(

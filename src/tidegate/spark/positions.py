@@ -23,10 +23,17 @@ class StartingPositions:
     """Partitions that start elsewhere than ``default``."""
     checkpoint_database_url: str | None = field(default=None, repr=False)
     """Set: a partition that has a SQL checkpoint starts there, whatever the other two say."""
+    is_ending: bool = False
+    """True: it is where a query ends."""
 
     def for_partition(self, partition_id: str) -> EventPosition:
         """The position of one partition, SQL checkpoints left aside."""
         return self.by_partition.get(partition_id, self.default)
+
+    def option_for(self, partition_id: str) -> str:
+        """The name of the option that says so, for errors."""
+        name = "eventhubs.endingPosition" if self.is_ending else "eventhubs.startingPosition"
+        return f"{name}s" if partition_id in self.by_partition else name
 
 
 def starting_positions_of(given: Mapping[str, str], event_hub: str) -> StartingPositions:
@@ -55,7 +62,9 @@ def ending_positions_of(given: Mapping[str, str], event_hub: str) -> StartingPos
         )
     option = "eventhubs.endingPositions"
     return StartingPositions(
-        _position("eventhubs.endingPosition", text), _position_map(option, given.get(option), event_hub)
+        _position("eventhubs.endingPosition", text),
+        _position_map(option, given.get(option), event_hub),
+        is_ending=True,
     )
 
 

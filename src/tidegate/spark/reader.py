@@ -26,9 +26,14 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from tidegate.model.errors import CheckpointGapError, InvalidArgumentError, PositionOutOfRangeError
+from tidegate.model.errors import (
+    CheckpointGapError,
+    InvalidArgumentError,
+    NotFoundError,
+    PositionOutOfRangeError,
+)
 from tidegate.spark.columns import ALL_COLUMNS, event_batch, event_batches
-from tidegate.spark.hub import HubDescription, HubReader
+from tidegate.spark.hub import HubDescription, HubReader, with_group_named
 from tidegate.spark.offsets import (
     JsonObject,
     Loss,
@@ -49,7 +54,8 @@ from tidegate.spark.ownership import checkpoint_positions
 from tidegate.spark.pushdown import Narrowing, narrow
 from tidegate.spark.session import usable_core_count
 from tidegate.spark.workers import freeze_loaded_modules
-from tidegate.sql import ConsumerKey, Database
+from tidegate.sql import ConsumerKey
+from tidegate.sql.checkpoints import existing_database
 from tidegate.wire.encoded_events import EncodedEvents
 
 _SHORT_EVENTS: Final = 4096
@@ -71,20 +77,24 @@ def read_ranges(
 ) -> Iterator[pa.RecordBatch]:
     """The events of a task's ranges as Arrow batches of these columns, in order within each hub partition.
 
-    Raises PositionOutOfRangeError where events of a range are gone (unless ``failOnDataLoss`` is off).
+    Raises PositionOutOfRangeError where events of a range are gone (unless ``failOnDataLoss`` is off),
+    NotFoundError for a consumer group that there is not: nothing that planning asks the service tells.
     """
     freeze_loaded_modules()
     if not isinstance(partition, RangesInputPartition):
         return  # Spark's stand-in for a batch query that has nothing to read
     hub = HubReader(options)
-    for group in _grouped(partition.ranges):
-        rests = group
-        if _is_short(group[0]):
-            parts, rests = _read_short(hub, group, options)
-            yield from event_batches(parts, columns)
-        for rest in rests:
-            for events in _read_range(hub, rest, options):
-                yield event_batch(rest.partition_id, events, columns)
+    try:
+        for group in _grouped(partition.ranges):
+            rests = group
+            if _is_short(group[0]):
+                parts, rests = _read_short(hub, group, options)
+                yield from event_batches(parts, columns)
+            for rest in rests:
+                for events in _read_range(hub, rest, options):
+                    yield event_batch(rest.partition_id, events, columns)
+    except NotFoundError as error:
+        raise with_group_named(error, options) from error
 
 
 def _is_short(item: PartitionRange) -> bool:
@@ -184,6 +194,7 @@ class EventHubsBatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the tasks; no event enqueued after this is read."""
         options, hub = self._options, HubReader(self._options)
+        options.warn_of_those_without_effect()
         description = hub.describe()
         start = starting_positions(options, hub, description)
         until = hub.resolve(options.ending, description)
@@ -232,12 +243,16 @@ def starting_positions(options: SourceOptions, hub: HubReader, description: HubD
 
 
 def sql_positions(options: SourceOptions, description: HubDescription) -> dict[str, int]:
-    """The consumer group's SQL checkpoints; none where the options name no database."""
+    """The consumer group's SQL checkpoints; none where the options name no database.
+
+    Raises DatabaseError where that is not there or has no tables: a misspelt one would be a start at the
+    beginning.
+    """
     url = options.starting.checkpoint_database_url
     if url is None:
         return {}
     found = checkpoint_positions(
-        Database.shared(url),
+        existing_database(url, named_by="The option eventhubs.startingPosition"),
         ConsumerKey(options.event_hub, options.consumer_group),
         event_hub_created_at_ms=description.created_at_ms,
     )
@@ -292,6 +307,8 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         description = self._describe(offset.partitions)
         offset = self._offset_in(offset, description)
         self._check_not_ahead(offset, description)
+        if self._last_description is None:
+            self._options.warn_of_those_without_effect()
         self._last_description = description
         starts = self._starts(offset, description)
         ends = end_of_micro_batch(
@@ -324,6 +341,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         start_offset, end_offset = StreamOffset.from_json(start), StreamOffset.from_json(end)
         if self._last_description is None:
             # A restarted query repeats its last micro-batch without asking for the latest offset first.
+            self._options.warn_of_those_without_effect()
             self._last_description = self._describe(start_offset.partitions)
         description = self._last_description
         if end_offset.event_hub_created_at_ms != description.created_at_ms:

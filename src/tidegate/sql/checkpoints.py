@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, func, select
+from typing import Final
 
-from tidegate.sql.database import Database
-from tidegate.sql.schema import checkpoint
+from sqlalchemy import ColumnElement, NullPool, create_engine, exc, func, make_url, select
+
+from tidegate.model.errors import DatabaseError
+from tidegate.sql.database import Database, absolute_url, sqlite_file
+from tidegate.sql.failures import translate
+from tidegate.sql.schema import checkpoint, current_version
 from tidegate.sql.values import Checkpoint, ConsumerKey
+
+_CONNECT_TIMEOUT_S: Final = 10
+"""As ``Database`` has it."""
 
 
 class CheckpointReader:
@@ -37,3 +44,42 @@ class CheckpointReader:
         )
         with self._database.read() as connection:
             return [Checkpoint(**found) for found in connection.execute(statement).mappings()]
+
+
+def existing_database(url: str, *, named_by: str) -> Database:
+    """This process's ``Database`` for ``url``, if somebody keeps checkpoints there; makes no file, no table.
+
+    named_by: what errors say names it. Tables of an earlier version are migrated, as by ``Database.open``.
+    Raises DatabaseError where there is no such database, or none of Tidegate's tables in it; and as
+    ``Database.shared``.
+    """
+    path = sqlite_file(url)
+    if path is not None and not path.exists():
+        raise DatabaseError(
+            f"{named_by} names the SQLite database {path}, which does not exist.",
+            next_step="Correct its URL: sqlite:////absolute/path.db has four slashes.",
+        )
+    if not _has_tables(url):
+        raise DatabaseError(
+            f"{named_by} names the database {make_url(url).render_as_string(hide_password=True)}, which has "
+            "no tables of Tidegate, and so no checkpoints.",
+            next_step="Name the database that the consumer group's pipeline or processor writes to.",
+        )
+    return Database.shared(url)
+
+
+def _has_tables(url: str) -> bool:
+    """By a connection of its own, which changes nothing: ``Database`` would make what it does not find."""
+    try:
+        engine = create_engine(
+            absolute_url(url),
+            poolclass=NullPool,
+            hide_parameters=True,
+            connect_args={} if sqlite_file(url) is not None else {"connect_timeout": _CONNECT_TIMEOUT_S},
+        )
+        with engine.connect() as connection:
+            return current_version(connection) > 0
+    except (exc.SQLAlchemyError, ModuleNotFoundError) as error:
+        Database.shared(url)  # fails as well, with the right words for what is wrong
+        where = make_url(url).render_as_string(hide_password=True)
+        raise translate(error, doing="looking for checkpoints", where=where) from error
