@@ -59,20 +59,27 @@ def existing_database(url: str, *, named_by: str) -> Database:
             f"{named_by} names the SQLite database {path}, which does not exist.",
             next_step="Correct its URL: sqlite:////absolute/path.db has four slashes.",
         )
-    if not _has_tables(url):
+    database_url = absolute_url(url)
+    # Asked before each micro-batch of some pipelines: a connection of its own each time would be felt.
+    if database_url not in _found and not _has_tables(database_url):
         raise DatabaseError(
             f"{named_by} names the database {make_url(url).render_as_string(hide_password=True)}, which has "
             "no tables of Tidegate, and so no checkpoints.",
             next_step="Name the database that the consumer group's pipeline or processor writes to.",
         )
+    _found.add(database_url)
     return Database.shared(url)
+
+
+_found: set[str] = set()
+"""URLs of databases in which this process has seen the tables."""
 
 
 def _has_tables(url: str) -> bool:
     """By a connection of its own, which changes nothing: ``Database`` would make what it does not find."""
     try:
         engine = create_engine(
-            absolute_url(url),
+            url,
             poolclass=NullPool,
             hide_parameters=True,
             connect_args={} if sqlite_file(url) is not None else {"connect_timeout": _CONNECT_TIMEOUT_S},
