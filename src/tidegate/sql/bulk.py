@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
+from operator import itemgetter
 from typing import Any, Final
 
 from sqlalchemy import Connection, Dialect, Table, exc
@@ -55,15 +56,20 @@ def _converted(
     values: Sequence[tuple[object, ...]], conversions: Sequence[tuple[int, Preparation]]
 ) -> Iterable[tuple[object, ...]]:
     """Rows with some of their columns converted: column by column, for most of them need nothing."""
-    if not conversions:
-        return values
-    by_column: list[Sequence[object]] = list(zip(*values, strict=True))
-    is_changed = False
+    changed: dict[int, Sequence[object]] = {}
     for i, convert in conversions:
-        converted = convert(by_column[i])
-        is_changed |= converted is not by_column[i]
-        by_column[i] = converted
-    return zip(*by_column, strict=True) if is_changed else values
+        column = changed.get(i) or _column_of(values, i)
+        converted = convert(column)
+        if converted is not column or i in changed:
+            changed[i] = converted
+    if not changed:
+        return values
+    return zip(*(changed.get(i) or _column_of(values, i) for i in range(len(values[0]))), strict=True)
+
+
+def _column_of(values: Sequence[tuple[object, ...]], i: int) -> list[object]:
+    # Not zip(*values): an iterator for each row would have Python look for garbage many times over.
+    return list(map(itemgetter(i), values))
 
 
 @dataclass(frozen=True, slots=True)
