@@ -39,11 +39,12 @@ def take_all(cluster: Cluster, host: Host, owner: str) -> None:
 
 
 def wait_until_nearly_fenced(host: Host) -> None:
-    """The store fails until the leases are about to be given up; the next call is answered after that."""
+    """The store fails until three seconds before the leases are given up: time for the next call, whenever it
+    comes, to be begun before that, and not to be answered."""
     wait_for_call(host, "renew")
     host.cluster.world.run_for(0.1)
     host.store.is_refusing = True
-    host.cluster.world.run_for(LEASE_DURATION_S * 0.9 - 1.5)
+    host.cluster.world.run_for(LEASE_DURATION_S * 0.9 - 3.0)
     host.store.is_refusing = False
     host.store.delays_s = {"renew": 2.0, "acquire": 2.0}
 
