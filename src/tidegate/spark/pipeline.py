@@ -219,7 +219,8 @@ def _checked(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
         raise InvalidArgumentError(
             f"The transformation returns no column {forgotten[0]!r}, without which the table "
             f"{pipeline.table.name} takes no row.",
-            next_step=f"It returns {', '.join(rows.columns)}. Select the column, or give it a default.",
+            next_step=f"It returns {', '.join(rows.columns)}. Select the column, or give it a default in the "
+            "table (FetchedValue() where a trigger fills it).",
         )
     if _streaming_input_count(rows) > 1:
         raise InvalidArgumentError(

@@ -11,7 +11,7 @@ from sqlalchemy import exc
 
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
 
-ROW_ERRORS = (exc.StatementError, TypeError, ValueError, ArithmeticError, AttributeError, LookupError)
+ROW_ERRORS = (exc.StatementError, TypeError, ValueError, ArithmeticError, AttributeError)
 """Everything that writing a row was seen to raise; ``is_bad_data`` tells which of them are the row's
 fault."""
 
