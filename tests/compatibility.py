@@ -92,9 +92,9 @@ PUBLISHING: Final = (
         "server/test_http.py::test_events_without_a_key_take_turns",
     ),
     done(
-        "Key and partition together is an error",
+        "A key on a partition's own link or address: the partition wins, the key is kept",
         "gateway/test_ingress.py::test_key_and_partition_together",
-        "server/test_http.py::test_key_and_partition_together_is_an_error",
+        "server/test_http.py::test_the_partition_of_the_address_wins_over_the_key",
     ),
     done(
         "Named publishers, their tokens, and their revocation",

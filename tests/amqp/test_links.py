@@ -5,6 +5,8 @@ from __future__ import annotations
 import tracemalloc
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.amqp.pair import EnginePair, random_cuts
 
 from tidegate.amqp.connection import ConnectionConfiguration
@@ -35,6 +37,7 @@ from tidegate.amqp.performatives import (
     Transfer,
     encode_performative,
 )
+from tidegate.amqp.session import Session
 from tidegate.amqp.types import Symbol
 from tidegate.model.errors import LocalProtocolError
 
@@ -556,3 +559,31 @@ def test_nothing_follows_a_detach() -> None:
     pair.pump()
     assert _deliveries(pair) == []
     assert session.is_mapped
+
+
+_uints = st.integers(0, 0xFFFFFFFF)
+
+
+@given(granted=_uints, seen=_uints, underway=_uints)
+def test_windows_and_credit_use_all_32_bits(granted: int, seen: int, underway: int) -> None:
+    """Protects peers with windows or credit of 2^31 and more, as the official Rust SDK has: what remains is
+    what was granted less what was under way, whatever the counts are.
+    """
+    pair = EnginePair()
+    _, sender = pair.attach_receiver(pair.open())
+    session = sender.session
+    assert isinstance(sender, SenderLink)
+    assert isinstance(session, Session)
+    session.next_outgoing_id = sender.delivery_count = (seen + underway) & 0xFFFFFFFF
+    flow = Flow(
+        next_incoming_id=seen,
+        incoming_window=granted,
+        next_outgoing_id=1,
+        outgoing_window=9,
+        handle=sender.remote_handle,
+        delivery_count=seen,
+        link_credit=granted,
+    )
+    session.receive_performative(flow)
+    expected = granted - underway if granted > underway else 0
+    assert (session.remote_incoming_window, sender.credit) == (expected, expected)

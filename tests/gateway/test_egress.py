@@ -267,7 +267,7 @@ async def test_deleted_hub_ends_its_receivers(pair: Pair, broker: Broker) -> Non
     ("address", "condition"),
     [
         ("hub/ConsumerGroups/nobody/Partitions/0", "amqp:not-found"),
-        ("hub/ConsumerGroups/$Default/Partitions/9", "amqp:not-found"),
+        ("hub/ConsumerGroups/$Default/Partitions/9", "com.microsoft:argument-out-of-range"),
         ("other/ConsumerGroups/$Default/Partitions/0", "amqp:not-found"),
         ("hub/Partitions/0", "com.microsoft:argument-error"),
         ("a/b/c", "com.microsoft:argument-error"),

@@ -141,13 +141,24 @@ async def test_over_the_throughput_units_a_batch_is_refused(
 
 @pytest.mark.parametrize("is_batch", [True, False])
 async def test_key_and_partition_together(pair: Pair, broker: Broker, is_batch: bool) -> None:
-    """A key on a partition's own link is refused, as it would choose a partition; the link goes on."""
-    link = _sender(pair, "hub/Partitions/1")
+    """The link's partition wins over the key, which is stored: Java's buffered producer sends so."""
+    link = _sender(pair, "hub/Partitions/1")  # "a" belongs to partition 0 of 2
     keyed = encode_message(Message(message_annotations={PARTITION_KEY: "a"}, data=(b"x",)))
     if is_batch:
-        link.send(_batch("x", partition_key="a"), message_format=BATCH_MESSAGE_FORMAT)
+        envelope = batch_envelope(partition_key="a")
+        link.send(envelope + wrap_event(keyed), message_format=BATCH_MESSAGE_FORMAT)
     else:
         link.send(keyed)
+    await pair.wait_for(lambda: bool(pair.settled(link)))
+    assert isinstance(pair.settled(link)[0].state, Accepted)
+    assert _stored(broker, "1") == [keyed]
+    assert not _stored(broker, "0")
+
+
+async def test_a_key_is_limited_on_a_partitions_link_too(pair: Pair, broker: Broker) -> None:
+    """A key of 129 characters is refused whoever chooses the partition, and the link stays attached."""
+    link = _sender(pair, "hub/Partitions/1")
+    link.send(_batch("x", partition_key="k" * 129), message_format=BATCH_MESSAGE_FORMAT)
     link.send(_event("next"))
     await pair.wait_for(lambda: bool(pair.settled(link)) and pair.settled(link)[-1].last_delivery_id == 1)
     refused = pair.settled(link)[0].state

@@ -168,7 +168,8 @@ async def test_description_of_hub_and_partition(pair: Pair) -> None:
     partition = ask(Operation.READ_PARTITION, "hub", partition_id="1").value
     assert PartitionDescription.from_map(partition).is_empty
     assert ask(Operation.READ_EVENT_HUB, "nothing").status_code == 404
-    assert ask(Operation.READ_PARTITION, "hub", partition_id="2").status_code == 404
+    unknown = ask(Operation.READ_PARTITION, "hub", partition_id="2")
+    assert (unknown.status_code, unknown.error_condition) == (404, "com.microsoft:argument-out-of-range")
     assert ask(Operation.QUERY_PARTITIONS, "nothing").status_code == 404
 
 

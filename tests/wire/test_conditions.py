@@ -57,6 +57,20 @@ def test_an_error_that_crosses_the_wire_is_the_same_error(kind: type[TidegateErr
     assert type(error_from_status(http_status_for(kind("t")), "t", condition_for(kind("t")))) is kind
 
 
+def test_an_unknown_partition_is_argument_out_of_range_and_not_found() -> None:
+    """Protects official clients, which retry on amqp:not-found, and callers of ours, who catch NotFoundError."""
+    error = model.PartitionNotFoundError.of(4)
+    sent = to_amqp_error(error)
+    assert (sent.condition, sent.description) == (
+        "com.microsoft:argument-out-of-range",
+        "The specified partition is invalid for an EventHub partition sender or receiver. "
+        "It should be between 0 and 3.",
+    )
+    assert http_status_for(error) == 404
+    assert isinstance(error_from_amqp(sent), NotFoundError)
+    assert not isinstance(error_from_condition(sent.condition, "another text"), NotFoundError)
+
+
 def test_subclasses_go_out_as_their_base_and_foreign_errors_as_internal_without_their_text() -> None:
     """Protects errors without a row of their own, and the service's insides from its peers."""
     assert condition_for(model.ConnectionStringError("x")) == "com.microsoft:argument-error"

@@ -17,7 +17,7 @@ from tidegate.amqp.events import (
     Delivery,
     LinkDrained,
 )
-from tidegate.amqp.link_base import SERIAL_MASK, Link, LinkRole, LinkSession
+from tidegate.amqp.link_base import SERIAL_MASK, Link, LinkRole, LinkSession, remaining
 from tidegate.amqp.performatives import (
     ROLE_RECEIVER,
     Accepted,
@@ -199,8 +199,7 @@ class SenderLink(Link):
         if flow.link_credit is None:
             return
         theirs = 0 if flow.delivery_count is None else flow.delivery_count
-        credit = (theirs + flow.link_credit - self.delivery_count) & SERIAL_MASK
-        self.credit = credit if credit < 1 << 31 else 0  # below zero: we were faster than its flow
+        self.credit = remaining(flow.link_credit, self.delivery_count, theirs)
         self.is_drain = flow.drain
         self.wake()
 

@@ -33,6 +33,16 @@ SERIAL_MASK: Final = 0xFFFFFFFF
 """Delivery counts and ids are serial numbers of 32 bits (RFC 1982; AMQP 1.0 part 2 section 2.8.10)."""
 
 
+def remaining(granted: int, sent: int, seen: int) -> int:
+    """How many more frames (deliveries) a peer accepts that had seen ``seen`` of our ``sent`` when it granted
+    ``granted``, from 0 to 2^32-1.
+
+    sent, seen: serial numbers, so their distance wraps; granted: a plain unsigned number that may take all of
+    its 32 bits, as in the official Rust SDK's windows (AMQP 1.0 part 2 sections 2.5.6 and 2.6.7).
+    """
+    return max(0, granted - ((sent - seen) & SERIAL_MASK))
+
+
 class LinkRole(Enum):
     """Which end of a link this side is."""
 

@@ -21,7 +21,7 @@ from tidegate.amqp.errors import (
 )
 from tidegate.amqp.events import DeliveriesSettled, Delivery, Event, LinkAttaching, SessionBegun, SessionEnded
 from tidegate.amqp.link import Link, LinkRole, ReceiverLink, SenderLink
-from tidegate.amqp.link_base import SERIAL_MASK
+from tidegate.amqp.link_base import SERIAL_MASK, remaining
 from tidegate.amqp.performatives import (
     ROLE_RECEIVER,
     ROLE_SENDER,
@@ -453,8 +453,7 @@ class Session:
 
     def _receive_flow(self, flow: Flow) -> None:
         theirs = 1 if flow.next_incoming_id is None else flow.next_incoming_id
-        window = (theirs + flow.incoming_window - self.next_outgoing_id) & SERIAL_MASK
-        self.remote_incoming_window = window if window < 1 << 31 else 0
+        self.remote_incoming_window = remaining(flow.incoming_window, self.next_outgoing_id, theirs)
         self.next_incoming_id = flow.next_outgoing_id
         self._send_blocked()
         if flow.handle is not None:

@@ -19,6 +19,7 @@ from tidegate.model.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
     NotFoundError,
+    PartitionNotFoundError,
     PublisherRevokedError,
     QuotaExceededError,
 )
@@ -156,29 +157,30 @@ class EventHub:
         return self._partitions
 
     def partition(self, partition_id: str) -> Partition:
-        """The partition of that id. Raises NotFoundError."""
+        """The partition of that id. Raises PartitionNotFoundError."""
         partition = self._by_id.get(partition_id)
         if partition is None:
-            raise NotFoundError(
-                f"The event hub {self.name!r} has no partition {partition_id[:40]!r}; "
-                f"it has 0 to {len(self._partitions) - 1}."
-            )
+            raise PartitionNotFoundError.of(len(self._partitions))
         return partition
 
-    def partition_for(self, partition_key: str | None) -> Partition:
+    def partition_for(self, partition_key: str | None, *, chosen: Partition | None = None) -> Partition:
         """The partition that a key's events go to; without a key the partitions take turns.
 
+        chosen: the partition that the sender has named; it wins over the key. Buffered producers of the SDKs
+        choose the partition of a key themselves, and send both.
         Raises InvalidArgumentError for a key over the limit.
         """
-        if partition_key is None:
-            partition = self._partitions[self._next_round_robin]
-            self._next_round_robin = (self._next_round_robin + 1) % len(self._partitions)
-            return partition
-        if len(partition_key) > PARTITION_KEY_CHARACTERS_MAX:
+        if partition_key is not None and len(partition_key) > PARTITION_KEY_CHARACTERS_MAX:
             raise InvalidArgumentError(
                 f"The partition key has {len(partition_key)} characters; "
                 f"{PARTITION_KEY_CHARACTERS_MAX} are allowed."
             )
+        if chosen is not None:
+            return chosen
+        if partition_key is None:
+            partition = self._partitions[self._next_round_robin]
+            self._next_round_robin = (self._next_round_robin + 1) % len(self._partitions)
+            return partition
         return self._partitions[partition_for_key(partition_key, len(self._partitions))]
 
     def create_consumer_group(self, name: str) -> None:

@@ -152,13 +152,7 @@ def _target(
     """The partition key, and the partition that the address and the key choose."""
     key = publication.partition_key
     if partition_id is not None:
-        partition = event_hub.partition(partition_id)
-        if key is not None:
-            raise InvalidArgumentError(
-                f"The events have the partition key {key[:40]!r} and go to the partition {partition_id}.",
-                next_step="Give a key or a partition, not both.",
-            )
-        return None, partition
+        return key, event_hub.partition_for(key, chosen=event_hub.partition(partition_id))
     if publisher is not None:
         if key is not None and key != publisher:
             raise InvalidArgumentError(

@@ -174,15 +174,7 @@ class IngressLink:
             sent_bytes = len(sections.payload)
             sections = as_published(sections, self._publisher)
             added_bytes = len(sections.payload) - sent_bytes
-        partition = self._partition
-        if partition is None:
-            partition = self._event_hub.partition_for(sections.partition_key)
-        elif sections.partition_key is not None:
-            raise InvalidArgumentError(
-                f"The message names the partition key {sections.partition_key[:40]!r} and was sent to the "
-                f"partition {partition.partition_id}.",
-                next_step="Give a key or a partition, not both.",
-            )
+        partition = self._event_hub.partition_for(sections.partition_key, chosen=self._partition)
         producer = self._producer_batch(sections)
         appended = partition.append_nowait(
             sections.payload, sections.lengths, producer=producer, added_bytes=added_bytes

@@ -7,7 +7,7 @@ nothing else in the product invents an error root of its own.
 from __future__ import annotations
 
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 class Fault(Enum):
@@ -62,6 +62,19 @@ class NotFoundError(TidegateError):
     """A hub, partition, consumer group or dead letter that does not exist."""
 
     fault = Fault.CALLER
+
+
+class PartitionNotFoundError(NotFoundError):
+    """A partition id that the event hub does not have."""
+
+    TEXT: Final = "The specified partition is invalid for an EventHub partition sender or receiver."
+    """How the service's text begins: clients tell the error by it, as its condition means other errors, too
+    (@azure/event-hubs 6, test/public/hubruntime.spec.ts)."""
+
+    @classmethod
+    def of(cls, partition_count: int) -> PartitionNotFoundError:
+        """The error of an event hub with so many partitions, in the service's words."""
+        return cls(f"{cls.TEXT} It should be between 0 and {partition_count - 1}.")
 
 
 class AlreadyExistsError(TidegateError):

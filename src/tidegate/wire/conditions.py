@@ -30,6 +30,7 @@ from tidegate.model.errors import (
     NotFoundError,
     OperationTimeoutError,
     OutOfOrderSequenceError,
+    PartitionNotFoundError,
     PositionOutOfRangeError,
     ProducerEpochStolenError,
     PublisherRevokedError,
@@ -70,6 +71,8 @@ CONDITIONS: Final[tuple[ConditionRow, ...]] = (
     ConditionRow(InvalidArgumentError, amqp.INVALID_FIELD, 400),
     ConditionRow(PositionOutOfRangeError, _microsoft("argument-out-of-range"), 416),
     ConditionRow(PositionOutOfRangeError, _microsoft("georeplication:invalid-offset"), 416),
+    # With amqp:not-found, official clients retry, and the Java SDK of the third generation waits for a minute.
+    ConditionRow(PartitionNotFoundError, _microsoft("argument-out-of-range"), 404),
     ConditionRow(AlreadyExistsError, _microsoft("entity-already-exists"), 409),
     ConditionRow(EventTooLargeError, amqp.MESSAGE_SIZE_EXCEEDED, 413),
     ConditionRow(ServerBusyError, _microsoft("server-busy"), 429),
@@ -160,6 +163,8 @@ def to_amqp_error(
 def error_from_condition(condition: str | None, description: str | None) -> TidegateError:
     """What a peer's condition means here; one that is unknown becomes a plain TidegateError."""
     row = _BY_CONDITION.get(condition or "", _BY_ERROR[TidegateError])
+    if row.error is PositionOutOfRangeError and (description or "").startswith(PartitionNotFoundError.TEXT):
+        row = _BY_ERROR[PartitionNotFoundError]
     text = description or f"The peer gave the condition {condition or 'none'} and no description."
     if row.error is TidegateError and condition:
         text = f"{text} ({condition})"
