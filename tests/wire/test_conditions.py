@@ -58,7 +58,7 @@ def test_an_error_that_crosses_the_wire_is_the_same_error(kind: type[TidegateErr
 
 
 def test_an_unknown_partition_is_argument_out_of_range_and_not_found() -> None:
-    """Protects official clients, which retry on amqp:not-found, and callers of ours, who catch NotFoundError."""
+    """Protects official clients, which retry on amqp:not-found, and our callers, who catch NotFoundError."""
     error = model.PartitionNotFoundError.of(4)
     sent = to_amqp_error(error)
     assert (sent.condition, sent.description) == (

@@ -71,7 +71,7 @@ CONDITIONS: Final[tuple[ConditionRow, ...]] = (
     ConditionRow(InvalidArgumentError, amqp.INVALID_FIELD, 400),
     ConditionRow(PositionOutOfRangeError, _microsoft("argument-out-of-range"), 416),
     ConditionRow(PositionOutOfRangeError, _microsoft("georeplication:invalid-offset"), 416),
-    # With amqp:not-found, official clients retry, and the Java SDK of the third generation waits for a minute.
+    # At amqp:not-found official clients retry; the third generation of the Java SDK hangs for a minute.
     ConditionRow(PartitionNotFoundError, _microsoft("argument-out-of-range"), 404),
     ConditionRow(AlreadyExistsError, _microsoft("entity-already-exists"), 409),
     ConditionRow(EventTooLargeError, amqp.MESSAGE_SIZE_EXCEEDED, 413),
