@@ -716,3 +716,32 @@ def test_a_request_that_does_not_end_does_not_hold_the_stop(tmp_path: Path) -> N
             service.stop()
         service.start()
         assert _stored(service, hub, "0") == []
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("http://other.example:443/health", b"200"),
+        ("HTTPS://other.example/health?x=http://a/b", b"200"),
+        ("http://other.example/tenant/messages", b"405"),
+        ("http://other.example", b"303"),
+        ("http://other.example?/health", b"303"),
+    ],
+)
+def test_a_target_may_be_a_whole_uri(hub_service: HubService, target: str, status: bytes) -> None:
+    """RFC 9112 section 3.2.2: servers accept absolute targets, and the path alone decides what is meant."""
+    with _connect(hub_service) as connection:
+        connection.sendall(f"GET {target} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n".encode())
+        assert _read_answer(connection).split(b" ", 2)[1] == status
+
+
+def test_a_websocket_may_be_asked_for_by_a_whole_uri(hub_service: HubService) -> None:
+    """Java's SDKs send the absolute form, with the port of their connection string, also through a proxy."""
+    target = "https://localhost:443/$servicebus/websocket"
+    with _connect(hub_service) as connection:
+        connection.sendall(
+            f"GET {target} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+            "Sec-WebSocket-Protocol: AMQPWSB10\r\n\r\n".encode()
+        )
+        assert connection.recv(4096).startswith(b"HTTP/1.1 101 ")

@@ -121,7 +121,9 @@ class HttpServer(uvicorn.Server):
 
 
 class _NamingConnection(h11.Connection):
-    """Tells the names of each request's headers as they were sent: ASGI has them in lower case only."""
+    """Tells the names of each request's headers as they were sent: ASGI has them in lower case only. Gives
+    every request target in origin form.
+    """
 
     on_names: Callable[[dict[str, str]], None]
 
@@ -134,7 +136,27 @@ class _NamingConnection(h11.Connection):
                 raise h11.RemoteProtocolError("The request has two lengths.")
             names = (name.decode("latin-1") for name, _ in event.headers.raw_items())
             self.on_names({name.lower(): name for name in names})
+            return _in_origin_form(event)
         return event
+
+
+def _in_origin_form(request: h11.Request) -> h11.Request:
+    """The request with ``/path`` as its target where a URI was sent, whose host replaces the Host header.
+
+    Servers must accept such targets (RFC 9112 section 3.2.2); Java's SDKs open their WebSockets so.
+    """
+    scheme, separator, rest = request.target.partition(b"://")
+    if not separator or scheme.lower() not in (b"http", b"https"):
+        return request
+    end = next((at for at, byte in enumerate(rest) if byte in b"/?"), len(rest))
+    authority, target = rest[:end], rest[end:]
+    headers = [
+        (name, authority if name.lower() == b"host" else value) for name, value in request.headers.raw_items()
+    ]
+    target = target if target.startswith(b"/") else b"/" + target
+    return h11.Request(
+        method=request.method, headers=headers, target=target, http_version=request.http_version
+    )
 
 
 class _HttpProtocol(H11Protocol):
