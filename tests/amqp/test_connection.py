@@ -190,17 +190,26 @@ def test_a_garbled_frame_closes_the_connection_with_an_error(frame: bytes) -> No
     assert _events(server) == []
 
 
-def test_a_failure_before_the_open_still_sends_open_and_close() -> None:
+@pytest.mark.parametrize(
+    "first",
+    [b"\xff" * 8, encode_frame(0, encode_performative(Open(container_id="c", max_frame_size=511)))],
+    ids=["garbled", "frames too small"],
+)
+def test_a_failure_before_our_open_still_sends_open_and_close(first: bytes) -> None:
     """Protects peers that would not read a close without an open (part 2 section 2.4.1)."""
     server = _server()
-    server.receive_data(AMQP_HEADER.encode() + b"\xff" * 8, now=0.0)
+    server.receive_data(AMQP_HEADER.encode() + first, now=0.0)
     splitter = FrameSplitter(frame_bytes_max=65536)
     splitter.feed(_sent(server))
     splitter.next_header()
-    kinds = []
+    sent = []
     while (frame := splitter.next_frame()) is not None:
-        kinds.append(type(decode_performative(frame.body)[0]))
-    assert kinds == [Open, Close]
+        sent.append(decode_performative(frame.body)[0])
+    opened, closed = sent
+    assert isinstance(opened, Open)
+    assert isinstance(closed, Close)
+    assert closed.error is not None
+    assert closed.error.condition == FRAMING_ERROR
 
 
 @given(st.data())

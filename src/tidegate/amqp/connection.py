@@ -527,7 +527,7 @@ class Connection:
         """End the connection because of ``error``: tell the peer, if it has got that far, and the owner."""
         if self.is_finished:
             return
-        if self.state is ConnectionState.HDR_EXCH:
+        if self.state in (ConnectionState.HDR_EXCH, ConnectionState.OPEN_RCVD):
             self._send_open()  # a close must come after an open
         if self._negotiation.is_done and CONNECTION.allows(self.state, ConnectionInput.SEND_CLOSE):
             self._send_close(Error(condition=_condition_of(error), description=str(error)))
