@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Many tests wait for SDKs and Spark: two processes halve the time, files stay whole. JOBS=0: in one process.
 JOBS ?= 2
 
-.PHONY: demo test check docs site bench screenshots chaos chaos-hosts chaos-spark lock clean npm vendor
+.PHONY: demo test check docs site bench screenshots chaos chaos-hosts chaos-spark lock audit clean npm vendor
 
 demo: $(STAMP)  ## set up and run the main job: real flights through the log and Spark into SQL
 	$(BIN)/tidegate demo flights $(ARGS)
@@ -17,12 +17,12 @@ test: $(STAMP)  ## set up and run every test; prints loudly what it had to skip
 
 npm: $(NPM)  ## install what tests need of npm: Azure Storage's emulator, the JavaScript SDK, axe-core
 
-check: $(STAMP)  ## lint, format, types, import contracts, docs
+check: $(STAMP)  ## lint, format, types, import contracts, docs, versions of dependencies
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/test_docs.py tests/test_docs_site.py tests/test_docs_states.py tests/test_compatibility.py tests/demos/test_demo_guides.py -q -m "not slow"
+	$(BIN)/python -m pytest tests/test_dependencies.py tests/test_docs.py tests/test_docs_site.py tests/test_docs_states.py tests/test_compatibility.py tests/demos/test_demo_guides.py -q -m "not slow"
 
 docs: $(STAMP)  ## renew the reference pages that are made from the code
 	$(BIN)/python -m tidegate.cli.reference docs/reference
@@ -60,6 +60,15 @@ $(NPM): %/node_modules/.package-lock.json: %/package-lock.json %/package.json
 lock:  ## renew requirements.lock from pyproject.toml
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --generate-hashes --no-emit-index-url --python-version 3.11 --upgrade --quiet --output-file requirements.lock
+
+# pip-audit and its dependencies stay out of .venv, which holds what requirements.lock says and nothing else.
+build/audit/.installed:
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/pip install --quiet --disable-pip-version-check "pip-audit>=2.9" packaging
+	touch $@
+
+audit: build/audit/.installed  ## ask PyPI's advisories about every locked version; says loudly when it cannot
+	build/audit/bin/python -m tools.audit
 
 vendor: $(STAMP)  ## renew the libraries that the console ships, from npm, at the versions of vendor.json
 	$(BIN)/python -m tidegate.console.vendoring

@@ -1,0 +1,90 @@
+"""Dependencies are declared where they are imported, and no version with a known hole can be installed."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import sys
+
+from packaging.utils import canonicalize_name
+from tools.floors import (
+    FLOORS_FILE,
+    LOCK_FILE,
+    PROJECT_FILE,
+    ROOT,
+    floor_violations,
+    lock_violations,
+    read_floors,
+    read_lock,
+    read_project,
+)
+
+_UNDECLARED = {
+    "py4j": "pyspark requires an exact version of it",
+    "pytest": "tidegate.testing.plugin is loaded by pytest",
+}
+"""What src imports without declaring it, and why."""
+
+
+def test_neither_lock_nor_pyproject_allows_a_version_below_its_floor() -> None:
+    """A version with a known vulnerability is not installed, not even by somebody else's old lock file."""
+    assert not floor_violations(
+        read_floors(FLOORS_FILE.read_text(encoding="utf-8")),
+        read_lock(LOCK_FILE.read_text(encoding="utf-8")),
+        read_project(PROJECT_FILE.read_text(encoding="utf-8")),
+    )
+
+
+def test_the_lock_holds_what_pyproject_declares() -> None:
+    """A bound that was raised without renewing the lock file is noticed."""
+    assert not lock_violations(
+        read_lock(LOCK_FILE.read_text(encoding="utf-8")),
+        read_project(PROJECT_FILE.read_text(encoding="utf-8")),
+    )
+
+
+def test_a_version_below_its_floor_is_reported_wherever_it_is() -> None:
+    """In the lock file (one of several pins is enough), in pyproject, and where no floor is declared."""
+    floors = read_floors(
+        '[[floor]]\npackage = "Starlette"\nversion = "1.3.1"\nadvisory = "CVE"\nreason = "r"'
+    )
+
+    def violations(lock: str, requirement: str) -> list[str]:
+        project = read_project(
+            f'project.dependencies = ["{requirement}"]\n'
+            "project.optional-dependencies = {}\ndependency-groups.dev = []"
+        )
+        return floor_violations(floors, read_lock(lock), project)
+
+    assert not violations("starlette==1.3.1 \\\n    --hash=sha256:00", "starlette>=1.3.1")
+    assert not violations("starlette==1.10.0", "starlette>=1.10,<2")
+    assert len(violations("starlette==1.3.0", "starlette>=1.3.1")) == 1
+    assert (
+        len(violations("starlette==0.9 ; python_version < '3.12'\nstarlette==1.10", "starlette>=1.3.1")) == 1
+    )
+    assert len(violations("starlette==1.10.0", "starlette>=1.0.1")) == 1
+    assert len(violations("starlette==1.10.0", "starlette")) == 1
+    assert len(violations("other==1.0", "other")) == 1  # a floor that nothing needs any more
+
+
+def test_everything_that_is_imported_is_declared() -> None:
+    """A dependency of a dependency may go away, or stay at a version with a hole, without our noticing."""
+    project = read_project(PROJECT_FILE.read_text(encoding="utf-8"))
+    declared = {canonicalize_name(requirement.name) for requirement in project.required}
+    providers = importlib.metadata.packages_distributions()
+    imported = _imported_modules() - set(sys.stdlib_module_names) - {"tidegate"}
+    assert {"h11", "starlette"} <= imported
+    for module in sorted(imported - set(_UNDECLARED)):
+        names = {canonicalize_name(name) for name in providers.get(module, ())}
+        assert names & declared, f"{module} is imported, and none of {names or 'unknown'} is declared"
+
+
+def _imported_modules() -> set[str]:
+    found: set[str] = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+                found.add(node.module.partition(".")[0])
+    return found

@@ -1,0 +1,105 @@
+"""Compares the versions that are locked and declared with the floors of ``floors.toml``.
+
+Pure: texts in, sentences out. ``make check`` runs it through tests/test_dependencies.py.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+FLOORS_FILE: Final = ROOT / "tools" / "floors.toml"
+LOCK_FILE: Final = ROOT / "requirements.lock"
+PROJECT_FILE: Final = ROOT / "pyproject.toml"
+
+_PIN = re.compile(r"^(?P<name>[\w.-]+)==(?P<version>[\w.!+-]+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The lowest version of a package that may be locked or declared."""
+
+    package: str
+    version: Version
+    advisory: str
+    """What is known about lower versions: CVE and GHSA numbers."""
+    reason: str
+    """What a lower version would let somebody do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """What pyproject.toml declares."""
+
+    required: tuple[Requirement, ...]
+    """Dependencies of an installation, with all extras."""
+    development: tuple[Requirement, ...]
+
+
+def read_floors(text: str) -> list[Floor]:
+    """The floors of a file like ``floors.toml``. Raises KeyError where a field is missing."""
+    return [
+        Floor(canonicalize_name(row["package"]), Version(row["version"]), row["advisory"], row["reason"])
+        for row in tomllib.loads(text)["floor"]
+    ]
+
+
+def read_project(text: str) -> Project:
+    """The requirements in the text of a pyproject.toml."""
+    table = tomllib.loads(text)
+    extras = table["project"]["optional-dependencies"].values()
+    required = [*table["project"]["dependencies"], *(line for extra in extras for line in extra)]
+    return Project(
+        tuple(map(Requirement, required)), tuple(map(Requirement, table["dependency-groups"]["dev"]))
+    )
+
+
+def read_lock(text: str) -> dict[str, set[Version]]:
+    """The versions of each package in a lock file; several where they depend on the Python version."""
+    versions: dict[str, set[Version]] = {}
+    for pin in _PIN.finditer(text):
+        versions.setdefault(canonicalize_name(pin["name"]), set()).add(Version(pin["version"]))
+    return versions
+
+
+def floor_violations(floors: Iterable[Floor], lock: dict[str, set[Version]], project: Project) -> list[str]:
+    """A sentence for each place where a lower version could be installed, and for each floor of no use."""
+    found: list[str] = []
+    for floor in floors:
+        if floor.package not in lock:
+            found.append(f"{floor.package} has a floor and is not in the lock file: remove the floor.")
+        found += [
+            f"{floor.package} is locked at {version}, below {floor.version}: {floor.advisory}."
+            for version in sorted(lock.get(floor.package, ()))
+            if version < floor.version
+        ]
+        for requirement in (*project.required, *project.development):
+            if canonicalize_name(requirement.name) == floor.package:
+                lowest = _lowest(requirement)
+                if lowest is None or lowest < floor.version:
+                    found.append(f"{requirement} is declared without >={floor.version}: {floor.advisory}.")
+    return found
+
+
+def lock_violations(lock: dict[str, set[Version]], project: Project) -> list[str]:
+    """A sentence for each declared requirement that the lock file does not hold."""
+    return [
+        f"{requirement} is declared; the lock file has {', '.join(map(str, sorted(versions))) or 'none'}."
+        for requirement in (*project.required, *project.development)
+        if not (versions := lock.get(canonicalize_name(requirement.name), set()))
+        or not all(requirement.specifier.contains(version) for version in versions)
+    ]
+
+
+def _lowest(requirement: Requirement) -> Version | None:
+    bounds = [Version(each.version) for each in requirement.specifier if each.operator in (">=", "==", "~=")]
+    return max(bounds, default=None)
