@@ -81,3 +81,10 @@ def test_certificate_and_key_come_together(tmp_path: Path) -> None:
         ServerSettings(tmp_path, tls_certificate=tmp_path / "server.pem")
     both = settings_from_mapping({"tls_certificate": "a.pem", "tls_key": "a.key"}, data_dir=tmp_path)
     assert (both.tls_certificate, both.tls_key) == (Path("a.pem"), Path("a.key"))
+
+
+def test_trusted_proxies_are_addresses_or_networks(tmp_path: Path) -> None:
+    """A proxy given by name would be trusted as nobody, in silence."""
+    assert ServerSettings(tmp_path, trusted_proxies=("10.0.0.0/8", "::1")).trusted_proxies
+    with pytest.raises(InvalidArgumentError, match=r"trusted proxy.*proxy\.example"):
+        ServerSettings(tmp_path, trusted_proxies=("proxy.example",))

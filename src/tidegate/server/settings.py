@@ -14,6 +14,7 @@ from typing import Final
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.server.declared import DeclaredNamespace
+from tidegate.transport.peers import TrustedProxies
 
 AMQP_PORT_DEFAULT: Final = 5672
 """The port that official SDKs use with ``UseDevelopmentEmulator=true`` when the string names none."""
@@ -53,6 +54,10 @@ class ServerSettings:
     """Your own certificate, PEM, with the chain to its issuer; None: one is made. Read once, at the start."""
     tls_key: Path | None = None
     """Its key, PEM, without a password."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks (``10.0.0.0/8``) of your own proxies before the HTTP faces: the address of a
+    client is then the last one that they write into ``X-Forwarded-For`` (without it: ``Forwarded``). Each
+    must add the address that it sees, or replace the header."""
     ready_file: Path | None = None
     """Written once the service serves: one JSON object, see ``ready.ReadyInformation``."""
     is_profile_written: bool = False
@@ -110,6 +115,7 @@ class ServerSettings:
             )
         if any(not name.strip() or "/" in name for name in self.tls_names):
             raise InvalidArgumentError("The setting tls_names holds something that is not a host name.")
+        TrustedProxies.parse(self.trusted_proxies)
         for name in self.redrive_pipelines:
             if _PIPELINE.fullmatch(name) is None:
                 raise InvalidArgumentError(
@@ -181,7 +187,7 @@ def _convert(name: str, value: object) -> object:
         if isinstance(value, str):
             return Path(value)
         raise InvalidArgumentError(f"The setting {name} takes a path as text, not {value!r}.")
-    if name in ("tls_names", "redrive_pipelines"):
+    if name in ("tls_names", "redrive_pipelines", "trusted_proxies"):
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)
         raise InvalidArgumentError(f"The setting {name} takes a list of names, not {value!r}.")

@@ -1,12 +1,88 @@
-"""Where a peer is, as far as its connection and its headers tell."""
+"""Where a peer is, as far as its connection and its headers tell.
+
+The rule: a header is believed only where the connection comes from a trusted proxy, and there only the part
+that trusted proxies have written.
+"""
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Container
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
 from typing import Final
 
+from tidegate.model.errors import InvalidArgumentError
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
 _PROXY_HEADERS: Final = ("forwarded", "x-forwarded-for", "via")
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedProxies:
+    """Proxies whose word about their clients' addresses is believed; none by default."""
+
+    networks: tuple[IpNetwork, ...] = ()
+
+    @classmethod
+    def parse(cls, names: Iterable[str]) -> TrustedProxies:
+        """From addresses (``10.0.0.7``) and networks (``10.0.0.0/8``, ``fd00::/8``).
+
+        Raises InvalidArgumentError for anything else.
+        """
+        try:
+            return cls(tuple(ipaddress.ip_network(name) for name in names))
+        except ValueError as error:
+            raise InvalidArgumentError(
+                f"A trusted proxy must be an address or a network: {error}.",
+                next_step="Write 10.0.0.7 or 10.0.0.0/8; a network has no bits of a host set.",
+            ) from error
+
+    def __contains__(self, address: IpAddress | None) -> bool:
+        return address is not None and any(address in network for network in self.networks)
+
+    def client_address(
+        self, peer: IpAddress | None, headers: Iterable[tuple[bytes, bytes]]
+    ) -> IpAddress | None:
+        """The address that a request came from, as far as trusted proxies can tell.
+
+        peer: the connection's. headers: names in lower case, in the order they came. A peer that is no
+        trusted proxy speaks for itself. Else it is the rightmost address in ``X-Forwarded-For`` (without
+        that header: in ``Forwarded``) that is not a trusted proxy itself; where none is left, or what stands
+        there is not an address, the last proxy that is known.
+        """
+        if peer not in self:
+            return peer
+        address = peer
+        for text in reversed(_forwarded_for(headers)):
+            nearer = parse_address(text)
+            if nearer is None:
+                break
+            address = nearer
+            if address not in self:
+                break
+        return address
+
+
+def parse_address(host: str | None) -> IpAddress | None:
+    """An address as ``getpeername`` or a header has it, perhaps with brackets and a port; or None.
+
+    IPv4 inside IPv6 (``::ffff:192.0.2.1``) is IPv4; the zone of a link-local address (``%eth0``) is dropped.
+    """
+    if host is None:
+        return None
+    if host.startswith("["):
+        host = host[1:].partition("]")[0]
+    elif host.count(":") == 1:
+        host = host.partition(":")[0]
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
 
 
 def is_loopback_peer(host: str | None, headers: Container[str]) -> bool:
@@ -23,3 +99,24 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
+
+
+def _forwarded_for(headers: Iterable[tuple[bytes, bytes]]) -> list[str]:
+    """The addresses that proxies have written, the nearest proxy's last."""
+    plain: list[str] = []
+    standard: list[str] = []
+    for name, value in headers:
+        if name == b"x-forwarded-for":
+            plain += [text.strip() for text in value.decode("latin-1").split(",")]
+        elif name == b"forwarded":
+            # RFC 7239: one element per proxy, e.g. for="[2001:db8::17]:4711";proto=https
+            standard += [_for_of(element) for element in value.decode("latin-1").split(",")]
+    return plain or standard
+
+
+def _for_of(element: str) -> str:
+    for pair in element.split(";"):
+        name, _, value = pair.partition("=")
+        if name.strip().lower() == "for":
+            return value.strip().strip('"')
+    return ""

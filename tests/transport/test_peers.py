@@ -1,0 +1,71 @@
+"""Peers: whose address counts behind proxies, and whose word about it is not believed."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+import pytest
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.transport.peers import TrustedProxies, parse_address
+
+PROXIES = TrustedProxies.parse(["10.0.0.0/8", "fd00::7"])
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("192.0.2.1:4711", "192.0.2.1"),
+        ("2001:db8::1", "2001:db8::1"),
+        ("[2001:db8::1]:4711", "2001:db8::1"),
+        ("[2001:db8::1]", "2001:db8::1"),
+        ("fe80::1%eth0", "fe80::1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("unknown", None),
+        ("_hidden", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_address_is_read_in_each_form_that_peers_and_headers_use(
+    text: str | None, address: str | None
+) -> None:
+    """One peer has one address, however it is written: limits and trust compare equal values."""
+    assert parse_address(text) == (None if address is None else ip_address(address))
+
+
+@pytest.mark.parametrize(
+    ("peer", "headers", "expected"),
+    [
+        # Nobody else's word counts.
+        ("192.0.2.9", [("x-forwarded-for", "198.51.100.1")], "192.0.2.9"),
+        ("127.0.0.1", [("x-forwarded-for", "198.51.100.1")], "127.0.0.1"),
+        # What the client itself wrote stands left of what the proxy added.
+        ("10.0.0.1", [("x-forwarded-for", "127.0.0.1, 198.51.100.1")], "198.51.100.1"),
+        ("10.0.0.1", [("x-forwarded-for", "127.0.0.1"), ("x-forwarded-for", "198.51.100.1")], "198.51.100.1"),
+        # Two proxies in a row.
+        ("10.0.0.1", [("x-forwarded-for", "1.1.1.1, 198.51.100.1, 10.9.9.9")], "198.51.100.1"),
+        ("fd00::7", [("x-forwarded-for", "198.51.100.1:5555")], "198.51.100.1"),
+        ("10.0.0.1", [("forwarded", 'for=1.1.1.1, For="[2001:db8::17]:4711";proto=https')], "2001:db8::17"),
+        # A client can send Forwarded through a proxy that knows only X-Forwarded-For.
+        ("10.0.0.1", [("forwarded", "for=127.0.0.1"), ("x-forwarded-for", "198.51.100.1")], "198.51.100.1"),
+        # Nothing, or nothing that is an address: the last proxy known.
+        ("10.0.0.1", [], "10.0.0.1"),
+        ("10.0.0.1", [("x-forwarded-for", "198.51.100.1, unknown, 10.9.9.9")], "10.9.9.9"),
+        ("10.0.0.1", [("x-forwarded-for", "10.1.1.1, 10.2.2.2")], "10.1.1.1"),
+    ],
+)
+def test_client_address_is_what_trusted_proxies_wrote(
+    peer: str, headers: list[tuple[str, str]], expected: str
+) -> None:
+    """No client chooses the address that its limits and rights are taken from."""
+    raw = [(name.encode(), value.encode()) for name, value in headers]
+    assert PROXIES.client_address(ip_address(peer), raw) == ip_address(expected)
+
+
+@pytest.mark.parametrize("name", ["proxy.example.org", "10.0.0.1/8", "", "10.0.0.0/33"])
+def test_trusted_proxy_must_be_an_address_or_a_network(name: str) -> None:
+    """A typing mistake does not silently trust nobody, or too many."""
+    with pytest.raises(InvalidArgumentError, match="trusted proxy"):
+        TrustedProxies.parse([name])
