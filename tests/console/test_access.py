@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
-from collections.abc import Iterator
+import queue
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from starlette.requests import Request
 from tests.console.support import PlainBrowser, assert_accessible, console_service
 
 from tidegate.broker import ROOT_POLICY_NAME, Claim
+from tidegate.console.access import rights_of
 from tidegate.console.app import SECURITY_HEADERS
+from tidegate.console.pages import overview
 from tidegate.console.vendoring import MANIFEST, VENDOR_DIRECTORY
 from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
@@ -100,6 +108,67 @@ def test_a_key_that_is_taken_away_ends_its_sessions(service: HubService, plain_b
     stream.close()
     assert plain_browser.get("/").status == 303
     assert _sign_in(PlainBrowser(plain_browser.origin), "reader", key) == 403
+
+
+@pytest.mark.parametrize("end", ["regenerate", "delete", "sign out"])
+def test_a_live_page_ends_with_its_session_at_once(
+    end: str, service: HubService, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where the page waits for something that never comes; another session's page goes on."""
+    fragments, is_over = overview._Pages._fragments, threading.Event()
+    waiting: queue.Queue[str] = queue.Queue()
+    beats: Counter[str] = Counter()
+
+    async def never_again(self: overview._Pages, request: Request) -> Mapping[str, str]:
+        policy = rights_of(request).policy_name
+        beats[policy] += 1
+        if beats[policy] > 1 and not is_over.is_set():
+            waiting.put(policy)
+            await asyncio.get_running_loop().create_future()
+        return await fragments(self, request)
+
+    async def take_away(server: TidegateServer) -> None:
+        if end == "delete":
+            server.broker.delete_policy(None, policy)
+        else:
+            server.broker.regenerate_key(None, policy)
+
+    monkeypatch.setattr(overview._Pages, "_fragments", never_again)
+    policy, other = f"goes by {end}".replace(" ", "-"), f"stays at {end}".replace(" ", "-")
+    streams = []
+    browsers = plain_browser, PlainBrowser(plain_browser.origin)
+    for browser, name in zip(browsers, (policy, other), strict=True):
+        assert _sign_in(browser, name, _create_policy(service, None, name, Claim.LISTEN)) == 303
+        browser.get("/hubs")
+        streams.append(browser.open("/console/live/overview"))
+    with closing(streams[0]), closing(streams[1]):
+        assert {waiting.get(timeout=30), waiting.get(timeout=30)} == {policy, other}
+        if end == "sign out":
+            assert plain_browser.post("/console/sign-out").status == 303
+        else:
+            service.call(take_away)
+        streams[0].read()  # the connection's own deadline is 30 s
+        assert plain_browser.get("/").status == 303
+        is_over.set()
+        assert browsers[1].get("/").status == 200
+        assert beats[other] == 2, "another session's page was asked again"
+
+
+def test_a_session_does_not_come_back_with_a_policy_made_again(
+    service: HubService, plain_browser: PlainBrowser
+) -> None:
+    """Deleting a policy signs its people out for good, though the new one has the same name and key."""
+
+    async def make_again(server: TidegateServer) -> None:
+        server.broker.delete_policy(None, "twice")
+        server.broker.create_policy(None, "twice", [Claim.LISTEN], key=key, secondary_key=KEY)
+
+    key = _create_policy(service, None, "twice", Claim.LISTEN)
+    assert _sign_in(plain_browser, "twice", key) == 303
+    assert plain_browser.get("/").status == 200
+    service.call(make_again)
+    assert plain_browser.get("/").status == 303
+    assert _sign_in(plain_browser, "twice", key) == 303
 
 
 def test_a_hubs_policy_signs_in_for_that_hub(service: HubService, plain_browser: PlainBrowser) -> None:

@@ -19,6 +19,7 @@ import pytest
 from tests.console.explorer_support import link_of, rows_of, send_events, words_of
 from tests.console.support import PlainBrowser, assert_accessible
 
+from tidegate.console import live
 from tidegate.console.backend.events import (
     EventCursor,
     EventFilter,
@@ -28,7 +29,6 @@ from tidegate.console.backend.events import (
     PageEnd,
     Wanted,
 )
-from tidegate.console.live import LiveStreams
 from tidegate.console.pages import explorer
 from tidegate.model.events import EventData
 from tidegate.server.app import TidegateServer
@@ -223,18 +223,20 @@ def test_a_quiet_live_page_is_not_drawn_again(
     """Only what has come costs work: the rows are made when they change, not with every beat."""
     beats: queue.Queue[int] = queue.Queue()
     drawn: list[int] = []
-    wait, rows = LiveStreams._wait, explorer.event_rows
+    next_one, rows = live._Stream.next, explorer.event_rows
 
-    async def wait_shortly(self: LiveStreams, seconds: float) -> None:
+    async def next_shortly(
+        self: live._Stream, render: live.Render, pause_s: float
+    ) -> Mapping[str, str] | None:
         if drawn:
             beats.put(len(drawn))
-        await wait(self, 0.01)
+        return await next_one(self, render, 0.01)
 
     def counted_rows(events: Sequence[ExploredEvent]) -> list[Mapping[str, object]]:
         drawn.append(len(events))
         return rows(events)
 
-    monkeypatch.setattr(LiveStreams, "_wait", wait_shortly)
+    monkeypatch.setattr(live._Stream, "next", next_shortly)
     monkeypatch.setattr(explorer, "event_rows", counted_rows)
     with closing(_ask(plain_browser, f"/console/live/hubs/{hub}/explorer")) as connection:
         response = connection.getresponse()

@@ -1,8 +1,9 @@
 """Signing in: sessions, what they may do, and what keeps other sites from using them.
 
 A browser holds a random session id in a cookie (HttpOnly, SameSite=Strict); all else is here, in memory.
-What a session may do is judged anew at each request by the policies as they are then: a key that is taken
-away ends it at once. Forms carry the session's token, and come from this origin only.
+What a session may do is judged anew at each request by the policies as they are then. A session whose policy
+or key is taken away ends at that moment, with everything live that it watches; it does not come back when a
+policy of that name and key is made again. Forms carry the session's token, and come from this origin only.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
@@ -81,6 +83,16 @@ class Sessions:
         self._access = access
         self._clock = clock
         self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._on_end: Callable[[Session], None] = lambda session: None
+        self._remove_listener = access.add_change_listener(self._end_those_without_rights)
+
+    def call_at_end(self, on_end: Callable[[Session], None]) -> None:
+        """Have ``on_end`` called with each session that ends from now on; it must neither block nor raise."""
+        self._on_end = on_end
+
+    def close(self) -> None:
+        """Hear no more of changes. Harmless twice."""
+        self._remove_listener()
 
     def sign_in(self, policy_name: str, key: str, hub: str | None) -> Session:
         """A new session for whoever knows a policy's key. Raises UnauthorizedError."""
@@ -88,7 +100,8 @@ class Sessions:
 
     def sign_out(self, session: Session) -> None:
         """End a session; harmless when it has ended."""
-        self._sessions.pop(session.session_id, None)
+        if self._sessions.pop(session.session_id, None) is not None:
+            self._on_end(session)
 
     def rights(self, session: Session) -> Rights | None:
         """What the session may do now; None: it has ended. Does not count as use."""
@@ -116,6 +129,10 @@ class Sessions:
         self._sessions.move_to_end(session.session_id)
         return session, rights
 
+    def _end_those_without_rights(self) -> None:
+        for session in list(self._sessions.values()):
+            self.rights(session)
+
     def _start_automatic(self, request: HTTPConnection) -> Session | None:
         if not _is_local(request):
             return None
@@ -137,11 +154,11 @@ class Sessions:
 
     def _make_room(self) -> None:
         # A program on this machine that keeps no cookies starts a session with each request: these go first.
-        for session_id, session in self._sessions.items():
+        for session in self._sessions.values():
             if session.is_automatic:
-                del self._sessions[session_id]
+                self.sign_out(session)
                 return
-        self._sessions.popitem(last=False)
+        self.sign_out(next(iter(self._sessions.values())))
 
 
 def cookie_name(request: HTTPConnection) -> str:

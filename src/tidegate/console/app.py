@@ -126,6 +126,7 @@ class ConsoleApp:
     async def close(self) -> None:
         """End what pages have started; no page is served afterwards. Harmless twice."""
         self.end_streams()
+        self.console.sessions.close()
         await self.console.tasks.close()
 
 

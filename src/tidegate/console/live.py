@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from markupsafe import escape
@@ -39,27 +40,59 @@ Render = Callable[[], Awaitable[Mapping[str, str] | None]]
 as ``rendering.fragment`` gives it, is text and is escaped here."""
 
 
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """One stream: waits and renders until somebody ends it."""
+
+    session: Session
+    is_ended: bool = False
+    limit: asyncio.Timeout | None = None
+    """Around what it waits for now; None: it waits for nothing but its reader."""
+
+    def end(self) -> None:
+        """Send nothing more, whatever is being waited for or rendered."""
+        self.is_ended = True
+        if self.limit is not None:
+            self.limit.reschedule(asyncio.get_running_loop().time())
+
+    async def next(self, render: Render, pause_s: float) -> Mapping[str, str] | None:
+        """What ``render`` returns, asked after a pause; None also when the stream was ended meanwhile."""
+        try:
+            async with asyncio.timeout(None) as self.limit:
+                await asyncio.sleep(pause_s)
+                return await _rendered(render)
+        except TimeoutError:
+            if not self.is_ended:
+                raise
+            return None
+        finally:
+            self.limit = None
+
+
 class LiveStreams:
     """All streams of a console."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._is_closed = asyncio.Event()
-        self._count = 0
+        self._streams: set[_Stream] = set()
+        self._is_closed = False
+        sessions.call_at_end(self._end_those_of)
 
     def close(self) -> None:
         """End all streams within a moment; browsers ask again by themselves."""
-        self._is_closed.set()
+        self._is_closed = True
+        for stream in self._streams:
+            stream.end()
 
     def stream(self, request: Request, render: Render, *, every_s: float = 1.0) -> Response:
         """Send what ``render`` returns while the peer is connected and signed in: each fragment when it has
-        changed, as the event of its name.
+        changed, as the event of its name. When the session ends, so does the stream, at once.
 
         render: called at once and then ``every_s`` seconds after it has returned; None ends the stream with
         the event ``end``, as does a TidegateError, unless it is transient: that is one beat without news.
         Raises ServerBusyError when there are too many streams.
         """
-        if self._count >= STREAMS_MAX:
+        if len(self._streams) >= STREAMS_MAX:
             raise ServerBusyError(
                 f"{STREAMS_MAX} live pages are open, the most that the console keeps up to date.",
                 next_step="Close some, then reload this page.",
@@ -70,35 +103,35 @@ class LiveStreams:
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
 
+    def _end_those_of(self, session: Session) -> None:
+        for stream in self._streams:
+            if stream.session is session:
+                stream.end()
+
     async def _events(self, session: Session, render: Render, every_s: float) -> AsyncIterator[str]:
-        self._count += 1
+        stream = _Stream(session, is_ended=self._is_closed)
+        self._streams.add(stream)
         try:
             sent: dict[str, str] = {}
-            quiet_s = 0.0
-            while not self._is_closed.is_set() and self._sessions.rights(session) is not None:
-                fragments = await _rendered(render)
+            pause_s = quiet_s = 0.0
+            while not stream.is_ended and self._sessions.rights(session) is not None:
+                fragments = await stream.next(render, pause_s)
+                if stream.is_ended:
+                    return
                 if fragments is None:
                     yield format_event(END_EVENT, "")
                     return
                 shown = {name: str(escape(text)) for name, text in fragments.items()}
                 news = {name: text for name, text in shown.items() if sent.get(name) != text}
                 sent |= news
-                quiet_s = 0.0 if news else quiet_s + every_s
+                pause_s, quiet_s = every_s, 0.0 if news else quiet_s + every_s
                 if news:
                     yield "".join(format_event(name, text) for name, text in news.items())
                 elif quiet_s >= KEEP_ALIVE_S:
                     quiet_s = 0.0
                     yield ": still here\n\n"
-                await self._wait(every_s)
         finally:
-            self._count -= 1
-
-    async def _wait(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._is_closed.wait()
-        except TimeoutError:
-            pass
+            self._streams.discard(stream)
 
 
 async def _rendered(render: Render) -> Mapping[str, str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,4 +55,11 @@ class AccessView(Protocol):
 
     def rights(self, credential: Credential) -> Rights | None:
         """What the credential is worth now; None: nothing any more."""
+        ...
+
+    def add_change_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` after each change of policies or keys; returns what removes it.
+
+        It is called from within the change, and must neither block nor raise.
+        """
         ...

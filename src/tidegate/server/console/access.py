@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, Grant
@@ -62,3 +63,7 @@ class BrokerAccess:
             can_manage=Claim.MANAGE in grant.claims,
             hub=grant.scope or None,
         )
+
+    def add_change_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """See ``AccessView.add_change_listener``."""
+        return self._broker.authorizer.add_change_listener(listener)
