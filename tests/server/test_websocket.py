@@ -17,9 +17,21 @@ from websockets.typing import Subprotocol
 
 from tidegate.amqp.connection import Connection, ConnectionConfiguration, Role
 from tidegate.amqp.events import ConnectionClosed as AmqpClosed
-from tidegate.amqp.events import ConnectionOpened, Event
+from tidegate.amqp.events import (
+    ConnectionOpened,
+    CreditGranted,
+    DeliveriesReceived,
+    Event,
+    LinkAttached,
+    LinkDetached,
+)
+from tidegate.amqp.message import encode_message
+from tidegate.broker import Claim
+from tidegate.model.sas import make_sas_token
+from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
 from tidegate.transport.websocket import FRAME_BYTES_MAX, MESSAGE_BYTES_MAX
+from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
 
 PATH = "/$servicebus/websocket"
 WAIT_S = 60.0
@@ -66,28 +78,28 @@ class AmqpClient:
     ) -> None:
         self._socket = socket
         self._cut = cut
-        self._connection = Connection(
+        self.connection = Connection(
             ConnectionConfiguration("client", sasl_mechanism="ANONYMOUS"), role=Role.CLIENT, now=0.0
         )
-        self._connection.open()
+        self.connection.open()
         self.message_bytes: list[int] = []
 
     def send(self) -> None:
         """What the engine has to say. A list of pieces goes as the fragments of one message."""
-        for message in self._cut(b"".join(self._connection.data_to_send())):
+        for message in self._cut(b"".join(self.connection.data_to_send())):
             self._socket.send(message)
 
     def wait(self, kind: type[Event]) -> Event:
         """The next event of that kind."""
         while True:
             self.send()
-            while (event := self._connection.next_event()) is not None:
+            while (event := self.connection.next_event()) is not None:
                 if isinstance(event, kind):
                     return event
             data = self._socket.recv(WAIT_S)
             assert isinstance(data, bytes)
             self.message_bytes.append(len(data))
-            self._connection.receive_data(data, now=0.0)
+            self.connection.receive_data(data, now=0.0)
 
 
 @pytest.mark.parametrize("path", [PATH, PATH + "/", "/%24servicebus/WebSocket/?sb-hc-action=connect"])
@@ -212,3 +224,41 @@ def test_large_events_arrive_whole(hub_service: HubService, event_hub: str, tran
     events = read(target.consumer(event_hub), len(sizes))
     received = [event.body_as_str("latin-1").encode("latin-1") for event in events]
     assert received == [bytes([size % 251]) * size for size in sizes]
+
+
+@pytest.mark.parametrize("is_regenerated", [False, True])
+def test_links_end_with_their_policy(hub_service: HubService, is_regenerated: bool) -> None:
+    """A link in a WebSocket ends when the policy that opened it goes, or its key, as over TCP."""
+    hub, name = hub_service.create_hub(), f"in-websockets-{is_regenerated}"
+
+    async def create(server: TidegateServer) -> str:
+        return server.broker.create_policy(hub, name, [Claim.LISTEN]).key
+
+    async def take_away(server: TidegateServer) -> None:
+        if is_regenerated:
+            server.broker.regenerate_key(hub, name)
+        else:
+            server.broker.delete_policy(hub, name)
+
+    audience = f"sb://localhost/{hub}"
+    token = make_sas_token(
+        audience=audience, key_name=name, key=hub_service.call(create), expiry=4_000_000_000
+    )
+    with _connect(hub_service) as socket:
+        client = AmqpClient(socket)
+        session = client.connection.begin_session()
+        requests = session.attach_sender("requests", target="$cbs")
+        answers = session.attach_receiver("answers", source="$cbs", target="client")
+        answers.grant_credit(1)
+        client.wait(CreditGranted)
+        requests.send(encode_message(put_token_request(PutToken(SAS_TOKEN_TYPE, audience, token))))
+        client.wait(DeliveriesReceived)
+        link = session.attach_receiver("events", source=f"{hub}/ConsumerGroups/$Default/Partitions/0")
+        while not link.is_open:
+            client.wait(LinkAttached)
+        hub_service.call(take_away)
+        ended = client.wait(LinkDetached)
+    assert isinstance(ended, LinkDetached)
+    assert ended.link is link
+    assert ended.error is not None
+    assert ended.error.condition == "amqp:unauthorized-access"
