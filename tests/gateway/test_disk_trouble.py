@@ -15,6 +15,8 @@ from tests.storage.simulated_files import SimulatedFiles
 from tidegate.amqp.message import Message, encode_message
 from tidegate.amqp.performatives import Accepted, Rejected
 from tidegate.broker import Broker
+from tidegate.broker.catalog import Catalog
+from tidegate.model.errors import ServerBusyError
 from tidegate.wire.batch import wrap_event
 
 
@@ -60,6 +62,54 @@ async def test_full_disk_refuses_and_recovers(
     receiver.grant_credit(10)
     pair.exchange()
     assert [delivery.payload[-1:] for delivery in pair.deliveries(receiver)] == [b"1", b"3"]
+
+
+async def test_running_out_of_descriptors_refuses_and_recovers(
+    files: SimulatedFiles, simulated: Broker, clock: ManualClock
+) -> None:
+    """While no file can be opened sends are rejected as busy, and a receiver waits; its link stays."""
+    pair = Pair(simulated, clock)
+    assert pair.put_token(simulated, f"sb://{HOST}/hub").status_code == 202
+    link = pair.session.attach_sender("s", target="hub/Partitions/0")
+    receiver = pair.session.attach_receiver(
+        "r", source="hub/ConsumerGroups/$Default/Partitions/0", target="client"
+    )
+    pair.exchange()
+    files.opens_left = 0
+    link.send(_event("1"))
+    await pair.wait_for(lambda: len(pair.settled(link)) == 1)
+    state = pair.settled(link)[0].state
+    assert isinstance(state, Rejected)
+    assert state.error is not None
+    assert state.error.condition == "com.microsoft:server-busy"
+    files.opens_left = None
+    link.send(_event("2"))
+    await pair.wait_for(lambda: len(pair.settled(link)) == 2)
+    files.opens_left = 0
+    receiver.grant_credit(10)
+    pair.exchange()
+    assert pair.deliveries(receiver) == []
+    files.opens_left = None
+    await pair.wait_for(lambda: bool(pair.deliveries(receiver)))
+    assert [delivery.payload[-1:] for delivery in pair.deliveries(receiver)] == [b"2"]
+
+
+async def test_a_hub_that_cannot_be_made_now_can_be_made_later(
+    files: SimulatedFiles, simulated: Broker
+) -> None:
+    """Wherever descriptors run out, the hub is there once or not at all: the next try makes it, once."""
+    for opens_left in range(40):
+        files.opens_left = opens_left
+        name = f"hub{opens_left}"
+        try:
+            simulated.create_event_hub(name, partition_count=2)
+        except ServerBusyError:
+            files.opens_left = None
+            simulated.create_event_hub(name, partition_count=2)
+        files.opens_left = None
+        names = [record.name for record in Catalog.read(files, Path("/data")).event_hubs]
+        assert names.count(name) == 1
+        await simulated.event_hub(name).partitions[1].append(b"x", array("I", (1,)))
 
 
 async def test_a_disk_that_does_not_read_stops_no_producer(

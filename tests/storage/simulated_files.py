@@ -51,6 +51,8 @@ class SimulatedFiles:
         """Errno that every sync of a file fails with."""
         self.sync_error_name: str | None = None
         """Only for files whose path contains this."""
+        self.opens_left: int | None = None
+        """Files and directories that may still be opened before EMFILE; None: no limit."""
         self.read_error: int | None = None
         """Errno that every read fails with."""
         self.operations_left: int | None = None
@@ -68,6 +70,13 @@ class SimulatedFiles:
             if self.operations_left <= 0:
                 raise OSError(errno.EIO, "the power is gone")
             self.operations_left -= 1
+
+    def open(self) -> None:
+        """Count an opening; raises EMFILE once there are no descriptors left."""
+        if self.opens_left is not None:
+            if self.opens_left <= 0:
+                raise OSError(errno.EMFILE, "too many open files")
+            self.opens_left -= 1
 
     def lose_power(self, randomness: random.Random) -> SimulatedFiles:
         """The disk as it is found after a power loss now."""
@@ -96,6 +105,7 @@ class SimulatedFiles:
     # -- Files
 
     def list_names(self, directory: Path) -> list[str]:
+        self.open()
         if directory not in self.directories:
             raise FileNotFoundError(errno.ENOENT, "no such directory", str(directory))
         names = {path.name for path in (*self.entries, *self.directories) if path.parent == directory}
@@ -109,6 +119,7 @@ class SimulatedFiles:
         self.directories.update((directory, *directory.parents))
 
     def create(self, path: Path) -> WritableFile:
+        self.open()
         self.operate()
         if path.parent not in self.directories:
             raise FileNotFoundError(errno.ENOENT, "no such directory", str(path))
@@ -121,9 +132,11 @@ class SimulatedFiles:
         return _SimulatedWritable(self, inode, path)
 
     def open_writable(self, path: Path) -> WritableFile:
+        self.open()
         return _SimulatedWritable(self, self._inode(path), path)
 
     def open_readable(self, path: Path) -> ReadableFile:
+        self.open()
         return _SimulatedReadable(self, self._inode(path))
 
     def rename(self, source: Path, target: Path) -> None:
@@ -159,6 +172,7 @@ class SimulatedFiles:
         }
 
     def sync_directory(self, directory: Path) -> None:
+        self.open()
         self.operate()
         kept = []
         for path, inode in self.pending_entries:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,13 @@ import pytest
 from tests.storage.simulated_files import SimulatedFiles
 from tests.storage.test_power_loss import read_all
 
-from tidegate.model.errors import InvalidArgumentError, LogCorruptError, LogFailedError, LogFullError
+from tidegate.model.errors import (
+    InvalidArgumentError,
+    LogCorruptError,
+    LogFailedError,
+    LogFullError,
+    ServerBusyError,
+)
 from tidegate.storage.log_manager import LogManager
 from tidegate.storage.options import LogOptions
 from tidegate.storage.partition_log import PartitionLog
@@ -112,6 +120,83 @@ async def test_times_are_found_while_the_newest_segment_is_empty(count: int) -> 
         await manager.close()
         manager, (log, _) = await _open(files)
     await manager.close()
+
+
+@pytest.mark.parametrize("opens_left", range(11))
+async def test_running_out_of_descriptors_ends_no_log(opens_left: int) -> None:
+    """Whichever file cannot be opened, the batch is refused as busy, and the log goes on when one can: no
+    acknowledged event is lost, none is stored twice, and a power loss in between changes nothing.
+    """
+    files = SimulatedFiles()
+    manager, (log, _) = await _open(files)
+    files.opens_left = opens_left
+    stored: list[bytes] = []
+    refused = 0
+    for number in range(8):  # two batches a segment
+        payload = bytes([number]) * 2400
+        future = log.append_nowait(payload, [len(payload)], enqueued_time_ms=1)
+        manager.commit_queued()
+        error = future.exception()
+        if error is None:
+            stored.append(payload)
+        else:
+            assert isinstance(error, ServerBusyError)
+            refused += 1
+        if number == 5:
+            files.opens_left = None
+    assert refused > 0
+    assert read_all(log)[-1].payload == stored[-1]
+    after = files.lose_power(random.Random(opens_left))
+    await manager.close()
+    for found in (files, after):
+        manager, (log, _) = await _open(found)
+        assert [bytes(batch.payload) for batch in read_all(log)] == stored
+        assert _append(manager, log, b"more") == len(stored)
+        await manager.close()
+
+
+async def test_readers_wait_for_descriptors() -> None:
+    """What cannot be opened now is no failed disk: readers are told to come again, and then read."""
+    files = SimulatedFiles()
+    manager, (log, _) = await _open(files)
+    for number in range(6):
+        _append(manager, log, bytes([number]) * 2400)
+    files.opens_left = 0
+    for read in (lambda: log.read_nowait(0, bytes_max=10), lambda: log.sequence_number_at_time(0)):
+        with pytest.raises(ServerBusyError, match="ulimit"):
+            read()
+    files.opens_left = None
+    assert len(read_all(log)) == 6
+    await manager.close()
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO])
+async def test_only_what_passes_by_itself_is_repeated(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """A write that failed for lack of memory is cut off and repeated; one that the disk refused is not."""
+    files = SimulatedFiles()
+    manager, (log, _) = await _open(files)
+    _append(manager, log, b"first")
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "operate", _failing_once(code))
+        future = log.append_nowait(b"x", [1], enqueued_time_ms=1)
+        manager.commit_queued()
+    if code == errno.EIO:
+        assert isinstance(future.exception(), LogFailedError)
+    else:
+        assert isinstance(future.exception(), ServerBusyError)
+        assert _append(manager, log, b"second") == 1
+        assert [bytes(batch.payload) for batch in read_all(log)] == [b"first", b"second"]
+    await manager.close()
+
+
+def _failing_once(code: int) -> Callable[[], None]:
+    errors = [OSError(code, "injected")]
+
+    def operate() -> None:
+        if errors:
+            raise errors.pop()
+
+    return operate
 
 
 async def test_a_failing_listener_costs_nobody_an_answer(caplog: pytest.LogCaptureFixture) -> None:

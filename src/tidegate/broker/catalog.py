@@ -22,7 +22,7 @@ from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError, LogCorruptError, LogFullError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, TIER_DEFAULT, Tier
 from tidegate.storage.files import Files, read_whole, replace_whole
-from tidegate.storage.write_errors import is_full_error
+from tidegate.storage.write_errors import is_full_error, is_shortage_error, shortage_error
 
 CATALOG_NAME: Final = "catalog.json"
 _FORMAT_VERSION = 2
@@ -104,8 +104,8 @@ class Catalog:
         return _read(files, data_directory / CATALOG_NAME)[1]
 
     def replace_contents(self, contents: CatalogContents) -> None:
-        """Make ``contents`` the catalog; durable on return. Raises LogFullError; the old contents then
-        stand.
+        """Make ``contents`` the catalog; durable on return. Raises LogFullError, ServerBusyError; the
+        old contents then stand.
         """
         try:
             replace_whole(self._files, self._path, _encode(contents), is_durable=True)
@@ -114,6 +114,8 @@ class Catalog:
                 raise LogFullError(
                     f"No room to write the catalog {self._path}.", next_step="Free disk space and repeat."
                 ) from error
+            if is_shortage_error(error):
+                raise shortage_error(error, "write the catalog") from error
             raise
         self.contents = contents
 

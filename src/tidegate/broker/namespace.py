@@ -244,6 +244,9 @@ class Broker:
             event_bytes_max=event_bytes_max,
         )
         self._logs.create_logs(record.hub_id, partition_count)
+        for index in range(partition_count):
+            # Now, since it may fail: a hub that the catalog names and nobody can use could be made twice.
+            self._logs.log(record.hub_id, str(index))
         contents = self._catalog.contents
         self._catalog.replace_contents(replace(contents, event_hubs=(*contents.event_hubs, record)))
         event_hub = self._add_event_hub(record)

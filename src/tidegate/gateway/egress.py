@@ -9,6 +9,7 @@ and returns.
     events appended                  the socket's buffer is full (``on_writable`` runs it again)
     socket writable again            its share of the loop is used up (it asks to be run again)
     its wait for throughput is over  the namespace's throughput units are used up (a timer runs it again)
+    its wait for the log is over     the log cannot open a file now (a timer runs it again)
 
 Deliveries are settled when sent: the official Python client never answers them.
 """
@@ -27,7 +28,7 @@ from tidegate.amqp.performatives import Error
 from tidegate.broker import Claim, OnStolen, Partition, ReceiverHandle, RecordBatch, Throughput
 from tidegate.gateway.claims import ConnectionClaims
 from tidegate.model.clock import Clock
-from tidegate.model.errors import NotFoundError, TidegateError
+from tidegate.model.errors import NotFoundError, ServerBusyError, TidegateError
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT
 from tidegate.wire.delivery import (
     NEVER_ENQUEUED_MS,
@@ -41,6 +42,7 @@ _PUMP_BYTES = 1024 * 1024
 _READ_BYTES = 512 * 1024
 """Payload that one read takes from the log; also what a reader without credit keeps in memory."""
 _EVENTS_PER_ROUND = 1000
+_RETRY_AFTER_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -160,6 +162,9 @@ class EgressLink:
             return
         try:
             self._pump()
+        except ServerBusyError as error:
+            delay_s = error.retry_after_s or _RETRY_AFTER_S
+            self._resume = self._loop.call_later(delay_s, self._on_resumed)
         except Exception as error:  # Whatever it is, it concerns this link; ``fail`` has it logged.
             self.fail(error)
 

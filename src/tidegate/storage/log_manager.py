@@ -22,7 +22,7 @@ from tidegate.storage.partition_log import PartitionLog
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
 from tidegate.storage.recovery import recover_log
 from tidegate.storage.segment_reader import SegmentCache
-from tidegate.storage.write_errors import is_full_error
+from tidegate.storage.write_errors import is_full_error, is_shortage_error, shortage_error
 
 LOGS_NAME: Final = "logs"
 LOCK_NAME: Final = "lock"
@@ -75,7 +75,7 @@ class LogManager:
         """Take the data directory (made where it is missing) for this service.
 
         is_threaded: False only for tests, which then call ``commit_queued``.
-        Raises DirectoryInUseError, LogFullError, OSError.
+        Raises DirectoryInUseError, LogFullError, ServerBusyError, OSError.
         """
         files = files or OsFiles()
         logs_directory = data_directory / LOGS_NAME
@@ -111,7 +111,9 @@ class LogManager:
     # -- logs
 
     def create_logs(self, hub_id: str, partition_count: int) -> None:
-        """Make the directories of a hub's logs; durable on return. Raises LogFullError, OSError."""
+        """Make the directories of a hub's logs; durable on return. Raises LogFullError, ServerBusyError,
+        OSError.
+        """
         directory = self._logs_directory / hub_id
         try:
             for index in range(partition_count):
@@ -122,11 +124,16 @@ class LogManager:
             raise _translate(error, self._data_directory) from error
 
     def log(self, hub_id: str, partition_id: str) -> PartitionLog:
-        """The log of a partition, recovered on first use. Raises LogCorruptError, OSError."""
+        """The log of a partition, recovered on first use. Raises LogCorruptError, LogFullError,
+        ServerBusyError, OSError.
+        """
         key = (hub_id, partition_id)
         log = self._logs.get(key)
         if log is None:
-            log = self._logs[key] = self._recover(self._logs_directory / hub_id / partition_id)
+            try:
+                log = self._logs[key] = self._recover(self._logs_directory / hub_id / partition_id)
+            except OSError as error:
+                raise _translate(error, self._data_directory) from error
         return log
 
     async def delete_logs(self, hub_id: str) -> None:
@@ -256,4 +263,6 @@ def _answer(command: Command) -> None:
 def _translate(error: OSError, directory: Path) -> Exception:
     if is_full_error(error):
         return LogFullError(f"No room on the disk of {directory}.", next_step="Free disk space and repeat.")
+    if is_shortage_error(error):
+        return shortage_error(error, "open a log")
     return error

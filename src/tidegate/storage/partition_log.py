@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Protocol
 
-from tidegate.model.errors import ClosedError, LogFailedError, TidegateError
+from tidegate.model.errors import ClosedError, LogFailedError, ServerBusyError, TidegateError
 from tidegate.storage.group_commit import GroupCommit
 from tidegate.storage.log_view import LogView
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
@@ -23,6 +23,7 @@ from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch, en
 from tidegate.storage.segment import Segment, corrupt_error, iter_headers
 from tidegate.storage.segment_reader import SegmentCache, read_batches
 from tidegate.storage.sparse_index import NO_TIME
+from tidegate.storage.write_errors import is_shortage_error, shortage_error
 
 _CURSORS_MAX = 256
 """Our choice: how many places of sequential readers are remembered, to go on without a look-up."""
@@ -163,7 +164,8 @@ class PartitionLog:
 
         At least one where there is one; empty at the end. The first may begin before the start. Where
         retention removed the start, what is still there comes instead. A read ends with a segment, so it may
-        be short. Raises LogCorruptError (damaged events are never served), LogFailedError (the disk).
+        be short. Raises LogCorruptError (damaged events are never served), LogFailedError (the disk),
+        ServerBusyError (no file can be opened now).
         """
         while True:
             view = self.writer.view
@@ -182,7 +184,7 @@ class PartitionLog:
     def sequence_number_at_time(self, time_ms: int) -> int:
         """The first event enqueued at ``time_ms`` (milliseconds since 1970-01-01 UTC) or later.
 
-        ``next_sequence_number`` where there is none. Raises LogCorruptError, LogFailedError.
+        ``next_sequence_number`` where there is none. Raises LogCorruptError, LogFailedError, ServerBusyError.
         """
         while True:
             view = self.writer.view
@@ -226,7 +228,7 @@ class PartitionLog:
 
         A segment goes when all its events were enqueued before ``before_ms``, or when what remains still
         holds ``bytes_max`` bytes (None: no limit by size). The last segment goes by time only.
-        Raises LogFullError, LogFailedError, LogCorruptError, ClosedError.
+        Raises LogFullError, ServerBusyError, LogFailedError, LogCorruptError, ClosedError, OSError.
         """
         if self.is_closed:
             raise closed_error()
@@ -304,10 +306,12 @@ class PartitionLog:
                 return count
         return len(sealed)
 
-    def _unreadable(self, error: OSError) -> LogFailedError:
+    def _unreadable(self, error: OSError) -> LogFailedError | ServerBusyError:
+        if is_shortage_error(error):
+            return shortage_error(error, "read a log")
         return LogFailedError(
             f"The log {self.directory} cannot be read: {error.strerror or error}.",
-            next_step="Check the disk, and how many files the service may open (ulimit -n).",
+            next_step="Check the disk.",
         )
 
     def _remove_listener(self, key: object) -> None:

@@ -7,8 +7,9 @@ Theory of operation. A round is ``write`` (all requests that were queued, one ga
     view        what is durable: readers see this, acknowledgements follow it
 
 A write that fails for lack of room is cut off the file, the tail goes back to where it was, and every
-request of that write fails with LogFullError; the next round finds the log as it was. Any other failed
-write, and any failed sync, ends this partition's appends until a restart has verified the file: after a
+request of that write fails with LogFullError; the next round finds the log as it was. So it is where the
+process is short of descriptors or memory, with ServerBusyError. Any other failed write, and any failed sync,
+ends this partition's appends until a restart has verified the file: after a
 failed sync the system may have dropped the data it could not write and call the next sync a success, so
 nothing after it may be acknowledged (our choice: refusing until restart is the one answer that is right on
 every file system). Other partitions go on.
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidegate.model.errors import LogFailedError, LogFullError, TidegateError
+from tidegate.model.errors import LogFailedError, LogFullError, ServerBusyError, TidegateError
 from tidegate.storage.files import Files, WritableFile, replace_whole, write_all
 from tidegate.storage.log_view import LogView
 from tidegate.storage.options import LogOptions
@@ -46,7 +47,7 @@ from tidegate.storage.segment import (
 )
 from tidegate.storage.snapshot import SNAPSHOT_NAME, Snapshot, encode_snapshot
 from tidegate.storage.sparse_index import SparseIndex
-from tidegate.storage.write_errors import is_full_error
+from tidegate.storage.write_errors import is_full_error, is_shortage_error, shortage_error
 
 if TYPE_CHECKING:
     import asyncio
@@ -111,6 +112,8 @@ class PartitionWriter:
         self.view = view
         self.failure: TidegateError | None = None
         """Why it takes no more appends; None while it does."""
+        self._refusal: TidegateError | None = None
+        """Why batches were refused that may be sent again: the last reason."""
         self._file: WritableFile | None = None
         self._salt = salt
         self._position = view.end_position
@@ -135,7 +138,7 @@ class PartitionWriter:
                 continue
             try:
                 self._stage(request)
-            except (LogFullError, LogFailedError) as error:
+            except (LogFullError, LogFailedError, ServerBusyError) as error:
                 # Later requests of the round fail with it: none may overtake the one before it.
                 for later in requests[number:]:
                     later.error = error
@@ -166,7 +169,7 @@ class PartitionWriter:
             if result.until_sequence_number <= self.view.next_sequence_number:
                 request.result = result
             else:
-                request.error = self.failure or self._full_error()
+                request.error = self.failure or self._refusal or self._full_error()
         self._duplicates = []
         if self._snapshot_bytes >= self._options.snapshot_interval_bytes and self.failure is None:
             self.save_snapshot(is_durable=False)
@@ -232,13 +235,8 @@ class PartitionWriter:
             write_all(self._open_file(), buffers, buffered[0].position)
         except OSError as error:
             self._take_back(buffered)
-            if not is_full_error(error):
-                failure: TidegateError = self._fail(error, "write")
-                self._cut_off(self._position)
-            elif self._cut_off(self._position):
-                failure = self._full_error()
-            else:
-                failure = self._fail(error, "write")
+            is_whole = self._cut_off(self._position)
+            failure = (self._passing_error(error) if is_whole else None) or self._fail(error, "write")
             for written in buffered:
                 written.request.error = failure
             return failure
@@ -288,7 +286,9 @@ class PartitionWriter:
     # -- segments
 
     def _roll(self) -> None:
-        """Begin a new segment. Raises LogFullError, LogFailedError; the log then goes on where it was."""
+        """Begin a new segment. The log goes on where it was if that raises LogFullError, ServerBusyError or
+        LogFailedError.
+        """
         error = self._flush()
         self.sync()
         self._publish()
@@ -302,9 +302,7 @@ class PartitionWriter:
         except OSError as failure:
             with contextlib.suppress(OSError):
                 self._files.remove(path)
-            if is_full_error(failure):
-                raise self._full_error() from failure
-            raise self._fail(failure, "new segment") from failure
+            raise (self._passing_error(failure) or self._fail(failure, "new segment")) from failure
         if self._file is not None:
             self._file.close()
         segments = self.view.segments
@@ -348,7 +346,7 @@ class PartitionWriter:
         """Remove the segments that begin before ``until_base``; returns them, for readers to forget.
 
         is_last_expired: begin a new segment first, so that the last one can go, too.
-        Raises LogFullError, LogFailedError.
+        Raises LogFullError, ServerBusyError, LogFailedError.
         """
         if self.failure is not None:
             raise self.failure
@@ -367,20 +365,21 @@ class PartitionWriter:
             view.last_enqueued_time_ms,
         )
         # The snapshot goes first: a segment that comes back after a power loss is then known to be removed.
-        if not self.save_snapshot(is_durable=True):
+        error = self.save_snapshot(is_durable=True)
+        if error is not None:
             self.view = view
-            raise self._full_error()
+            raise self._passing_error(error) or self._full_error()
         for segment in removed:
             self._files.remove(segment.path)
             self._files.remove(index_path(segment.path))
         return removed
 
-    def save_snapshot(self, *, is_durable: bool) -> bool:
-        """Write the snapshot of the durable state; False where that failed (a start then reads more of the
-        log).
+    def save_snapshot(self, *, is_durable: bool) -> OSError | None:
+        """Write the snapshot of the durable state; returns why that failed (a start then reads more of the
+        log), None where it did not.
         """
         if not self.view.segments:
-            return True
+            return None
         index = self.view.segments[-1].index
         assert index is not None
         snapshot = Snapshot(
@@ -401,8 +400,8 @@ class PartitionWriter:
             )
         except OSError as error:
             _logger.warning("The snapshot in %s was not written: %s.", self._directory, error)
-            return False
-        return True
+            return error
+        return None
 
     def close(self) -> None:
         """Write a last snapshot, so that the next start reads nothing, and release the file."""
@@ -439,6 +438,16 @@ class PartitionWriter:
         )
         _logger.error("%s", self.failure)
         return self.failure
+
+    def _passing_error(self, error: OSError) -> TidegateError | None:
+        """What to tell a producer whose batch is not stored for now; None where ``error`` does not pass."""
+        if is_full_error(error):
+            self._refusal = self._full_error()
+        elif is_shortage_error(error):
+            self._refusal = shortage_error(error, "append to a log")
+        else:
+            return None
+        return self._refusal
 
     def _full_error(self) -> LogFullError:
         return LogFullError(
