@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ssl
+import warnings
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.server import certificates
 from tidegate.server.certificates import (
     ServerCertificate,
     ensure_server_certificate,
@@ -33,9 +37,12 @@ class FixedClock:
         return 0.0
 
 
-def _handshake(certificate: ServerCertificate, name: str) -> None:
+def _handshake(
+    certificate: ServerCertificate, name: str, client_context: ssl.SSLContext | None = None
+) -> None:
     """A TLS handshake in memory with full verification; raises ssl.SSLError when the client refuses."""
-    client_context = ssl.create_default_context(cafile=str(certificate.ca_file))
+    if client_context is None:
+        client_context = ssl.create_default_context(cafile=str(certificate.ca_file))
     client_context.verify_flags |= ssl.VERIFY_X509_STRICT
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = client_context.wrap_bio(to_client, to_server, server_hostname=name)
@@ -80,14 +87,117 @@ def test_files_are_kept_and_keys_private(tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_missing_name_renews_the_server_certificate_only(tmp_path: Path) -> None:
-    """A new --tls-name works for clients that hold the old ca.pem, and the earlier names stay."""
+def test_a_name_that_the_authority_may_speak_for_renews_the_server_certificate_only(tmp_path: Path) -> None:
+    """A host below one that was named works for clients that hold the old ca.pem; earlier names stay."""
     clock = FixedClock()
     ca_before = _ca(ensure_server_certificate(tmp_path, ["one.example"], clock=clock))
-    certificate = ensure_server_certificate(tmp_path, ["two.example"], clock=clock)
+    certificate = ensure_server_certificate(tmp_path, ["broker.one.example"], clock=clock)
     assert _ca(certificate) == ca_before
     _handshake(certificate, "one.example")
-    _handshake(certificate, "two.example")
+    _handshake(certificate, "broker.one.example")
+
+
+@pytest.mark.parametrize("name", ["two.example", "notone.example", "example", "192.0.2.7", "2001:db8::7"])
+def test_a_name_outside_the_constraints_makes_a_new_authority(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else no client could use the new name. The log says that clients need the new ca.pem."""
+    clock = FixedClock()
+    ca_before = _ca(ensure_server_certificate(tmp_path, ["one.example"], clock=clock))
+    assert "clients" not in caplog.text
+    certificate = ensure_server_certificate(tmp_path, [name], clock=clock)
+    assert _ca(certificate) != ca_before
+    assert f"could not speak for {name}: clients have to be given the new" in caplog.text
+    _handshake(certificate, "one.example")
+    _handshake(certificate, name)
+    ca_before = _ca(certificate)
+    assert _ca(ensure_server_certificate(tmp_path, ["one.example", name], clock=clock)) == ca_before
+
+
+@pytest.mark.parametrize("name", ["bank.example", "198.51.100.1", "::2", "one.example.org"])
+def test_a_stolen_authority_speaks_for_no_other_host(tmp_path: Path, name: str) -> None:
+    """Whoever trusts ca.pem is not open to a false bank: clients refuse other names that its key signs."""
+    made = ensure_server_certificate(tmp_path, ["one.example", "*.many.example"], clock=FixedClock())
+    _handshake(made, "any.many.example")
+    authority = certificates._load(tmp_path / "ca.pem", tmp_path / "ca.key")
+    assert authority is not None
+    forged = certificates._make_server(authority, [name], FixedClock().now_utc())
+    (tmp_path / "forged.pem").write_bytes(certificates._certificate_pem(forged.certificate))
+    (tmp_path / "forged.key").write_bytes(certificates._key_pem(forged.key))
+    with pytest.raises(ssl.SSLError, match="permitted subtree violation"):
+        _handshake(ServerCertificate(made.ca_file, tmp_path / "forged.pem", tmp_path / "forged.key"), name)
+
+
+def test_the_constraints_are_critical(tmp_path: Path) -> None:
+    """A client that does not know constraints refuses the authority, instead of passing over them."""
+    made = ensure_server_certificate(tmp_path, ["one.example"], clock=FixedClock())
+    extension = x509.load_pem_x509_certificate(_ca(made)).extensions.get_extension_for_class(
+        x509.NameConstraints
+    )
+    assert extension.critical
+    permitted = extension.value.permitted_subtrees or ()
+    assert [str(each.value) for each in permitted] == [
+        "localhost",
+        "127.0.0.1/32",
+        "::1/128",
+        "one.example",
+    ]
+
+
+def test_an_authority_without_constraints_stays(tmp_path: Path) -> None:
+    """Clients of a data directory of an earlier version go on, also with a new name."""
+    clock = FixedClock()
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Tidegate local authority")])
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    earlier = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(clock.now - timedelta(days=1))
+        .not_valid_after(clock.now + timedelta(days=3650))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(certificates._key_usage(is_authority=True), critical=True)
+        .add_extension(identifier, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    (tmp_path / "ca.pem").write_bytes(certificates._certificate_pem(earlier))
+    (tmp_path / "ca.key").write_bytes(certificates._key_pem(key))
+    made = ensure_server_certificate(tmp_path, ["new.example"], clock=clock)
+    assert _ca(made) == certificates._certificate_pem(earlier)
+    _handshake(made, "new.example")
+
+
+def test_a_name_in_other_letters_is_not_made_again_at_each_start(tmp_path: Path) -> None:
+    """A host name beyond ASCII is compared as certificates hold it."""
+    made = ensure_server_certificate(tmp_path, ["Bücher.example"], clock=FixedClock())
+    before = made.certificate_file.read_bytes()
+    assert ensure_server_certificate(tmp_path, ["bücher.example"], clock=FixedClock()) == made
+    assert made.certificate_file.read_bytes() == before
+    _handshake(made, "bücher.example")
+
+
+def test_only_modern_tls_is_spoken(tmp_path: Path) -> None:
+    """TLS 1.3, and 1.2 with forward secrecy and authenticated encryption; nothing older, nothing weaker."""
+    made = ensure_server_certificate(tmp_path, [], clock=FixedClock())
+
+    def client(version: ssl.TLSVersion, ciphers: str) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=str(made.ca_file))
+        context.set_ciphers(f"{ciphers}:@SECLEVEL=0")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # TLS 1.1
+            context.minimum_version = context.maximum_version = version
+        return context
+
+    _handshake(made, "localhost", client(ssl.TLSVersion.TLSv1_3, "ALL"))
+    for ciphers in ("ECDHE+AESGCM", "ECDHE+CHACHA20"):
+        _handshake(made, "localhost", client(ssl.TLSVersion.TLSv1_2, ciphers))
+    for version, ciphers in [
+        (ssl.TLSVersion.TLSv1_2, "ECDHE+AES:!AESGCM:!AESCCM"),
+        (ssl.TLSVersion.TLSv1_2, "DHE+AESGCM"),
+        (ssl.TLSVersion.TLSv1_2, "AESGCM:!ECDHE:!DHE"),
+        (ssl.TLSVersion.TLSv1_1, "ALL"),
+    ]:
+        with pytest.raises(ssl.SSLError):
+            _handshake(made, "localhost", client(version, ciphers))
 
 
 def test_ending_certificate_is_renewed(tmp_path: Path) -> None:

@@ -44,11 +44,12 @@ class HttpGateway:
         amqp: AmqpGateway,
         capture_statistics: Callable[[], Mapping[str, CaptureStatistics]],
         further_routes: Sequence[BaseRoute] = (),
+        hsts_max_age_s: int | None = None,
     ) -> None:
         """amqp: takes what comes in WebSockets; close it first, so that it ends them in order.
 
         capture_statistics: by the name of each hub that is captured now. further_routes: get what no address
-        of this face takes (the console).
+        of this face takes (the console). hsts_max_age_s: for browsers that have come by HTTPS; None: nothing.
         """
         self._broker = broker
         self._amqp = amqp
@@ -56,6 +57,7 @@ class HttpGateway:
         self._metrics = MetricsPage(Sources(broker, amqp.connection_counts, capture_statistics))
         self._tasks = TaskOwner("HTTP gateway")
         self._servers: list[HttpServer] = []
+        self._hsts_max_age_s = hsts_max_age_s
         self._application = Starlette(
             routes=[
                 Route("/health", self._health, methods=["GET"]),
@@ -75,7 +77,12 @@ class HttpGateway:
         Raises OSError when the address cannot be listened on.
         """
         listener = listening_socket(host, port)
-        server = HttpServer(self._application, ssl_context=ssl_context, accept_websocket=self._amqp.accept)
+        server = HttpServer(
+            self._application,
+            ssl_context=ssl_context,
+            accept_websocket=self._amqp.accept,
+            hsts_max_age_s=self._hsts_max_age_s,
+        )
         self._servers.append(server)
         server.work = self._tasks.start(server.serve(sockets=[listener]), name=f"serve {host}:{port}")
         await server.is_serving.wait()

@@ -58,6 +58,7 @@ class HttpServer(uvicorn.Server):
         connections_max: int = CONNECTIONS_MAX,
         head_timeout_s: float = HEAD_TIMEOUT_S,
         write_timeout_s: float = WRITE_TIMEOUT_S,
+        hsts_max_age_s: int | None = None,
     ) -> None:
         """accept_websocket: gives the receiver of a WebSocket whose handshake is done."""
         self._accept_websocket = accept_websocket
@@ -82,6 +83,7 @@ class HttpServer(uvicorn.Server):
             access_log=False,
             lifespan="off",
             server_header=False,
+            headers=_default_headers(ssl_context, hsts_max_age_s),
             proxy_headers=False,
             timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
         )
@@ -118,6 +120,13 @@ class HttpServer(uvicorn.Server):
         )
         self.websockets.add(stream)
         return stream
+
+
+def _default_headers(ssl_context: ssl.SSLContext | None, hsts_max_age_s: int | None) -> list[tuple[str, str]]:
+    """What every answer has. Over plain HTTP browsers must not heed Strict-Transport-Security (RFC 6797)."""
+    if ssl_context is None or hsts_max_age_s is None:
+        return []
+    return [("Strict-Transport-Security", f"max-age={hsts_max_age_s}")]
 
 
 class _NamingConnection(h11.Connection):

@@ -34,6 +34,8 @@ from tidegate.server.certificates import (
 )
 from tidegate.server.console import ConsoleParts, console_of
 from tidegate.server.emulator_config import EMULATOR_KEY
+from tidegate.server.exposure import exposure_warnings
+from tidegate.server.live_certificate import CHECK_INTERVAL_S, LiveCertificate
 from tidegate.server.memory import allow_open_files, keep_freed_memory
 from tidegate.server.ready import ReadyInformation, read_profile, write_profile, write_ready_file
 from tidegate.server.settings import ServerSettings
@@ -104,11 +106,10 @@ class TidegateServer:
     async def _start(self) -> ReadyInformation:
         settings, stack = self.settings, self._exit_stack
         settings.data_dir.mkdir(parents=True, exist_ok=True)
-        certificate: ServerCertificate | None = None
-        tls: ssl.SSLContext | None = None
+        live: LiveCertificate | None = None
         if settings.is_tls_used:
-            certificate = self._certificate()
-            tls = certificate.ssl_context()
+            live = LiveCertificate(self._certificate, clock=self._clock)
+        certificate, tls = (None, None) if live is None else (live.certificate, live.context)
         self._broker = await Broker.open(settings.data_dir, clock=self._clock)
         stack.push_async_callback(self._broker.close)
         self._broker.is_lost_position_refused = settings.is_lost_position_refused
@@ -145,6 +146,7 @@ class TidegateServer:
             amqp=amqp,
             capture_statistics=self._capture.statistics,
             further_routes=() if console is None else (console.route(),),
+            hsts_max_age_s=settings.hsts_max_age_s,
         )
         stack.push_async_callback(http.close)
         if console is not None:
@@ -167,11 +169,15 @@ class TidegateServer:
         self._ready = ready
         renew = partial(self._renew_ready, addresses, certificate)
         stack.callback(self._broker.authorizer.add_change_listener(renew))
+        if live is not None:
+            tasks.start(self._watch_certificate(live, renew), name="certificate")
         faces = {name: address for name, address in addresses.items() if address is not None}
         told = ", ".join(f"{name} on {address}" for name, address in faces.items())
         _log.info(
             "the service serves %s from %s", told, ready.data_dir, extra={**faces, "data_dir": ready.data_dir}
         )
+        for warning in exposure_warnings(addresses):
+            _log.warning("%s", warning)
         return ready
 
     def _renew_ready(self, addresses: dict[str, str | None], certificate: ServerCertificate | None) -> None:
@@ -258,6 +264,12 @@ class TidegateServer:
             names = [name for name in certificate.names() if not name.startswith("*")]
             return names[0] if names else _loopback_name(host)
         return _loopback_name(host)
+
+    async def _watch_certificate(self, live: LiveCertificate, on_changed: Callable[[], None]) -> None:
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            if live.refresh():
+                on_changed()
 
     async def _apply_retention(self, broker: Broker) -> None:
         while True:

@@ -1,8 +1,14 @@
 """The service's certificate: the user's own files, or one of its own with its own authority.
 
 Its own is kept in the data directory, for development and private networks: clients are given ``ca.pem`` and
-verify as usual. The authority stays the same as long as it is valid, so that a renewed server certificate
-needs nothing from the clients. Keys are readable by the owner only.
+verify as usual. The authority stays the same as long as it is valid and may speak for the names that are
+wanted, so that a renewed server certificate needs nothing from the clients. Keys are readable by the owner
+only.
+
+Somebody who trusts ``ca.pem`` trusts it for the names of this service and no others: the authority carries
+them as name constraints (RFC 5280 section 4.2.1.10), so its key, if it is ever stolen, cannot make
+certificates for anything else. The key is kept because without it each renewal of the server's certificate,
+once a year, would need a new authority, which all clients would have to be given.
 """
 
 from __future__ import annotations
@@ -32,6 +38,9 @@ _SERVER_LIFETIME = timedelta(days=397)
 _RENEW_BEFORE = timedelta(days=30)
 _CLOCK_SKEW = timedelta(days=1)
 
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""Of TLS 1.2: forward secrecy and authenticated encryption only (RFC 9325 section 4.2); 1.3 has no others."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -47,15 +56,25 @@ class ServerCertificate:
     """The server's private key, PEM, without a password; mode 0600 where it was made here."""
 
     def ssl_context(self) -> ssl.SSLContext:
-        """A server-side TLS context (1.2 or newer) with this certificate."""
+        """A server-side TLS context with this certificate: 1.3, and 1.2 with AEAD suites."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(_CIPHERS)
+        # A client could make the server do handshake after handshake on one connection.
+        context.options |= ssl.OP_NO_RENEGOTIATION
         context.load_cert_chain(self.certificate_file, self.key_file, password=_refuse_password)
         return context
 
     def names(self) -> list[str]:
         """The host names and addresses that the certificate is for."""
-        return _names(x509.load_pem_x509_certificate(self.certificate_file.read_bytes()))
+        return _names(self._certificate())
+
+    def is_ending(self, now: datetime) -> bool:
+        """Whether the certificate runs out within 30 days, or has."""
+        return _is_ending(self._certificate(), now)
+
+    def _certificate(self) -> x509.Certificate:
+        return x509.load_pem_x509_certificate(self.certificate_file.read_bytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +104,9 @@ def ensure_server_certificate(directory: Path, names: Sequence[str], *, clock: C
     """The certificate in ``directory`` for loopback and ``names``, made or renewed where that is needed.
 
     Renewed when it runs out within 30 days, or when one of ``names`` is not in it (the names that it has are
-    kept). A new authority is made only when there is none or it runs out itself.
+    kept). A new authority, which clients have to be given, is made only when there is none, it runs out
+    itself, or one of the names is outside its constraints. An authority without constraints, as earlier
+    versions made them, stays.
 
     Raises InvalidArgumentError when files in ``directory`` are there and are not what this function wrote.
     """
@@ -93,26 +114,19 @@ def ensure_server_certificate(directory: Path, names: Sequence[str], *, clock: C
     now = clock.now_utc()
     ca_file = directory / "ca.pem"
     paths = ServerCertificate(ca_file, directory / "server.pem", directory / "server.key")
-    authority_key_file = directory / "ca.key"
-    authority = _load(ca_file, authority_key_file)
-    if authority is None or _is_ending(authority.certificate, now):
-        authority = _make_authority(now)
-        _write(authority_key_file, _key_pem(authority.key))
-        _write(ca_file, _certificate_pem(authority.certificate), mode=0o644)
-        _log.info("made a certificate authority: %s", ca_file)
     current = _load(paths.certificate_file, paths.key_file)
-    wanted = [*_LOOPBACK_NAMES, *names]
-    if current is not None:
-        held = _names(current.certificate)
-        if (
-            not _is_ending(current.certificate, now)
-            and current.certificate.issuer == authority.certificate.subject
-            and set(map(_normalise, wanted)) <= set(held)
-            and _is_issued_by(current.certificate, authority)
-        ):
-            return paths
-        wanted.extend(held)
-    server = _make_server(authority, list(dict.fromkeys(map(_normalise, wanted))), now)
+    held = [] if current is None else _names(current.certificate)
+    wanted = list(dict.fromkeys(map(_normalise, [*_LOOPBACK_NAMES, *names])))
+    authority = _ensure_authority(ca_file, directory / "ca.key", wanted, held, now)
+    if (
+        current is not None
+        and not _is_ending(current.certificate, now)
+        and current.certificate.issuer == authority.certificate.subject
+        and set(wanted) <= set(held)
+        and _is_issued_by(current.certificate, authority)
+    ):
+        return paths
+    server = _make_server(authority, list(dict.fromkeys([*wanted, *held])), now)
     _write(paths.key_file, _key_pem(server.key))
     chain = _certificate_pem(server.certificate) + _certificate_pem(authority.certificate)
     _write(paths.certificate_file, chain, mode=0o644)
@@ -122,7 +136,54 @@ def ensure_server_certificate(directory: Path, names: Sequence[str], *, clock: C
     return paths
 
 
-def _make_authority(now: datetime) -> _Pair:
+def _ensure_authority(
+    ca_file: Path, key_file: Path, wanted: Sequence[str], held: Sequence[str], now: datetime
+) -> _Pair:
+    """The authority in two files, or a new one where that cannot speak for ``wanted`` or is ending."""
+    authority = _load(ca_file, key_file)
+    outside = [] if authority is None else [name for name in wanted if not _may_name(authority, name)]
+    if authority is not None and not outside and not _is_ending(authority.certificate, now):
+        return authority
+    made = _make_authority(now, list(dict.fromkeys([*wanted, *held])))
+    _write(key_file, _key_pem(made.key))
+    _write(ca_file, _certificate_pem(made.certificate), mode=0o644)
+    if authority is None:
+        _log.info("made a certificate authority: %s", ca_file)
+    else:
+        reason = f"could not speak for {', '.join(outside)}" if outside else "was running out"
+        _log.warning(
+            "made a new certificate authority, since the old one %s: clients have to be given the new %s",
+            reason,
+            ca_file,
+        )
+    return made
+
+
+def _may_name(authority: _Pair, name: str) -> bool:
+    """Whether the authority's constraints, if it has any, permit a certificate for a name or address."""
+    try:
+        constraints = authority.certificate.extensions.get_extension_for_class(x509.NameConstraints).value
+    except x509.ExtensionNotFound:
+        return True
+    wanted = _constraint(name)
+    for permitted in constraints.permitted_subtrees or ():
+        if isinstance(permitted, x509.DNSName) and isinstance(wanted, x509.DNSName):
+            if f".{wanted.value}".endswith(f".{permitted.value}"):
+                return True
+        elif permitted == wanted:
+            return True
+    return False
+
+
+def _constraint(name: str) -> x509.IPAddress | x509.DNSName:
+    """The smallest subtree with a name in it: of an address itself, of a host those below it, too."""
+    try:
+        return x509.IPAddress(ipaddress.ip_network(name))
+    except ValueError:
+        return x509.DNSName(name.removeprefix("*."))
+
+
+def _make_authority(now: datetime, names: Sequence[str]) -> _Pair:
     key = ec.generate_private_key(ec.SECP256R1())
     serial = x509.random_serial_number()
     name = x509.Name(
@@ -142,6 +203,10 @@ def _make_authority(now: datetime) -> _Pair:
         .not_valid_after(now + _AUTHORITY_LIFETIME)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(is_authority=True), critical=True)
+        .add_extension(
+            x509.NameConstraints(list(dict.fromkeys(map(_constraint, names))), excluded_subtrees=None),
+            critical=True,
+        )
         .add_extension(key_identifier, critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(key_identifier), critical=False
@@ -190,21 +255,23 @@ def _key_usage(*, is_authority: bool) -> x509.KeyUsage:
 
 
 def _normalise(name: str) -> str:
+    """As certificates hold it: addresses in their shortest form, hosts in lower case ASCII (IDNA)."""
     try:
         return str(ipaddress.ip_address(name))
     except ValueError:
-        return name.lower()
+        pass
+    try:
+        return name.lower().encode("idna").decode()
+    except ValueError as error:
+        raise InvalidArgumentError(f"The TLS name {name!r} is neither an address nor a host name.") from error
 
 
-def _general_name(name: str) -> x509.GeneralName:
+def _general_name(name: str) -> x509.IPAddress | x509.DNSName:
+    """name: normalised."""
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
-        pass
-    try:
-        return x509.DNSName(name.encode("idna").decode())
-    except ValueError as error:
-        raise InvalidArgumentError(f"The TLS name {name!r} is neither an address nor a host name.") from error
+        return x509.DNSName(name)
 
 
 def _refuse_password() -> bytes:

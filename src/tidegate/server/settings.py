@@ -51,13 +51,17 @@ class ServerSettings:
     """Names or addresses that the certificate holds besides those of loopback; the first one goes into the
     connection string."""
     tls_certificate: Path | None = None
-    """Your own certificate, PEM, with the chain to its issuer; None: one is made. Read once, at the start."""
+    """Your own certificate, PEM, with the chain to its issuer; None: one is made. Read again when the files
+    change."""
     tls_key: Path | None = None
     """Its key, PEM, without a password."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses and networks (``10.0.0.0/8``) of your own proxies before the HTTP faces: the address of a
     client is then the last one that they write into ``X-Forwarded-For`` (without it: ``Forwarded``). Each
     must add the address that it sees, or replace the header."""
+    hsts_max_age_s: int | None = None
+    """Seconds for which browsers that have seen an HTTPS answer refuse plain HTTP to this host, on every port
+    (Strict-Transport-Security); None: they are not told to. It cannot be taken back before it has passed."""
     ready_file: Path | None = None
     """Written once the service serves: one JSON object, see ``ready.ReadyInformation``."""
     is_profile_written: bool = False
@@ -107,6 +111,11 @@ class ServerSettings:
             raise InvalidArgumentError(
                 f"The setting capture_namespace is {self.capture_namespace[:80]!r}.",
                 next_step="Use letters, digits and '-', beginning with a letter or digit.",
+            )
+        if self.hsts_max_age_s is not None and self.hsts_max_age_s < 0:
+            raise InvalidArgumentError(
+                f"The setting hsts_max_age_s must be 0 or more, not {self.hsts_max_age_s}.",
+                next_step="31536000 is a year; 0 makes browsers forget an earlier one.",
             )
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise InvalidArgumentError(
@@ -203,6 +212,7 @@ def _convert(name: str, value: object) -> object:
         "is_profile_written": (bool,),
         "is_lost_position_refused": (bool,),
         "connection_unacknowledged_bytes_max": (int,),
+        "hsts_max_age_s": (int,),
     }
     wanted = expected.get(name, (int, float))
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):

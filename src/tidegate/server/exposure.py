@@ -1,0 +1,45 @@
+"""Warns where the service listens without TLS on an address that other machines can reach. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Final
+
+_FACES: Final = {
+    "amqp": ("AMQP", "amqps_port", "events, tokens and the keys of SASL PLAIN"),
+    "http": ("HTTP", "https_port", "events, tokens and what is typed into the console, keys included"),
+}
+"""By the name of a face without TLS: what it is called, the setting of the same with TLS, what it shows."""
+
+
+def exposure_warnings(addresses: Mapping[str, str | None]) -> list[str]:
+    """A sentence for each face without TLS that other machines reach.
+
+    addresses: ``host:port`` as bound, by the name of the face; None where that face is off.
+    """
+    found: list[str] = []
+    for face, (title, secure, exposed) in _FACES.items():
+        address = addresses.get(face)
+        reach = None if address is None else _reach(address.rpartition(":")[0].strip("[]"))
+        if reach is not None:
+            found.append(
+                f"{title} without TLS listens on {address}, {reach} on the way can read {exposed}. "
+                f"Set {secure} instead of {face}_port, or host to 127.0.0.1"
+                " if a proxy on this machine ends TLS."
+            )
+    return found
+
+
+def _reach(host: str) -> str | None:
+    """Who is on the way to an address; None for loopback."""
+    address = ipaddress.ip_address(host)
+    mapped = getattr(address, "ipv4_mapped", None)
+    address = mapped if mapped is not None else address
+    if address.is_loopback:
+        return None
+    if address.is_unspecified:
+        return "which is every address of this machine, public ones included: anybody"
+    if address.is_global:
+        return "a public address: anybody"
+    return "an address of a private network: anybody in that network and"

@@ -1,0 +1,87 @@
+"""The certificate of a running service: files that change are taken up without a restart.
+
+New connections get the new certificate, those that are open keep theirs. Files that cannot be used, as while
+somebody is replacing them one by one, change nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+from tidegate.model.clock import Clock
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.server.certificates import ServerCertificate
+
+CHECK_INTERVAL_S: Final = 5.0
+"""Seconds between two looks at the files (our choice: a look is two calls of stat)."""
+
+_Signature = tuple[tuple[int, int, int], ...]
+
+_log = logging.getLogger(__name__)
+
+
+class LiveCertificate:
+    """A TLS context for accepting connections that always shows the newest usable certificate."""
+
+    def __init__(self, obtain: Callable[[], ServerCertificate], *, clock: Clock) -> None:
+        """obtain: gives the certificate, and renews it where it is the service's own and running out.
+
+        Raises what ``obtain`` raises.
+        """
+        self._obtain = obtain
+        self._clock = clock
+        self.certificate = obtain()
+        self._current = self.certificate.ssl_context()
+        self._loaded = self._seen = _signature(self.certificate)
+        self._complaint: str | None = None
+        self.context = self.certificate.ssl_context()
+        """For all listening ports. What it was made with is never shown: each handshake asks for the newest.
+
+        A context of its own per certificate: one that is loaded over another keeps the older one of another
+        key type, and goes on showing it to some clients.
+        """
+        self.context.sni_callback = self._use_newest
+
+    def refresh(self) -> bool:
+        """Look at the files, and take up what has changed; returns True where the certificate is another now.
+
+        Files count once they have stayed the same for two looks, so that a certificate and its key that are
+        replaced one after the other are not met halfway. Never raises for the files: what is wrong with them
+        is logged, once.
+        """
+        try:
+            if self.certificate.ca_file is not None and self.certificate.is_ending(self._clock.now_utc()):
+                self._obtain()
+            signature = _signature(self.certificate)
+            if signature == self._loaded:
+                self._seen, self._complaint = signature, None
+                return False
+            if signature != self._seen:
+                self._seen = signature
+                return False
+            self._current = self._obtain().ssl_context()
+        except (InvalidArgumentError, OSError, ValueError) as error:
+            self._complain(str(error))
+            return False
+        self._loaded, self._complaint = signature, None
+        _log.info(
+            "the TLS certificate has changed: new connections get %s", self.certificate.certificate_file
+        )
+        return True
+
+    def _use_newest(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = self._current
+
+    def _complain(self, reason: str) -> None:
+        if reason != self._complaint:
+            self._complaint = reason
+            _log.error("the TLS certificate stays the old one, since the new one cannot be used: %s", reason)
+
+
+def _signature(certificate: ServerCertificate) -> _Signature:
+    """What changes whenever one of the files does. Raises OSError."""
+    states = (path.stat() for path in (certificate.certificate_file, certificate.key_file))
+    return tuple((state.st_mtime_ns, state.st_size, state.st_ino) for state in states)
