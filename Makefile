@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Many tests wait for SDKs and Spark: two processes halve the time, files stay whole. JOBS=0: in one process.
 JOBS ?= 2
 
-.PHONY: demo test check docs site bench screenshots chaos chaos-hosts chaos-spark lock audit clean npm vendor
+.PHONY: demo test check docs site bench floods screenshots chaos chaos-hosts chaos-spark lock audit clean npm vendor
 
 demo: $(STAMP)  ## set up and run the main job: real flights through the log and Spark into SQL
 	$(BIN)/tidegate demo flights $(ARGS)
@@ -37,6 +37,9 @@ screenshots: $(STAMP)  ## renew the pictures of console and demo in docs/images;
 
 bench: $(STAMP)  ## throughput as ratios to baselines measured in the same run
 	$(BIN)/python -m bench $(ARGS)
+
+floods: $(STAMP)  ## attack a service of our own on loopback: what a quiet user notices, memory, and how it ends
+	$(BIN)/python -m bench.floods $(ARGS)
 
 chaos: chaos-hosts chaos-spark  ## a million events each through hosts and through a Spark cluster under faults
 
