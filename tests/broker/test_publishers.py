@@ -6,6 +6,7 @@ import pytest
 from tests.broker.conftest import SetClock
 
 from tidegate.broker import Broker, Claim
+from tidegate.model.audience import NAMESPACE, entity_path
 from tidegate.model.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -66,17 +67,18 @@ def test_a_publishers_token_is_good_for_it_alone(
     audience = f"sb://h/{address}" if is_encoded else f"sb://h/hub/publishers/{name}"
     token = make_sas_token(audience=audience, key_name="send", key=policy.key, expiry=4_000_000_000)
     grant = broker.authorize(token, audience)
-    own = (address, f"{address}/messages", f"hub/publishers/{name}")
-    assert [grant.permits(path, Claim.SEND, now_utc=clock.now) for path in own] == [True] * 3
+    own = (NodeAddress.parse(address).entity, entity_path("HUB", "publishers", name, "messages"))
+    assert [grant.permits(path, Claim.SEND, now_utc=clock.now) for path in own] == [True] * 2
     others = (
-        "hub",
-        "hub/Partitions/0",
-        "hub/Publishers/device-2",
-        f"hub/publishers/{name}2",
-        f"other/publishers/{name}",
-        "hub/publishers",
+        entity_path("hub"),
+        entity_path("hub", "Partitions", "0"),
+        entity_path("hub", "Publishers", "device-2"),
+        entity_path("hub", "publishers", f"{name}2"),
+        entity_path("other", "publishers", name),
+        entity_path("hub", "publishers"),
+        NAMESPACE,
     )
-    assert [grant.permits(path, Claim.SEND, now_utc=clock.now) for path in others] == [False] * 6
+    assert [grant.permits(path, Claim.SEND, now_utc=clock.now) for path in others] == [False] * 7
     for wanted in ("sb://h/hub", "sb://h/hub/publishers/device-2"):
         with pytest.raises(UnauthorizedError, match="InvalidAudience"):
             broker.authorize(token, wanted)
@@ -89,4 +91,5 @@ def test_a_name_with_an_encoded_slash_is_no_way_to_another_publisher(broker: Bro
     audience = "sb://h/hub/publishers/a"
     token = make_sas_token(audience=audience, key_name="send", key=policy.key, expiry=4_000_000_000)
     grant = broker.authorize(token, audience)
-    assert not grant.permits("hub/publishers/a%2Fb", Claim.SEND, now_utc=clock.now)
+    for path in (entity_path("hub", "publishers", "a/b"), NodeAddress.parse("hub/Publishers/a%2Fb").entity):
+        assert not grant.permits(path, Claim.SEND, now_utc=clock.now)

@@ -6,6 +6,9 @@ owner asked for); no repr, log line or error holds one.
 A policy belongs to the namespace or to one event hub. A token names the policy (``skn``) and what it is for
 (``sr``); it may be signed with either key of the namespace's policy of that name, or of the hub's that ``sr``
 lies in. A change of policies counts at once: a grant is worth something only while its key is a key.
+
+The rule: a policy of a hub gives nothing outside that hub, whatever a token says that it is for. ``Grant``
+keeps it, whoever asks; and the text of ``sr`` is read once, for the choice of the policy and for its reach.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ from enum import Enum
 from typing import Final
 
 from tidegate.broker.listeners import Listeners
-from tidegate.model.audience import Audience
+from tidegate.model.audience import NAMESPACE, Audience, EntityPath, entity_path, lies_in
 from tidegate.model.errors import UnauthorizedError
+from tidegate.model.hosts import HostNames
 from tidegate.model.sas import SharedAccessSignature
 
 ROOT_POLICY_NAME: Final = "RootManageSharedAccessKey"
@@ -97,21 +101,41 @@ class Grant:
     """The event hub whose policy it is, in lower case; empty for a policy of the namespace."""
     key: str = field(default="", repr=False)
     """The key that proved it."""
+    resource_text: str | None = None
+    """What ``resource`` was read from; None: a key was given, and no token."""
 
-    def permits(self, path: str, claim: Claim, *, now_utc: datetime) -> bool:
-        """Whether ``claim`` is given on ``path`` (an audience or an address, ``hub/Partitions/0``) now."""
+    @property
+    def reach(self) -> EntityPath:
+        """What the policy is for: the namespace, or its event hub. Nothing outside it is ever permitted."""
+        return entity_path(self.scope) if self.scope else NAMESPACE
+
+    def permits(self, path: EntityPath, claim: Claim, *, now_utc: datetime) -> bool:
+        """Whether ``claim`` is given on the entity at ``path`` now."""
         return (
             claim in self.claims
             and now_utc.timestamp() < self.expiry
-            and self.resource.covers(Audience("", Audience.parse(path).path))
+            and lies_in(path, self.reach)
+            and self.resource.covers(Audience("", path))
         )
 
 
 class Authorizer:
     """Checks tokens against the policies of the namespace and of its event hubs."""
 
-    def __init__(self, policies: Iterable[SharedAccessPolicy]) -> None:
-        """policies: those of the namespace; hubs' policies come with ``set_policies``."""
+    def __init__(
+        self,
+        policies: Iterable[SharedAccessPolicy],
+        *,
+        is_event_hub: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        """policies: those of the namespace; hubs' policies come with ``set_policies``.
+
+        is_event_hub: whether there is an event hub of that name now, in whatever letter case.
+        """
+        self.host_names = HostNames()
+        """The names of the service itself. With one of them an audience without a scheme may begin, as long
+        as no event hub has it."""
+        self._is_event_hub = is_event_hub
         self._scopes = {_NAMESPACE: {policy.name: policy for policy in policies}}
         # Checked in place of a policy that does not exist, so that its absence takes no less time.
         self._nobody = SharedAccessPolicy.generate("", ())
@@ -126,22 +150,40 @@ class Authorizer:
         """The namespace's policy of that name; None where there is none. Names are compared as they stand."""
         return self._scopes[_NAMESPACE].get(name)
 
-    def authorize(self, token: str, audience: str, *, now_utc: datetime) -> Grant:
+    def audience(self, text: str) -> Audience:
+        """What a text that a client sent is an audience of, as the event hubs are now.
+
+        Azure's own examples write ``sr`` without a scheme, too: HOST and HOST/HUB. Raises UnauthorizedError.
+        """
+        return Audience.parse(text, is_own_host=self._is_own_host)
+
+    def authorize(self, token: str, audience: Audience | str, *, now_utc: datetime) -> Grant:
         """Verify a SAS token that a client presents for ``audience``, and say what it allows.
 
+        Hosts are compared where token and audience both name one, which only helps clients that mixed up
+        services: every host leads to this namespace, so none gives or takes a right.
         Raises UnauthorizedError with the service's words: MalformedToken, InvalidSignature (wrong key or
         unknown policy, which are not told apart), ExpiredToken, InvalidAudience. The message never holds the
         token.
         """
         signature = SharedAccessSignature.parse(token)
-        resource = Audience.parse(signature.resource)
+        wanted = self.audience(audience) if isinstance(audience, str) else audience
+        resource = self.audience(signature.resource)
         grant: Grant | None = None
         for scope in (_NAMESPACE, resource.path.partition("/")[0]):
             policy = self._find(scope, signature.key_name)
             for key in (policy or self._nobody).keys:
                 # All keys are tried, whichever fits: the time it takes tells nothing about them.
                 if signature.is_signed_with(key) and policy is not None and grant is None:
-                    grant = Grant(policy.name, resource, policy.claims, signature.expiry, scope, key)
+                    grant = Grant(
+                        policy.name,
+                        resource,
+                        policy.claims,
+                        signature.expiry,
+                        scope,
+                        key,
+                        signature.resource,
+                    )
         if grant is None:
             raise _invalid_signature()
         if now_utc.timestamp() >= signature.expiry:
@@ -149,10 +191,12 @@ class Authorizer:
                 f"ExpiredToken: The token is expired. Expiration time: '{_format_expiry(signature.expiry)}'.",
                 next_step="Make a new token, and check this machine's clock.",
             )
-        if not resource.covers(Audience.parse(audience)):
+        if not resource.covers(wanted):
+            asked = audience if isinstance(audience, str) else f"/{wanted.path}"
             raise UnauthorizedError(
                 "InvalidAudience: The authorization header contains a token signed for the wrong audience.",
-                next_step=f"The token is for {signature.resource!r}, asked for was {audience!r}.",
+                next_step=f"The token is for {signature.resource!r}, asked for was {asked!r}. Without a "
+                "scheme, a token for HOST or HOST/HUB needs HOST in the service's setting host_names.",
             )
         return grant
 
@@ -166,16 +210,23 @@ class Authorizer:
             policy = self._find(scope, name)
             for known in (policy or self._nobody).keys:
                 if hmac.compare_digest(known.encode(), key.encode()) and policy is not None:
-                    resource = Audience("", scope)
+                    resource = Audience("", entity_path(scope) if scope else NAMESPACE)
                     grants.append(Grant(policy.name, resource, policy.claims, NEVER_EXPIRES, scope, known))
         if not grants:
             raise _invalid_signature()
         return tuple(grants)
 
     def is_in_force(self, grant: Grant) -> bool:
-        """Whether the grant's policy still exists, with the key that proved it and the same claims."""
+        """Whether the grant's policy still exists, with the key that proved it and the same claims, and its
+        token is still for the same: a host's name may have become an event hub's.
+        """
         policy = self._find(grant.scope, grant.policy_name)
-        return policy is not None and grant.key in policy.keys and grant.claims == policy.claims
+        return (
+            policy is not None
+            and grant.key in policy.keys
+            and grant.claims == policy.claims
+            and (grant.resource_text is None or self.audience(grant.resource_text) == grant.resource)
+        )
 
     def set_policies(self, policies: Iterable[SharedAccessPolicy], *, event_hub: str | None = None) -> None:
         """Replace the policies of the namespace, or of an event hub (none: it has none, or is gone).
@@ -200,6 +251,9 @@ class Authorizer:
     def announce_change(self) -> None:
         """Tell the listeners that something else that admission depends on has changed."""
         self._listeners.call()
+
+    def _is_own_host(self, host: str) -> bool:
+        return host in self.host_names and not self._is_event_hub(host)
 
     def _find(self, scope: str, name: str) -> SharedAccessPolicy | None:
         return self._scopes.get(scope, {}).get(name)

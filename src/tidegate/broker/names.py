@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from tidegate.model.audience import is_name_in_paths
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.limits import PUBLISHER_NAME_CHARACTERS_MAX
 
 # Letters, digits, '.', '-', '_', beginning and ending with a letter or digit (Azure "Naming rules and
 # restrictions", Microsoft.EventHub, 2026-09).
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII)
-
-_NOT_IN_PUBLISHERS: Final = frozenset("/\\%?#")
-"""What would make two addresses of one publisher, or one address of two (our choice)."""
 
 
 def validate_name(name: str, noun: str, characters_max: int) -> None:
@@ -30,12 +28,11 @@ def validate_publisher_name(name: str) -> None:
     """Raise InvalidArgumentError unless ``name``, free text, can be a publisher's part of an address."""
     if (
         not 1 <= len(name) <= PUBLISHER_NAME_CHARACTERS_MAX
-        or not name.isprintable()
+        or not is_name_in_paths(name)
         or name != name.strip()
-        or not _NOT_IN_PUBLISHERS.isdisjoint(name)
     ):
         raise InvalidArgumentError(
             f"{name[:80]!r} cannot be the name of a publisher.",
             next_step=f"Use 1 to {PUBLISHER_NAME_CHARACTERS_MAX} printable characters without '/', '\\', "
-            "'%', '?' and '#', and no blanks at the ends.",
+            "'%', '?' and '#', no blanks at the ends, and not '.' or '..'.",
         )

@@ -31,6 +31,7 @@ from tidegate.broker.listeners import Listeners
 from tidegate.broker.names import validate_name
 from tidegate.broker.policies import add_policy, find_policy, remove_policy, replace_key
 from tidegate.broker.throttling import Throughput, validate_units
+from tidegate.model.audience import Audience
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.clock import Clock
 from tidegate.model.errors import (
@@ -60,7 +61,9 @@ class Broker:
         self._catalog = catalog
         self._logs = logs
         self._clock = clock
-        self._authorizer = Authorizer(catalog.contents.policies)
+        self._authorizer = Authorizer(
+            catalog.contents.policies, is_event_hub=lambda name: name.lower() in self._event_hubs
+        )
         self._throughput = Throughput(clock, catalog.contents.throughput_units)
         self._statistics_of_deleted = EventHubStatistics()
         self._listeners = Listeners("event hubs")
@@ -110,7 +113,7 @@ class Broker:
         """The policies and the check of tokens."""
         return self._authorizer
 
-    def authorize(self, token: str, audience: str) -> Grant:
+    def authorize(self, token: str, audience: Audience | str) -> Grant:
         """What a SAS token presented for ``audience`` allows now. Raises UnauthorizedError."""
         return self._authorizer.authorize(token, audience, now_utc=self._clock.now_utc())
 
@@ -250,6 +253,9 @@ class Broker:
         contents = self._catalog.contents
         self._catalog.replace_contents(replace(contents, event_hubs=(*contents.event_hubs, record)))
         event_hub = self._add_event_hub(record)
+        if name in self._authorizer.host_names:
+            # Tokens whose audience began with it meant the service, and mean the event hub from now on.
+            self._authorizer.announce_change()
         self._listeners.call()
         return event_hub
 

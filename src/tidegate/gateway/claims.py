@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 from tidegate.broker import NEVER_EXPIRES, Broker, Claim, Grant
-from tidegate.model.audience import Audience
+from tidegate.model.audience import Audience, EntityPath
 from tidegate.model.clock import Clock
 from tidegate.model.errors import UnauthorizedError
 from tidegate.wire.cbs import SAS_TOKEN_TYPE
@@ -32,7 +32,7 @@ class ConnectionClaims:
         self._lost: set[Audience] = set()
         self._remove_listener: Callable[[], None] | None = None
         # Answers of ``require``, which is asked for every batch: until when (path, claim) is permitted.
-        self._permitted_until: dict[tuple[str, Claim | None], int] = {}
+        self._permitted_until: dict[tuple[EntityPath, Claim | None], int] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -51,8 +51,8 @@ class ConnectionClaims:
                 f"InvalidToken: Tokens of type {token_type[:40]!r} are not supported.",
                 next_step="Use a connection string with a shared access key.",
             )
-        grant = self._broker.authorize(token, audience)
-        wanted = Audience.parse(audience)
+        wanted = self._broker.authorizer.audience(audience)
+        grant = self._broker.authorize(token, wanted)
         entity = wanted.path.partition("/")[0]
         if entity and not entity.startswith("$"):
             self._broker.event_hub(entity)
@@ -66,7 +66,7 @@ class ConnectionClaims:
         for grant in self._broker.authorizer.authorize_key(name, key):
             self._keep(grant.resource, grant)
 
-    def require(self, path: str, claim: Claim | None, *, token: str | None = None) -> None:
+    def require(self, path: EntityPath, claim: Claim | None, *, token: str | None = None) -> None:
         """Raise UnauthorizedError unless a grant gives ``claim`` (None: any claim) on ``path`` now.
 
         token: one that came with the request itself. It is good for this request alone.
@@ -87,11 +87,11 @@ class ConnectionClaims:
             self._permitted_until[path, claim] = max(expiries)
             return
         if token is not None:
-            grant = self._broker.authorize(token, path)
+            grant = self._broker.authorize(token, Audience("", path))
             if any(grant.permits(path, wanted, now_utc=now_utc) for wanted in claims):
                 return
         what = "Any" if claim is None else claim.value
-        if any(lost.covers(Audience.parse(path)) for lost in self._lost):
+        if any(lost.covers(Audience("", path)) for lost in self._lost):
             raise UnauthorizedError(
                 f"InvalidSignature: The token for '{path}' is no longer valid: its policy was deleted, or "
                 "the key that signed it regenerated.",

@@ -29,6 +29,7 @@ from tidegate.broker import Claim, OnStolen, Partition, ReceiverHandle, RecordBa
 from tidegate.gateway.claims import ConnectionClaims
 from tidegate.model.clock import Clock
 from tidegate.model.errors import NotFoundError, ServerBusyError, TidegateError
+from tidegate.wire.addresses import NodeAddress
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT
 from tidegate.wire.delivery import (
     NEVER_ENQUEUED_MS,
@@ -82,7 +83,7 @@ class EgressLink:
         link: SenderLink,
         partition: Partition,
         *,
-        path: str,
+        address: NodeAddress,
         clock: Clock,
         throughput: Throughput,
         start_sequence_number: int,
@@ -90,7 +91,7 @@ class EgressLink:
         is_batched: bool,
         are_metrics_wanted: bool,
     ) -> None:
-        """path: the address, for claims and log lines. throughput: what all receivers together may be sent.
+        """address: for claims and log lines. throughput: what all receivers together may be sent.
 
         is_lost_refused: see ``Broker.is_lost_position_refused``. is_batched: ``tidegate:batch-delivery`` was
         agreed on.
@@ -98,7 +99,8 @@ class EgressLink:
         self._owner = owner
         self._link = link
         self._partition = partition
-        self._path = path
+        self._path = address.format()
+        self._entity = address.entity
         self._clock = clock
         self._throughput = throughput
         self._loop = asyncio.get_running_loop()
@@ -133,7 +135,7 @@ class EgressLink:
 
     def check_claims(self) -> None:
         """Raise UnauthorizedError when the connection may no longer receive here."""
-        self._owner.claims.require(self._path, Claim.LISTEN)
+        self._owner.claims.require(self._entity, Claim.LISTEN)
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
         """Nothing is received here."""

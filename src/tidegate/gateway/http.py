@@ -26,6 +26,7 @@ from tidegate.gateway.http_errors import error_response, response_for
 from tidegate.gateway.http_publish import Publishing
 from tidegate.gateway.http_server import HttpServer, listening_socket
 from tidegate.gateway.metrics import MetricsPage, Sources
+from tidegate.model.audience import NAMESPACE
 from tidegate.model.capture import CaptureStatistics
 from tidegate.model.clock import Clock
 from tidegate.model.errors import UnauthorizedError
@@ -104,7 +105,7 @@ class HttpGateway:
         # They name event hubs and tell how busy they are: whoever is not on this machine needs a token.
         if not _is_from_this_machine(request):
             try:
-                self._authorizer.require(request, "", Claim.LISTEN, Claim.MANAGE)
+                self._authorizer.require(request, NAMESPACE, Claim.LISTEN, Claim.MANAGE)
             except UnauthorizedError as error:
                 return response_for(error)
         body, content_type = self._metrics.render(request.headers.get("accept", ""))
@@ -113,7 +114,7 @@ class HttpGateway:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    detail = f"{request.method} {request.url.path}: {error.detail}."
+    detail = f"{request.method} {request.scope['path']}: {error.detail}."
     if _is_administration(request):
         condition = NOT_FOUND if error.status_code == 404 else NOT_ALLOWED
         return admin_error(error.status_code, condition, f"{detail} See /openapi.json.")
@@ -134,4 +135,5 @@ def _is_from_this_machine(request: Request) -> bool:
 
 
 def _is_administration(request: Request) -> bool:
-    return request.url.path.startswith(f"{PREFIX}/")
+    path: str = request.scope["path"]
+    return path.startswith(f"{PREFIX}/")

@@ -24,6 +24,7 @@ from tidegate.gateway.admin_operations import OPERATIONS, PREFIX, Call, Operatio
 from tidegate.gateway.http_authorization import RequestAuthorizer
 from tidegate.gateway.http_errors import headers_for
 from tidegate.gateway.openapi import openapi_document
+from tidegate.model.audience import NAMESPACE, entity_path
 from tidegate.model.capture import CaptureStatistics
 from tidegate.model.clock import Clock
 from tidegate.model.errors import (
@@ -88,10 +89,10 @@ class Administration:
                 raise RemoteProtocolError("The request ended before its body was complete.") from error
         except TidegateError as error:
             level = logging.ERROR if error.remote_text else logging.INFO
-            _log.log(level, "%s of %.300r refused: %s", operation.operation_id, request.url.path, error)
+            _log.log(level, "%s of %.300r refused: %s", operation.operation_id, request.scope["path"], error)
             return admin_error_response(error)
         if operation.method != "GET":
-            target = request.url.path.removeprefix(PREFIX)
+            target = request.scope["path"].removeprefix(PREFIX)
             extra = {"operation": operation.operation_id, "target": target}
             _log.info("%s of %.300r is done", operation.operation_id, target, extra=extra)
         if operation.answer is None:
@@ -100,12 +101,13 @@ class Administration:
 
     async def _perform(self, operation: Operation, request: Request) -> object:
         parameters: dict[str, str] = dict(request.path_params)
-        hub = "" if operation.is_of_namespace else parameters.get("hub", "")
+        hub = None if operation.is_of_namespace else parameters.get("hub")
+        entity = NAMESPACE if hub is None else entity_path(hub)
         claims = operation.needs.value
-        self._authorizer.require(request, hub, *claims)
+        self._authorizer.require(request, entity, *claims)
         body = await _read_body(request)
         # Again, because a body may take its time: a key that was taken away meanwhile changes nothing more.
-        grant = self._authorizer.require(request, hub, *claims)
+        grant = self._authorizer.require(request, entity, *claims)
         values = {} if operation.request is None else operation.request.parse(body)
         is_manager = Claim.MANAGE in grant.claims
         call = Call(self._broker, self._capture_statistics, parameters, values, is_manager)

@@ -32,6 +32,7 @@ from tidegate.broker import Broker, Claim, EventHub, Partition
 from tidegate.gateway.http_authorization import RequestAuthorizer
 from tidegate.gateway.http_errors import XML, error_response, response_for
 from tidegate.gateway.http_server import HEADER_NAMES
+from tidegate.model.audience import beneath
 from tidegate.model.clock import Clock
 from tidegate.model.errors import (
     EventTooLargeError,
@@ -40,6 +41,7 @@ from tidegate.model.errors import (
     TidegateError,
 )
 from tidegate.model.events import EventData, PropertyValue
+from tidegate.wire.addresses import NodeAddress
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.event_codec import encode_event
 from tidegate.wire.names import PARTITION_KEY, PUBLISHER
@@ -89,7 +91,7 @@ class Publishing:
         except TidegateError as error:
             # What has a text for remote peers is told in full only here, and somebody should look at it.
             level = logging.ERROR if error.remote_text else logging.INFO
-            _log.log(level, "publishing to %.300r refused: %s", request.url.path, error)
+            _log.log(level, "publishing to %.300r refused: %s", request.scope["path"], error)
             return response_for(error)
         except ClientDisconnect:
             return error_response(400, "The request ended before its body was complete.")
@@ -101,19 +103,18 @@ class Publishing:
         Cancellation: all of it is stored or nothing; what is stored may not be counted for its publisher.
         """
         hub, publisher = request.path_params["hub"], request.path_params.get("publisher")
-        path = request.url.path.strip("/")
-        if publisher is not None:
-            path = f"{hub}/publishers/{publisher}/messages"  # however the address spells it
-        event_hub = self._admit(request, path, hub, publisher)
+        partition_id = request.path_params.get("partition")
+        address = NodeAddress.for_sending(hub, partition_id=partition_id, publisher=publisher)
+        event_hub = self._admit(request, address)
         await self._broker.wait_uncongested()
         content_type = request.headers.get("content-type", "")
         is_batch = content_type.partition(";")[0].strip().lower() == BATCH_CONTENT_TYPE
         bytes_max = event_hub.event_bytes_max * (_JSON_FACTOR if is_batch else 1)
         body = await _read_body(request, bytes_max)
         # A body may take minutes, and a key that was taken away meanwhile is worth nothing at once.
-        event_hub = self._admit(request, path, hub, publisher)
+        event_hub = self._admit(request, address)
         publication = _parse_batch(body) if is_batch else _parse_single(body, request)
-        key, partition = _target(event_hub, request.path_params.get("partition"), publisher, publication)
+        key, partition = _target(event_hub, partition_id, publisher, publication)
         added_bytes = 0
         if publisher is None:
             encoded = [encode_event(event, key) for event in publication.events]
@@ -131,12 +132,13 @@ class Publishing:
             )
         await appended
 
-    def _admit(self, request: Request, path: str, hub: str, publisher: str | None) -> EventHub:
-        """The event hub, where the request may send to ``path`` now."""
-        self._authorizer.require(request, path, Claim.SEND)
-        event_hub = self._broker.event_hub(hub)
-        if publisher is not None:
-            event_hub.check_publisher(publisher)
+    def _admit(self, request: Request, address: NodeAddress) -> EventHub:
+        """The event hub, where the request may send to ``address`` now."""
+        # Azure's examples make tokens for the address that they post to, with /messages at its end.
+        self._authorizer.require(request, beneath(address.entity, "messages"), Claim.SEND)
+        event_hub = self._broker.event_hub(address.event_hub)
+        if address.publisher is not None:
+            event_hub.check_publisher(address.publisher)
         return event_hub
 
 

@@ -23,6 +23,7 @@ from tidegate.amqp.performatives import Accepted, Error, Rejected
 from tidegate.broker import AppendResult, Claim, EventHub, Partition, ProducerBatch, ProducerHandle
 from tidegate.gateway.claims import ConnectionClaims
 from tidegate.model.errors import EventTooLargeError, InvalidArgumentError, NotFoundError, TidegateError
+from tidegate.wire.addresses import NodeAddress
 from tidegate.wire.batch import BatchSections, split_message, with_event_numbers
 from tidegate.wire.publisher import as_published
 
@@ -82,12 +83,11 @@ class IngressLink:
         self._partition = partition
         self._is_idempotent = is_idempotent
         self._producer: ProducerHandle | None = None
-        self._path = event_hub.name
+        partition_id = None if partition is None else partition.partition_id
+        address = NodeAddress.for_sending(event_hub.name, partition_id=partition_id, publisher=publisher)
+        self._path = address.format()
+        self._entity = address.entity
         self._publisher = publisher
-        if partition is not None:
-            self._path += f"/Partitions/{partition.partition_id}"
-        elif publisher is not None:
-            self._path += f"/Publishers/{publisher}"
         self._pending: deque[_Pending] = deque()
         self._is_closed = False
 
@@ -119,7 +119,7 @@ class IngressLink:
 
     def check_claims(self) -> None:
         """Raise UnauthorizedError when the connection, or the publisher, may no longer send here."""
-        self._owner.claims.require(self._path, Claim.SEND)
+        self._owner.claims.require(self._entity, Claim.SEND)
         if self._publisher is not None:
             self._event_hub.check_publisher(self._publisher)
 

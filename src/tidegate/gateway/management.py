@@ -12,6 +12,8 @@ from tidegate.amqp.message import MessageId
 from tidegate.broker import Broker, Claim, Partition
 from tidegate.gateway.administration import describe_event_hub, perform_administration
 from tidegate.gateway.claims import ConnectionClaims
+from tidegate.model.audience import NAMESPACE, entity_path
+from tidegate.wire.addresses import NodeAddress, NodeKind
 from tidegate.wire.administration import AdministrationRequest, encode_administration_response
 from tidegate.wire.delivery import NEVER_ENQUEUED_MS
 from tidegate.wire.management import (
@@ -20,7 +22,6 @@ from tidegate.wire.management import (
     PartitionDescription,
     encode_management_response,
 )
-from tidegate.wire.names import MANAGEMENT_NODE
 from tidegate.wire.request_response import Request
 
 PARTITION_COUNT_DEFAULT = 4
@@ -44,15 +45,17 @@ class ManagementService:
         administration = AdministrationRequest.from_request(request)
         if administration is not None:
             operation = administration.operation
-            scope = "" if operation.value.is_of_namespace else administration.event_hub
-            claims.require(scope, Claim.MANAGE, token=administration.security_token)
+            hub = "" if operation.value.is_of_namespace else administration.event_hub
+            claims.require(
+                entity_path(hub) if hub else NAMESPACE, Claim.MANAGE, token=administration.security_token
+            )
             body = perform_administration(self._broker, administration)
             if operation.value.operation not in ("READ", "QUERY"):
                 _log_change(operation.name, administration.event_hub, administration.name)
             return encode_administration_response(request.message_id, operation, body)
         wanted = ManagementRequest.from_request(request)
         # JavaScript's client has a token for this path only, Python's one for the whole hub, which covers it.
-        path = f"{wanted.event_hub}/{MANAGEMENT_NODE}"
+        path = NodeAddress(NodeKind.MANAGEMENT, wanted.event_hub).entity
         # Java's processor puts none to $cbs before it asks: its token is in the request (observed: 5.21.0).
         needed = Claim.MANAGE if wanted.operation.needs_manage_claim else None
         claims.require(path, needed, token=wanted.security_token)

@@ -110,11 +110,9 @@ class NodeOpener:
                 f"'{address}' is for receiving.",
                 next_step="Send to HUB, HUB/Partitions/ID or HUB/Publishers/NAME.",
             )
-        # Claims first: who may not send does not learn what exists. A publisher's name is what tokens spell,
-        # which is not how an address quotes it.
+        # Claims first: who may not send does not learn what exists.
         publisher = address.publisher
-        path = address.format() if publisher is None else f"{address.event_hub}/Publishers/{publisher}"
-        self._owner.claims.require(path, Claim.SEND)
+        self._owner.claims.require(address.entity, Claim.SEND)
         event_hub = self._broker.event_hub(address.event_hub)
         if publisher is not None:
             event_hub.check_publisher(publisher)
@@ -175,7 +173,7 @@ class NodeOpener:
                 f"'{address}' is not for receiving.",
                 next_step="Receive from HUB/ConsumerGroups/GROUP/Partitions/ID.",
             )
-        self._owner.claims.require(address.format(), Claim.LISTEN)
+        self._owner.claims.require(address.entity, Claim.LISTEN)
         partition = self._broker.event_hub(address.event_hub).partition(address.partition_id)
         position = position_from_filters(attach.source.filter)
         are_metrics_wanted = RUNTIME_METRIC_CAPABILITY in attach.desired_capabilities
@@ -186,7 +184,7 @@ class NodeOpener:
             self._owner,
             link,
             partition,
-            path=address.format(),
+            address=address,
             clock=self._clock,
             throughput=self._broker.throughput,
             start_sequence_number=partition.resolve(position, is_lost_refused=is_lost_refused),

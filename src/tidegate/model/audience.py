@@ -5,34 +5,92 @@ in lower case, or with ``ConsumerGroups/…`` and ``Partitions/…`` behind it (
 @azure/event-hubs 6.0.4, Azure/azure-event-hubs-dotnet), a publisher's name percent-encoded or not. Compared
 are host and path; scheme, port, letter case, slashes at the ends and the encoding of names are not part of
 the identity.
+
+The rule: a text means one entity or is refused. So nothing is cut off (``?``, ``#``), nothing is decoded
+twice, and an event hub's name, which needs no encoding, has none.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final, NewType
 from urllib.parse import quote, unquote
+
+from tidegate.model.errors import UnauthorizedError
+from tidegate.model.hosts import host_of
+
+AUDIENCE_CHARACTERS_MAX: Final = 2048
+"""Our choice: more than the longest names take, each of their bytes percent-encoded."""
+
+EntityPath = NewType("EntityPath", str)
+"""Where an entity lies in its namespace, made by ``entity_path``: equal for the same entity only."""
+
+NAMESPACE: Final = EntityPath("")
+"""The namespace itself: every entity lies in it."""
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*", re.ASCII)
+_FIRST_NAME = re.compile(r"\$?[A-Za-z0-9._-]+", re.ASCII)
+"""An event hub, or ``$cbs`` and ``$management``."""
+
+_NOT_IN_NAMES: Final = frozenset("/\\%?#")
+"""What would make two paths of one name, or one path of two."""
+
+
+def entity_path(*names: str) -> EntityPath:
+    """The path of an entity by its names, from the event hub on: ``entity_path("hub", "Partitions", "0")``.
+
+    names: plain, not percent-encoded; whatever is in them, they stay within their part of the path.
+    """
+    return EntityPath("/".join(quote(name.lower(), safe="$") for name in names))
+
+
+def beneath(path: EntityPath, *names: str) -> EntityPath:
+    """The path of what ``names`` name within the entity at ``path``."""
+    return EntityPath(f"{path}/{entity_path(*names)}" if path else entity_path(*names))
+
+
+def lies_in(path: EntityPath, ancestor: EntityPath) -> bool:
+    """Whether ``path`` is ``ancestor`` or beneath it."""
+    return not ancestor or path == ancestor or path.startswith(f"{ancestor}/")
+
+
+def is_name_in_paths(name: str) -> bool:
+    """Whether ``name`` has one spelling in an audience or address: no control characters or delimiters."""
+    return name not in ("", ".", "..") and name.isprintable() and _NOT_IN_NAMES.isdisjoint(name)
 
 
 @dataclass(frozen=True, slots=True)
 class Audience:
-    """A normalised audience; build it with ``parse``."""
+    """A normalised audience; build it with ``parse``, or of a path that is known."""
 
     host: str
     """Lower case, without port; empty where the text named only a path."""
-    path: str
-    """Lower case, each part percent-encoded, no slashes at the ends; empty for the whole namespace."""
+    path: EntityPath
 
     @classmethod
-    def parse(cls, text: str) -> Audience:
-        """The audience that ``text`` (percent-decoded) names: a URI, or a path alone. Never raises."""
-        _, separator, rest = text.strip().partition("://")
+    def parse(cls, text: str, *, is_own_host: Callable[[str], bool] = lambda host: False) -> Audience:
+        """The audience that ``text`` (percent-decoded, as ``sr`` is) names: a URI, or a path.
+
+        is_own_host: whether a text without a scheme begins with a host, which is asked for its first part.
+        Names behind the event hub's may be percent-encoded, once.
+        Raises UnauthorizedError for a text that could be read in two ways, or in none.
+        """
+        if len(text) > AUDIENCE_CHARACTERS_MAX:
+            raise _invalid(text, f"has more than {AUDIENCE_CHARACTERS_MAX} characters")
+        scheme, separator, rest = text.partition("://")
         if not separator:
-            return cls("", _normalise_path(text))
+            first, _, path = text.partition("/")
+            host = host_of(first)
+            if host is None or not is_own_host(host):
+                return cls("", _parse_path(text, text))
+            return cls(host, _parse_path(path, text))
         authority, _, path = rest.partition("/")
-        authority = authority.rpartition("@")[2]
-        is_ipv6 = authority.startswith("[")
-        host = authority[1:].partition("]")[0] if is_ipv6 else authority.partition(":")[0]
-        return cls(host.lower(), _normalise_path(path))
+        host = host_of(authority)
+        if _SCHEME.fullmatch(scheme) is None or host is None:
+            raise _invalid(text, "does not begin with a scheme and a host")
+        return cls(host, _parse_path(path, text))
 
     def covers(self, other: Audience) -> bool:
         """Whether a token for this audience is good for ``other``: the same entity or one beneath it.
@@ -41,10 +99,25 @@ class Audience:
         """
         if self.host and other.host and self.host != other.host:
             return False
-        return not self.path or other.path == self.path or other.path.startswith(f"{self.path}/")
+        return lies_in(other.path, self.path)
 
 
-def _normalise_path(path: str) -> str:
-    # Part by part, so that an encoded slash within a name stays within it.
-    parts = path.strip().partition("?")[0].split("/")
-    return "/".join(quote(unquote(part).lower(), safe="$") for part in parts if part)
+def _parse_path(path: str, text: str) -> EntityPath:
+    parts = [part for part in path.split("/") if part]
+    if parts and _FIRST_NAME.fullmatch(parts[0]) is None:
+        raise _invalid(text, "has no name of an event hub where one should be")
+    try:
+        # Part by part, so that an encoded slash is seen within its name.
+        names = [*parts[:1], *(unquote(part, errors="strict") for part in parts[1:])]
+    except UnicodeDecodeError:
+        raise _invalid(text, "has something percent-encoded that is not UTF-8") from None
+    if not all(map(is_name_in_paths, names)):
+        raise _invalid(text, "has '?', '#', '\\', '.', '..', a control character or a name encoded twice")
+    return entity_path(*names)
+
+
+def _invalid(text: str, why: str) -> UnauthorizedError:
+    return UnauthorizedError(
+        f"InvalidAudience: The audience {text[:200]!r} {why}.",
+        next_step="Make the token for sb://HOST, sb://HOST/HUB or what is beneath it.",
+    )

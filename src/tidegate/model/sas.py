@@ -45,6 +45,8 @@ class SharedAccessSignature:
         fields: dict[str, str] = {}
         for part in token[len(_PREFIX) :].split("&"):
             name, _, value = part.partition("=")
+            if name in fields:
+                raise UnauthorizedError(f"MalformedToken: The token has {name[:20]!r} twice.")
             fields[name] = value
         missing = [name for name in ("sr", "sig", "se", "skn") if not fields.get(name)]
         if missing:

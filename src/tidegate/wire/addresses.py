@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import quote, unquote
 
+from tidegate.model.audience import EntityPath, entity_path
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.wire.names import CBS_NODE, MANAGEMENT_NODE
 
@@ -90,21 +91,29 @@ class NodeAddress:
             next_step="Send to HUB or HUB/Partitions/ID; receive from HUB/ConsumerGroups/G/Partitions/ID.",
         )
 
+    @property
+    def entity(self) -> EntityPath:
+        """What a right on the node must be for."""
+        return entity_path(*self._names())
+
     def format(self) -> str:
         """The relative form, which every peer accepts; parses back to an equal address."""
-        hub = quote(self.event_hub, safe="$")
+        return "/".join(quote(name, safe="$") for name in self._names())
+
+    def _names(self) -> tuple[str, ...]:
+        hub = (self.event_hub,) if self.event_hub else ()
+        partition = ("Partitions", self.partition_id or "")
         match self.kind:
             case NodeKind.CBS:
-                return f"{hub}/{CBS_NODE}" if hub else CBS_NODE
+                return (*hub, CBS_NODE)
             case NodeKind.MANAGEMENT:
-                return f"{hub}/{MANAGEMENT_NODE}" if hub else MANAGEMENT_NODE
+                return (*hub, MANAGEMENT_NODE)
             case NodeKind.PARTITION:
-                return f"{hub}/Partitions/{_quote(self.partition_id)}"
+                return (*hub, *partition)
             case NodeKind.PUBLISHER:
-                return f"{hub}/Publishers/{_quote(self.publisher)}"
+                return (*hub, "Publishers", self.publisher or "")
             case NodeKind.CONSUMER:
-                group = _quote(self.consumer_group)
-                return f"{hub}/ConsumerGroups/{group}/Partitions/{_quote(self.partition_id)}"
+                return (*hub, "ConsumerGroups", self.consumer_group or "", *partition)
         return hub
 
     def __str__(self) -> str:
@@ -114,11 +123,6 @@ class NodeAddress:
 def entity_audience(host: str, event_hub: str = "") -> str:
     """The audience that a token for a hub (or, without one, for the whole namespace) is made for."""
     return f"sb://{host}/{event_hub}" if event_hub else f"sb://{host}"
-
-
-def _quote(name: str | None) -> str:
-    assert name is not None
-    return quote(name, safe="$")
 
 
 def _path(text: str) -> str:

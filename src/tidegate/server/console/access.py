@@ -53,14 +53,14 @@ class BrokerAccess:
         """See ``AccessView.rights``."""
         assert isinstance(credential, _BrokerCredential)  # made here
         grant = credential.grant
-        is_expired = self._clock.now_utc().timestamp() >= grant.expiry
-        if is_expired or not self._broker.authorizer.is_in_force(grant):
+        now_utc = self._clock.now_utc()
+        if now_utc.timestamp() >= grant.expiry or not self._broker.authorizer.is_in_force(grant):
             return None
         return Rights(
             grant.policy_name,
-            can_listen=Claim.LISTEN in grant.claims,
-            can_send=Claim.SEND in grant.claims,
-            can_manage=Claim.MANAGE in grant.claims,
+            can_listen=grant.permits(grant.reach, Claim.LISTEN, now_utc=now_utc),
+            can_send=grant.permits(grant.reach, Claim.SEND, now_utc=now_utc),
+            can_manage=grant.permits(grant.reach, Claim.MANAGE, now_utc=now_utc),
             hub=grant.scope or None,
         )
 

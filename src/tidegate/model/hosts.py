@@ -1,0 +1,50 @@
+"""Names of hosts: how they are compared, and which of them a service knows as its own."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+_AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.~-]+))(?::[0-9]{0,5})?")
+"""An address of IPv6 in brackets, or a name or an address of IPv4, with or without a port; no user name."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostNames:
+    """The names and addresses that a service knows as its own; those of loopback are always among them."""
+
+    names: frozenset[str] = frozenset()
+    """As ``normalise_host`` writes them; build it with ``of``."""
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> Self:
+        """From names and addresses in any letter case. Wildcards name no host and are left out."""
+        return cls(frozenset(normalise_host(name) for name in names if name and "*" not in name))
+
+    def __contains__(self, host: str) -> bool:
+        return is_loopback(host) or normalise_host(host) in self.names
+
+
+def host_of(authority: str) -> str | None:
+    """The host of ``host[:port]``, in lower case and without brackets; None where there is none."""
+    found = _AUTHORITY.fullmatch(authority)
+    return None if found is None else (found[1] or found[2]).lower()
+
+
+def normalise_host(host: str) -> str:
+    """One spelling for each host: lower case, and the shortest form of an address."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host.lower()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is this machine's own, that no other machine reaches."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
