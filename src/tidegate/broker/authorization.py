@@ -225,7 +225,7 @@ class Authorizer:
             policy is not None
             and grant.key in policy.keys
             and grant.claims == policy.claims
-            and (grant.resource_text is None or self.audience(grant.resource_text) == grant.resource)
+            and self._is_meant_as_before(grant)
         )
 
     def set_policies(self, policies: Iterable[SharedAccessPolicy], *, event_hub: str | None = None) -> None:
@@ -251,6 +251,14 @@ class Authorizer:
     def announce_change(self) -> None:
         """Tell the listeners that something else that admission depends on has changed."""
         self._listeners.call()
+
+    def _is_meant_as_before(self, grant: Grant) -> bool:
+        if grant.resource_text is None:
+            return True
+        try:
+            return self.audience(grant.resource_text) == grant.resource
+        except UnauthorizedError:  # HOST:PORT, whose host is an event hub by now
+            return False
 
     def _is_own_host(self, host: str) -> bool:
         return host in self.host_names and not self._is_event_hub(host)

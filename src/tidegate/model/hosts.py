@@ -11,6 +11,9 @@ from typing import Self
 _AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.~-]+))(?::[0-9]{0,5})?")
 """An address of IPv6 in brackets, or a name or an address of IPv4, with or without a port; no user name."""
 
+_WILDCARDS = frozenset({"0.0.0.0", "::"})
+"""Addresses to listen on that are no host's."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostNames:
@@ -22,7 +25,7 @@ class HostNames:
     @classmethod
     def of(cls, names: Iterable[str]) -> Self:
         """From names and addresses in any letter case. Wildcards name no host and are left out."""
-        return cls(frozenset(normalise_host(name) for name in names if name and "*" not in name))
+        return cls(frozenset(normalise_host(name) for name in names if "*" not in name) - _WILDCARDS)
 
     def __contains__(self, host: str) -> bool:
         return is_loopback(host) or normalise_host(host) in self.names

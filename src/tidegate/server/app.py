@@ -26,6 +26,7 @@ from tidegate.gateway.http import HttpGateway
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import BrokenError, ClosedError, InvalidArgumentError
+from tidegate.model.hosts import HostNames, is_loopback
 from tidegate.server.applying import apply_declared, set_root_key
 from tidegate.server.certificates import (
     ServerCertificate,
@@ -40,7 +41,6 @@ from tidegate.server.memory import allow_open_files, keep_freed_memory
 from tidegate.server.ready import ReadyInformation, read_profile, write_profile, write_ready_file
 from tidegate.server.settings import ServerSettings
 from tidegate.transport.clock import SystemClock
-from tidegate.transport.peers import is_loopback
 from tidegate.transport.tasks import TaskOwner
 
 _log = logging.getLogger(__name__)
@@ -113,6 +113,7 @@ class TidegateServer:
         self._broker = await Broker.open(settings.data_dir, clock=self._clock)
         stack.push_async_callback(self._broker.close)
         self._broker.is_lost_position_refused = settings.is_lost_position_refused
+        self._broker.authorizer.host_names = HostNames.of(self._host_names(certificate))
         self._prepare(self._broker)
         if settings.ready_file is not None:
             # Left by a service that was killed: whoever waits for the file must not read it.
@@ -256,6 +257,11 @@ class TidegateServer:
             return given_server_certificate(settings.tls_certificate, settings.tls_key)
         directory = settings.data_dir / "certificates"
         return ensure_server_certificate(directory, settings.tls_names, clock=self._clock)
+
+    def _host_names(self, certificate: ServerCertificate | None) -> list[str]:
+        settings = self.settings
+        certified = [] if certificate is None else certificate.names()
+        return [settings.host, *settings.host_names, *settings.tls_names, *certified]
 
     def _secure_host(self, host: str, certificate: ServerCertificate) -> str:
         if self.settings.tls_names:

@@ -55,6 +55,10 @@ class ServerSettings:
     change."""
     tls_key: Path | None = None
     """Its key, PEM, without a password."""
+    host_names: tuple[str, ...] = ()
+    """Further names of this service, such as its name in DNS behind a proxy: a token for ``HOST`` or
+    ``HOST/HUB`` without a scheme is good where HOST is one of them, and no event hub has that name. The names
+    of loopback, ``host``, ``tls_names`` and those of the certificate are known."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses and networks (``10.0.0.0/8``) of your own proxies before the HTTP faces: the address of a
     client is then the last one that they write into ``X-Forwarded-For`` (without it: ``Forwarded``). Each
@@ -122,8 +126,9 @@ class ServerSettings:
                 "Of the settings tls_certificate and tls_key there is only one.",
                 next_step="Give both, or neither: then the service makes a certificate.",
             )
-        if any(not name.strip() or "/" in name for name in self.tls_names):
-            raise InvalidArgumentError("The setting tls_names holds something that is not a host name.")
+        for setting in ("tls_names", "host_names"):
+            if any(not name.strip() or "/" in name for name in getattr(self, setting)):
+                raise InvalidArgumentError(f"The setting {setting} holds something that is not a host name.")
         TrustedProxies.parse(self.trusted_proxies)
         for name in self.redrive_pipelines:
             if _PIPELINE.fullmatch(name) is None:
@@ -196,7 +201,7 @@ def _convert(name: str, value: object) -> object:
         if isinstance(value, str):
             return Path(value)
         raise InvalidArgumentError(f"The setting {name} takes a path as text, not {value!r}.")
-    if name in ("tls_names", "redrive_pipelines", "trusted_proxies"):
+    if name in ("host_names", "tls_names", "redrive_pipelines", "trusted_proxies"):
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)
         raise InvalidArgumentError(f"The setting {name} takes a list of names, not {value!r}.")
