@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
-from tidegate.amqp.decode import decode_value, skip_value
+from tidegate.amqp.decode import CONTENT_LIMITS, PROTOCOL_LIMITS, decode_value, skip_value
 from tidegate.amqp.frames import FrameSplitter
 from tidegate.amqp.message import decode_message, iter_sections
 from tidegate.amqp.performatives import decode_performative
 from tidegate.amqp.sasl import decode_sasl
-from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, split_message
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, split_message, with_event_numbers
+from tidegate.wire.capture import system_properties
 from tidegate.wire.delivery import RuntimeMetrics, event_deliveries
 from tidegate.wire.encoded_events import events_of_batch, events_of_deliveries
 from tidegate.wire.event_codec import decode_event, event_body
+from tidegate.wire.event_texts import EventTexts, decode_whole
+from tidegate.wire.publisher import as_published
+from tidegate.wire.request_response import Request
 
 _METRICS = RuntimeMetrics(1, "1", 2, 3)
 
@@ -32,13 +38,31 @@ def _frames(data: bytes) -> None:
 
 
 def _values(data: bytes) -> None:
-    end = decode_value(data)[1]
+    end = decode_value(data, 0, CONTENT_LIMITS)[1]
     assert skip_value(data) == end
 
 
 def _messages(data: bytes) -> None:
     list(iter_sections(data))
     decode_message(data)
+
+
+def _requests(data: bytes) -> None:
+    with suppress(InvalidArgumentError):  # a message that asks for nothing
+        Request.from_message(decode_message(data, PROTOCOL_LIMITS))
+
+
+def _numbered(data: bytes) -> None:
+    with_event_numbers(split_message(data, BATCH_MESSAGE_FORMAT))
+
+
+def _published(data: bytes) -> None:
+    with suppress(InvalidArgumentError):  # another partition key
+        as_published(split_message(data, BATCH_MESSAGE_FORMAT), "publisher")
+
+
+def _captured(data: bytes) -> None:
+    system_properties(data, 0)
 
 
 def _batches(data: bytes) -> None:
@@ -64,7 +88,14 @@ TARGETS: dict[str, tuple[Callable[[bytes], object], ...]] = {
     "performative": (decode_performative, decode_value),
     "sasl": (decode_sasl, decode_performative),
     "frames": (_frames,),
-    "message": (_messages, decode_event, event_body),
-    "batch": (_batches, events_of_batch),
-    "event": (_events, lambda data: events_of_deliveries([data]), decode_message),
+    "message": (_messages, _requests, decode_event, event_body, _captured, decode_whole, EventTexts.decode),
+    "batch": (_batches, _numbered, _published, events_of_batch),
+    "event": (
+        _events,
+        lambda data: events_of_deliveries([data]),
+        decode_message,
+        _captured,
+        decode_whole,
+        EventTexts.decode,
+    ),
 }

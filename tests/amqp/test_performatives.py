@@ -272,6 +272,18 @@ def test_what_is_no_performative_is_refused(value: object) -> None:
         decode_performative(encode_value(value))
 
 
+@pytest.mark.parametrize("key", [b"product", 5, ULong(5)], ids=repr)
+def test_fields_have_symbols_or_strings_as_keys(key: object) -> None:
+    """Protects what reads properties: keys are symbols (part 2 section 2.8.13), strings from some peers."""
+    fields: list[object] = ["c", *[None] * 8, {key: "x"}]
+    with pytest.raises(DecodeError, match="a map with symbols as keys"):
+        decode_performative(encode_value(Described(ULong(0x10), fields)))
+    fields[-1] = {"product": "x"}
+    assert decode_performative(encode_value(Described(ULong(0x10), fields)))[0] == Open(
+        "c", properties={"product": "x"}
+    )
+
+
 def test_a_state_that_nobody_knows_is_kept() -> None:
     """Protects dispositions with extension states, such as transactional ones: they are not an error."""
     state = Described(ULong(0x34), [b"tx"])

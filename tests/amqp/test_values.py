@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.amqp.strategies import BY_TYPE, typed, values
 
-from tidegate.amqp.decode import DEPTH_MAX, decode_value, skip_value
+from tidegate.amqp.decode import (
+    CONTENT_LIMITS,
+    DEPTH_MAX,
+    KEY_TYPES,
+    PROTOCOL_LIMITS,
+    decode_value,
+    skip_value,
+)
 from tidegate.amqp.encode import encode_value
 from tidegate.amqp.errors import DecodeError, EncodeError
 from tidegate.amqp.types import (
@@ -21,6 +28,7 @@ from tidegate.amqp.types import (
     Char,
     Decimal,
     Described,
+    Float,
     Int,
     Short,
     Symbol,
@@ -172,6 +180,88 @@ def test_garbled_values_are_refused_before_anything_large_is_made(data: bytes) -
     """Protects memory and the process: a declared size is never believed before it is checked."""
     with pytest.raises(DecodeError):
         decode_value(data)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        None,
+        True,
+        1.5,
+        Float(1.5),
+        UUID_VALUE,
+        Decimal(b"1234"),
+        Timestamp(5),
+        Char("c"),
+        Described(Symbol("d"), 1),
+        Array.of(int, [1]),
+    ],
+    ids=lambda key: type(key).__name__,
+)
+def test_a_key_whose_hash_a_peer_can_choose_is_refused(key: object) -> None:
+    """Protects processor time: 26,000 UUIDs with one hash as keys took 29 s. Skipping looks at none."""
+    encoded = encode_value({key: "value"})
+    with pytest.raises(DecodeError, match="as its key; symbols, strings, integers and binary"):
+        decode_value(encoded)
+    with pytest.raises(DecodeError, match="as its key"):
+        decode_value(encode_value([{"nested": {key: "value"}}]), 0, CONTENT_LIMITS)
+    assert skip_value(encoded) == len(encoded)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("k", Symbol("k"), b"k", 7),
+        *(kind(7) for kind in (UByte, UShort, UInt, ULong, Byte, Short, Int)),
+    ],
+    ids=lambda key: type(key).__name__,
+)
+def test_keys_of_the_other_types_come_back(key: object) -> None:
+    """Protects maps as clients write them: symbols, strings, integers, binary."""
+    assert type(key) in KEY_TYPES
+    assert typed(decode_value(encode_value({key: 1}))[0]) == typed({key: 1})
+
+
+def test_a_map_of_the_protocol_has_a_thousand_entries_at_most() -> None:
+    """Protects the loop from long maps where short ones belong; a body may be as long as it likes."""
+    most = PROTOCOL_LIMITS.map_entries_max
+    assert most == 1000
+    fits, over = ({f"k{number}": None for number in range(count)} for count in (most, most + 1))
+    assert decode_value(encode_value(fits))[0] == fits
+    with pytest.raises(DecodeError, match="1001 entries; 1000"):
+        decode_value(encode_value(over))
+    with pytest.raises(DecodeError, match="1001 entries; 1000"):
+        decode_value(encode_value([over]))
+    assert decode_value(encode_value(over), 0, CONTENT_LIMITS)[0] == over
+
+
+def test_values_are_counted_at_all_levels_together() -> None:
+    """Protects memory: a byte that means an empty list becomes 56, in as many lists as there may be."""
+    most = PROTOCOL_LIMITS.values_max
+    row: list[object] = [[]] * 63
+    fits, over = [row] * (most // 64), [row] * (most // 64 + 1)
+    assert decode_value(encode_value(fits))[0] == fits
+    with pytest.raises(DecodeError, match=f"more than {most} values"):
+        decode_value(encode_value(over))
+    assert decode_value(encode_value(over), 0, CONTENT_LIMITS)[0] == over
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00\x45\x40",
+        b"\x00\xc0\x03\x01\x50\x01\x40",
+        b"\x00\x98" + bytes(16) + b"\x40",
+        b"\xe0\x08\x01\x00\x53\x01\x00\x53\x02\x40",
+        b"\xf0\x00\x00\x00\x89\x00\x00\x00\x01\x00\xa3\x7f" + b"s" * 127 + b"\x50\x01",
+        b"\xe0\x02\x09\x45",
+    ],
+    ids=["a list", "a list with items", "a uuid", "two in an array", "a long one in an array", "no width"],
+)
+def test_descriptors_and_arrays_that_multiply_are_refused(data: bytes) -> None:
+    """Protects time and memory: each element of an array has the descriptors again. Nothing sends these."""
+    with pytest.raises(DecodeError):
+        decode_value(data, 0, CONTENT_LIMITS)
 
 
 @pytest.mark.parametrize("levels", [DEPTH_MAX + 1, 10_000])

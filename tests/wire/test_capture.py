@@ -20,6 +20,7 @@ from tidegate.wire.capture import (
     undecodable_record,
 )
 from tidegate.wire.event_codec import decode_event, encode_event
+from tidegate.wire.event_texts import cached_when_short
 
 
 def _written(record: object) -> object:
@@ -28,6 +29,20 @@ def _written(record: object) -> object:
     fastavro.writer(file, dict(AVRO_SCHEMA), [record])
     file.seek(0)
     return next(iter(fastavro.reader(file)))
+
+
+def test_only_short_surroundings_are_kept() -> None:
+    """Protects memory: what 4,096 events have around their bodies may be a megabyte each."""
+    decoded: list[bytes] = []
+
+    @cached_when_short
+    def decode(data: bytes) -> bytes:
+        decoded.append(data)
+        return data
+
+    for data in (b"s" * 100, b"l" * 100_000):
+        assert decode(data) == decode(data) == data
+    assert decoded == [b"s" * 100, b"l" * 100_000, b"l" * 100_000]
 
 
 @pytest.mark.parametrize(

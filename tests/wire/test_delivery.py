@@ -299,6 +299,17 @@ def test_a_second_annotations_section_does_not_outdo_the_services(metrics: Runti
         assert delivered.data == (b"x" * 9,)
 
 
+def test_annotations_that_decoders_refuse_are_delivered_as_a_body() -> None:
+    """Protects readers, and the loop that delivers to them: nobody decodes 240,000 annotations."""
+    entries = encode_value(None) * 2000 + encode_value(1) * 2
+    many = b"\x00\x53\x72\xd1" + (len(entries) + 4).to_bytes(4, "big") + (2002).to_bytes(4, "big") + entries
+    by_uuid = b"\x00\x53\x72" + encode_value({UUID(int=1): 1})
+    for message in (many, by_uuid, b"\x00\x53\x78\x40" * 10_001):
+        delivered = _deliver(message, 3)
+        assert delivered.data == (message,)
+        assert delivered.message_annotations == _ours(3)
+
+
 def test_annotations_that_are_not_what_they_say_do_not_hide_the_services() -> None:
     """Protects readers from maps with more or fewer entries than their count, and from cut ones."""
     key = encode_value(Symbol("x-opt-partition-key")) + encode_value("k")

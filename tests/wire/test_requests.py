@@ -184,6 +184,17 @@ def test_a_request_that_lacks_something_is_refused(message: Message) -> None:
         PutToken.from_request(Request.from_message(message))
 
 
+def test_properties_of_a_request_are_text_by_name() -> None:
+    """Protects time: a name, or a token, that is no text is not made into text, which may take as long as its
+    sender likes.
+    """
+    named = {"operation": "READ", 5: "x", b"type": "y", "security_token": [1]}
+    request_ = Request.from_message(Message(application_properties=named))
+    assert request_.properties == {"operation": "READ", "security_token": [1]}
+    with pytest.raises(InvalidArgumentError):
+        request_.optional_text("security_token")
+
+
 @pytest.mark.parametrize(
     "message",
     [

@@ -1,7 +1,9 @@
 """AMQP bytes to Python values, and skipping values without building them.
 
 Input is hostile until decoded: every declared size is checked against what is there before anything of
-that size is made, nesting is bounded, and whatever is wrong comes out as a DecodeError.
+that size is made, nesting is bounded, and whatever is wrong comes out as a DecodeError. The time and memory
+that a value costs grow in proportion to its bytes: no byte makes more than a few objects, and the keys of
+maps are of types whose hashes a peer cannot make collide (``KEY_TYPES``).
 Source: AMQP 1.0 part 1 section 1.6.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, NoReturn
 from uuid import UUID
 
@@ -35,9 +38,38 @@ Buffer = bytes | bytearray | memoryview
 DEPTH_MAX: Final = 32
 """Levels of nesting (our choice: Event Hubs clients send fewer than 8)."""
 
-ZERO_WIDTH_ELEMENTS_MAX: Final = 64
+ZERO_WIDTH_ELEMENTS_MAX: Final = 8
 """Elements of an array whose elements take no bytes (our choice: nothing sends such arrays, and a count
-alone must not be able to ask for memory)."""
+alone must not be able to ask for memory and time)."""
+
+ARRAY_DESCRIPTOR_BYTES_MAX: Final = 128
+"""Encoded length of the descriptor that the elements of an array share, of which there may be one (our
+choice: the longest of the standard has 40). Each element has it again in what is made of the array."""
+
+KEY_TYPES: Final = frozenset({Symbol, str, bytes, int, UByte, UShort, UInt, ULong, Byte, Short, Int})
+"""What a map's keys may be: what the protocol's own maps have, and properties that clients set.
+
+Python seeds the hashes of text and bytes anew in each process, and at most nine integers of 64 bits share a
+hash. Of UUIDs, floats, described values and arrays anybody can write as many with one hash as there is room
+for: a map of n such keys takes n² comparisons (480 KB took 29 s)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one call of ``decode_value`` makes."""
+
+    map_entries_max: int
+    """Of each map."""
+    values_max: int
+    """Elements of lists, maps (keys and values) and arrays at all levels together."""
+
+
+PROTOCOL_LIMITS: Final = Limits(map_entries_max=1000, values_max=4096)
+"""For what the protocol itself consists of: performatives, annotations, requests (our choice: Event Hubs
+clients send fewer than 100)."""
+
+CONTENT_LIMITS: Final = Limits(map_entries_max=2**32, values_max=2**32)
+"""For bodies and application properties, which are the application's own: the bytes alone limit them."""
 
 _u16 = struct.Struct(">H").unpack_from
 _u32 = struct.Struct(">I").unpack_from
@@ -49,17 +81,38 @@ _s64 = struct.Struct(">q").unpack_from
 _float = struct.Struct(">f").unpack_from
 _double = struct.Struct(">d").unpack_from
 
-_Decoder = Callable[[Buffer, int, int], tuple[object, int]]
-"""(data, offset after the constructor, depth) -> (value, end)."""
+
+class _Room:
+    """What is left of the limits, for one call of ``decode_value``."""
+
+    __slots__ = ("depth", "map_entries_max", "values", "values_max")
+
+    def __init__(self, limits: Limits) -> None:
+        self.map_entries_max = limits.map_entries_max
+        self.values = self.values_max = limits.values_max
+        self.depth = DEPTH_MAX
+
+    def enter(self, count: int) -> None:
+        """Begin a value with ``count`` others inside; when it ends, ``depth`` is to be raised again."""
+        if self.depth == 0:
+            raise DecodeError(f"Values are nested more than {DEPTH_MAX} deep.")
+        self.depth -= 1
+        self.values -= count
+        if self.values < 0:
+            raise DecodeError(f"There are more than {self.values_max} values inside one.")
 
 
-def decode_value(data: Buffer, offset: int = 0) -> tuple[object, int]:
+_Decoder = Callable[[Buffer, int, _Room], tuple[object, int]]
+"""(data, offset after the constructor, what is left of the limits) -> (value, end)."""
+
+
+def decode_value(data: Buffer, offset: int = 0, limits: Limits = PROTOCOL_LIMITS) -> tuple[object, int]:
     """The value that starts at ``offset``, and the offset after it.
 
-    Raises DecodeError when the bytes are no AMQP value, or end before it does.
+    Raises DecodeError when the bytes are no AMQP value, end before it does, or hold more than ``limits``.
     """
     try:
-        return _DECODERS[data[offset]](data, offset + 1, 0)
+        return _DECODERS[data[offset]](data, offset + 1, _Room(limits))
     except (IndexError, struct.error) as exc:
         raise DecodeError(f"The data ends inside the value at byte {offset}.") from exc
 
@@ -122,57 +175,65 @@ def _end_of(data: Buffer, start: int, size: int) -> int:
 # --- fixed width ---------------------------------------------------------------------------------------
 
 
-def _decode_described(data: Buffer, offset: int, depth: int) -> tuple[object, int]:
-    if depth >= DEPTH_MAX:
-        raise DecodeError(f"Values are nested more than {DEPTH_MAX} deep.")
-    if data[offset] == 0:
-        _refuse_described_descriptor()
-    descriptor, offset = _DECODERS[data[offset]](data, offset + 1, depth + 1)
-    value, offset = _DECODERS[data[offset]](data, offset + 1, depth + 1)
+def _decode_described(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
+    room.enter(1)
+    descriptor, offset = _decode_descriptor(data, offset, room)
+    value, offset = _DECODERS[data[offset]](data, offset + 1, room)
+    room.depth += 1
     return Described(descriptor, value), offset
 
 
-def _decode_bool_byte(data: Buffer, offset: int, depth: int) -> tuple[object, int]:
+def _decode_descriptor(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
+    """The standard has symbols and ulongs; clients' other integers and strings are let pass (section 1.2)."""
+    if data[offset] == 0:
+        _refuse_described_descriptor()
+    descriptor, end = _DECODERS[data[offset]](data, offset + 1, room)
+    if not isinstance(descriptor, (str, int)):
+        raise DecodeError(f"A descriptor is a {type(descriptor).__name__}, not a symbol or a ulong.")
+    return descriptor, end
+
+
+def _decode_bool_byte(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
     value = data[offset]
     if value > 1:
         raise DecodeError(f"0x{value:02x} is no boolean.")
     return value == 1, offset + 1
 
 
-def _decode_char(data: Buffer, offset: int, depth: int) -> tuple[object, int]:
+def _decode_char(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
     code = _u32(data, offset)[0]
     if code > 0x10FFFF or 0xD800 <= code < 0xE000:
         raise DecodeError(f"0x{code:x} is no Unicode character.")
     return Char(chr(code)), offset + 4
 
 
-def _decode_uuid(data: Buffer, offset: int, depth: int) -> tuple[object, int]:
+def _decode_uuid(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
     end = _end_of(data, offset, 16)
     return UUID(bytes=bytes(data[offset:end])), end
 
 
 def _constant(value: object) -> _Decoder:
-    return lambda data, offset, depth: (value, offset)
+    return lambda data, offset, room: (value, offset)
 
 
-def _list0(data: Buffer, offset: int, depth: int) -> tuple[object, int]:
+def _list0(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
     return [], offset
 
 
 def _small(kind: type[int]) -> _Decoder:
-    return lambda data, offset, depth: (kind(data[offset]), offset + 1)
+    return lambda data, offset, room: (kind(data[offset]), offset + 1)
 
 
 def _number(
     kind: Callable[..., object] | None, unpack: Callable[..., tuple[object, ...]], width: int
 ) -> _Decoder:
     if kind is None:
-        return lambda data, offset, depth: (unpack(data, offset)[0], offset + width)
-    return lambda data, offset, depth: (kind(unpack(data, offset)[0]), offset + width)
+        return lambda data, offset, room: (unpack(data, offset)[0], offset + width)
+    return lambda data, offset, room: (kind(unpack(data, offset)[0]), offset + width)
 
 
 def _decimal(width: int) -> _Decoder:
-    def decode(data: Buffer, offset: int, depth: int) -> tuple[object, int]:
+    def decode(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
         end = _end_of(data, offset, width)
         return Decimal(data[offset:end]), end
 
@@ -182,12 +243,12 @@ def _decimal(width: int) -> _Decoder:
 # --- variable width ------------------------------------------------------------------------------------
 
 
-def _decode_binary8(data: Buffer, offset: int, depth: int) -> tuple[object, int]:
+def _decode_binary8(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
     end = _end_of(data, offset + 1, data[offset])
     return bytes(data[offset + 1 : end]), end
 
 
-def _decode_binary32(data: Buffer, offset: int, depth: int) -> tuple[object, int]:
+def _decode_binary32(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
     end = _end_of(data, offset + 4, _u32(data, offset)[0])
     return bytes(data[offset + 4 : end]), end
 
@@ -199,22 +260,22 @@ def _text(data: Buffer, start: int, end: int) -> str:
         raise DecodeError(f"The text at byte {start} is not UTF-8.") from exc
 
 
-def _decode_string8(data: Buffer, offset: int, depth: int) -> tuple[object, int]:
+def _decode_string8(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
     end = _end_of(data, offset + 1, data[offset])
     return _text(data, offset + 1, end), end
 
 
-def _decode_string32(data: Buffer, offset: int, depth: int) -> tuple[object, int]:
+def _decode_string32(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
     end = _end_of(data, offset + 4, _u32(data, offset)[0])
     return _text(data, offset + 4, end), end
 
 
-def _decode_symbol8(data: Buffer, offset: int, depth: int) -> tuple[object, int]:
+def _decode_symbol8(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
     end = _end_of(data, offset + 1, data[offset])
     return Symbol(_text(data, offset + 1, end)), end
 
 
-def _decode_symbol32(data: Buffer, offset: int, depth: int) -> tuple[object, int]:
+def _decode_symbol32(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
     end = _end_of(data, offset + 4, _u32(data, offset)[0])
     return Symbol(_text(data, offset + 4, end)), end
 
@@ -222,10 +283,8 @@ def _decode_symbol32(data: Buffer, offset: int, depth: int) -> tuple[object, int
 # --- compound ------------------------------------------------------------------------------------------
 
 
-def _compound_bounds(data: Buffer, offset: int, depth: int, width: int) -> tuple[int, int, int]:
+def _compound_bounds(data: Buffer, offset: int, width: int) -> tuple[int, int, int]:
     """(number of elements, where they start, where they must end) of a list, map or array."""
-    if depth >= DEPTH_MAX:
-        raise DecodeError(f"Values are nested more than {DEPTH_MAX} deep.")
     if width == 1:
         size, count = data[offset], data[offset + 1]
     else:
@@ -237,77 +296,87 @@ def _compound_bounds(data: Buffer, offset: int, depth: int, width: int) -> tuple
     return count, start, end
 
 
-def _list_items(data: Buffer, offset: int, depth: int, width: int) -> tuple[list[object], int]:
-    count, offset, end = _compound_bounds(data, offset, depth, width)
+def _list_items(data: Buffer, offset: int, room: _Room, width: int) -> tuple[list[object], int]:
+    count, offset, end = _compound_bounds(data, offset, width)
     if count > end - offset:
         raise DecodeError(f"A list of {count} elements has {end - offset} bytes.")
+    room.enter(count)
     items: list[object] = []
-    depth += 1
     for _ in range(count):
-        item, offset = _DECODERS[data[offset]](data, offset + 1, depth)
+        item, offset = _DECODERS[data[offset]](data, offset + 1, room)
         items.append(item)
+    room.depth += 1
     if offset != end:
         raise DecodeError(f"A list's elements end at byte {offset}, and its size says {end}.")
     return items, end
 
 
-def _map_items(data: Buffer, offset: int, depth: int, width: int) -> tuple[dict[object, object], int]:
-    count, offset, end = _compound_bounds(data, offset, depth, width)
+def _map_items(data: Buffer, offset: int, room: _Room, width: int) -> tuple[dict[object, object], int]:
+    count, offset, end = _compound_bounds(data, offset, width)
     if count > end - offset or count % 2:
         raise DecodeError(f"A map of {count} keys and values has {end - offset} bytes.")
+    if count > 2 * room.map_entries_max:
+        raise DecodeError(f"A map has {count // 2} entries; {room.map_entries_max} are allowed here.")
+    room.enter(count)
     items: dict[object, object] = {}
-    depth += 1
     for _ in range(count // 2):
-        key, offset = _DECODERS[data[offset]](data, offset + 1, depth)
-        value, offset = _DECODERS[data[offset]](data, offset + 1, depth)
-        try:
-            items[key] = value
-        except TypeError as exc:
-            raise DecodeError(f"A map has a {type(key).__name__} as its key.") from exc
+        key, offset = _DECODERS[data[offset]](data, offset + 1, room)
+        value, offset = _DECODERS[data[offset]](data, offset + 1, room)
+        check_key(key)
+        items[key] = value
+    room.depth += 1
     if offset != end:
         raise DecodeError(f"A map's elements end at byte {offset}, and its size says {end}.")
     return items, end
 
 
-def _array_items(data: Buffer, offset: int, depth: int, width: int) -> tuple[Array, int]:
-    count, offset, end = _compound_bounds(data, offset, depth, width)
+def check_key(key: object) -> None:
+    """Raise DecodeError for what must not be a map's key (``KEY_TYPES``)."""
+    if type(key) not in KEY_TYPES:
+        raise DecodeError(
+            f"A map has a {type(key).__name__} as its key; symbols, strings, integers and binary are allowed."
+        )
+
+
+def _array_items(data: Buffer, offset: int, room: _Room, width: int) -> tuple[Array, int]:
+    count, offset, end = _compound_bounds(data, offset, width)
     if offset == end:
         if count:
             raise DecodeError(f"An array of {count} elements has no bytes.")
         return Array((), type(None)), end  # without even a constructor: the official Python client sends that
-    descriptors: list[object] = []
-    while data[offset] == 0:
-        if data[offset + 1] == 0:
-            _refuse_described_descriptor()
-        descriptor, offset = _DECODERS[data[offset + 1]](data, offset + 2, depth + 1)
-        descriptors.append(descriptor)
-        if len(descriptors) > DEPTH_MAX:
-            raise DecodeError(f"Descriptors are nested more than {DEPTH_MAX} deep.")
+    room.enter(count)
+    is_described = data[offset] == 0
+    descriptor: object = None
+    if is_described:
+        start = offset + 1
+        descriptor, offset = _decode_descriptor(data, start, room)
+        if offset - start > ARRAY_DESCRIPTOR_BYTES_MAX:
+            raise DecodeError(f"The descriptor of an array's elements takes {offset - start} bytes.")
     code = data[offset]
     offset += 1
+    if code == 0:
+        raise DecodeError("The elements of an array have more than one descriptor; nothing sends that.")
     if code not in _TYPES:
         raise DecodeError(f"0x{code:02x} is no AMQP constructor (byte {offset - 1}).")
     if count > (end - offset if _WIDTHS[code] else ZERO_WIDTH_ELEMENTS_MAX):
         raise DecodeError(f"An array of {count} elements has {end - offset} bytes.")
     decoder = _DECODERS[code]
     items: list[object] = []
-    depth += 1
     for _ in range(count):
-        item, offset = decoder(data, offset, depth)
-        for descriptor in reversed(descriptors):
-            item = Described(descriptor, item)
-        items.append(item)
+        item, offset = decoder(data, offset, room)
+        items.append(Described(descriptor, item) if is_described else item)
+    room.depth += 1
     if offset != end:
         raise DecodeError(f"An array's elements end at byte {offset}, and its size says {end}.")
-    return Array(tuple(items), Described if descriptors else _TYPES[code][0]), end
+    return Array(tuple(items), Described if is_described else _TYPES[code][0]), end
 
 
-def _compound(items: Callable[[Buffer, int, int, int], tuple[object, int]], width: int) -> _Decoder:
-    return lambda data, offset, depth: items(data, offset, depth, width)
+def _compound(items: Callable[[Buffer, int, _Room, int], tuple[object, int]], width: int) -> _Decoder:
+    return lambda data, offset, room: items(data, offset, room, width)
 
 
 def _unknown(code: int) -> _Decoder:
-    def refuse(data: Buffer, offset: int, depth: int) -> tuple[object, int]:
+    def refuse(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
         raise DecodeError(f"0x{code:02x} is no AMQP constructor (byte {offset - 1}).")
 
     return refuse

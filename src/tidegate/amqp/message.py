@@ -15,7 +15,14 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 from uuid import UUID
 
-from tidegate.amqp.decode import Buffer, decode_value, skip_value
+from tidegate.amqp.decode import (
+    CONTENT_LIMITS,
+    PROTOCOL_LIMITS,
+    Buffer,
+    Limits,
+    decode_value,
+    skip_value,
+)
 from tidegate.amqp.encode import append_binary, append_value
 from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.performatives import (
@@ -44,6 +51,12 @@ AMQP_SEQUENCE: Final = 0x76
 AMQP_VALUE: Final = 0x77
 FOOTER: Final = 0x78
 """Descriptors of the sections."""
+
+_CONTENT: Final = frozenset({APPLICATION_PROPERTIES, DATA, AMQP_SEQUENCE, AMQP_VALUE})
+"""Sections that belong to the application."""
+
+SECTIONS_MAX: Final = 10_000
+"""Of one message (our choice: a body may come in many data sections, and each costs time to walk past)."""
 
 T = TypeVar("T")
 
@@ -130,8 +143,11 @@ def iter_sections(payload: Buffer) -> Iterator[Section]:
 
     Raises DecodeError at the first place that is no section, after the good ones before it were given.
     """
-    offset, end_of_payload = 0, len(payload)
+    offset, end_of_payload, count = 0, len(payload), 0
     while offset < end_of_payload:
+        count += 1
+        if count > SECTIONS_MAX:
+            raise DecodeError(f"A message has more than {SECTIONS_MAX} sections.")
         if payload[offset : offset + 2] == b"\x00\x53" and offset + 3 < end_of_payload:
             code, value_start = payload[offset + 2], offset + 3
         else:
@@ -207,16 +223,18 @@ def _append_section(output: bytearray, code: int, value: object) -> None:
     append_value(output, value)
 
 
-def decode_message(payload: Buffer) -> Message:
+def decode_message(payload: Buffer, content_limits: Limits = CONTENT_LIMITS) -> Message:
     """A whole message, its sections in any order; of a section that may come once, the last one counts.
 
+    content_limits: of body and application properties; the other sections have those of the protocol.
     Raises DecodeError when the bytes are no message.
     """
     once: dict[int, object] = {}
     data: list[bytes] = []
     sequences: list[list[object]] = []
     for code, _, value_start, end in iter_sections(payload):
-        value, value_end = decode_value(payload, value_start)
+        limits = content_limits if code in _CONTENT else PROTOCOL_LIMITS
+        value, value_end = decode_value(payload, value_start, limits)
         if value_end != end:
             raise DecodeError(f"A section's value ends at byte {value_end}, and its size says {end}.")
         if code == DATA:

@@ -115,6 +115,12 @@ def _one_of(name: str, *classes: type) -> Kind:
     return Kind(name, _composite_to_wire, from_wire)
 
 
+def _fields_from_wire(value: object) -> dict[object, object]:
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise TypeError(value)  # keys are symbols (part 2 section 2.8.13); some peers write strings
+    return value
+
+
 BOOLEAN: Final = _exactly("boolean", bool)
 UBYTE: Final = _integer("ubyte", UByte)
 USHORT: Final = _integer("ushort", UShort)
@@ -126,7 +132,7 @@ SYMBOL: Final = Kind("symbol", Symbol, _symbol_from_wire)
 SYMBOLS: Final = Kind("symbols", _symbols_to_wire, _symbols_from_wire)
 BINARY: Final = _exactly("binary", bytes)
 MAP: Final = _exactly("map", dict)
-FIELDS: Final = Kind("fields", _fields_to_wire, MAP.from_wire)
+FIELDS: Final = Kind("a map with symbols as keys", _fields_to_wire, _fields_from_wire)
 
 
 def composite_field(kind: Kind, default: Any = MISSING) -> Any:

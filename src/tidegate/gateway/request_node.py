@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tidegate.amqp.decode import PROTOCOL_LIMITS
 from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.events import Delivery
 from tidegate.amqp.link import ReceiverLink, SenderLink
@@ -86,7 +87,7 @@ class RequestNodes:
 
         Raises DecodeError when it is no message.
         """
-        message = decode_message(payload)
+        message = decode_message(payload, PROTOCOL_LIMITS)
         properties = message.properties or Properties()
         route = _Route(link, kind, properties.message_id, properties.reply_to)
         try:

@@ -14,7 +14,6 @@ decoded, and without either no message is looked at.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -27,7 +26,7 @@ from tidegate.spark.body_places import BodyPlaces, Int64s, locate_bodies
 from tidegate.spark.key_places import locate_keys
 from tidegate.spark.schema import EVENT_ARROW_SCHEMA, arrow_schema
 from tidegate.wire.encoded_events import EncodedEvents
-from tidegate.wire.event_texts import EventTexts, decode_whole, property_of
+from tidegate.wire.event_texts import EventTexts, cached_when_short, decode_whole, property_of
 from tidegate.wire.packed_messages import packed
 
 _BINARY_BYTES_MAX = 2**31 - 1
@@ -216,7 +215,7 @@ class _Contents:
         return self._decoded[index]
 
 
-@lru_cache(maxsize=4096)
+@cached_when_short
 def _decode_prefix(prefix: bytes) -> EventTexts:
     """Kept from chunk to chunk: what one device sends it sends again."""
     return EventTexts.decode(prefix) if prefix else EventTexts()

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from tidegate.amqp.decode import decode_value, skip_value
+from tidegate.amqp.decode import PROTOCOL_LIMITS, check_key, decode_value, skip_value
 from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.message import Section
 
@@ -31,8 +31,10 @@ def merged_entries(
 ) -> tuple[bytes, int]:
     """The entries of all sections of one code as they lie, except those named ``without``.
 
-    Returns the bytes and the count of keys and values. Raises DecodeError when one is no map.
+    Returns the bytes and the count of keys and values. Raises DecodeError when one is no map, a key is none
+    that decoders take, or the entries are more than theirs may be.
     """
+    count = 0
     kept: list[bytes] = []
     for code, _, value_start, end in sections:
         if code != wanted or message[value_start] == 0x40:
@@ -41,7 +43,11 @@ def merged_entries(
             raise DecodeError(f"Annotations at byte {value_start} are no map.")
         at = value_start + (3 if message[value_start] == 0xC1 else 9)
         while at < end:
+            count += 1
+            if count > PROTOCOL_LIMITS.map_entries_max:
+                raise DecodeError(f"There are more than {PROTOCOL_LIMITS.map_entries_max} annotations.")
             key, value_at = decode_value(message, at)
+            check_key(key)
             value_end = skip_value(message, value_at)
             if value_end > end:
                 raise DecodeError(f"Annotations at byte {value_start} end inside an entry.")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from typing import Final
 from uuid import UUID
 
@@ -24,7 +23,13 @@ from tidegate.amqp.types import Timestamp
 from tidegate.model.capture import NAME_FIELDS
 from tidegate.model.events import EventContents, PropertyValue
 from tidegate.wire.batch import unwrap
-from tidegate.wire.event_texts import DECODE_ERROR_PROPERTY, decode_whole, standard_properties, text_of
+from tidegate.wire.event_texts import (
+    DECODE_ERROR_PROPERTY,
+    cached_when_short,
+    decode_whole,
+    standard_properties,
+    text_of,
+)
 from tidegate.wire.names import ENQUEUED_TIME, OFFSET, SEQUENCE_NUMBER
 
 FILE_SUFFIX: Final = ".avro"
@@ -172,7 +177,7 @@ def capture_file_name(
     return name_format.format_map(dict(zip(NAME_FIELDS, values, strict=True))) + FILE_SUFFIX
 
 
-@lru_cache(maxsize=4096)
+@cached_when_short
 def _decoded_system_properties(sections: bytes) -> Mapping[str, AvroValue]:
     """Annotations and standard properties, decoded once for all events that share them."""
     message = decode_message(sections)

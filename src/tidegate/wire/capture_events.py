@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, Final, cast
 from uuid import UUID
 
-from tidegate.amqp.decode import decode_value
+from tidegate.amqp.decode import CONTENT_LIMITS, decode_value
 from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.message import Message, Properties, encode_message
 from tidegate.amqp.types import Symbol, Timestamp, UInt
@@ -49,7 +49,7 @@ _RESTORE: Final[Mapping[str, Callable[[Any], object]]] = {
     TYPE_INTEGER: int,
     TYPE_TIMESTAMP: datetime.fromisoformat,
     TYPE_UUID: UUID,
-    TYPE_ENCODED: lambda value: decode_value(value, 0)[0],
+    TYPE_ENCODED: lambda value: decode_value(value, 0, CONTENT_LIMITS)[0],
 }
 
 Values = Mapping[str, AvroValue]

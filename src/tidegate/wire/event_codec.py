@@ -14,7 +14,14 @@ from functools import lru_cache
 from typing import Any, Final, cast
 from uuid import UUID
 
-from tidegate.amqp.decode import Buffer, decode_value
+from tidegate.amqp.decode import (
+    CONTENT_LIMITS,
+    PROTOCOL_LIMITS,
+    Buffer,
+    Limits,
+    check_key,
+    decode_value,
+)
 from tidegate.amqp.encode import encode_value
 from tidegate.amqp.errors import DecodeError, EncodeError
 from tidegate.amqp.message import (
@@ -119,7 +126,7 @@ def _application_properties(properties: Mapping[str, PropertyValue]) -> tuple[by
                 encoder = _PROPERTY_ENCODERS.get(type(value)) or _property_encoder(key, value)
                 append(encoder(value))
         except (struct.error, EncodeError, OverflowError, UnicodeEncodeError) as exc:
-            raise InvalidArgumentError(f"The property {key!r} has no AMQP form: {exc}.") from exc
+            raise InvalidArgumentError(f"The property {key[:80]!r} has no AMQP form: {exc}.") from exc
     joined = b"".join(entries)
     size, count = len(joined), 2 * len(properties)
     if size < 255 and count < 256:
@@ -171,7 +178,7 @@ def _property_encoder(key: str, value: object) -> Callable[[Any], bytes]:
     if isinstance(value, str):
         return lambda text: encode_value(str(text))
     raise InvalidArgumentError(
-        f"The property {key!r} is a {type(value).__name__}, which an event's property cannot be.",
+        f"The property {key[:80]!r} is a {type(value).__name__}, which an event's property cannot be.",
         next_step="Use None, bool, int, float, str, bytes, datetime or UUID.",
     )
 
@@ -241,6 +248,7 @@ def decode_event(encoded: bytes | memoryview) -> EventContents:
     properties: dict[str, PropertyValue] = {}
     partition_key: str | None = None
     standard: list[object] = []
+    sequences: list[object] = []
     for code, _, value_start, end in iter_sections(data):
         if code == DATA and data[value_start] == 0xA0:
             bodies.append(data[value_start + 2 : end])
@@ -249,17 +257,17 @@ def decode_event(encoded: bytes | memoryview) -> EventContents:
         elif code == APPLICATION_PROPERTIES:
             properties = _decode_properties(data, value_start, end)
         elif code == MESSAGE_ANNOTATIONS:
-            annotations = _decoded(data, value_start, end)
+            annotations = _decoded(data, value_start, end, PROTOCOL_LIMITS)
             if isinstance(annotations, dict) and isinstance(annotations.get(PARTITION_KEY), str):
                 partition_key = annotations[PARTITION_KEY]
         elif code == PROPERTIES:
-            value = _decoded(data, value_start, end)
+            value = _decoded(data, value_start, end, PROTOCOL_LIMITS)
             standard = value if isinstance(value, list) else []
         elif code == AMQP_VALUE:
             body_value = _decoded(data, value_start, end)
         elif code == AMQP_SEQUENCE:
-            earlier = body_value if isinstance(body_value, list) else []
-            body_value = [*earlier, _decoded(data, value_start, end)]
+            sequences.append(_decoded(data, value_start, end))
+            body_value = sequences
         elif code == DATA:
             raise DecodeError("A data section holds no binary.")
     return EventContents(
@@ -293,8 +301,8 @@ def _decode_usual(data: bytes) -> EventContents | None:
     return EventContents(data[start:], _decode_properties(data, 3, properties_end))
 
 
-def _decoded(data: bytes, value_start: int, end: int) -> object:
-    value, value_end = decode_value(data, value_start)
+def _decoded(data: bytes, value_start: int, end: int, limits: Limits = CONTENT_LIMITS) -> object:
+    value, value_end = decode_value(data, value_start, limits)
     if value_end != end:
         raise DecodeError(f"A section's value ends at byte {value_end}, and its size says {end}.")
     return value
@@ -303,9 +311,9 @@ def _decoded(data: bytes, value_start: int, end: int) -> object:
 def _standard_text(standard: list[object], index: int) -> str | None:
     """One of the standard properties as text: an id may also be an integer, a uuid or bytes."""
     value = standard[index] if index < len(standard) else None
-    if value is None:
-        return None
-    return value.hex() if isinstance(value, bytes) else str(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(value) if isinstance(value, (str, int, UUID)) else None
 
 
 def _decode_properties(data: bytes, at: int, end: int) -> dict[str, PropertyValue]:
@@ -327,6 +335,7 @@ def _decode_properties(data: bytes, at: int, end: int) -> dict[str, PropertyValu
                 key = str(data[at + 2 : value_at], "utf-8")
             else:
                 other, value_at = decode_value(data, at)
+                check_key(other)
                 key = str(other)
             constructor = data[value_at]
             if constructor == 0xA1:
@@ -337,7 +346,7 @@ def _decode_properties(data: bytes, at: int, end: int) -> dict[str, PropertyValu
                 properties[key] = unpack(data, value_at + 1)[0]
                 at = value_at + 1 + width
             else:
-                value, at = decode_value(data, value_at)
+                value, at = decode_value(data, value_at, CONTENT_LIMITS)
                 properties[key] = _plain(value)
     except (IndexError, struct.error, UnicodeDecodeError) as exc:
         raise DecodeError("The application properties are garbled.") from exc

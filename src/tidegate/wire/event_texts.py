@@ -7,11 +7,11 @@ events out in columns.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypeVar
 
 import orjson
 
@@ -24,9 +24,13 @@ from tidegate.amqp.message import (
     decode_message,
     iter_sections,
 )
-from tidegate.amqp.types import Timestamp
+from tidegate.amqp.types import Array, Described, Timestamp
 from tidegate.wire.event_codec import decode_event
 from tidegate.wire.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
+
+T = TypeVar("T")
+
+_KEPT_BYTES_MAX: Final = 2048
 
 _HAS_COLUMN: Final = (ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER)
 
@@ -35,6 +39,14 @@ PROPERTY_COLUMN_PREFIX: Final = "properties."
 
 DECODE_ERROR_PROPERTY: Final = "tidegate-decode-error"
 """In ``systemProperties`` of an event whose bytes are no AMQP message: what is wrong; its body is null."""
+
+
+def cached_when_short(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
+    """Decorator: the results for the latest 4,096 short arguments are kept, so that what many events share is
+    decoded once. Of long ones nothing is kept: 4,096 of them would fill the memory.
+    """
+    kept = lru_cache(maxsize=4096)(decode)
+    return lambda data: kept(data) if len(data) <= _KEPT_BYTES_MAX else decode(data)
 
 
 def property_of(column: str) -> str | None:
@@ -83,12 +95,12 @@ class EventTexts:
         )
 
 
-@lru_cache(maxsize=4096)
+@cached_when_short
 def _decode_properties(section: bytes) -> Mapping[str, str | None]:
     return {name: text_of(value) for name, value in decode_event(section).properties.items()}
 
 
-@lru_cache(maxsize=4096)
+@cached_when_short
 def _decode_rest(sections: bytes) -> EventTexts:
     """Header, annotations and standard properties, decoded once for all events that share them."""
     return EventTexts.of(decode_message(sections))
@@ -116,7 +128,8 @@ def _body_of(message: Message) -> bytes:
 
 def text_of(value: object) -> str | None:
     """An AMQP value as text: strings as they are, bytes in base64, times in ISO 8601 (in milliseconds beyond
-    the calendar), true and false in lower case, lists and maps as JSON. None stays null.
+    the calendar), true and false in lower case, lists, arrays and maps as JSON, a described value as what is
+    described. None stays null.
     """
     if value is None or isinstance(value, str):
         return None if value is None else str(value)
@@ -131,7 +144,9 @@ def text_of(value: object) -> str | None:
             return str(int(value))
     if isinstance(value, datetime):
         return value.isoformat()
-    if isinstance(value, dict | list):
+    if isinstance(value, Described):
+        return text_of(value.value)
+    if isinstance(value, dict | list | Array):
         return orjson.dumps(_json_value(value), default=text_of).decode()
     return str(value)
 
@@ -142,6 +157,10 @@ def _json_value(value: object) -> object:
         return {text_of(key) or "": _json_value(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_json_value(item) for item in value]
+    if isinstance(value, Array):
+        return [_json_value(item) for item in value.items]
+    if isinstance(value, Described):
+        return _json_value(value.value)
     # A time as everywhere: as an integer, which it also is, nobody would know it for one.
     return text_of(value) if isinstance(value, Timestamp) else value
 

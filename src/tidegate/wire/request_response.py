@@ -46,7 +46,9 @@ class Request:
 
         Raises InvalidArgumentError when it names no operation.
         """
-        properties = {str(key): value for key, value in message.application_properties.items()}
+        properties = {
+            str(key): value for key, value in message.application_properties.items() if isinstance(key, str)
+        }
         operation = properties.get("operation")
         if not isinstance(operation, str):
             raise InvalidArgumentError("A request names no operation.")
@@ -64,9 +66,11 @@ class Request:
         return str(value)
 
     def optional_text(self, name: str) -> str | None:
-        """A property as text; None when it is missing or null."""
-        value = self.properties.get(name)
-        return None if value is None else str(value)
+        """A property as text; None when it is missing or null.
+
+        Raises InvalidArgumentError when it is no text.
+        """
+        return None if self.properties.get(name) is None else self.text(name)
 
 
 @dataclass(frozen=True, slots=True)
