@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.amqp.pair import EnginePair, random_cuts
 
-from tidegate.amqp.connection import ConnectionConfiguration
+from tidegate.amqp.connection import ConnectionConfiguration, PeerLimits
 from tidegate.amqp.errors import MESSAGE_SIZE_EXCEEDED, RESOURCE_LIMIT_EXCEEDED
 from tidegate.amqp.events import (
     ConnectionClosed,
@@ -320,7 +320,9 @@ def test_pieces_of_a_delivery_do_not_keep_reads_alive() -> None:
 
 def test_what_all_links_keep_of_deliveries_is_bounded() -> None:
     """Protects memory: many links with half a message each end the connection; ended ones do not count."""
-    pair = EnginePair(server=ConnectionConfiguration("server", partial_bytes_max=10_000))
+    pair = EnginePair(
+        server=ConnectionConfiguration("server", peer_limits=PeerLimits(partial_bytes_max=10_000))
+    )
     session = pair.open()
     links = [pair.attach_sender(session, f"out-{number}")[0] for number in range(4)]
     for link in links[:3]:

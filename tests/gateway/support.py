@@ -18,6 +18,7 @@ from tidegate.gateway.idle_guard import IdleLimits
 from tidegate.gateway.management import ManagementService
 from tidegate.model.clock import Clock
 from tidegate.model.sas import make_sas_token
+from tidegate.transport.memory import MemoryBudget
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
 from tidegate.wire.request_response import Response
 
@@ -36,6 +37,8 @@ class FakeOwner:
         self.management = ManagementService(broker)
         self.unacknowledged_bytes_max = 100_000
         self.idle_limits = idle_limits
+        self.budget = MemoryBudget(1 << 40)
+        self.unacknowledged_bytes = 0
         self.ended: list[ConnectionHandler] = []
         self.congestions = 0
         self.tasks: list[asyncio.Task[None]] = []
@@ -43,6 +46,10 @@ class FakeOwner:
     def on_connection_over(self, handler: ConnectionHandler) -> None:
         """Remember it."""
         self.ended.append(handler)
+
+    def add_unacknowledged(self, change: int) -> None:
+        """Count it."""
+        self.unacknowledged_bytes += change
 
     def on_congestion(self) -> None:
         """Count it."""
@@ -76,6 +83,7 @@ class Pair:
         self.is_writable = True
         self.is_reading = True
         self.bytes_to_client = 0
+        self.held_bytes = 0
         self._changed = asyncio.Event()
         self.client.open()
         self.session = self.client.begin_session()
@@ -98,6 +106,14 @@ class Pair:
     def resume_reading(self) -> None:
         """Carry again."""
         self.is_reading = True
+
+    def add_held(self, change: int) -> None:
+        """Count it."""
+        self.held_bytes += change
+
+    def admit_peer(self) -> None:
+        """The client has proved who it is."""
+        self.server.admit_peer()
 
     # -- for tests
 

@@ -25,6 +25,7 @@ from tidegate.model.events import EventData as ModelEvent
 from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
+from tidegate.transport.memory import MemoryBudget
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.event_codec import encode_event
 
@@ -111,7 +112,12 @@ def test_capture_is_told(service: HubService) -> None:
             captured_files=1, captured_events=2, captured_bytes=3, backlog_events=4, backlog_bytes=5,
             missing_events=6, is_failing=True,
         )  # fmt: skip
-        sources = Sources(server.broker, lambda: ConnectionCounts(3, 1), lambda: {"hub": stands})
+        sources = Sources(
+            server.broker,
+            lambda: ConnectionCounts(3, 1),
+            lambda: {"hub": stands},
+            MemoryBudget(1 << 20).statistics,
+        )
         return _numbers(MetricsPage(sources).render("")[0].decode())
 
     numbers = service.call(render)

@@ -30,7 +30,7 @@ from tidegate.broker import Claim
 from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
-from tidegate.transport.websocket import FRAME_BYTES_MAX, MESSAGE_BYTES_MAX
+from tidegate.transport.websocket import MESSAGE_BYTES_MAX, STRANGER_FRAME_BYTES_MAX
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
 
 PATH = "/$servicebus/websocket"
@@ -158,10 +158,10 @@ def test_text_is_refused(hub_service: HubService) -> None:
 
 
 def test_too_large_a_frame_is_refused(hub_service: HubService) -> None:
-    """The service keeps no frame that a peer only announces in gigabytes: it ends the connection."""
+    """Of a peer without a token the service keeps little: a frame that is too large ends the connection."""
     with _connect(hub_service) as socket:
         with suppress(ConnectionClosed):
-            socket.send(bytes(FRAME_BYTES_MAX + 1))
+            socket.send(bytes(STRANGER_FRAME_BYTES_MAX + 1))
         assert _receive_to_end(socket)[1] == 1009
 
 

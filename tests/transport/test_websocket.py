@@ -79,6 +79,7 @@ class Service:
         )  # fmt: skip
 
     def _on_connected(self, stream: WebSocketStream) -> Receiver:
+        stream.admit_peer()
         self.receivers.append(Receiver(stream))
         self.came.set()
         return self.receivers[-1]

@@ -24,6 +24,7 @@ from tidegate.amqp.errors import (
     CONNECTION_FORCED,
     FRAMING_ERROR,
     INTERNAL_ERROR,
+    RESOURCE_LIMIT_EXCEEDED,
     FramingError,
     ResourceLimitError,
 )
@@ -54,6 +55,7 @@ from tidegate.amqp.states import (
     ConnectionState,
     IllegalStateError,
     SessionState,
+    SessionViolationError,
 )
 from tidegate.amqp.transfers import Payload, is_own_transfer, is_transfer, run_address, take_run
 from tidegate.amqp.types import Symbol
@@ -73,7 +75,11 @@ IDLE_GRACE: Final = 1.25
 HEARTBEAT_S_MIN: Final = 0.1
 """Shortest pause between empty frames, whatever idle time-out the peer asks for (our choice)."""
 
-UNDECIDED_BYTES_MAX: Final = 65536
+LINK_BYTES: Final = 4096
+"""What a link, and a session, count for in ``held_bytes``: about what they take (measured with CPython 3.11:
+a session with a link and the service's node for it 6.5 KB)."""
+
+UNDECIDED_BYTES_MAX: Final = 16384
 """Bytes that a client may pipeline behind a SASL response that is not decided yet (our choice)."""
 
 
@@ -82,6 +88,20 @@ class Role(Enum):
 
     CLIENT = "client"
     SERVER = "server"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLimits:
+    """What a peer may make this side hold. Over a limit the connection ends (links: the session)."""
+
+    frame_bytes_max: int = 1 << 31
+    """Bytes of an incoming frame, where that is less than the advertised ``max_frame_size``."""
+    performative_bytes_max: int = 1 << 31
+    """Bytes of an incoming frame that is no transfer. Much of an attach is repeated in the answer."""
+    partial_bytes_max: int = 64 * 1024 * 1024
+    """Bytes kept of incoming messages that have begun and not ended, over all links together."""
+    links_max: int = 1 << 31
+    """Links that have not ended, over all sessions together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +123,9 @@ class ConnectionConfiguration:
     """Highest handle of a session: one fewer than there may be links."""
     message_bytes_max: int = 64 * 1024 * 1024
     """Largest incoming message on links that advertise no (or a higher) max-message-size."""
-    partial_bytes_max: int = 64 * 1024 * 1024
-    """Bytes kept of incoming messages that have begun and not ended, over all links together."""
+    peer_limits: PeerLimits = PeerLimits()
+    stranger_limits: PeerLimits | None = None
+    """Instead of ``peer_limits`` until ``Connection.admit_peer``; None: the same from the start."""
     handshake_timeout_s: float = 60.0
     """From the start to both opens."""
     properties: Mapping[str, object] = field(default_factory=dict)
@@ -149,6 +170,9 @@ class Connection:
         self._sessions_by_remote_channel: dict[int, Session] = {}
         self._ended_channels: set[int] = set()  # the peer's
         self._partial_bytes = 0
+        self._blocked_bytes = 0
+        self._link_count = 0
+        self._limits = configuration.stranger_limits or configuration.peer_limits
         self._local_error: Error | None = None
 
         self._received_at = now
@@ -174,6 +198,26 @@ class Connection:
     def sessions(self) -> tuple[Session, ...]:
         """The sessions that have not ended."""
         return tuple(self._sessions.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """About the bytes that are kept for the peer: input that is not whole yet, frames that wait for a
+        session's window, sessions and links. Not what is in ``output``."""
+        entries = self._link_count + len(self._sessions)
+        return (
+            self._splitter.buffered_bytes + self._partial_bytes + self._blocked_bytes + LINK_BYTES * entries
+        )
+
+    @property
+    def blocked_bytes(self) -> int:
+        """Bytes of frames that wait for the window of their session."""
+        return self._blocked_bytes
+
+    def admit_peer(self) -> None:
+        """The peer has proved who it is: from now on ``peer_limits`` hold instead of ``stranger_limits``."""
+        self._limits = self.configuration.peer_limits
+        if self._negotiation.is_done:
+            self._limit_frames()
 
     def open(self) -> None:
         """Client: start. Sessions and links may be begun and attached at once; their frames are pipelined."""
@@ -313,11 +357,24 @@ class Connection:
     def add_partial_bytes(self, change: int) -> None:
         """Count bytes kept of deliveries that have not ended. Raises ResourceLimitError over the limit."""
         self._partial_bytes += change
-        if change > 0 and self._partial_bytes > self.configuration.partial_bytes_max:
+        if change > 0 and self._partial_bytes > self._limits.partial_bytes_max:
             raise ResourceLimitError(
                 f"Messages that have begun and not ended hold {self._partial_bytes} bytes; "
-                f"{self.configuration.partial_bytes_max} are allowed on one connection."
+                f"{self._limits.partial_bytes_max} are allowed on one connection."
             )
+
+    def add_blocked_bytes(self, change: int) -> None:
+        """Count bytes of frames that wait for the window of their session."""
+        self._blocked_bytes += change
+
+    def add_links(self, change: int) -> None:
+        """Count links. Raises SessionViolationError over the limit; then nothing is counted."""
+        if change > 0 and self._link_count + change > self._limits.links_max:
+            raise SessionViolationError(
+                RESOURCE_LIMIT_EXCEEDED,
+                f"The connection has {self._link_count} links; {self._limits.links_max} are allowed.",
+            )
+        self._link_count += change
 
     def forget_session(self, session: Session) -> None:
         """Free the session's channels."""
@@ -347,8 +404,11 @@ class Connection:
         finally:
             self._splitter.release()
 
+    def _limit_frames(self) -> None:
+        self._splitter.frame_bytes_max = min(self.configuration.max_frame_size, self._limits.frame_bytes_max)
+
     def _begin_amqp(self) -> None:
-        self._splitter.frame_bytes_max = self.configuration.max_frame_size
+        self._limit_frames()
         self._step(ConnectionInput.RECEIVE_HEADER)
         if self.role is Role.SERVER:
             self._step(ConnectionInput.SEND_HEADER)
@@ -387,6 +447,11 @@ class Connection:
         if is_transfer(data, start):
             self._receive_transfer(channel, data, start, until)
             return
+        if until - start > self._limits.performative_bytes_max:
+            raise ResourceLimitError(
+                f"A frame of {until - start} bytes that is no transfer is larger than the "
+                f"{self._limits.performative_bytes_max} that are allowed."
+            )
         body = memoryview(data)[start:until]
         performative, end = decode_performative(body)
         if isinstance(performative, Transfer):  # with an unusual descriptor

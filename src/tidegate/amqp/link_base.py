@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Any, Final, Protocol
 
@@ -129,7 +130,7 @@ class Link:
         self.state = LINK.initial
         self.context: Any = None
         """Free for the application."""
-        self.local_attach: Attach | None = None
+        self._is_attach_sent = False
         self._remote_attach: Attach | None = None
         self._local_error: Error | None = None
         self._is_refused_by_peer = False
@@ -139,7 +140,10 @@ class Link:
 
     @property
     def remote_attach(self) -> Attach:
-        """The peer's attach. Raises LocalProtocolError before it came."""
+        """The peer's attach; of one that was answered, not its properties and filters, which are forgotten.
+
+        Raises LocalProtocolError before it came.
+        """
         if self._remote_attach is None:
             raise LocalProtocolError(f"The peer has not answered the attach of link {self.name!r} yet.")
         return self._remote_attach
@@ -183,6 +187,7 @@ class Link:
                 properties=remote.properties if properties is None else dict(properties.items()),
             )
         )
+        self._forget_details()
         self._became_attached()
 
     def refuse(self, error: Error) -> None:
@@ -190,6 +195,7 @@ class Link:
         if self._is_over():
             return
         self._send_refusing_attach()
+        self._forget_details()
         self._send_detach(error, closed=True)
 
     def detach(self, error: Error | None = None, *, closed: bool = True) -> None:
@@ -228,7 +234,7 @@ class Link:
         """The peer's detach: answered at once where ours has not gone out yet."""
         self.state = LINK.after(self.state, LinkInput.RECEIVE_DETACH)
         if self.state is LinkState.DETACH_RCVD:
-            if self.local_attach is None:
+            if not self._is_attach_sent:
                 self._send_refusing_attach()
             self._send_detach(None, closed=detach.closed)
         self.end(detach.error or self._local_error, closed=detach.closed)
@@ -250,12 +256,24 @@ class Link:
 
     # --- helpers ---
 
+    def _forget_details(self) -> None:
+        """Keep of the peer's attach what is asked for later: a peer may have thousands of links."""
+        if self._remote_attach is not None:
+            self._remote_attach = replace(
+                self._remote_attach,
+                source=None,
+                unsettled=None,
+                offered_capabilities=(),
+                desired_capabilities=(),
+                properties={},
+            )
+
     def _is_over(self) -> bool:
         return self.state is LinkState.DETACHED or not self.session.is_mapped
 
     def _send_attach(self, attach: Attach) -> None:
         self.state = LINK.after(self.state, LinkInput.SEND_ATTACH)
-        self.local_attach = attach
+        self._is_attach_sent = True
         self.session.send_performative(attach)
 
     def _send_refusing_attach(self) -> None:

@@ -71,6 +71,14 @@ class SessionConnection(Protocol):
         """Count bytes kept of deliveries that have not ended. Raises ResourceLimitError over the limit."""
         ...
 
+    def add_blocked_bytes(self, change: int) -> None:
+        """Count bytes of frames that wait for the window of their session."""
+        ...
+
+    def add_links(self, change: int) -> None:
+        """Count links. Raises SessionViolationError over the limit; then nothing is counted."""
+        ...
+
     def forget_session(self, session: Session) -> None:
         """Free the session's channels."""
         ...
@@ -112,7 +120,7 @@ class Session:
         self._links: dict[int, Link] = {}  # by our handle
         self._links_by_remote_handle: dict[int, Link] = {}
         self._links_by_name: dict[tuple[str, LinkRole], Link] = {}
-        self._blocked: list[tuple[Link, list[Payload]]] = []
+        self._blocked: list[tuple[Link, list[Payload], int]] = []  # and the frame's bytes
         self._unsettled: dict[int, SenderLink] = {}
         self._local_error: Error | None = None
 
@@ -198,7 +206,7 @@ class Session:
             return
         self.state = SESSION.after(self.state, SessionInput.SEND_END)
         self._local_error = error
-        self._blocked.clear()
+        self._clear_blocked()
         self.connection.send_performative(self.local_channel, End(error))
 
     # --- for the connection ---
@@ -282,7 +290,7 @@ class Session:
     def finish(self, error: Error | None) -> None:
         """The session is over, by its own end or with its connection: report links and session once."""
         self.state = SessionState.ENDED
-        self._blocked.clear()
+        self._clear_blocked()
         for link in self.links:
             link.end(error, closed=True)
         self.connection.forget_session(self)
@@ -312,12 +320,14 @@ class Session:
 
     def send_frames(self, link: Link, frames: list[list[Payload]]) -> None:
         """Queue transfer frames, as far as the window allows; the others go out when it opens."""
-        self._blocked.extend((link, frame) for frame in frames)
+        sizes = [sum(map(len, frame)) for frame in frames]
+        self._blocked.extend((link, frame, size) for frame, size in zip(frames, sizes, strict=True))
+        self.connection.add_blocked_bytes(sum(sizes))
         self._send_blocked()
 
     def is_link_blocked(self, link: Link) -> bool:
         """Whether frames of this link wait for the window."""
-        return any(owner is link for owner, _ in self._blocked)
+        return any(owner is link for owner, _, _ in self._blocked)
 
     def add_partial_bytes(self, change: int) -> None:
         """Count bytes kept of deliveries that have not ended. Raises ResourceLimitError over the limit."""
@@ -339,12 +349,16 @@ class Session:
     def drop_blocked(self, link: Link) -> None:
         """Forget frames of this link that wait for the window: nothing may follow its detach."""
         if self._blocked:
-            self._blocked = [entry for entry in self._blocked if entry[0] is not link]
+            kept = [entry for entry in self._blocked if entry[0] is not link]
+            self._clear_blocked()
+            self._blocked = kept
+            self.connection.add_blocked_bytes(sum(size for _, _, size in kept))
             self._wake_senders()
 
     def forget_link(self, link: Link) -> None:
         """Free the link's handles, name and unsettled deliveries."""
-        self._links.pop(link.handle, None)
+        if self._links.pop(link.handle, None) is not None:
+            self.connection.add_links(-1)
         self._links_by_name.pop((link.name, link.role), None)
         if link.remote_handle is not None:
             self._links_by_remote_handle.pop(link.remote_handle, None)
@@ -412,6 +426,7 @@ class Session:
         return next((handle for handle in range(limit + 1) if handle not in self._links), None)
 
     def _add_link(self, link: Link) -> None:
+        self.connection.add_links(1)
         self._links[link.handle] = link
         self._links_by_name[link.name, link.role] = link
 
@@ -468,11 +483,16 @@ class Session:
             if isinstance(link, SenderLink):
                 link.wake()
 
+    def _clear_blocked(self) -> None:
+        self.connection.add_blocked_bytes(-sum(size for _, _, size in self._blocked))
+        self._blocked = []
+
     def _send_blocked(self) -> None:
         blocked, output = self._blocked, self.output
         count = min(len(blocked), max(0, self.remote_incoming_window))
-        for _, frame in blocked[:count]:
+        for _, frame, size in blocked[:count]:
             output.extend(frame)
+            self.connection.add_blocked_bytes(-size)
         del blocked[:count]
         self.remote_incoming_window -= count
         self.next_outgoing_id = (self.next_outgoing_id + count) & SERIAL_MASK

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import sys
 import uuid
 from collections.abc import Coroutine
 from typing import Any
 
-from tidegate.amqp.connection import ConnectionConfiguration
+from tidegate.amqp.connection import ConnectionConfiguration, PeerLimits
 from tidegate.broker import Broker
 from tidegate.gateway.connection_handler import ConnectionHandler
 from tidegate.gateway.idle_guard import IdleLimits
@@ -23,8 +24,26 @@ from tidegate.model.clock import Clock
 from tidegate.model.errors import ClosedError
 from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.transport.driver import AmqpDriver, AmqpServer, EventHandler, serve_amqp
+from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.streams import ByteStream, StreamReceiver
 from tidegate.transport.tasks import TaskOwner
+
+_PEER_LIMITS = PeerLimits(
+    performative_bytes_max=16 * 1024, partial_bytes_max=4 * EVENT_BYTES_MAX, links_max=5000
+)
+"""For clients that have proved who they are. Our choice: attaches of official clients take less than 2 KB;
+four of the largest batches may be under way in pieces; and 1,024 partitions can be sent to and received from
+on one connection, with a session per link as the official JavaScript client has it (rhea-promise 3,
+connection.ts, ``createReceiver``), so neither 256 links nor 64 sessions would do."""
+
+_STRANGER_LIMITS = PeerLimits(
+    frame_bytes_max=16 * 1024, performative_bytes_max=4 * 1024, partial_bytes_max=64 * 1024
+)
+"""For clients without a token. Our choice: a token of any kind fits into some KB."""
+
+_UNACKNOWLEDGED_BYTES_TOTAL = 32 * 1024 * 1024
+_UNACKNOWLEDGED_BYTES_MIN = 64 * 1024
+"""Bytes taken in and not yet durable, over all connections, and what each may have anyway (our choice)."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,23 +58,32 @@ class AmqpGateway:
         clock: Clock,
         unacknowledged_bytes_max: int,
         idle_limits: IdleLimits = IdleLimits(),  # noqa: B008 - frozen, therefore safe to share
+        budget: MemoryBudget | None = None,
     ) -> None:
         """unacknowledged_bytes_max: what one connection may have taken in and not yet durable; then reading
-        pauses. idle_limits: how long a connection may be without use."""
+        pauses. idle_limits: how long a connection may be without use. budget: counts what is held for
+        clients; None: one without a limit."""
         self.broker = broker
         self.clock = clock
         self.management = ManagementService(broker)
-        self.unacknowledged_bytes_max = unacknowledged_bytes_max
         self.idle_limits = idle_limits
+        self.budget = MemoryBudget(sys.maxsize) if budget is None else budget
+        self._connection_unacknowledged_bytes_max = unacknowledged_bytes_max
+        self._unacknowledged_bytes = 0
         self._tasks = TaskOwner("AMQP gateway")
         self._configuration = ConnectionConfiguration(
             container_id=f"tidegate-{uuid.uuid4().hex}",
             # The largest batch, and as much again for whatever a client wraps around it.
             message_bytes_max=2 * EVENT_BYTES_MAX,
+            peer_limits=_PEER_LIMITS,
+            stranger_limits=_STRANGER_LIMITS,
+            handshake_timeout_s=idle_limits.unauthorized_s,
             properties={"product": "Tidegate"},
         )
         # Without a listener: for streams that are accepted elsewhere.
-        self._websockets = AmqpServer(self._configuration, clock=clock, on_connection=self._on_connection)
+        self._websockets = AmqpServer(
+            self._configuration, clock=clock, on_connection=self._on_connection, budget=self.budget
+        )
         self._servers: list[AmqpServer] = [self._websockets]
         self._is_stopping = False
         self._opened_connections = 0
@@ -77,6 +105,7 @@ class AmqpGateway:
             configuration=self._configuration,
             clock=self.clock,
             on_connection=self._on_connection,
+            budget=self.budget,
         )
         self._servers.append(server)
         return server.addresses[0]
@@ -122,6 +151,21 @@ class AmqpGateway:
         if not self._handlers:
             self._all_over.set()
 
+    @property
+    def unacknowledged_bytes_max(self) -> int:
+        """What one connection may have taken in and not yet durable: as much as is left for all others.
+
+        So N busy connections share the total in N + 1 parts, one of them free (dynamic thresholds: Choudhury
+        and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
+        """
+        free = _UNACKNOWLEDGED_BYTES_TOTAL - self._unacknowledged_bytes
+        return max(_UNACKNOWLEDGED_BYTES_MIN, min(self._connection_unacknowledged_bytes_max, free))
+
+    def add_unacknowledged(self, change: int) -> None:
+        """Count bytes, over all connections, that were taken in and are not yet durable."""
+        self._unacknowledged_bytes += change
+        self.budget.add_queued(change)
+
     def on_congestion(self) -> None:
         """The disk is behind: have ``resume_reading`` called once it has caught up."""
         if not self._is_waiting_for_disk:
@@ -133,9 +177,10 @@ class AmqpGateway:
         self._tasks.start(work, name=name)
 
     def _on_connection(self, driver: AmqpDriver) -> EventHandler:
-        handler = ConnectionHandler(self)
+        handler = ConnectionHandler(self, age_s=driver.age_s)
         handler.attach_driver(driver, driver.connection)
         driver.on_writable = handler.on_writable
+        driver.on_memory_pressure = handler.on_memory_pressure
         self._handlers.add(handler)
         self._opened_connections += 1
         return handler.on_event

@@ -13,20 +13,35 @@ from collections.abc import Callable
 from tidegate.broker import NEVER_EXPIRES, Broker, Claim, Grant
 from tidegate.model.audience import Audience, EntityPath
 from tidegate.model.clock import Clock
-from tidegate.model.errors import UnauthorizedError
+from tidegate.model.errors import InvalidArgumentError, QuotaExceededError, UnauthorizedError
 from tidegate.wire.cbs import SAS_TOKEN_TYPE
 
-_ANSWERS_MAX = 1000
+GRANTS_MAX = 2500
+"""Tokens in force that one connection may have presented. Our choice: the official JavaScript client presents
+one per partition and direction, and the largest hub has 1,024 partitions."""
+
+_ANSWERS_MAX = 5000
+_AUDIENCE_CHARACTERS_MAX = 2048
+"""Of an audience, or a path, that is kept (our choice: the longest names of hub and publisher, quoted)."""
 
 
 class ConnectionClaims:
     """The grants of one connection; ``close`` it with the connection."""
 
-    def __init__(self, broker: Broker, clock: Clock, on_loss: Callable[[], None]) -> None:
-        """on_loss: called on the event loop when a grant has run out, or may have been taken away."""
+    def __init__(
+        self,
+        broker: Broker,
+        clock: Clock,
+        on_loss: Callable[[], None],
+        *,
+        on_first: Callable[[], None] | None = None,
+    ) -> None:
+        """on_loss: called on the event loop when a grant has run out, or may have been taken away. on_first:
+        called when the first token or key was accepted."""
         self._broker = broker
         self._clock = clock
         self._on_loss = on_loss
+        self._on_first = on_first
         self._grants: dict[Audience, Grant] = {}
         # What lost grants were for, whose key or policy is gone: who asks again is told that.
         self._lost: set[Audience] = set()
@@ -43,13 +58,18 @@ class ConnectionClaims:
     def put_token(self, token: str, *, token_type: str, audience: str) -> None:
         """Verify a token presented for ``audience`` and keep what it allows, in place of an earlier one.
 
-        Raises UnauthorizedError (the token), NotFoundError (a genuine token for an event hub that does not
+        Raises UnauthorizedError (the token), InvalidArgumentError (an audience that is too long),
+        QuotaExceededError (too many tokens), NotFoundError (a genuine token for an event hub that does not
         exist: known only to who holds a key).
         """
         if token_type != SAS_TOKEN_TYPE:
             raise UnauthorizedError(
                 f"InvalidToken: Tokens of type {token_type[:40]!r} are not supported.",
                 next_step="Use a connection string with a shared access key.",
+            )
+        if len(audience) > _AUDIENCE_CHARACTERS_MAX:
+            raise InvalidArgumentError(
+                f"An audience has at most {_AUDIENCE_CHARACTERS_MAX} characters, not {len(audience)}."
             )
         wanted = self._broker.authorizer.audience(audience)
         grant = self._broker.authorize(token, wanted)
@@ -84,7 +104,8 @@ class ConnectionClaims:
         if expiries:
             if len(self._permitted_until) >= _ANSWERS_MAX:
                 self._permitted_until.clear()
-            self._permitted_until[path, claim] = max(expiries)
+            if len(path) <= _AUDIENCE_CHARACTERS_MAX:
+                self._permitted_until[path, claim] = max(expiries)
             return
         if token is not None:
             grant = self._broker.authorize(token, Audience("", path))
@@ -119,12 +140,27 @@ class ConnectionClaims:
             self._timer = None
 
     def _keep(self, audience: Audience, grant: Grant) -> None:
+        if audience not in self._grants and len(self._grants) >= GRANTS_MAX:
+            self._forget_expired()
+            if len(self._grants) >= GRANTS_MAX:
+                raise QuotaExceededError(
+                    f"The connection has presented tokens for {GRANTS_MAX} audiences, as many as it may.",
+                    next_step="Present one for the event hub, which holds for all that is in it.",
+                )
         self._grants[audience] = grant
+        if self._on_first is not None:
+            self._on_first()
+            self._on_first = None
         self._lost.discard(audience)
         self._permitted_until.clear()
         self._set_timer()
         if self._remove_listener is None:
             self._remove_listener = self._broker.authorizer.add_change_listener(self._on_change)
+
+    def _forget_expired(self) -> None:
+        now = self._clock.now_utc().timestamp()
+        for audience in [key for key, grant in self._grants.items() if grant.expiry <= now]:
+            del self._grants[audience]
 
     def _on_change(self) -> None:
         gone = [

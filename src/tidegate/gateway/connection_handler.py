@@ -22,6 +22,7 @@ from tidegate.amqp.errors import CONNECTION_FORCED, ResourceLimitError
 from tidegate.amqp.events import (
     ConnectionClosed,
     ConnectionFailed,
+    ConnectionOpened,
     CreditGranted,
     DeliveriesReceived,
     Event,
@@ -42,12 +43,17 @@ from tidegate.gateway.nodes import LinkNode, NodeOpener, OpenedNode
 from tidegate.gateway.request_node import RequestNodes
 from tidegate.model.clock import Clock
 from tidegate.model.errors import BrokenError, Fault, LocalProtocolError, TidegateError, UnauthorizedError
+from tidegate.transport.memory import MemoryBudget
 from tidegate.wire.conditions import error_description, to_amqp_error
 from tidegate.wire.names import TRACKING_ID
 
-_ANONYMOUS_LINKS_MAX = 32
+_ANONYMOUS_LINKS_MAX = 16
 """Sessions and links, together, that a connection may begin before a token or key of it was accepted. Our
 choice: a client needs a session and two links for it; refused and ended ones count, too."""
+
+_BLOCKED_BYTES_MAX = 8 * 1024 * 1024
+"""What may wait, over all sessions of a connection, for their windows. A session that waits gets nothing
+more, but a connection may have thousands of them (our choice: some of the largest batches)."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +83,14 @@ class ConnectionDriver(Protocol):
         """Read again."""
         ...
 
+    def add_held(self, change: int) -> None:
+        """Count bytes that are held for the peer and that only the peer can free."""
+        ...
+
+    def admit_peer(self) -> None:
+        """The peer has proved who it is: the limits of strangers no longer hold for it."""
+        ...
+
 
 class ConnectionOwner(Protocol):
     """What a connection needs of the gateway."""
@@ -98,7 +112,16 @@ class ConnectionOwner(Protocol):
 
     @property
     def unacknowledged_bytes_max(self) -> int:
-        """See ``ServerSettings.connection_unacknowledged_bytes_max``."""
+        """What one connection may have taken in and not yet durable, now."""
+        ...
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """Counts what is held for clients."""
+        ...
+
+    def add_unacknowledged(self, change: int) -> None:
+        """Count bytes, over all connections, that were taken in and are not yet durable."""
         ...
 
     @property
@@ -122,8 +145,11 @@ class ConnectionOwner(Protocol):
 class ConnectionHandler:
     """The service's end of one connection. Give it the driver with ``attach_driver`` before data comes in."""
 
-    def __init__(self, owner: ConnectionOwner) -> None:
-        self.claims = ConnectionClaims(owner.broker, owner.clock, self._on_claims_expired)
+    def __init__(self, owner: ConnectionOwner, *, age_s: float = 0.0) -> None:
+        """age_s: seconds since the client has connected."""
+        self.claims = ConnectionClaims(
+            owner.broker, owner.clock, self._on_claims_expired, on_first=self._on_admitted
+        )
         self._owner = owner
         self._driver: ConnectionDriver | None = None
         self._connection: Connection | None = None
@@ -132,7 +158,10 @@ class ConnectionHandler:
         """Links whose attach is not answered yet, because that takes time."""
         requests = RequestNodes(self, owner.management)
         self._opener = NodeOpener(self, owner.broker, owner.clock, requests)
-        self._idle_guard = IdleGuard(owner.idle_limits, lambda: not self.claims.is_empty, self._on_idle)
+        self._idle_guard = IdleGuard(
+            owner.idle_limits, lambda: not self.claims.is_empty, self._on_idle, age_s=age_s
+        )
+        self._is_stalled_by_window = False
         self._anonymous_links = 0
         self._unacknowledged_bytes = 0
         self._is_reading_paused = False
@@ -159,6 +188,7 @@ class ConnectionHandler:
                 node = self._nodes.get(link)
                 if node is not None:
                     node.on_credit()
+                self._wake_stalled()
             case LinkAttaching(link, attach):
                 if self._is_within_anonymous_limit():
                     self._on_attaching(link, attach)
@@ -166,6 +196,8 @@ class ConnectionHandler:
                 self._is_within_anonymous_limit()
             case LinkDetached(link):
                 self._drop(link)
+            case ConnectionOpened():
+                self._refuse_when_exhausted()
             case SaslReceived(initial_response=response, is_decided=False):
                 self._judge_plain(response)
             case ConnectionClosed(error):
@@ -188,12 +220,32 @@ class ConnectionHandler:
         for node in list(self._nodes.values()):
             node.on_credit()
 
+    def on_memory_pressure(self, is_short: bool) -> None:
+        """Memory has become short, or no longer is: give back what can be read again."""
+        if is_short:
+            for node in list(self._nodes.values()):
+                if isinstance(node, EgressLink):
+                    node.drop_read_ahead()
+
     # -- for the nodes
 
     @property
     def is_writable(self) -> bool:
-        """False while the socket's buffer is full."""
+        """False while the socket's buffer is full, or too much waits for windows of sessions."""
+        if self._connection is not None and self._connection.blocked_bytes > _BLOCKED_BYTES_MAX:
+            self._is_stalled_by_window = True
+            return False
         return self._driver is not None and self._driver.is_writable
+
+    @property
+    def is_memory_short(self) -> bool:
+        """Whether to hold as little as work allows."""
+        return self._owner.budget.is_short
+
+    def add_held(self, change: int) -> None:
+        """Count bytes that are held for the client and that only the client can free."""
+        if self._driver is not None:
+            self._driver.add_held(change)
 
     def schedule_flush(self) -> None:
         """Write what the engine has to send, soon, once for all who asked."""
@@ -208,6 +260,7 @@ class ConnectionHandler:
     def add_unacknowledged(self, size: int) -> None:
         """``size`` more bytes (fewer, when negative) wait for the disk: reading may pause or go on."""
         self._unacknowledged_bytes += size
+        self._owner.add_unacknowledged(size)
         if self._is_reading_paused:
             self.resume_reading()
             return
@@ -323,6 +376,16 @@ class ConnectionHandler:
         )
         opened.node.start()
 
+    def _on_admitted(self) -> None:
+        if self._driver is not None:
+            self._driver.admit_peer()
+
+    def _wake_stalled(self) -> None:
+        """A session's window opened: let links of other sessions go on that waited for what it held."""
+        if self._is_stalled_by_window and self.is_writable:
+            self._is_stalled_by_window = False
+            self.on_writable()
+
     def _drop(self, link: Link) -> None:
         self._attaching.discard(link)
         node = self._nodes.pop(link, None)
@@ -330,6 +393,7 @@ class ConnectionHandler:
             node.close()
             if _is_for_events(node):
                 self._idle_guard.remove_link()
+        self._wake_stalled()
 
     def _on_claims_expired(self) -> None:
         """A token ran out: detach the links that no other token covers."""
@@ -344,6 +408,16 @@ class ConnectionHandler:
         self.schedule_flush()
 
     # -- the connection
+
+    def _refuse_when_exhausted(self) -> None:
+        if self._owner.budget.is_exhausted:
+            assert self._connection is not None
+            self._connection.abort(
+                ResourceLimitError(
+                    "The service holds as much in memory for its clients as it may.",
+                    next_step="Connect again later.",
+                )
+            )
 
     def _judge_plain(self, response: bytes) -> None:
         """SASL PLAIN: authorisation identity, policy, key, with NUL between (RFC 4616)."""

@@ -38,10 +38,13 @@ from tidegate.wire.delivery import (
     event_deliveries,
 )
 
-_PUMP_BYTES = 1024 * 1024
-"""Payload that one run of ``pump`` sends before others get their turn: about 1 ms of work."""
-_READ_BYTES = 512 * 1024
-"""Payload that one read takes from the log; also what a reader without credit keeps in memory."""
+_PUMP_BYTES = 256 * 1024
+_PUMP_BYTES_SHORT = 64 * 1024
+"""Payload that one run of ``pump`` sends before others get their turn, and what a client that stops reading
+leaves unsent; the second where memory is short."""
+_READ_BYTES = 256 * 1024
+"""Payload that one read takes from the log (at least one batch); also what a reader without credit keeps in
+memory, unless memory is short."""
 _EVENTS_PER_ROUND = 1000
 _RETRY_AFTER_S = 1.0
 
@@ -59,6 +62,15 @@ class EgressOwner(Protocol):
     @property
     def is_writable(self) -> bool:
         """False while the socket's buffer is full."""
+        ...
+
+    @property
+    def is_memory_short(self) -> bool:
+        """Whether to hold as little as work allows."""
+        ...
+
+    def add_held(self, change: int) -> None:
+        """Count bytes that are held for the client and that only the client can free."""
         ...
 
     def schedule_pump(self, link: EgressLink) -> None:
@@ -147,7 +159,7 @@ class EgressLink:
     def close(self) -> None:
         """The link is gone: give up the partition."""
         self._is_closed = True
-        self._batches.clear()
+        self.drop_read_ahead()
         if self._resume is not None:
             self._resume.cancel()
             self._resume = None
@@ -157,6 +169,12 @@ class EgressLink:
         if self._receiver is not None:
             self._receiver.close()
             self._receiver = None
+
+    def drop_read_ahead(self) -> None:
+        """Forget what was read and not sent: it is read again when it can be sent."""
+        if self._batches:
+            self._owner.add_held(-sum(map(_held_bytes, self._batches)))
+            self._batches.clear()
 
     def pump(self) -> None:
         """Send what credit, window, socket, throughput units and a fair share of time allow."""
@@ -181,7 +199,8 @@ class EgressLink:
 
     def _pump(self) -> None:
         link, owner = self._link, self._owner
-        bytes_left = _PUMP_BYTES
+        is_memory_short = owner.is_memory_short
+        bytes_left = _PUMP_BYTES_SHORT if is_memory_short else _PUMP_BYTES
         while link.sendable > 0 and owner.is_writable:
             if self._resume_at > self._loop.time():
                 self._resume = self._loop.call_at(self._resume_at, self._on_resumed)
@@ -192,7 +211,12 @@ class EgressLink:
             batch = self._current_batch()
             if batch is None:
                 break
-            bytes_left -= self._send_slice(batch) if self._is_batched else self._send_events(batch)
+            if self._is_batched:
+                bytes_left -= self._send_slice(batch)
+            else:
+                bytes_left -= self._send_events(batch, bytes_left)
+        if is_memory_short:
+            self.drop_read_ahead()
         if link.is_drain and (link.credit == 0 or self._current_batch() is None):
             link.drained()
         if self._partition.is_closed:
@@ -212,6 +236,7 @@ class EgressLink:
             batches.extend(self._partition.read_nowait(start, bytes_max=_READ_BYTES))
             if not batches:
                 return None
+            self._owner.add_held(sum(map(_held_bytes, batches)))
             self._enter(batches[0])
         return batches[0]
 
@@ -228,7 +253,7 @@ class EgressLink:
         self._partition.count_delivered(events, size)
         self._use_throughput(events, size)
         if self._index == len(batch.lengths):
-            self._batches.popleft()
+            self._owner.add_held(-_held_bytes(self._batches.popleft()))
             if self._batches:
                 self._enter(self._batches[0])
 
@@ -245,12 +270,18 @@ class EgressLink:
         self._advance(batch, events, len(stored))
         return len(stored)
 
-    def _send_events(self, batch: RecordBatch) -> int:
-        """Send events of the batch, one delivery each, as many as credit allows; returns their bytes."""
+    def _send_events(self, batch: RecordBatch, bytes_left: int) -> int:
+        """Send events of the batch, one delivery each, as many as credit allows and about ``bytes_left``;
+        returns their bytes.
+        """
         index, offset = self._index, self._offset
         wanted = min(self._link.sendable, _EVENTS_PER_ROUND)
         lengths = batch.lengths[index : index + wanted]
         size = sum(lengths)
+        if size > bytes_left:  # the events of a batch are mostly of one size
+            wanted = max(1, len(lengths) * bytes_left // size)
+            lengths = lengths[:wanted]
+            size = sum(lengths)
         deliveries = event_deliveries(
             batch.payload[offset : offset + size],
             lengths,
@@ -291,3 +322,8 @@ class EgressLink:
     def _on_stolen(self, error: TidegateError) -> None:
         self.fail(error)
         self._owner.schedule_flush()
+
+
+def _held_bytes(batch: RecordBatch) -> int:
+    """What a batch takes in memory: its payload is a view of the stored body, which has the lengths, too."""
+    return len(batch.payload) + 8 * len(batch.lengths)

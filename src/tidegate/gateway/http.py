@@ -55,7 +55,9 @@ class HttpGateway:
         self._broker = broker
         self._amqp = amqp
         self._authorizer = RequestAuthorizer(broker, clock)
-        self._metrics = MetricsPage(Sources(broker, amqp.connection_counts, capture_statistics))
+        self._metrics = MetricsPage(
+            Sources(broker, amqp.connection_counts, capture_statistics, amqp.budget.statistics)
+        )
         self._tasks = TaskOwner("HTTP gateway")
         self._servers: list[HttpServer] = []
         self._hsts_max_age_s = hsts_max_age_s

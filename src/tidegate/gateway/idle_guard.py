@@ -19,7 +19,7 @@ from dataclasses import dataclass
 class IdleLimits:
     """How long a connection may be without use, in seconds."""
 
-    unauthorized_s: float = 60.0
+    unauthorized_s: float = 10.0
     linkless_s: float = 300.0
     """At least ``unauthorized_s``."""
 
@@ -30,15 +30,21 @@ class IdleGuard:
     __slots__ = ("_is_authorized", "_limits", "_link_count", "_loop", "_on_idle", "_since", "_timer")
 
     def __init__(
-        self, limits: IdleLimits, is_authorized: Callable[[], bool], on_idle: Callable[[float], None]
+        self,
+        limits: IdleLimits,
+        is_authorized: Callable[[], bool],
+        on_idle: Callable[[float], None],
+        *,
+        age_s: float = 0.0,
     ) -> None:
-        """on_idle: called at most once, with the limit that was passed, in seconds."""
+        """on_idle: called at most once, with the limit that was passed, in seconds. age_s: seconds since the
+        client has connected, which count."""
         self._limits = limits
         self._is_authorized = is_authorized
         self._on_idle = on_idle
         self._loop = asyncio.get_running_loop()
         self._link_count = 0
-        self._since = self._loop.time()
+        self._since = self._loop.time() - age_s
         self._timer: asyncio.TimerHandle | None = None
         self._arm()
 
@@ -55,8 +61,9 @@ class IdleGuard:
             self._arm()
 
     def note_use(self) -> None:
-        """The connection was used without a link for events."""
-        self._since = self._loop.time()
+        """The connection was used without a link for events. Without a token that changes nothing."""
+        if self._is_authorized():
+            self._since = self._loop.time()
 
     def close(self) -> None:
         """Watch no more."""

@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from tidegate import __version__
 from tidegate.broker import Broker, EventHub
 from tidegate.model.capture import CaptureStatistics
+from tidegate.transport.memory import MemoryStatistics
 
 PREFIX: Final = "tidegate_"
 
@@ -43,6 +44,7 @@ class Sources:
     connections: Callable[[], ConnectionCounts]
     capture: Callable[[], Mapping[str, CaptureStatistics]]
     """By the name of each hub that is captured now."""
+    memory: Callable[[], MemoryStatistics]
 
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -166,6 +168,19 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     _of_namespace(
         "active_connections", Kind.GAUGE, "AMQP connections that are open, over all transports.",
         lambda sources: sources.connections().active, "ActiveConnections",
+    ),
+    _of_namespace(
+        "memory_held_bytes", Kind.GAUGE,
+        "Held in memory for clients: unsent, unfinished and not yet durable data.",
+        lambda sources: sources.memory().used_bytes,
+    ),
+    _of_namespace(
+        "memory_held_max_bytes", Kind.GAUGE, "The most that may be held for clients.",
+        lambda sources: sources.memory().bytes_max,
+    ),
+    _of_namespace(
+        "memory_ended_connections_total", Kind.COUNTER, "Connections ended because that was reached.",
+        lambda sources: sources.memory().ended_peers,
     ),
     _of_namespace(
         "connections_opened_total", Kind.COUNTER, "AMQP connections that came in.",

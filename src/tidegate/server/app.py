@@ -17,12 +17,13 @@ import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from tidegate.broker import ROOT_POLICY_NAME, Broker
 from tidegate.capture import CaptureService
 from tidegate.gateway.amqp_server import AmqpGateway
 from tidegate.gateway.http import HttpGateway
+from tidegate.gateway.idle_guard import IdleLimits
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import BrokenError, ClosedError, InvalidArgumentError
@@ -37,11 +38,22 @@ from tidegate.server.console import ConsoleParts, console_of
 from tidegate.server.emulator_config import EMULATOR_KEY
 from tidegate.server.exposure import exposure_warnings
 from tidegate.server.live_certificate import CHECK_INTERVAL_S, LiveCertificate
-from tidegate.server.memory import allow_open_files, keep_freed_memory
+from tidegate.server.memory import (
+    allow_open_files,
+    give_back_freed_memory,
+    keep_freed_memory,
+    memory_max_bytes_default,
+)
 from tidegate.server.ready import ReadyInformation, read_profile, write_profile, write_ready_file
 from tidegate.server.settings import ServerSettings
 from tidegate.transport.clock import SystemClock
+from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.tasks import TaskOwner
+
+MEMORY_LOOK_INTERVAL_S: Final = 2.0
+MEMORY_FALL_BYTES: Final = 48 * 1024 * 1024
+"""How often the memory held for clients is looked at, and how far it must have fallen since its peak for
+freed memory to be given back (our choice: less than what is kept for reuse anyway)."""
 
 _log = logging.getLogger(__name__)
 
@@ -129,11 +141,18 @@ class TidegateServer:
         tasks = TaskOwner("service")
         stack.push_async_callback(tasks.close)
         tasks.start(self._apply_retention(self._broker), name="retention")
+        budget = MemoryBudget(settings.memory_max_bytes or memory_max_bytes_default())
         amqp = AmqpGateway(
             self._broker,
             clock=self._clock,
             unacknowledged_bytes_max=settings.connection_unacknowledged_bytes_max,
+            idle_limits=IdleLimits(
+                unauthorized_s=settings.authentication_timeout_s,
+                linkless_s=max(IdleLimits().linkless_s, settings.authentication_timeout_s),
+            ),
+            budget=budget,
         )
+        tasks.start(_give_memory_back(budget), name="give memory back")
         console = None
         if settings.is_console_served and (settings.http_port is not None or settings.https_port is not None):
             parts = ConsoleParts(self._broker, self._capture, amqp, settings, self._clock, lambda: self.ready)
@@ -283,6 +302,18 @@ class TidegateServer:
             removed = await broker.apply_retention()
             if removed:
                 _log.info("retention removed %d segments", removed)
+
+
+async def _give_memory_back(budget: MemoryBudget) -> None:
+    """Have what a flood has left behind given back to the kernel, soon after it is over."""
+    peak = budget.statistics().used_bytes
+    while True:
+        await asyncio.sleep(MEMORY_LOOK_INTERVAL_S)
+        used = budget.statistics().used_bytes
+        peak = max(peak, budget.take_peak_bytes())
+        if peak - used >= MEMORY_FALL_BYTES:
+            await asyncio.to_thread(give_back_freed_memory)
+            peak = used
 
 
 async def run_server(

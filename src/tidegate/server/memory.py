@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import resource
+from pathlib import Path
+from typing import Final
+
+from tidegate.server.settings import MEMORY_BYTES_MIN
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _TRIM_BYTES = 64 * 1024 * 1024
 _MMAP_BYTES = 32 * 1024 * 1024
 """The most that glibc takes (malloc/malloc.c, DEFAULT_MMAP_THRESHOLD_MAX on 64 bits)."""
+
+
+_MEMORY_BYTES_DEFAULT_MAX: Final = 512 * 1024 * 1024
+_CGROUP_MEMORY_MAX: Final = Path("/sys/fs/cgroup/memory.max")
+"""A container's limit (Linux, Documentation/admin-guide/cgroup-v2.rst)."""
 
 
 def keep_freed_memory() -> bool:
@@ -25,6 +35,23 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     return bool(mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)) and bool(mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES))
+
+
+def give_back_freed_memory() -> None:
+    """Have glibc give all freed memory back to the kernel, wherever it lies; may take 0.1 s.
+
+    Does nothing where there is no glibc.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def memory_max_bytes_default() -> int:
+    """What may be held for clients where nobody says how much: a quarter of what this process can have."""
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
+        available = min(available, int(_CGROUP_MEMORY_MAX.read_text()))
+    return max(MEMORY_BYTES_MIN, min(available // 4, _MEMORY_BYTES_DEFAULT_MAX))
 
 
 def allow_open_files() -> int:

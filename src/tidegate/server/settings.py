@@ -22,6 +22,9 @@ AMQP_PORT_DEFAULT: Final = 5672
 HTTP_PORT_DEFAULT: Final = 5300
 """The port of the official emulator's ``/health``."""
 
+MEMORY_BYTES_MIN: Final = 16 * 1024 * 1024
+"""The least that ``memory_max_bytes`` may be (our choice: some of the largest batches)."""
+
 PATH_FIELDS: Final = ("data_dir", "ready_file", "tls_certificate", "tls_key")
 """Settings that are paths; in a file, relative ones start at the file's own place."""
 
@@ -80,6 +83,13 @@ class ServerSettings:
     connection_unacknowledged_bytes_max: int = 16 * 1024 * 1024
     """Bytes taken in from one connection and not yet durable, beyond which its socket is not read.
     Our choice: 16 batches of the largest size keep the disk busy; more would only be memory."""
+    authentication_timeout_s: float = 10.0
+    """Seconds from connecting that a client has to be authorized by a first token or key, TLS handshake
+    included; over WebSocket from the request on. Event Hubs allows 60."""
+    memory_max_bytes: int | None = None
+    """Bytes that may be held in memory for all clients together: unsent and unfinished data, and events not
+    yet durable. From half on less is held for each; from all on new clients are refused, and those that hold
+    most without reading or finishing are ended. None: a quarter of the machine's memory, at most 512 MB."""
     capture_namespace: str = "tidegate"
     """What ``{Namespace}`` stands for in the names of capture files: tells services apart that share a
     destination."""
@@ -108,9 +118,19 @@ class ServerSettings:
                 "Both AMQP faces are off, so no client could connect.",
                 next_step="Give amqp_port or amqps_port (0 is any free port).",
             )
-        for name in ("retention_interval_s", "drain_timeout_s", "connection_unacknowledged_bytes_max"):
+        for name in (
+            "retention_interval_s",
+            "drain_timeout_s",
+            "connection_unacknowledged_bytes_max",
+            "authentication_timeout_s",
+        ):
             if getattr(self, name) <= 0:
                 raise InvalidArgumentError(f"The setting {name} must be above 0, not {getattr(self, name)}.")
+        if self.memory_max_bytes is not None and self.memory_max_bytes < MEMORY_BYTES_MIN:
+            raise InvalidArgumentError(
+                f"The setting memory_max_bytes must be {MEMORY_BYTES_MIN} or more, not "
+                f"{self.memory_max_bytes}: less cannot carry the largest batches."
+            )
         if _NAMESPACE.fullmatch(self.capture_namespace) is None:
             raise InvalidArgumentError(
                 f"The setting capture_namespace is {self.capture_namespace[:80]!r}.",
@@ -218,6 +238,7 @@ def _convert(name: str, value: object) -> object:
         "is_lost_position_refused": (bool,),
         "connection_unacknowledged_bytes_max": (int,),
         "hsts_max_age_s": (int,),
+        "memory_max_bytes": (int,),
     }
     wanted = expected.get(name, (int, float))
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):

@@ -16,13 +16,22 @@ from collections.abc import Callable
 from typing import Final
 
 from tidegate.amqp.connection import Connection, ConnectionConfiguration, Role
-from tidegate.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR
+from tidegate.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, ResourceLimitError
 from tidegate.amqp.events import ConnectionClosed, ConnectionFailed, Event
 from tidegate.amqp.performatives import Error
 from tidegate.amqp.types import Symbol
 from tidegate.model.clock import Clock
 from tidegate.model.errors import BrokenError, ClosedError, TidegateError
-from tidegate.transport.streams import ByteStream, SocketStream, addresses_of, connect_stream, serve_streams
+from tidegate.transport.memory import MemoryAccount, MemoryBudget
+from tidegate.transport.streams import (
+    WRITE_HIGH_BYTES,
+    WRITE_HIGH_BYTES_SHORT,
+    ByteStream,
+    SocketStream,
+    addresses_of,
+    connect_stream,
+    serve_streams,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -50,14 +59,19 @@ class AmqpDriver:
         on_event: EventHandler,
         on_writable: Callable[[], None] | None = None,
         on_ended: Callable[[AmqpDriver], None] | None = None,
+        budget: MemoryBudget | None = None,
+        age_s: float = 0.0,
     ) -> None:
-        """on_ended: called once, after the stream has ended and all events are out."""
+        """on_ended: called once, after the stream has ended and all events are out. budget: counts what is
+        held for the peer; None: nobody counts. age_s: seconds since the peer has connected."""
         self.connection = connection
         self.clock = clock
         self.on_event = on_event
         self.on_writable = on_writable
         """Called when the stream takes more again after it did not; None: nobody minds."""
         self._on_ended = on_ended
+        self.on_memory_pressure: Callable[[bool], None] | None = None
+        """Called when memory becomes short, and when it no longer is; None: nobody minds."""
         self.stop_reason: TidegateError | None = None
         """Why this driver stopped; None while it runs. ClosedError after ``close``."""
         self._stream: ByteStream | None = None
@@ -69,6 +83,11 @@ class AmqpDriver:
         self._is_closing = False
         self._is_reading_paused = False  # by the owner
         self._is_stream_paused = False
+        self._owner_bytes = 0
+        self._budget = budget
+        self._account: MemoryAccount | None = None
+        self.age_s = age_s
+        """Seconds between the peer's connecting and this driver's beginning: a TLS handshake."""
         self._writable = asyncio.Event()
         self._writable.set()
         self._closed = asyncio.Event()
@@ -87,6 +106,16 @@ class AmqpDriver:
     def is_writable(self) -> bool:
         """Whether the stream takes more without piling it up."""
         return self._stream is not None and self._stream.is_writable
+
+    def add_held(self, change: int) -> None:
+        """Count bytes that the owner holds for the peer and that only the peer can free."""
+        self._owner_bytes += change
+
+    def admit_peer(self) -> None:
+        """The peer has proved who it is: the limits of strangers no longer hold for it."""
+        self.connection.admit_peer()
+        if self._stream is not None:
+            self._stream.admit_peer()
 
     def flush(self) -> None:
         """Hand out events and write what the engine has to send. Inside ``on_event`` it happens by itself."""
@@ -139,6 +168,10 @@ class AmqpDriver:
     def start(self, stream: ByteStream) -> None:
         """Take the stream over. A client opens its connection."""
         self._stream = stream
+        if self._budget is not None:
+            self._account = self._budget.open_account(
+                self._measure, end=self._end_for_memory, on_pressure=self._on_memory_pressure
+            )
         if self.connection.role is Role.CLIENT:
             self.connection.open()
         self._pump()
@@ -162,6 +195,8 @@ class AmqpDriver:
             if handle is not None:
                 handle.cancel()
         self._timer = self._abort_handle = None
+        if self._account is not None:
+            self._account.close()
         self._closed.set()
         if self._on_ended is not None:
             self._on_ended(self)
@@ -202,6 +237,32 @@ class AmqpDriver:
             self._abort_after(CLOSE_TIMEOUT_S)
         else:
             self._arm_timer()
+        if self._account is not None:
+            self._account.update()
+
+    def _measure(self) -> int:
+        held = self.connection.held_bytes + self._owner_bytes
+        return held if self._stream is None else held + self._stream.held_bytes
+
+    def _on_memory_pressure(self, is_short: bool) -> None:
+        if self._stream is not None:
+            self._stream.limit_unsent(WRITE_HIGH_BYTES_SHORT if is_short else WRITE_HIGH_BYTES)
+        if self.on_memory_pressure is not None:
+            self._call(self.on_memory_pressure, is_short)
+
+    def _end_for_memory(self) -> None:
+        """Give the peer up at once: what is unsent waits for a peer that does not read."""
+        self.connection.abort(
+            ResourceLimitError(
+                "The service holds as much in memory for its clients as it may, and much of it for this one.",
+                next_step="Read faster, finish the messages that have begun, or connect again later.",
+            )
+        )
+        stream = self._stream
+        is_stalled = stream is not None and not stream.is_writable
+        self.flush()
+        if stream is not None and is_stalled:
+            stream.abort()
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         """Call code of the owner; what it raises ends the connection, not the event loop's callback."""
@@ -284,19 +345,32 @@ class AmqpServer:
         *,
         clock: Clock,
         on_connection: Callable[[AmqpDriver], EventHandler],
+        budget: MemoryBudget | None = None,
     ) -> None:
-        """on_connection: gives each new driver its event handler, before its first event."""
+        """on_connection: gives each new driver its event handler, before its first event. budget: counts what
+        is held for clients."""
         self.drivers: set[AmqpDriver] = set()
         """Connections that have not ended."""
         self.listener: asyncio.Server | None = None
         self._configuration = configuration
         self._clock = clock
         self._on_connection = on_connection
+        self._budget = budget
 
     def accept(self, stream: ByteStream) -> AmqpDriver:
         """Serve a client on a stream that is up; give what it reads to the driver that is returned."""
-        connection = Connection(self._configuration, role=Role.SERVER, now=self._clock.monotonic())
-        driver = AmqpDriver(connection, clock=self._clock, on_event=_ignore, on_ended=self.drivers.discard)
+        # Time to open counts from when the client connected, before its TLS handshake.
+        age_s = stream.age_s
+        now = self._clock.monotonic() - age_s
+        connection = Connection(self._configuration, role=Role.SERVER, now=now)
+        driver = AmqpDriver(
+            connection,
+            clock=self._clock,
+            on_event=_ignore,
+            on_ended=self.drivers.discard,
+            budget=self._budget,
+            age_s=age_s,
+        )
         self.drivers.add(driver)
         driver.on_event = self._on_connection(driver)
         driver.start(stream)
@@ -365,14 +439,22 @@ async def serve_amqp(
     configuration: ConnectionConfiguration,
     clock: Clock,
     on_connection: Callable[[AmqpDriver], EventHandler],
+    budget: MemoryBudget | None = None,
 ) -> AmqpServer:
-    """Listen for AMQP connections; port 0: any free one.
+    """Listen for AMQP connections; port 0: any free one. A TLS handshake may take as long as the opening.
 
-    on_connection: gives each new driver its event handler, before its first event.
+    on_connection: gives each new driver its event handler, before its first event. budget: counts what is
+    held for clients.
     Raises BrokenError when the address cannot be listened on.
     """
-    server = AmqpServer(configuration, clock=clock, on_connection=on_connection)
-    server.listener = await serve_streams(host, port, ssl=ssl, on_connected=server.accept)
+    server = AmqpServer(configuration, clock=clock, on_connection=on_connection, budget=budget)
+    server.listener = await serve_streams(
+        host,
+        port,
+        ssl=ssl,
+        on_connected=server.accept,
+        handshake_timeout_s=configuration.handshake_timeout_s,
+    )
     return server
 
 

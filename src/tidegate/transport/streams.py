@@ -15,15 +15,16 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol, cast
 
 from tidegate.model.errors import BrokenError, OperationTimeoutError, TidegateError
-from tidegate.transport.tls import TlsServerConnection
+from tidegate.transport.tls import CONNECTED_AT, HANDSHAKE_TIMEOUT_S, TlsServerConnection
 
 READ_BUFFER_BYTES: Final = 256 * 1024
 """What one read takes at most. The streams of one listener read into one buffer, so that an idle connection
 holds none: each read is handed on before the event loop does another."""
 
-WRITE_HIGH_BYTES: Final = 1024 * 1024
-WRITE_LOW_BYTES: Final = 256 * 1024
-"""A stream is not writable from so many unsent bytes on, until so few are left (our choice: some batches)."""
+WRITE_HIGH_BYTES: Final = 256 * 1024
+WRITE_HIGH_BYTES_SHORT: Final = 64 * 1024
+"""A stream is not writable from so many unsent bytes on, until a quarter of them is left; the second where
+memory is short. Our choice: the kernel's own buffer, of some megabytes, keeps the line busy."""
 
 Payload = bytes | bytearray | memoryview
 
@@ -61,8 +62,26 @@ class ByteStream(Protocol):
         """Whether the unsent bytes are few enough to write more."""
         ...
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are kept for the peer: unsent ones, and what it has not sent to its end."""
+        ...
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the peer has connected, its TLS handshake included."""
+        ...
+
     def write(self, buffers: Sequence[Payload]) -> None:
         """Send, or queue; the buffers may be reused when it returns. After the end: does nothing."""
+        ...
+
+    def limit_unsent(self, high: int) -> None:
+        """Be writable up to so many unsent bytes."""
+        ...
+
+    def admit_peer(self) -> None:
+        """The peer has proved who it is, and may send larger pieces from now on."""
         ...
 
     def pause_reading(self) -> None:
@@ -99,6 +118,7 @@ class SocketStream(asyncio.BufferedProtocol):
         self._is_writing_paused = False
         self._has_ended = False
         self._peer_name = "?"
+        self._connected_at = 0.0
 
     def __repr__(self) -> str:
         return f"<SocketStream {self._peer_name}{' ended' if self._has_ended else ''}>"
@@ -114,6 +134,26 @@ class SocketStream(asyncio.BufferedProtocol):
     def is_writable(self) -> bool:
         """Whether the unsent bytes are few enough to write more."""
         return not self._is_writing_paused and not self._has_ended
+
+    @property
+    def held_bytes(self) -> int:
+        """Unsent bytes."""
+        if self._transport is None or self._has_ended:
+            return 0
+        return self._transport.get_write_buffer_size()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the peer has connected."""
+        return asyncio.get_running_loop().time() - self._connected_at
+
+    def limit_unsent(self, high: int) -> None:
+        """Be writable up to so many unsent bytes."""
+        if self._transport is not None and not self._has_ended and not self._transport.is_closing():
+            self._transport.set_write_buffer_limits(high=high, low=high // 4)
+
+    def admit_peer(self) -> None:
+        """Nothing: how much is read at once does not depend on who sends."""
 
     def write(self, buffers: Sequence[Payload]) -> None:
         """Send, or queue; joined, as ``sendmsg`` takes 1,024 slices at most."""
@@ -147,7 +187,9 @@ class SocketStream(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The transport is up (TLS: the handshake is done)."""
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
+        self.limit_unsent(WRITE_HIGH_BYTES)
+        connected_at = transport.get_extra_info(CONNECTED_AT)
+        self._connected_at = asyncio.get_running_loop().time() if connected_at is None else connected_at
         peer = transport.get_extra_info("peername")
         self._peer_name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "local")
         self._receiver = self._on_connected(self)
@@ -178,11 +220,11 @@ class SocketStream(asyncio.BufferedProtocol):
             self._receiver.stream_ended(error)
 
     def pause_writing(self) -> None:
-        """The unsent bytes passed WRITE_HIGH_BYTES."""
+        """The unsent bytes have passed the limit."""
         self._is_writing_paused = True
 
     def resume_writing(self) -> None:
-        """The unsent bytes are down to WRITE_LOW_BYTES."""
+        """The unsent bytes are down to a quarter of it."""
         self._is_writing_paused = False
         if self._receiver is not None and not self._has_ended:
             self._receiver.writing_resumed()
@@ -238,9 +280,11 @@ async def serve_streams(
     *,
     ssl: ssl_module.SSLContext | None,
     on_connected: Callable[[SocketStream], StreamReceiver],
+    handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
 ) -> asyncio.Server:
     """Listen; ``on_connected`` is called for each connection (TLS: after its handshake). Port 0: any.
 
+    handshake_timeout_s: how long TLS's may take.
     Raises BrokenError when the address cannot be listened on.
     """
     loop = asyncio.get_running_loop()
@@ -252,7 +296,9 @@ async def serve_streams(
     def accept() -> asyncio.BufferedProtocol:
         if ssl is None:
             return accept_plain()
-        return TlsServerConnection(ssl, accept_plain, read_buffer=encrypted_buffer)
+        return TlsServerConnection(
+            ssl, accept_plain, read_buffer=encrypted_buffer, handshake_timeout_s=handshake_timeout_s
+        )
 
     try:
         return await loop.create_server(

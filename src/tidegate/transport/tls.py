@@ -17,8 +17,11 @@ from typing import Any, Final, cast
 
 _logger = logging.getLogger(__name__)
 
-HANDSHAKE_TIMEOUT_S: Final = 60.0
-"""As in asyncio: a client that has not finished its handshake by then is cut off."""
+HANDSHAKE_TIMEOUT_S: Final = 10.0
+"""A client that has not finished its handshake by then is cut off, unless the service sets another time."""
+
+CONNECTED_AT: Final = "connected_at"
+"""Extra information of the inner transport: when the client connected, on the event loop's clock."""
 
 _PIECE_BYTES: Final = 64 * 1024
 """What OpenSSL is given at once: its in-memory pipes never shrink, so this is what a connection may keep."""
@@ -36,6 +39,7 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         make_protocol: Callable[[], asyncio.BufferedProtocol],
         *,
         read_buffer: memoryview,
+        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
         """read_buffer: for encrypted bytes; shared with other connections of the same event loop."""
         asyncio.Transport.__init__(self)
@@ -46,7 +50,9 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._socket: asyncio.Transport | None = None
         self._protocol: asyncio.BufferedProtocol | None = None
         """None: the handshake is under way."""
+        self._handshake_timeout_s = handshake_timeout_s
         self._handshake_deadline: asyncio.TimerHandle | None = None
+        self._connected_at = 0.0
         self._is_reading_paused = False
         self._is_closing = False
 
@@ -56,7 +62,10 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         """The client has connected and is to begin its handshake."""
         self._socket = cast(asyncio.Transport, transport)
         loop = asyncio.get_running_loop()
-        self._handshake_deadline = loop.call_later(HANDSHAKE_TIMEOUT_S, self._give_up, "it took too long")
+        self._connected_at = loop.time()
+        self._handshake_deadline = loop.call_later(
+            self._handshake_timeout_s, self._give_up, "it took too long"
+        )
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """The shared buffer: what it takes is given to OpenSSL before the next read."""
@@ -110,8 +119,14 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         """The socket's, in encrypted bytes."""
         self._transport.set_write_buffer_limits(high, low)
 
+    def get_write_buffer_size(self) -> int:
+        """Encrypted bytes that are not sent yet."""
+        return self._transport.get_write_buffer_size() + self._outgoing.pending
+
     def get_extra_info(self, name: str, default: object = None) -> Any:
-        """What the socket's transport knows."""
+        """What the socket's transport knows, and CONNECTED_AT."""
+        if name == CONNECTED_AT:
+            return self._connected_at
         return self._transport.get_extra_info(name, default)
 
     def is_closing(self) -> bool:

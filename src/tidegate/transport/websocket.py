@@ -25,7 +25,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from tidegate.model.errors import BrokenError, RemoteProtocolError, TidegateError
-from tidegate.transport.streams import WRITE_HIGH_BYTES, WRITE_LOW_BYTES, Payload, StreamReceiver
+from tidegate.transport.streams import WRITE_HIGH_BYTES, Payload, StreamReceiver
 
 SUBPROTOCOLS: Final = ("AMQPWSB10", "amqp")
 """The first that a client offers, in this order, is agreed on."""
@@ -36,6 +36,9 @@ messages of 4 MB at most."""
 
 FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
 """Of what a peer may send in one WebSocket frame, which is held in memory until it is whole (our choice)."""
+
+STRANGER_FRAME_BYTES_MAX: Final = 64 * 1024
+"""The same before the peer has proved who it is (our choice: requests to $cbs take some KB)."""
 
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long a peer may take to answer our close frame (our choice)."""
@@ -75,7 +78,7 @@ class WebSocketStream(asyncio.Protocol):
         self._format_refusal = format_refusal
         self._protocol = ServerProtocol(
             subprotocols=[Subprotocol(name) for name in SUBPROTOCOLS],
-            max_size=(None, FRAME_BYTES_MAX),
+            max_size=(None, STRANGER_FRAME_BYTES_MAX),
             logger=_PROTOCOL_LOG,
         )
         self._receiver: StreamReceiver | None = None
@@ -88,6 +91,7 @@ class WebSocketStream(asyncio.Protocol):
         self._is_closing = False
         self._has_ended = False
         self._peer_name = "?"
+        self._connected_at = 0.0
 
     def __repr__(self) -> str:
         return f"<WebSocketStream {self._peer_name} {self._protocol.state.name.lower()}>"
@@ -103,6 +107,27 @@ class WebSocketStream(asyncio.Protocol):
     def is_writable(self) -> bool:
         """Whether the unsent bytes are few enough to write more."""
         return not self._is_writing_paused and not self._has_ended
+
+    @property
+    def held_bytes(self) -> int:
+        """Unsent bytes, and those of a frame that is not whole yet."""
+        if self._transport is None or self._has_ended:
+            return 0
+        return self._transport.get_write_buffer_size() + len(self._protocol.reader.buffer)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the peer has asked for a WebSocket."""
+        return asyncio.get_running_loop().time() - self._connected_at
+
+    def limit_unsent(self, high: int) -> None:
+        """Be writable up to so many unsent bytes."""
+        if self._transport is not None and not self._has_ended and not self._transport.is_closing():
+            self._transport.set_write_buffer_limits(high=high, low=high // 4)
+
+    def admit_peer(self) -> None:
+        """Take frames of up to FRAME_BYTES_MAX from now on."""
+        self._protocol.max_fragment_size = FRAME_BYTES_MAX
 
     def write(self, buffers: Sequence[Payload]) -> None:
         """Send, or queue, in binary messages."""
@@ -145,6 +170,7 @@ class WebSocketStream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The transport is up; its HTTP request comes as the first data."""
         self._transport = cast(asyncio.Transport, transport)
+        self._connected_at = asyncio.get_running_loop().time()
         peer = transport.get_extra_info("peername")
         self._peer_name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "local")
 
@@ -186,11 +212,11 @@ class WebSocketStream(asyncio.Protocol):
         self._on_ended(self)
 
     def pause_writing(self) -> None:
-        """The unsent bytes passed WRITE_HIGH_BYTES."""
+        """The unsent bytes have passed the limit."""
         self._is_writing_paused = True
 
     def resume_writing(self) -> None:
-        """The unsent bytes are down to WRITE_LOW_BYTES."""
+        """The unsent bytes are down to a quarter of it."""
         self._is_writing_paused = False
         self._pings_unread = 0
         if self._receiver is not None and not self._has_ended:
@@ -212,7 +238,7 @@ class WebSocketStream(asyncio.Protocol):
             self._refuse(response.status_code, reason)
             return
         self._protocol.send_response(response)
-        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
+        self.limit_unsent(WRITE_HIGH_BYTES)
         try:
             self._receiver = self._on_connected(self)
         except TidegateError as error:

@@ -1,0 +1,235 @@
+"""What a service holds in memory for its peers, in one count, and what happens when it is too much.
+
+An account belongs to one peer and counts bytes that only the peer can free, by reading or by finishing what
+it began; bytes that wait for the disk are counted beside them (``add_queued``). An account is measured once
+per read or write, so a silent peer costs nothing.
+
+    used                      state        what happens
+    below half of the limit   plenty       nothing
+    from half on              short        accounts are measured again and give back what can be read again;
+                                           whoever fills memory asks ``is_short`` and holds less
+    from the limit on         exhausted    new peers are refused, and peers that hold most for longest without
+                                           progress are ended, until a tenth is free again
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.model.errors import ServerBusyError
+
+RELIEF_INTERVAL_S: Final = 0.25
+"""How often accounts are measured again while memory is short (our choice: 5,000 take about 10 ms)."""
+
+_SHORT_PART: Final = 0.5
+_RELIEVED_PART: Final = 0.9
+_PROGRESS_PART: Final = 0.75
+"""An account has made progress when it holds so much less than it did at most since the last time."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStatistics:
+    """A budget at one moment."""
+
+    bytes_max: int
+    used_bytes: int
+    """Held by peers, and queued for the disk."""
+    ended_peers: int
+    """Ended since the start because memory was exhausted."""
+
+
+class MemoryBudget:
+    """One per service, used from its event loop."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._used_bytes = 0
+        self._peak_bytes = 0
+        self._accounts: set[MemoryAccount] = set()
+        self._ended_peers = 0
+        self._was_short = False
+        self._relief: asyncio.Handle | None = None
+        self._is_relief_soon = False
+
+    def __repr__(self) -> str:
+        return f"<MemoryBudget {self._used_bytes} of {self.bytes_max} accounts={len(self._accounts)}>"
+
+    def statistics(self) -> MemoryStatistics:
+        """What is used now."""
+        return MemoryStatistics(self.bytes_max, self._used_bytes, self._ended_peers)
+
+    def take_peak_bytes(self) -> int:
+        """The most that was used since this was asked last."""
+        peak, self._peak_bytes = self._peak_bytes, self._used_bytes
+        return peak
+
+    @property
+    def is_short(self) -> bool:
+        """Whether to hold as little as work allows."""
+        return self._used_bytes >= self.bytes_max * _SHORT_PART
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether to refuse new peers and new work."""
+        return self._used_bytes >= self.bytes_max
+
+    def require_room(self) -> None:
+        """Raise ServerBusyError while memory is exhausted."""
+        if self.is_exhausted:
+            raise ServerBusyError(
+                "The service holds as much in memory for its clients as it may.",
+                next_step="Try again later.",
+                retry_after_s=4.0,
+            )
+
+    def open_account(
+        self,
+        measure: Callable[[], int],
+        *,
+        end: Callable[[], None],
+        on_pressure: Callable[[bool], None] | None = None,
+    ) -> MemoryAccount:
+        """An account for one peer; ``close`` it with the peer.
+
+        measure: bytes that only the peer can free, now. end: gives the peer up, and frees them. on_pressure:
+        told when memory becomes short, and when it no longer is.
+        """
+        account = MemoryAccount(self, measure, end, on_pressure, asyncio.get_running_loop().time)
+        self._accounts.add(account)
+        if on_pressure is not None and self._was_short:
+            on_pressure(True)
+        return account
+
+    def add_queued(self, change: int) -> None:
+        """Count bytes that wait for the disk: they go by themselves."""
+        self._add(change)
+
+    # -- for accounts
+
+    def _add(self, change: int) -> None:
+        self._used_bytes += change
+        if self._used_bytes > self._peak_bytes:
+            self._peak_bytes = self._used_bytes
+        if change > 0 and self._used_bytes >= self.bytes_max * _SHORT_PART:
+            if self._used_bytes >= self.bytes_max and not self._is_relief_soon:
+                if self._relief is not None:
+                    self._relief.cancel()
+                self._is_relief_soon = True
+                self._relief = asyncio.get_running_loop().call_soon(self._relieve)
+            elif self._relief is None:
+                self._relief = asyncio.get_running_loop().call_soon(self._relieve)
+
+    def _forget(self, account: MemoryAccount) -> None:
+        self._accounts.discard(account)
+
+    # -- helpers
+
+    def _relieve(self) -> None:
+        self._relief = None
+        self._is_relief_soon = False
+        # What the kernel has taken meanwhile of a socket's unsent bytes shows only when somebody looks.
+        for account in tuple(self._accounts):
+            account.update()
+        self._tell_pressure(self.is_short)
+        if self.is_exhausted:
+            self._end_largest()
+        if self.is_short:
+            if self._relief is None:
+                loop = asyncio.get_running_loop()
+                self._relief = loop.call_later(RELIEF_INTERVAL_S, self._relieve)
+        else:
+            self._tell_pressure(False)
+
+    def _tell_pressure(self, is_short: bool) -> None:
+        if is_short is self._was_short:
+            return
+        self._was_short = is_short
+        for account in tuple(self._accounts):
+            account.tell_pressure(is_short)
+
+    def _end_largest(self) -> None:
+        for account in sorted(self._accounts, key=lambda account: account.burden, reverse=True):
+            if self._used_bytes < self.bytes_max * _RELIEVED_PART or account.held_bytes == 0:
+                return
+            self._ended_peers += 1
+            account.end()
+
+
+class MemoryAccount:
+    """What one peer holds. Made by ``MemoryBudget.open_account``."""
+
+    __slots__ = (
+        "_budget",
+        "_end",
+        "_is_closed",
+        "_measure",
+        "_on_pressure",
+        "_peak",
+        "_progress_at",
+        "_time",
+        "held_bytes",
+    )
+
+    def __init__(
+        self,
+        budget: MemoryBudget,
+        measure: Callable[[], int],
+        end: Callable[[], None],
+        on_pressure: Callable[[bool], None] | None,
+        time: Callable[[], float],
+    ) -> None:
+        self.held_bytes = 0
+        """As last measured."""
+        self._budget = budget
+        self._measure = measure
+        self._end = end
+        self._on_pressure = on_pressure
+        self._time = time
+        self._peak = 0
+        self._progress_at = time()
+        self._is_closed = False
+
+    def update(self) -> None:
+        """Measure again; call it once per read or write, not per event."""
+        if self._is_closed:
+            return
+        held = self._measure()
+        change = held - self.held_bytes
+        if change:
+            self._set(held)
+            self._budget._add(change)
+
+    @property
+    def burden(self) -> float:
+        """How much for how long without progress, in byte seconds."""
+        return self.held_bytes * (self._time() - self._progress_at)
+
+    def end(self) -> None:
+        """Give the peer up."""
+        self._end()
+        self.update()
+
+    def tell_pressure(self, is_short: bool) -> None:
+        """Memory has become short, or no longer is."""
+        if self._on_pressure is not None and not self._is_closed:
+            self._on_pressure(is_short)
+            self.update()
+
+    def close(self) -> None:
+        """The peer is gone, and all that it held. Harmless when repeated."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._budget._add(-self.held_bytes)
+            self._budget._forget(self)
+            self.held_bytes = 0
+
+    def _set(self, held: int) -> None:
+        self.held_bytes = held
+        if held <= self._peak * _PROGRESS_PART or not self._peak:
+            self._peak = held
+            self._progress_at = self._time()
+        elif held > self._peak:
+            self._peak = held
