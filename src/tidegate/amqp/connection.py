@@ -5,6 +5,10 @@ until there are none, and writes what ``data_to_send`` gives; it calls ``handle_
 ``next_deadline``. A peer cannot make any of these raise: what it does wrong ends its session or the
 connection, and is told in an event.
 
+An owner that has other connections to serve calls ``feed_data`` instead, and ``process_slice`` while there
+is input (``has_input``): a slice is about a millisecond's work, and it means nothing to a peer how its bytes
+are cut into slices.
+
     bytes -> Negotiation (headers, SASL) -> FrameSplitter -> Connection (open, close, begin, end)
           -> Session (windows, attach, flow, disposition) -> Link (credit, deliveries)
 
@@ -36,6 +40,7 @@ from tidegate.amqp.frames import (
     FrameSplitter,
     encode_frame,
 )
+from tidegate.amqp.free_numbers import FreeNumbers
 from tidegate.amqp.negotiation import SASL_FRAME_BYTES_MAX, Negotiation
 from tidegate.amqp.performatives import (
     Begin,
@@ -67,6 +72,7 @@ from tidegate.model.errors import (
     TidegateError,
     UnauthorizedError,
 )
+from tidegate.model.token_bucket import TokenBucket
 
 IDLE_GRACE: Final = 1.25
 """How much longer than the advertised idle time-out we wait: the service advertises 240 s and closes after
@@ -78,6 +84,19 @@ HEARTBEAT_S_MIN: Final = 0.1
 LINK_BYTES: Final = 4096
 """What a link, and a session, count for in ``held_bytes``: about what they take (measured with CPython 3.11:
 a session with a link and the service's node for it 6.5 KB)."""
+
+SLICE_COST: Final = 128
+"""Small settled deliveries in one slice; any other frame counts for ``_FRAME_COST`` of them (measured, with
+what a service does about them: 5 to 10 microseconds, and 20 to 300)."""
+
+_FRAME_COST: Final = 8
+
+SLICE_EVENTS_MAX: Final = 64
+"""New events that end a slice: each is work for the owner, and a flow may wake many links (our choice)."""
+
+HEARTBEATS_PER_S_MAX: Final = 10_000
+"""Empty frames that a peer may send (our choice: AMQP needs two per idle time-out, and what piles up while
+this side does not read comes at once)."""
 
 UNDECIDED_BYTES_MAX: Final = 16384
 """Bytes that a client may pipeline behind a SASL response that is not decided yet (our choice)."""
@@ -102,6 +121,8 @@ class PeerLimits:
     """Bytes kept of incoming messages that have begun and not ended, over all links together."""
     links_max: int = 1 << 31
     """Links that have not ended, over all sessions together."""
+    frames_per_s_max: int | None = None
+    """Frames that are not empty, and a second's worth at once; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +180,9 @@ class Connection:
         self.output: list[Payload] = []
         """Frames of AMQP, behind whatever the negotiation still has to say."""
 
+        self.has_input = False
+        """More of what was fed can be worked off: call ``process_slice``."""
+        self._heartbeats = TokenBucket(HEARTBEATS_PER_S_MAX, now=now)
         self._negotiation = Negotiation(
             is_server=is_server,
             mechanisms=mechanisms,
@@ -166,6 +190,7 @@ class Connection:
             hostname=configuration.hostname,
         )
         self._splitter = FrameSplitter(frame_bytes_max=SASL_FRAME_BYTES_MAX)
+        self._channels = FreeNumbers()
         self._sessions: dict[int, Session] = {}  # by our channel
         self._sessions_by_remote_channel: dict[int, Session] = {}
         self._ended_channels: set[int] = set()  # the peer's
@@ -173,7 +198,9 @@ class Connection:
         self._blocked_bytes = 0
         self._link_count = 0
         self._limits = configuration.stranger_limits or configuration.peer_limits
+        self._frames = self._frame_rate(now=now)
         self._local_error: Error | None = None
+        self._final_event: ConnectionClosed | ConnectionFailed | None = None  # behind those of the sessions
 
         self._received_at = now
         self._handshake_deadline: float | None = now + configuration.handshake_timeout_s
@@ -216,6 +243,7 @@ class Connection:
     def admit_peer(self) -> None:
         """The peer has proved who it is: from now on ``peer_limits`` hold instead of ``stranger_limits``."""
         self._limits = self.configuration.peer_limits
+        self._frames = self._frame_rate(now=self._received_at)
         if self._negotiation.is_done:
             self._limit_frames()
 
@@ -264,17 +292,40 @@ class Connection:
         self._negotiation.complete_sasl(is_accepted)
         if is_accepted:
             self._splitter.feed(b"")  # what the client has pipelined
-            self._process()
+            self.process_slice()
         else:
             self._fail(UnauthorizedError("The client's SASL response was refused."))
 
     def receive_data(self, data: bytes | bytearray | memoryview, *, now: float) -> None:
-        """Take the bytes of one read; ``data`` may be reused afterwards. Never raises for a peer's doing."""
+        """Take the bytes of one read and work them off; ``data`` may be reused afterwards. Never raises for a
+        peer's doing."""
+        self.feed_data(data, now=now)
+        while self.has_input:
+            self.process_slice()
+
+    def feed_data(self, data: bytes | bytearray | memoryview, *, now: float) -> None:
+        """Take the bytes of one read, for ``process_slice``; ``data`` may be reused afterwards."""
         if self.is_finished or not data:
             return
         self._received_at = now
         self._splitter.feed(data)
-        self._process()
+        self.has_input = True
+
+    def process_slice(self) -> None:
+        """Work off a part of what was fed, about a millisecond's worth; ``has_input``: there is more."""
+        self.has_input = False
+        if self.is_finished:
+            return
+        try:
+            if not self._negotiation.is_done:
+                self._negotiate()
+            if self._negotiation.is_done:
+                self._receive_frames()
+        except (RemoteProtocolError, UnauthorizedError) as error:
+            self._fail(error)
+        finally:
+            if not self.has_input:
+                self._splitter.release()
 
     def receive_eof(self, *, now: float, error: TidegateError | None = None) -> None:
         """The peer ended the byte stream, or it broke (``error`` says how)."""
@@ -290,7 +341,16 @@ class Connection:
 
     def next_event(self) -> Event | None:
         """The next event; None when there is none."""
-        return self.events.popleft() if self.events else None
+        if not self.events:
+            if self._final_event is None:
+                return None
+            self._end_next()
+        return self.events.popleft()
+
+    @property
+    def has_events(self) -> bool:
+        """Whether ``next_event`` has one."""
+        return bool(self.events) or self._final_event is not None
 
     @property
     def has_data_to_send(self) -> bool:
@@ -378,31 +438,24 @@ class Connection:
 
     def forget_session(self, session: Session) -> None:
         """Free the session's channels."""
-        self._sessions.pop(session.local_channel, None)
+        if self._sessions.pop(session.local_channel, None) is not None:
+            self._channels.give_back(session.local_channel)
         if session.remote_channel is not None:
             self._sessions_by_remote_channel.pop(session.remote_channel, None)
             self._ended_channels.add(session.remote_channel)
 
     # --- receiving ---
 
-    def _process(self) -> None:
-        """Work off what was fed."""
-        try:
-            if not self._negotiation.is_done:
-                event = self._negotiation.receive(self._splitter)
-                while event is not None:
-                    self.events.append(event)
-                    event = self._negotiation.receive(self._splitter)
-                if not self._negotiation.is_done:
-                    if self._splitter.buffered_bytes > UNDECIDED_BYTES_MAX:
-                        raise FramingError("The client sent too much behind its undecided SASL response.")
-                    return
-                self._begin_amqp()
-            self._receive_frames()
-        except (RemoteProtocolError, UnauthorizedError) as error:
-            self._fail(error)
-        finally:
-            self._splitter.release()
+    def _negotiate(self) -> None:
+        """What comes before AMQP: a few headers and frames, more of which are a protocol error."""
+        event = self._negotiation.receive(self._splitter)
+        while event is not None:
+            self.events.append(event)
+            event = self._negotiation.receive(self._splitter)
+        if self._negotiation.is_done:
+            self._begin_amqp()
+        elif self._splitter.buffered_bytes > UNDECIDED_BYTES_MAX:
+            raise FramingError("The client sent too much behind its undecided SASL response.")
 
     def _limit_frames(self) -> None:
         self._splitter.frame_bytes_max = min(self.configuration.max_frame_size, self._limits.frame_bytes_max)
@@ -414,33 +467,59 @@ class Connection:
             self._step(ConnectionInput.SEND_HEADER)
 
     def _receive_frames(self) -> None:
-        """All whole frames of what was fed. Small settled deliveries are told by their first bytes, and taken
-        many at a time; all else goes frame by frame."""
-        splitter = self._splitter
+        """Whole frames of what was fed, for one slice. Small settled deliveries are told by their first
+        bytes, and taken many at a time; all else goes frame by frame."""
+        splitter, cost_left = self._splitter, SLICE_COST
+        events_until = len(self.events) + SLICE_EVENTS_MAX
         while not self.is_finished:
+            if cost_left <= 0 or len(self.events) >= events_until:
+                self.has_input = True
+                return
             view, position = splitter.peek()
             data = view.obj
             assert type(data) is bytes  # the splitter keeps nothing else
             if self.state is ConnectionState.OPENED and is_own_transfer(data, position):
-                self._receive_run(data, position)
+                count = self._receive_run(data, position, cost_left)
+                cost_left -= count
+                if count:
+                    continue
             frame = splitter.next_frame()
             if frame is None:
                 return
             if frame.frame_type != AMQP_FRAME:
                 raise FramingError(f"A frame of type {frame.frame_type} came on an open connection.")
-            if frame.body:  # an empty frame only keeps the line alive
+            if frame.body:
+                cost_left -= _FRAME_COST
+                self._count_frames(1)
                 until = splitter.peek()[1]
                 self._receive_body(frame.channel, data, until - len(frame.body), until)
+            else:  # it only keeps the line alive
+                cost_left -= 1
+                self._count_heartbeats(1 + splitter.skip_empty_frames())
 
-    def _receive_run(self, data: bytes, position: int) -> None:
+    def _frame_rate(self, *, now: float) -> TokenBucket | None:
+        rate = self._limits.frames_per_s_max
+        return None if rate is None else TokenBucket(rate, now=now)
+
+    def _count_frames(self, count: int) -> None:
+        if self._frames is not None:
+            _take(self._frames, count, self._received_at, "frames")
+
+    def _count_heartbeats(self, count: int) -> None:
+        _take(self._heartbeats, count, self._received_at, "empty frames")
+
+    def _receive_run(self, data: bytes, position: int, count_max: int) -> int:
+        """Take small settled deliveries of one link; returns how many there were."""
         channel, handle = run_address(data, position)
         session = self._sessions_by_remote_channel.get(channel)
         if session is None or not session.is_receiving:
-            return  # the long way knows what to make of it
-        deliveries, position = take_run(data, position, self._splitter.frame_bytes_max)
+            return 0  # the long way knows what to make of it
+        deliveries, position = take_run(data, position, self._splitter.frame_bytes_max, count_max)
         if deliveries:
+            self._count_frames(len(deliveries))
             self._splitter.skip_to(position)
             session.receive_run(handle, deliveries)
+        return len(deliveries)
 
     def _receive_body(self, channel: int, data: bytes, start: int, until: int) -> None:
         """One frame: its performative starts at ``start``, its payload ends at ``until``."""
@@ -555,7 +634,7 @@ class Connection:
         channel_max = configuration.channel_max
         if self.remote_open is not None:
             channel_max = min(channel_max, self.remote_open.channel_max)
-        channel = next((number for number in range(channel_max + 1) if number not in self._sessions), None)
+        channel = self._channels.take(channel_max)
         if channel is None:
             return None
         session = Session(
@@ -599,14 +678,31 @@ class Connection:
         self._finish(ConnectionFailed(error))
 
     def _finish(self, event: ConnectionClosed | ConnectionFailed) -> None:
-        error = event.error if isinstance(event, ConnectionClosed) else None
-        if isinstance(event, ConnectionFailed):
-            error = Error(condition=_condition_of(event.error), description=str(event.error))
-        for session in self.sessions:
-            session.finish(error)
+        """Nothing more happens; ``next_event`` tells of links, sessions and, last, of the connection."""
+        self._final_event = event
         self.state = ConnectionState.END
         self.is_finished = True
-        self.events.append(event)
+        self.has_input = False
+
+    def _end_next(self) -> None:
+        """Make the events of one session's end, or the last of all: thousands of links end in many steps."""
+        event = self._final_event
+        assert event is not None
+        session = next(iter(self._sessions.values()), None)
+        if session is None:
+            self._final_event = None
+            self.events.append(event)
+        elif isinstance(event, ConnectionClosed):
+            session.finish(event.error)
+        else:
+            session.finish(Error(condition=_condition_of(event.error), description=str(event.error)))
+
+
+def _take(bucket: TokenBucket, count: int, now: float, what: str) -> None:
+    """Raise ResourceLimitError where there are too many."""
+    if bucket.wait_s(count, now=now) > 0:
+        raise ResourceLimitError(f"The peer sends too many {what} per second.", next_step="Send fewer.")
+    bucket.take(count, now=now)
 
 
 def _condition_of(error: TidegateError) -> Symbol:

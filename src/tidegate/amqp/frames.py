@@ -53,6 +53,8 @@ class Frame(NamedTuple):
     """The performative and a transfer's payload; empty in a frame that only keeps the line alive."""
 
 
+_EMPTY_FRAMES: Final = tuple(EMPTY_FRAME * count for count in (4096, 64, 1))
+
 _frame_header = struct.Struct(">IBBH").unpack_from
 _pack_frame_header = struct.Struct(">IBBH").pack
 
@@ -97,10 +99,10 @@ class FrameSplitter:
         self._position = 0
         if rest:
             self._needed_bytes = FRAME_HEADER_BYTES
-            if len(rest) >= 4 and rest[:4] != b"AMQP":
-                # The size is checked when the frame is taken; until then nothing is reserved for it.
-                self._needed_bytes = max(FRAME_HEADER_BYTES, int.from_bytes(rest[:4], "big"))
-                self._needed_bytes = min(self._needed_bytes, self.frame_bytes_max)
+            if len(rest) >= FRAME_HEADER_BYTES and rest[:4] != b"AMQP":
+                size = int.from_bytes(rest[:4], "big")
+                if size <= self.frame_bytes_max:  # else the frame is refused by its head, without its bytes
+                    self._needed_bytes = max(FRAME_HEADER_BYTES, size)
             self._keep(rest)
 
     def _keep(self, piece: bytes) -> None:
@@ -138,6 +140,17 @@ class FrameSplitter:
             return None
         self._position = start + size
         return Frame(frame_type, channel, buffer[start + body_offset : start + size])
+
+    def skip_empty_frames(self) -> int:
+        """Pass over the empty frames that are next, compared many at a time; returns how many there were."""
+        data, start = self._buffer.obj, self._position
+        assert type(data) is bytes
+        position = start
+        for block in _EMPTY_FRAMES:
+            while data.startswith(block, position):
+                position += len(block)
+        self._position = position
+        return (position - start) // len(EMPTY_FRAME)
 
     def peek(self) -> tuple[memoryview, int]:
         """What was fed, and the position of the next frame in it, for who recognises frames by itself."""

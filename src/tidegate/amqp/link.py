@@ -61,12 +61,19 @@ class SenderLink(Link):
 
     @property
     def sendable(self) -> int:
-        """Deliveries that may start now: the credit, as far as the session's window reaches."""
-        if self.state is not LinkState.ATTACHED or not self.session.is_mapped:
+        """Deliveries that may start now: the credit, as far as the session's window reaches.
+
+        Where only the window is in the way, ``CreditGranted`` follows as it opens.
+        """
+        session = self.session
+        if self.state is not LinkState.ATTACHED or not session.is_mapped:
             return 0
-        if self._is_refused_by_peer or self.session.has_blocked_frames:
+        if self._is_refused_by_peer or self.credit <= 0:
             return 0
-        return max(0, min(self.credit, self.session.remote_incoming_window))
+        if session.has_blocked_frames or session.remote_incoming_window <= 0:
+            session.wait_for_window(self)
+            return 0
+        return min(self.credit, session.remote_incoming_window)
 
     @property
     def is_blocked(self) -> bool:
@@ -266,18 +273,16 @@ class ReceiverLink(Link):
 
     # --- for the session ---
 
+    def is_run_plain(self, deliveries: list[Delivery]) -> bool:
+        """Whether ``receive_run`` may take them all, with no word to the peer."""
+        return (
+            self.state is LinkState.ATTACHED
+            and self._first is None
+            and max(len(delivery.payload) for delivery in deliveries) <= self._bytes_max
+        )
+
     def receive_run(self, deliveries: list[Delivery]) -> None:
-        """Settled deliveries of one frame each, as ``transfers.take_run`` found them."""
-        if (
-            self.state is not LinkState.ATTACHED
-            or self._first is not None
-            or max(len(delivery.payload) for delivery in deliveries) > self._bytes_max
-        ):
-            for delivery in deliveries:  # the long way judges each
-                delivery_id, tag, message_format, _, payload = delivery
-                transfer = IncomingTransfer(0, delivery_id, tag, message_format, True, False, False, 0)
-                self.receive_transfer(payload, len(payload), transfer)
-            return
+        """Settled deliveries of one frame each, as ``transfers.take_run`` found them, if ``is_run_plain``."""
         self._hand_out(deliveries)
 
     def receive_transfer(self, data: bytes, until: int, transfer: IncomingTransfer) -> None:

@@ -93,6 +93,10 @@ class LinkSession(Protocol):
         """Whether frames of this link wait for the window."""
         ...
 
+    def wait_for_window(self, link: Link) -> None:
+        """Have ``link.wake`` called once the window lets transfers out again."""
+        ...
+
     def drop_blocked(self, link: Link) -> None:
         """Forget frames of this link that wait for the window."""
         ...

@@ -3,6 +3,8 @@
 The incoming window is topped up by the engine and never enforced: the official Python client counts
 deliveries where it should count frames, and what holds a fast sender back is the byte stream (the driver
 stops reading). The outgoing window is respected frame by frame; what it does not let out waits in order.
+
+No frame costs more the more links there are: a flow wakes the links that wait for the window, and no others.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from tidegate.amqp.errors import (
     FramingError,
 )
 from tidegate.amqp.events import DeliveriesSettled, Delivery, Event, LinkAttaching, SessionBegun, SessionEnded
+from tidegate.amqp.free_numbers import FreeNumbers
 from tidegate.amqp.link import Link, LinkRole, ReceiverLink, SenderLink
 from tidegate.amqp.link_base import SERIAL_MASK, remaining
 from tidegate.amqp.performatives import (
@@ -39,7 +42,7 @@ from tidegate.amqp.performatives import (
     Target,
 )
 from tidegate.amqp.states import SESSION, SessionInput, SessionState, SessionViolationError
-from tidegate.amqp.transfers import Payload, parse_transfer
+from tidegate.amqp.transfers import IncomingTransfer, Payload, parse_transfer
 from tidegate.amqp.types import Symbol
 from tidegate.model.errors import LocalProtocolError
 
@@ -120,7 +123,10 @@ class Session:
         self._links: dict[int, Link] = {}  # by our handle
         self._links_by_remote_handle: dict[int, Link] = {}
         self._links_by_name: dict[tuple[str, LinkRole], Link] = {}
-        self._blocked: list[tuple[Link, list[Payload], int]] = []  # and the frame's bytes
+        self._handles = FreeNumbers()
+        self._blocked: deque[tuple[Link, list[Payload], int]] = deque()  # and the frame's bytes
+        self._blocked_counts: dict[Link, int] = {}  # frames per link; none with 0
+        self._waiting: dict[SenderLink, None] = {}  # for the window, in the order in which they met its end
         self._unsettled: dict[int, SenderLink] = {}
         self._local_error: Error | None = None
 
@@ -264,8 +270,15 @@ class Session:
     def receive_run(self, handle: int, deliveries: list[Delivery]) -> None:
         """Deliveries of one frame each that came on one link while ``is_receiving``."""
         try:
-            self._count_incoming(len(deliveries))
-            self._receiver_at(handle).receive_run(deliveries)
+            link = self._receiver_at(handle)
+            if link.is_run_plain(deliveries):
+                self._count_incoming(len(deliveries))
+                link.receive_run(deliveries)
+                return
+            for delivery_id, tag, message_format, _, payload in deliveries:  # the long way judges each
+                transfer = IncomingTransfer(handle, delivery_id, tag, message_format, True, False, False, 0)
+                self._count_incoming(1)
+                link.receive_transfer(payload, len(payload), transfer)
         except SessionViolationError as error:
             self._end_violated(error)
 
@@ -276,16 +289,23 @@ class Session:
             return  # we have ended: dropped
         transfer = parse_transfer(data, start, until)
         try:
+            link = self._receiver_at(transfer.handle)
             self._count_incoming(1)
-            self._receiver_at(transfer.handle).receive_transfer(data, until, transfer)
+            link.receive_transfer(data, until, transfer)
         except SessionViolationError as error:
             self._end_violated(error)
 
     def _count_incoming(self, count: int) -> None:
-        self.next_incoming_id = (self.next_incoming_id + count) & SERIAL_MASK
-        self.incoming_window -= count
-        if self.incoming_window <= self._incoming_window_full >> 1:
-            self._send_session_flow()
+        """Top the window up where its half is reached, inside a run, too: so that it means nothing how many
+        frames are worked off at a time."""
+        half = self._incoming_window_full >> 1
+        while count:
+            step = min(count, max(1, self.incoming_window - half))
+            count -= step
+            self.next_incoming_id = (self.next_incoming_id + step) & SERIAL_MASK
+            self.incoming_window -= step
+            if self.incoming_window <= half:
+                self._send_session_flow()
 
     def finish(self, error: Error | None) -> None:
         """The session is over, by its own end or with its connection: report links and session once."""
@@ -322,12 +342,18 @@ class Session:
         """Queue transfer frames, as far as the window allows; the others go out when it opens."""
         sizes = [sum(map(len, frame)) for frame in frames]
         self._blocked.extend((link, frame, size) for frame, size in zip(frames, sizes, strict=True))
+        self._blocked_counts[link] = self._blocked_counts.get(link, 0) + len(frames)
         self.connection.add_blocked_bytes(sum(sizes))
         self._send_blocked()
 
     def is_link_blocked(self, link: Link) -> bool:
         """Whether frames of this link wait for the window."""
-        return any(owner is link for owner, _, _ in self._blocked)
+        return link in self._blocked_counts
+
+    def wait_for_window(self, link: Link) -> None:
+        """Have ``link.wake`` called once the window lets transfers out again."""
+        assert isinstance(link, SenderLink)
+        self._waiting[link] = None
 
     def add_partial_bytes(self, change: int) -> None:
         """Count bytes kept of deliveries that have not ended. Raises ResourceLimitError over the limit."""
@@ -348,22 +374,25 @@ class Session:
 
     def drop_blocked(self, link: Link) -> None:
         """Forget frames of this link that wait for the window: nothing may follow its detach."""
-        if self._blocked:
+        if link in self._blocked_counts:
             kept = [entry for entry in self._blocked if entry[0] is not link]
-            self._clear_blocked()
-            self._blocked = kept
-            self.connection.add_blocked_bytes(sum(size for _, _, size in kept))
-            self._wake_senders()
+            self.connection.add_blocked_bytes(-sum(size for owner, _, size in self._blocked if owner is link))
+            self._blocked = deque(kept)
+            del self._blocked_counts[link]
+            self._wake_waiting()
 
     def forget_link(self, link: Link) -> None:
         """Free the link's handles, name and unsettled deliveries."""
         if self._links.pop(link.handle, None) is not None:
             self.connection.add_links(-1)
+            self._handles.give_back(link.handle)
         self._links_by_name.pop((link.name, link.role), None)
         if link.remote_handle is not None:
             self._links_by_remote_handle.pop(link.remote_handle, None)
         if isinstance(link, SenderLink):
-            self._unsettled = {key: owner for key, owner in self._unsettled.items() if owner is not link}
+            self._waiting.pop(link, None)
+            if self._unsettled:  # the service sends everything settled, and never gets here
+                self._unsettled = {key: owner for key, owner in self._unsettled.items() if owner is not link}
             self.drop_blocked(link)
 
     # --- helpers ---
@@ -416,14 +445,13 @@ class Session:
             raise LocalProtocolError(f"A link cannot be attached: the session is {self.state.name}.")
         if (name, role) in self._links_by_name:
             raise LocalProtocolError(f"The session has a link {name!r} in this direction already.")
-        handle = self._lowest_free_handle()
+        handle = self._take_handle()
         if handle is None:
             raise LocalProtocolError("All handles of the session are in use: begin another session.")
         return handle
 
-    def _lowest_free_handle(self) -> int | None:
-        limit = min(self.handle_max, self._remote_handle_max)
-        return next((handle for handle in range(limit + 1) if handle not in self._links), None)
+    def _take_handle(self) -> int | None:
+        return self._handles.take(min(self.handle_max, self._remote_handle_max))
 
     def _add_link(self, link: Link) -> None:
         self.connection.add_links(1)
@@ -457,7 +485,7 @@ class Session:
             self._links_by_remote_handle[attach.handle] = link
             link.receive_attach(attach)
             return
-        handle = self._lowest_free_handle()
+        handle = self._take_handle()
         if handle is None:
             raise SessionViolationError(RESOURCE_LIMIT_EXCEEDED, "The session has no free handle.")
         link = (SenderLink if role is LinkRole.SENDER else ReceiverLink)(self, attach.name, handle)
@@ -473,27 +501,34 @@ class Session:
         self._send_blocked()
         if flow.handle is not None:
             self._link_at(flow.handle).receive_flow(flow)
-            return
-        self._wake_senders()
-        if flow.echo:
+        self._wake_waiting()
+        if flow.handle is None and flow.echo:
             self._send_session_flow()
 
-    def _wake_senders(self) -> None:
-        for link in self.links:
-            if isinstance(link, SenderLink):
+    def _wake_waiting(self) -> None:
+        """Tell the links that met the end of the window, if it is open: those that meet it again will wait
+        again."""
+        if self._waiting and not self._blocked and self.remote_incoming_window > 0:
+            waiting, self._waiting = self._waiting, {}
+            for link in waiting:
                 link.wake()
 
     def _clear_blocked(self) -> None:
         self.connection.add_blocked_bytes(-sum(size for _, _, size in self._blocked))
-        self._blocked = []
+        self._blocked.clear()
+        self._blocked_counts.clear()
+        self._waiting.clear()
 
     def _send_blocked(self) -> None:
-        blocked, output = self._blocked, self.output
+        blocked, counts, output = self._blocked, self._blocked_counts, self.output
         count = min(len(blocked), max(0, self.remote_incoming_window))
-        for _, frame, size in blocked[:count]:
+        for _ in range(count):
+            link, frame, size = blocked.popleft()
             output.extend(frame)
             self.connection.add_blocked_bytes(-size)
-        del blocked[:count]
+            counts[link] -= 1
+            if not counts[link]:
+                del counts[link]
         self.remote_incoming_window -= count
         self.next_outgoing_id = (self.next_outgoing_id + count) & SERIAL_MASK
 

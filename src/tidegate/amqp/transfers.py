@@ -150,11 +150,11 @@ def run_address(data: bytes, position: int) -> tuple[int, int]:
     )
 
 
-def take_run(data: bytes, position: int, frame_bytes_max: int) -> tuple[list[Delivery], int]:
+def take_run(data: bytes, position: int, frame_bytes_max: int, count_max: int) -> tuple[list[Delivery], int]:
     """Settled deliveries of one link, one whole frame each, as ``batch_head`` makes them.
 
     From ``position`` on; returns them, and the position after them. The first that differs in anything ends
-    the run.
+    the run, and so does the ``count_max``-th.
     """
     deliveries: list[Delivery] = []
     limit = len(data)
@@ -164,7 +164,7 @@ def take_run(data: bytes, position: int, frame_bytes_max: int) -> tuple[list[Del
     message_format = int.from_bytes(tail[1:5], "big")
     unpack, tag_of_4, new, head_bytes = _OWN_FRAME.unpack_from, TAG_OF_4, tuple.__new__, BATCH_HEAD_BYTES
     append = deliveries.append
-    while limit - position >= head_bytes:
+    while limit - position >= head_bytes and count_max:
         size, frame_front, delivery_id, tag_code, tag, frame_tail = unpack(data, position)
         end = position + size
         if (
@@ -177,6 +177,7 @@ def take_run(data: bytes, position: int, frame_bytes_max: int) -> tuple[list[Del
             break
         append(new(Delivery, (delivery_id, tag, message_format, True, data[position + head_bytes : end])))
         position = end
+        count_max -= 1
     return deliveries, position
 
 

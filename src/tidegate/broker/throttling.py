@@ -24,6 +24,7 @@ from tidegate.model.limits import (
     INGRESS_EVENTS_PER_UNIT,
     THROUGHPUT_UNITS_MAX,
 )
+from tidegate.model.token_bucket import TokenBucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,45 +38,6 @@ class ThroughputStatistics:
     """What was in them."""
     delayed_deliveries: int
     """Times that a receiver was made to wait."""
-
-
-class TokenBucket:
-    """One rate. Times are seconds of a monotonic clock; they never go back."""
-
-    def __init__(self, rate: float, *, now: float) -> None:
-        """rate: tokens per second; the bucket holds as many, and begins full."""
-        self._rate = rate
-        self._tokens = rate  # below 0: debt
-        self._filled_at = now
-
-    def wait_s(self, cost: float, *, now: float) -> float:
-        """Seconds until ``cost`` tokens may be taken, if nobody takes any meanwhile; 0.0: now.
-
-        A cost beyond what the bucket holds waits for a full bucket.
-        """
-        self._fill(now)
-        return max(0.0, (min(cost, self._rate) - self._tokens) / self._rate)
-
-    def take(self, cost: float, *, now: float) -> None:
-        """Take tokens, whether they are there or not: what is missing is owed."""
-        self._fill(now)
-        self._tokens -= cost
-
-    def use_up(self, ahead_s: float, *, now: float) -> None:
-        """Owe what flows in within ``ahead_s``."""
-        self._fill(now)
-        self._tokens = min(self._tokens, -self._rate * ahead_s)
-
-    def set_rate(self, rate: float, *, now: float) -> None:
-        """Fill at another rate from now on. What is owed stays owed; what is over is lost."""
-        self._fill(now)
-        self._rate = rate
-        self._tokens = min(self._tokens, rate)
-
-    def _fill(self, now: float) -> None:
-        elapsed = max(0.0, now - self._filled_at)
-        self._filled_at = max(self._filled_at, now)
-        self._tokens = min(self._rate, self._tokens + elapsed * self._rate)
 
 
 class _Direction:

@@ -37,9 +37,13 @@ on one connection, with a session per link as the official JavaScript client has
 connection.ts, ``createReceiver``), so neither 256 links nor 64 sessions would do."""
 
 _STRANGER_LIMITS = PeerLimits(
-    frame_bytes_max=16 * 1024, performative_bytes_max=4 * 1024, partial_bytes_max=64 * 1024
+    frame_bytes_max=16 * 1024,
+    performative_bytes_max=4 * 1024,
+    partial_bytes_max=64 * 1024,
+    frames_per_s_max=200,
 )
-"""For clients without a token. Our choice: a token of any kind fits into some KB."""
+"""For clients without a token. Our choice: a token of any kind fits into some KB, and takes some eight frames
+to be put."""
 
 _UNACKNOWLEDGED_BYTES_TOTAL = 32 * 1024 * 1024
 _UNACKNOWLEDGED_BYTES_MIN = 64 * 1024

@@ -1,0 +1,42 @@
+"""A rate that may be exceeded for a second: what flows in with time, and is taken."""
+
+from __future__ import annotations
+
+
+class TokenBucket:
+    """One rate. Times are seconds of a monotonic clock; they never go back."""
+
+    def __init__(self, rate: float, *, now: float) -> None:
+        """rate: tokens per second; the bucket holds as many, and begins full."""
+        self._rate = rate
+        self._tokens = rate  # below 0: debt
+        self._filled_at = now
+
+    def wait_s(self, cost: float, *, now: float) -> float:
+        """Seconds until ``cost`` tokens may be taken, if nobody takes any meanwhile; 0.0: now.
+
+        A cost beyond what the bucket holds waits for a full bucket.
+        """
+        self._fill(now)
+        return max(0.0, (min(cost, self._rate) - self._tokens) / self._rate)
+
+    def take(self, cost: float, *, now: float) -> None:
+        """Take tokens, whether they are there or not: what is missing is owed."""
+        self._fill(now)
+        self._tokens -= cost
+
+    def use_up(self, ahead_s: float, *, now: float) -> None:
+        """Owe what flows in within ``ahead_s``."""
+        self._fill(now)
+        self._tokens = min(self._tokens, -self._rate * ahead_s)
+
+    def set_rate(self, rate: float, *, now: float) -> None:
+        """Fill at another rate from now on. What is owed stays owed; what is over is lost."""
+        self._fill(now)
+        self._rate = rate
+        self._tokens = min(self._tokens, rate)
+
+    def _fill(self, now: float) -> None:
+        elapsed = max(0.0, now - self._filled_at)
+        self._filled_at = max(self._filled_at, now)
+        self._tokens = min(self._rate, self._tokens + elapsed * self._rate)
