@@ -75,6 +75,7 @@ class Service:
         """A stream for one more connection."""
         return WebSocketStream(
             path="/path", on_connected=self._on_connected, on_ended=self.gone.append,
+            admits_origin=lambda origin, host: False,
             format_refusal=lambda status, detail: ("text/plain", detail),
         )  # fmt: skip
 

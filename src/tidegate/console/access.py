@@ -24,7 +24,8 @@ from starlette.responses import Response
 from tidegate.console.backend.access import AccessView, Credential, Rights
 from tidegate.model.clock import Clock
 from tidegate.model.errors import InvalidArgumentError, UnauthorizedError
-from tidegate.transport.peers import is_loopback, is_loopback_peer
+from tidegate.model.hosts import split_authority
+from tidegate.transport.peers import TrustedProxies, is_from_this_machine
 
 COOKIE: Final = "tidegate-console"
 """One name for all ports of a host would mix up services: the port is added."""
@@ -79,8 +80,10 @@ class Session:
 class Sessions:
     """All sessions of a service; they end with it."""
 
-    def __init__(self, access: AccessView, clock: Clock) -> None:
+    def __init__(self, access: AccessView, clock: Clock, proxies: TrustedProxies) -> None:
+        """proxies: before the service; what comes from them is from elsewhere."""
         self._access = access
+        self._proxies = proxies
         self._clock = clock
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._on_end: Callable[[Session], None] = lambda session: None
@@ -120,7 +123,7 @@ class Sessions:
         """The session of a request, with what it may do now; the development key's where that signs in."""
         session = self._sessions.get(request.cookies.get(cookie_name(request), ""))
         rights = None if session is None else self.rights(session)
-        if session is None or rights is None or (session.is_automatic and not _is_local(request)):
+        if session is None or rights is None or (session.is_automatic and not self._is_local(request)):
             session = self._start_automatic(request)
             rights = None if session is None else self.rights(session)
         if session is None or rights is None:
@@ -133,8 +136,13 @@ class Sessions:
         for session in list(self._sessions.values()):
             self.rights(session)
 
+    def _is_local(self, request: HTTPConnection) -> bool:
+        peer = None if request.client is None else request.client.host
+        version: str = request.scope["http_version"]
+        return is_from_this_machine(peer, request.headers, http_version=version, proxies=self._proxies)
+
     def _start_automatic(self, request: HTTPConnection) -> Session | None:
-        if not _is_local(request):
+        if not self._is_local(request):
             return None
         credential = self._access.development_credential()
         return None if credential is None else self._start(credential, is_automatic=True)
@@ -163,7 +171,8 @@ class Sessions:
 
 def cookie_name(request: HTTPConnection) -> str:
     """The cookie's name: browsers give cookies to all ports of a host, and each service has its own."""
-    return f"{COOKIE}-{request.url.port or 0}"
+    found = split_authority(request.headers.get("host", ""))
+    return f"{COOKIE}-{(found and found[1]) or 0}"
 
 
 def set_cookie(request: HTTPConnection, response: Response, session: Session) -> None:
@@ -173,7 +182,7 @@ def set_cookie(request: HTTPConnection, response: Response, session: Session) ->
         session.session_id,
         httponly=True,
         samesite="strict",
-        secure=request.url.scheme == "https",
+        secure=request.scope["scheme"] == "https",
         path="/",
     )
 
@@ -257,14 +266,6 @@ def _host_of(origin: str) -> str | None:
         return urlsplit(origin).netloc.lower()
     except ValueError:
         return None
-
-
-def _is_local(request: HTTPConnection) -> bool:
-    """Whether the peer is on this machine and means it: a name that somebody else's name server made point
-    here (DNS rebinding) does not count.
-    """
-    host = request.client.host if request.client is not None else None
-    return is_loopback_peer(host, request.headers) and is_loopback(request.url.hostname or "")
 
 
 def _missing(claim: str, hub: str | None) -> UnauthorizedError:

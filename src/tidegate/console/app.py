@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from typing import Final
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -47,6 +48,7 @@ from tidegate.console.pages import (
 from tidegate.console.rendering import STATIC_DIRECTORY, STATIC_PATH
 from tidegate.model.clock import Clock
 from tidegate.model.errors import TidegateError, UnauthorizedError
+from tidegate.transport.peers import TrustedProxies
 from tidegate.transport.tasks import TaskOwner
 
 _log = logging.getLogger(__name__)
@@ -98,8 +100,9 @@ class ConsoleApp:
     To stop: ``end_streams``, then close the gateway, then ``close``.
     """
 
-    def __init__(self, backend: ConsoleBackend, *, clock: Clock) -> None:
-        sessions = Sessions(backend.access, clock)
+    def __init__(self, backend: ConsoleBackend, *, clock: Clock, proxies: TrustedProxies) -> None:
+        """proxies: before the service, whose word about their clients is believed."""
+        sessions = Sessions(backend.access, clock, proxies)
         self.console = Console(backend, sessions, LiveStreams(sessions), clock, TaskOwner("console pages"))
         static: ASGIApp = StaticFiles(directory=STATIC_DIRECTORY)
         routes: list[BaseRoute] = [Mount(STATIC_PATH, static, name="static")]
@@ -188,7 +191,7 @@ class _SignedIn:
         request.state.clock = self._console.clock
         request.state.now = self._console.clock.now_utc()
         request.state.session = request.state.rights = None
-        path = request.url.path
+        path: str = scope["path"]
         if path.startswith(f"{STATIC_PATH}/"):
             await self._app(scope, receive, send)
             return
@@ -223,8 +226,10 @@ class _SignedIn:
 
 
 def _ask_to_sign_in(request: Request) -> Response:
-    if request.method == "GET" and not request.url.path.startswith(_LIVE_PATH):
-        wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    path: str = request.scope["path"]
+    if request.method == "GET" and not path.startswith(_LIVE_PATH):
+        query = request.scope["query_string"].decode("latin-1")
+        wanted = quote(path) + (f"?{query}" if query else "")
         return RedirectResponse(sign_in.address_of_sign_in(wanted), status_code=303)
     return error_page(
         request,

@@ -64,7 +64,7 @@ async def answer_of_exception(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     message = "The service failed; its log says how."
     if status != 500:
-        message = f"There is no page for {request.method} {request.url.path[:200]}."
+        message = f"There is no page for {request.method} {request.scope['path'][:200]}."
     return _page(request, status, message, "")
 
 

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup, escape
@@ -54,7 +55,7 @@ def fragment(request: Request, template: str, **context: Any) -> Markup:
     """A part of a page, as for live updates: without flashes, with ``rights`` and ``form_token``."""
     session = getattr(request.state, "session", None)
     values: dict[str, Any] = {
-        "path": request.url.path,
+        "path": quote(request.scope["path"]),
         "rights": getattr(request.state, "rights", None),
         "session": session,
         "form_token": _form_token(session),
@@ -183,7 +184,9 @@ def _frame(request: Request) -> dict[str, Any]:
     session = getattr(request.state, "session", None)
     rights = getattr(request.state, "rights", None)
     assert rights is None or isinstance(rights, Rights)
-    current = max((path for path, _ in NAVIGATION if _is_under(request.url.path, path)), key=len, default="")
+    current = max(
+        (path for path, _ in NAVIGATION if _is_under(request.scope["path"], path)), key=len, default=""
+    )
     return {
         "navigation": NAVIGATION,
         "current": current,

@@ -30,7 +30,8 @@ from tidegate.model.audience import NAMESPACE
 from tidegate.model.capture import CaptureStatistics
 from tidegate.model.clock import Clock
 from tidegate.model.errors import UnauthorizedError
-from tidegate.transport.peers import is_loopback_peer
+from tidegate.transport.origins import AllowedOrigins
+from tidegate.transport.peers import TrustedProxies, is_from_this_machine
 from tidegate.transport.tasks import TaskOwner
 
 
@@ -44,16 +45,22 @@ class HttpGateway:
         clock: Clock,
         amqp: AmqpGateway,
         capture_statistics: Callable[[], Mapping[str, CaptureStatistics]],
+        origins: AllowedOrigins,
+        proxies: TrustedProxies,
         further_routes: Sequence[BaseRoute] = (),
         hsts_max_age_s: int | None = None,
     ) -> None:
         """amqp: takes what comes in WebSockets; close it first, so that it ends them in order.
 
-        capture_statistics: by the name of each hub that is captured now. further_routes: get what no address
-        of this face takes (the console). hsts_max_age_s: for browsers that have come by HTTPS; None: nothing.
+        capture_statistics: by the name of each hub that is captured now. origins: of pages that may open
+        WebSockets. proxies: before the service, whose word about their clients is believed. further_routes:
+        get what no address of this face takes (the console). hsts_max_age_s: for browsers that have come
+        by HTTPS; None: nothing.
         """
         self._broker = broker
         self._amqp = amqp
+        self._origins = origins
+        self._proxies = proxies
         self._authorizer = RequestAuthorizer(broker, clock)
         self._metrics = MetricsPage(
             Sources(broker, amqp.connection_counts, capture_statistics, amqp.budget.statistics)
@@ -84,6 +91,7 @@ class HttpGateway:
             self._application,
             ssl_context=ssl_context,
             accept_websocket=self._amqp.accept,
+            admits_origin=self._admits_origin,
             hsts_max_age_s=self._hsts_max_age_s,
         )
         self._servers.append(server)
@@ -100,12 +108,17 @@ class HttpGateway:
             await server.stop()
         await self._tasks.close()
 
+    def _admits_origin(self, origin: str, host: str) -> bool:
+        return self._origins.admits(origin, host, self._broker.authorizer.host_names)
+
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "healthy", "event_hubs": len(self._broker.list_event_hubs())})
 
     async def _show_metrics(self, request: Request) -> Response:
         # They name event hubs and tell how busy they are: whoever is not on this machine needs a token.
-        if not _is_from_this_machine(request):
+        peer = None if request.client is None else request.client.host
+        version: str = request.scope["http_version"]
+        if not is_from_this_machine(peer, request.headers, http_version=version, proxies=self._proxies):
             try:
                 self._authorizer.require(request, NAMESPACE, Claim.LISTEN, Claim.MANAGE)
             except UnauthorizedError as error:
@@ -129,11 +142,6 @@ async def _on_failure(request: Request, error: Exception) -> Response:
     if _is_administration(request):
         return admin_error(500, INTERNAL_ERROR, detail)
     return error_response(500, detail)
-
-
-def _is_from_this_machine(request: Request) -> bool:
-    """Whether the peer is on loopback, and no proxy."""
-    return is_loopback_peer(request.client.host if request.client is not None else None, request.headers)
 
 
 def _is_administration(request: Request) -> bool:

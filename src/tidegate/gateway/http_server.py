@@ -55,13 +55,16 @@ class HttpServer(uvicorn.Server):
         *,
         ssl_context: ssl.SSLContext | None,
         accept_websocket: Callable[[WebSocketStream], StreamReceiver],
+        admits_origin: Callable[[str, str], bool] = lambda origin, host: False,
         connections_max: int = CONNECTIONS_MAX,
         head_timeout_s: float = HEAD_TIMEOUT_S,
         write_timeout_s: float = WRITE_TIMEOUT_S,
         hsts_max_age_s: int | None = None,
     ) -> None:
-        """accept_websocket: gives the receiver of a WebSocket whose handshake is done."""
+        """accept_websocket: gives the receiver of a WebSocket whose handshake is done. admits_origin: whether
+        a page of that origin may open one, by a request with that Host header."""
         self._accept_websocket = accept_websocket
+        self._admits_origin = admits_origin
         self.connections_max = connections_max
         self.head_timeout_s = head_timeout_s
         self.write_timeout_s = write_timeout_s
@@ -117,6 +120,7 @@ class HttpServer(uvicorn.Server):
             on_connected=self._accept_websocket,
             on_ended=self.websockets.discard,
             format_refusal=format_error,
+            admits_origin=self._admits_origin,
         )
         self.websockets.add(stream)
         return stream

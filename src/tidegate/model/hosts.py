@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-_AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.~-]+))(?::[0-9]{0,5})?")
+_AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.~-]+))(?::([0-9]{0,5}))?")
 """An address of IPv6 in brackets, or a name or an address of IPv4, with or without a port; no user name."""
 
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
@@ -33,8 +33,16 @@ class HostNames:
 
 def host_of(authority: str) -> str | None:
     """The host of ``host[:port]``, in lower case and without brackets; None where there is none."""
+    found = split_authority(authority)
+    return None if found is None else found[0]
+
+
+def split_authority(authority: str) -> tuple[str, int | None] | None:
+    """Host, as ``host_of`` has it, and port of ``host[:port]``; None where ``authority`` is not that."""
     found = _AUTHORITY.fullmatch(authority)
-    return None if found is None else (found[1] or found[2]).lower()
+    if found is None:
+        return None
+    return (found[1] or found[2]).lower(), int(found[3]) if found[3] else None
 
 
 def normalise_host(host: str) -> str:

@@ -48,6 +48,8 @@ from tidegate.server.ready import ReadyInformation, read_profile, write_profile,
 from tidegate.server.settings import ServerSettings
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.memory import MemoryBudget
+from tidegate.transport.origins import AllowedOrigins
+from tidegate.transport.peers import TrustedProxies
 from tidegate.transport.tasks import TaskOwner
 
 MEMORY_LOOK_INTERVAL_S: Final = 2.0
@@ -125,7 +127,7 @@ class TidegateServer:
         self._broker = await Broker.open(settings.data_dir, clock=self._clock)
         stack.push_async_callback(self._broker.close)
         self._broker.is_lost_position_refused = settings.is_lost_position_refused
-        self._broker.authorizer.host_names = HostNames.of(self._host_names(certificate))
+        self._broker.authorizer.host_names = self._host_names(certificate)
         self._prepare(self._broker)
         if settings.ready_file is not None:
             # Left by a service that was killed: whoever waits for the file must not read it.
@@ -165,6 +167,8 @@ class TidegateServer:
             clock=self._clock,
             amqp=amqp,
             capture_statistics=self._capture.statistics,
+            origins=AllowedOrigins.parse(settings.allowed_origins),
+            proxies=TrustedProxies.parse(settings.trusted_proxies),
             further_routes=() if console is None else (console.route(),),
             hsts_max_age_s=settings.hsts_max_age_s,
         )
@@ -277,10 +281,10 @@ class TidegateServer:
         directory = settings.data_dir / "certificates"
         return ensure_server_certificate(directory, settings.tls_names, clock=self._clock)
 
-    def _host_names(self, certificate: ServerCertificate | None) -> list[str]:
+    def _host_names(self, certificate: ServerCertificate | None) -> HostNames:
         settings = self.settings
         certified = [] if certificate is None else certificate.names()
-        return [settings.host, *settings.host_names, *settings.tls_names, *certified]
+        return HostNames.of([settings.host, *settings.host_names, *settings.tls_names, *certified])
 
     def _secure_host(self, host: str, certificate: ServerCertificate) -> str:
         if self.settings.tls_names:
@@ -294,6 +298,7 @@ class TidegateServer:
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             if live.refresh():
+                self.broker.authorizer.host_names = self._host_names(live.certificate)
                 on_changed()
 
     async def _apply_retention(self, broker: Broker) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.server.declared import DeclaredNamespace
+from tidegate.transport.origins import AllowedOrigins
 from tidegate.transport.peers import TrustedProxies
 
 AMQP_PORT_DEFAULT: Final = 5672
@@ -62,6 +63,9 @@ class ServerSettings:
     """Further names of this service, such as its name in DNS behind a proxy: a token for ``HOST`` or
     ``HOST/HUB`` without a scheme is good where HOST is one of them, and no event hub has that name. The names
     of loopback, ``host``, ``tls_names`` and those of the certificate are known."""
+    allowed_origins: tuple[str, ...] = ()
+    """Sites (``https://app.example.org``) whose pages may open AMQP over WebSocket from a browser, besides
+    this service's own."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses and networks (``10.0.0.0/8``) of your own proxies before the HTTP faces: the address of a
     client is then the last one that they write into ``X-Forwarded-For`` (without it: ``Forwarded``). Each
@@ -149,6 +153,7 @@ class ServerSettings:
         for setting in ("tls_names", "host_names"):
             if any(not name.strip() or "/" in name for name in getattr(self, setting)):
                 raise InvalidArgumentError(f"The setting {setting} holds something that is not a host name.")
+        AllowedOrigins.parse(self.allowed_origins)
         TrustedProxies.parse(self.trusted_proxies)
         for name in self.redrive_pipelines:
             if _PIPELINE.fullmatch(name) is None:
@@ -221,7 +226,7 @@ def _convert(name: str, value: object) -> object:
         if isinstance(value, str):
             return Path(value)
         raise InvalidArgumentError(f"The setting {name} takes a path as text, not {value!r}.")
-    if name in ("host_names", "tls_names", "redrive_pipelines", "trusted_proxies"):
+    if name in ("allowed_origins", "host_names", "tls_names", "redrive_pipelines", "trusted_proxies"):
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)
         raise InvalidArgumentError(f"The setting {name} takes a list of names, not {value!r}.")

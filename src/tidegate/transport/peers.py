@@ -7,16 +7,39 @@ that trusted proxies have written.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Container, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.hosts import host_of, is_loopback
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-_PROXY_HEADERS: Final = ("forwarded", "x-forwarded-for", "via")
+_PROXY_PREFIXES: Final = (
+    *("x-forwarded", "x-original-", "x-envoy-", "x-arr-", "x-azure-"),
+    *("cf-", "cdn-", "fly-"),
+)
+_PROXY_HEADERS: Final = frozenset(
+    {
+        *("forwarded", "forwarded-for", "forwarded-proto", "via", "max-forwards", "proxy-connection"),
+        *(
+            "x-real-ip",
+            "x-client-ip",
+            "x-cluster-client-ip",
+            "x-remote-ip",
+            "x-remote-addr",
+            "x-proxyuser-ip",
+        ),
+        *("x-host", "x-http-host-override", "x-scheme", "x-url-scheme", "x-rewrite-url", "x-coming-from"),
+        *("x-amzn-trace-id", "x-cloud-trace-context", "front-end-https", "client-ip", "proxy-client-ip"),
+        *("true-client-ip", "x-proxyuser-ip", "fastly-client-ip", "wl-proxy-client-ip"),
+    }
+)
+"""What proxies, load balancers and CDNs add to the requests that they pass on, with the prefixes above: of
+RFC 9110, RFC 7239 and the manuals of nginx, HAProxy, Envoy, Traefik, Apache, IIS, AWS, Azure, Google,
+Cloudflare, Fastly, Akamai and Fly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +108,25 @@ def parse_address(host: str | None) -> IpAddress | None:
     return address
 
 
-def is_loopback_peer(host: str | None, headers: Container[str]) -> bool:
-    """Whether an HTTP peer is on this machine, and no proxy, who may speak for anybody.
+def is_from_this_machine(
+    peer: str | None, headers: Mapping[str, str], *, http_version: str, proxies: TrustedProxies
+) -> bool:
+    """Whether somebody on this machine sent an HTTP request, for themselves.
 
-    host: the peer's address; None where it is not known. headers: names in lower case.
+    peer: the connection's address; None where it is not known. headers: names in lower case. A proxy, which
+    may speak for anybody, is known by its headers, by its address (``proxies``), or by HTTP/1.0, which nginx
+    speaks where nothing else is configured, and no browser. And ``Host`` must be loopback: a page of another
+    site, whose name somebody's name server made point here (DNS rebinding), sends that name.
     """
-    return host is not None and not any(name in headers for name in _PROXY_HEADERS) and is_loopback(host)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or address is this machine's own, that no other machine reaches."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
+    address = parse_address(peer)
+    return (
+        address is not None
+        and address.is_loopback
+        and address not in proxies
+        and http_version != "1.0"
+        and not any(name in _PROXY_HEADERS or name.startswith(_PROXY_PREFIXES) for name in headers)
+        and is_loopback(host_of(headers.get("host", "")) or "")
+    )
 
 
 def _forwarded_for(headers: Iterable[tuple[bytes, bytes]]) -> list[str]:

@@ -3,7 +3,7 @@
 The server's end, on a transport whose HTTP request asked for the upgrade. Bytes are bytes: how the peer cuts
 them into messages and fragments means nothing, and what we write is cut at ``MESSAGE_BYTES_MAX``.
 
-    request -> path and subprotocol judged -> 101 -> binary frames both ways -> close frames -> end
+    request -> path, origin and subprotocol judged -> 101 -> binary frames both ways -> close frames -> end
 
 Source: RFC 6455; AMQP WebSocket Binding 1.0 (OASIS) names the subprotocol ``amqp``, Event Hubs' clients ask
 for ``AMQPWSB10`` (azure-eventhub 5.15.1, @azure/core-amqp) and its Go client for ``amqp``.
@@ -66,9 +66,12 @@ class WebSocketStream(asyncio.Protocol):
         on_connected: Callable[[WebSocketStream], StreamReceiver],
         on_ended: Callable[[WebSocketStream], None],
         format_refusal: Callable[[int, str], tuple[str, str]],
+        admits_origin: Callable[[str, str], bool],
     ) -> None:
         """path: the one path served, in lower case, without a slash at its end.
 
+        admits_origin: whether a page of an origin may open it, by a request with that Host header; asked only
+        where a browser says the origin.
         on_connected: called after the handshake, may raise a TidegateError that refuses it; on_ended: called
         once when the transport is gone. format_refusal: content type and body of an error's answer.
         """
@@ -76,6 +79,7 @@ class WebSocketStream(asyncio.Protocol):
         self._on_connected = on_connected
         self._on_ended = on_ended
         self._format_refusal = format_refusal
+        self._admits_origin = admits_origin
         self._protocol = ServerProtocol(
             subprotocols=[Subprotocol(name) for name in SUBPROTOCOLS],
             max_size=(None, STRANGER_FRAME_BYTES_MAX),
@@ -230,6 +234,12 @@ class WebSocketStream(asyncio.Protocol):
         path = unquote(request.path.partition("?")[0]).rstrip("/").lower()
         if path != self._path:
             self._refuse(404, f"There is no WebSocket at {request.path[:200]}; use {self._path}.")
+            return
+        origins, hosts = request.headers.get_all("Origin"), request.headers.get_all("Host")
+        if origins and not (len(origins) == len(hosts) == 1 and self._admits_origin(origins[0], hosts[0])):
+            self._refuse(
+                403, f"Pages of {origins[0][:200]} may not connect; see the setting allowed_origins."
+            )
             return
         response = self._protocol.accept(request)
         if response.status_code != 101:

@@ -15,6 +15,7 @@ from tidegate.server.console.parts import ConsoleParts
 from tidegate.server.console.pipelines import ReportedPipelines
 from tidegate.server.console.processing import SqlProcessing
 from tidegate.server.console.service import BrokerService
+from tidegate.transport.peers import TrustedProxies
 from tidegate.transport.status_files import PipelineFiles
 
 
@@ -41,7 +42,8 @@ async def console_of(parts: ConsoleParts) -> AsyncIterator[ConsoleApp]:
             processing=processing,
             homes=homes,
         )
-        yield ConsoleApp(backend, clock=parts.clock)
+        proxies = TrustedProxies.parse(parts.settings.trusted_proxies)
+        yield ConsoleApp(backend, clock=parts.clock, proxies=proxies)
 
 
 __all__ = ["ConsoleParts", "console_of"]
