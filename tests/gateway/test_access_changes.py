@@ -12,6 +12,7 @@ from tests.gateway.support import HOST, Pair
 from tidegate.amqp.link import Link
 from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, SharedAccessPolicy
 from tidegate.gateway.claims import ConnectionClaims
+from tidegate.model.audience import entity_path
 from tidegate.model.errors import UnauthorizedError
 from tidegate.model.sas import make_sas_token
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
@@ -143,15 +144,15 @@ async def test_claims_are_not_kept_alive_by_the_namespace(broker: Broker, clock:
     claims = ConnectionClaims(broker, clock, on_loss)
     root = broker.policy(None, ROOT_POLICY_NAME)
     claims.put_policy(root.name, root.key)
-    claims.require("hub", Claim.SEND)
+    claims.require(entity_path("hub"), Claim.SEND)
     broker.create_policy(None, "new", [Claim.SEND])
     assert losses == ["loss"]
-    claims.require("hub", Claim.SEND)
+    claims.require(entity_path("hub"), Claim.SEND)
     claims.close()
     broker.regenerate_key(None, root.name)
     assert losses == ["loss"]
     with pytest.raises(UnauthorizedError):
-        claims.require("hub", Claim.SEND)
+        claims.require(entity_path("hub"), Claim.SEND)
     reference = weakref.ref(claims)
     del claims
     gc.collect()
