@@ -19,6 +19,7 @@ from tidegate.gateway.management import ManagementService
 from tidegate.model.clock import Clock
 from tidegate.model.sas import make_sas_token
 from tidegate.transport.memory import MemoryBudget
+from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
 from tidegate.wire.request_response import Response
 
@@ -38,6 +39,7 @@ class FakeOwner:
         self.unacknowledged_bytes_max = 100_000
         self.idle_limits = idle_limits
         self.budget = MemoryBudget(1 << 40)
+        self.sliced_work = SlicedWork()
         self.unacknowledged_bytes = 0
         self.ended: list[ConnectionHandler] = []
         self.congestions = 0

@@ -25,6 +25,7 @@ from tidegate.model.errors import ClosedError
 from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.transport.driver import AmqpDriver, AmqpServer, EventHandler, serve_amqp
 from tidegate.transport.memory import MemoryBudget
+from tidegate.transport.sliced_work import SlicedWork
 from tidegate.transport.streams import ByteStream, StreamReceiver
 from tidegate.transport.tasks import TaskOwner
 
@@ -72,6 +73,8 @@ class AmqpGateway:
         self.management = ManagementService(broker)
         self.idle_limits = idle_limits
         self.budget = MemoryBudget(sys.maxsize) if budget is None else budget
+        self.sliced_work = SlicedWork()
+        """What takes long, of all clients of any protocol."""
         self._connection_unacknowledged_bytes_max = unacknowledged_bytes_max
         self._unacknowledged_bytes = 0
         self._tasks = TaskOwner("AMQP gateway")

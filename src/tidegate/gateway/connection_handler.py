@@ -44,6 +44,7 @@ from tidegate.gateway.request_node import RequestNodes
 from tidegate.model.clock import Clock
 from tidegate.model.errors import BrokenError, Fault, LocalProtocolError, TidegateError, UnauthorizedError
 from tidegate.transport.memory import MemoryBudget
+from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.conditions import error_description, to_amqp_error
 from tidegate.wire.names import TRACKING_ID
 
@@ -118,6 +119,11 @@ class ConnectionOwner(Protocol):
     @property
     def budget(self) -> MemoryBudget:
         """Counts what is held for clients."""
+        ...
+
+    @property
+    def sliced_work(self) -> SlicedWork:
+        """What takes long, of all clients."""
         ...
 
     def add_unacknowledged(self, change: int) -> None:
@@ -236,6 +242,11 @@ class ConnectionHandler:
             self._is_stalled_by_window = True
             return False
         return self._driver is not None and self._driver.is_writable
+
+    @property
+    def sliced_work(self) -> SlicedWork:
+        """What takes long."""
+        return self._owner.sliced_work
 
     @property
     def is_memory_short(self) -> bool:

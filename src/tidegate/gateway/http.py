@@ -73,7 +73,7 @@ class HttpGateway:
                 Route("/health", self._health, methods=["GET"]),
                 Route("/metrics", self._show_metrics, methods=["GET"]),
                 *Administration(broker, clock=clock, capture_statistics=capture_statistics).routes(),
-                *Publishing(broker, clock=clock).routes(),
+                *Publishing(broker, clock=clock, budget=amqp.budget, sliced_work=amqp.sliced_work).routes(),
                 *further_routes,
             ],
             exception_handlers={HTTPException: _on_http_exception, Exception: _on_failure},

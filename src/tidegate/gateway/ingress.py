@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from tidegate.amqp.events import Delivery
 from tidegate.amqp.link import ReceiverLink
@@ -23,9 +24,10 @@ from tidegate.amqp.performatives import Accepted, Error, Rejected
 from tidegate.broker import AppendResult, Claim, EventHub, Partition, ProducerBatch, ProducerHandle
 from tidegate.gateway.claims import ConnectionClaims
 from tidegate.model.errors import EventTooLargeError, InvalidArgumentError, NotFoundError, TidegateError
+from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.addresses import NodeAddress
 from tidegate.wire.batch import BatchSections, split_message, with_event_numbers
-from tidegate.wire.publisher import as_published
+from tidegate.wire.publisher import as_published, published_batch, published_events
 
 _CREDIT = 500
 """Deliveries that a client may have under way on a link. Our choice: memory is bounded in bytes (see
@@ -33,6 +35,9 @@ _CREDIT = 500
 
 _ENTRY_BYTES = 512
 """About what a delivery under way takes beside its payload: many tiny ones count for what they are."""
+
+_EVENTS_AT_ONCE = 200
+"""Events that a publisher's name is written into at once: about 1 ms of work."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +48,15 @@ class IngressOwner(Protocol):
     @property
     def claims(self) -> ConnectionClaims:
         """What the connection may do."""
+        ...
+
+    @property
+    def sliced_work(self) -> SlicedWork:
+        """What takes long."""
+        ...
+
+    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run something that waits; it is finished even if the connection ends."""
         ...
 
     def add_unacknowledged(self, size: int) -> None:
@@ -89,6 +103,8 @@ class IngressLink:
         self._entity = address.entity
         self._publisher = publisher
         self._pending: deque[_Pending] = deque()
+        self._unpublished: deque[tuple[BatchSections, asyncio.Future[AppendResult]]] = deque()
+        """Batches of a publisher whose events do not have its name yet; the first is being worked on."""
         self._is_closed = False
 
     async def open_producer(
@@ -169,11 +185,39 @@ class IngressLink:
                 next_step="Send fewer events per batch, or smaller ones.",
             )
         sections = split_message(delivery.payload, delivery.message_format)
-        added_bytes = 0
-        if self._publisher is not None:
-            sent_bytes = len(sections.payload)
-            sections = as_published(sections, self._publisher)
-            added_bytes = len(sections.payload) - sent_bytes
+        if self._publisher is None:
+            return self._store(sections)
+        if len(sections.lengths) > _EVENTS_AT_ONCE or self._unpublished:
+            return self._publish_later(sections)
+        return self._store(as_published(sections, self._publisher), sent_bytes=len(sections.payload))
+
+    def _publish_later(self, sections: BatchSections) -> asyncio.Future[AppendResult]:
+        """Write the publisher's name into many events in slices; batches stay in their order."""
+        stored: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
+        self._unpublished.append((sections, stored))
+        if len(self._unpublished) == 1:
+            self._owner.start_task(self._publish_all(), "publisher's batches")
+        return stored
+
+    async def _publish_all(self) -> None:
+        assert self._publisher is not None
+        while self._unpublished:
+            sections, stored = self._unpublished[0]
+            try:
+                events = await self._owner.sliced_work.collect(published_events(sections, self._publisher))
+                batch = published_batch(events, self._publisher)
+                self._store(batch, sent_bytes=len(sections.payload)).add_done_callback(
+                    partial(_hand_on, stored)
+                )
+            except Exception as error:  # Whatever it is, the client is told; ``amqp_error`` has it logged.
+                stored.set_exception(error)
+            self._unpublished.popleft()
+
+    def _store(
+        self, sections: BatchSections, *, sent_bytes: int | None = None
+    ) -> asyncio.Future[AppendResult]:
+        """sent_bytes: what the client sent of it; None: all."""
+        added_bytes = 0 if sent_bytes is None else len(sections.payload) - sent_bytes
         partition = self._event_hub.partition_for(sections.partition_key, chosen=self._partition)
         producer = self._producer_batch(sections)
         appended = partition.append_nowait(
@@ -266,6 +310,16 @@ class _Pending:
         if self.outcome.cancelled():
             return asyncio.CancelledError()
         return self.outcome.exception()
+
+
+def _hand_on(waiting: asyncio.Future[AppendResult], done: asyncio.Future[AppendResult]) -> None:
+    """Give one future's outcome to another."""
+    if done.cancelled():
+        waiting.cancel()
+    elif (error := done.exception()) is not None:
+        waiting.set_exception(error)
+    else:
+        waiting.set_result(done.result())
 
 
 def _numbered(sections: BatchSections) -> ProducerBatch:

@@ -9,6 +9,7 @@ PartitionKey value needs to be set to the publisher name".
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator, Sequence
 
 from tidegate.amqp.decode import decode_value
 from tidegate.amqp.encode import append_value
@@ -28,16 +29,23 @@ def as_published(sections: BatchSections, publisher: str) -> BatchSections:
     Raises InvalidArgumentError when the envelope or an event names another partition key, DecodeError when an
     event is garbled.
     """
+    return published_batch(list(published_events(sections, publisher)), publisher)
+
+
+def published_events(sections: BatchSections, publisher: str) -> Iterator[bytes]:
+    """``as_published`` event by event, for batches of tens of thousands: the stored form of each."""
     check_key(sections.partition_key, publisher)
     entries = bytearray()
     for name in _OURS:
         append_value(entries, name)
         append_value(entries, publisher)
     ours = bytes(entries)
-    events = [
-        wrap_event(_annotated(bytes(event), publisher, ours))
-        for event in iter_events(sections.payload, sections.lengths)
-    ]
+    for event in iter_events(sections.payload, sections.lengths):
+        yield wrap_event(_annotated(bytes(event), publisher, ours))
+
+
+def published_batch(events: Sequence[bytes], publisher: str) -> BatchSections:
+    """The batch of what ``published_events`` gave."""
     return BatchSections(
         memoryview(b"".join(events)), array("I", map(len, events)), publisher, publisher=publisher
     )

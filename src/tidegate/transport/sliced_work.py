@@ -1,0 +1,40 @@
+"""Long work on the event loop, a millisecond at a time, so that nobody else waits longer.
+
+A thread would not help: what takes long here holds the interpreter's lock, and each turn of the event loop
+would wait 5 ms for it (``sys.getswitchinterval``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Final, TypeVar
+
+SLICE_S: Final = 0.001
+"""Work between two turns of the event loop (our choice)."""
+
+T = TypeVar("T")
+
+
+class SlicedWork:
+    """Works iterators off, one at a time in the order of the calls: so many of them cost no more per turn."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def collect(self, items: Iterator[T]) -> list[T]:
+        """All that ``items`` yields. Each step should be short; nothing comes between two of a slice.
+
+        Raises what ``items`` raises. Cancellation: ``items`` goes no further.
+        """
+        found: list[T] = []
+        append, clock = found.append, time.perf_counter
+        async with self._lock:
+            until = clock() + SLICE_S
+            for item in items:
+                append(item)
+                if clock() >= until:
+                    await asyncio.sleep(0)
+                    until = clock() + SLICE_S
+        return found
