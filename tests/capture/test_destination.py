@@ -16,6 +16,7 @@ from tidegate.capture.destination import (
     Spool,
     open_destination,
 )
+from tidegate.model.capture_destination import CaptureDestinations
 
 
 def _publish(destination: Destination, name: str, data: bytes, token: str = "t-1") -> None:
@@ -95,6 +96,42 @@ def test_failures_name_the_place_and_the_reason(tmp_path: Path) -> None:
     assert caught.value.is_transient
     with pytest.raises(CaptureDestinationError, match=r"nosuch.*Install what it needs"):
         open_destination("nosuch://a/b", spool_directory=tmp_path)
+
+
+def test_a_destination_outside_is_not_opened(tmp_path: Path) -> None:
+    """Settings may come from a catalog, and a directory within may be a link to one outside by now."""
+    allowed = CaptureDestinations((str(tmp_path / "allowed"), "memory://bucket/folder"))
+    (tmp_path / "allowed").mkdir()
+    (tmp_path / "allowed" / "link").symlink_to(tmp_path)
+    for within in (str(tmp_path / "allowed" / "hub"), "memory://bucket/folder/x"):
+        open_destination(within, spool_directory=tmp_path, allowed=allowed)
+    for outside in (
+        str(tmp_path),
+        f"local://{tmp_path}",
+        str(tmp_path / "allowed" / "link"),
+        "memory://bucket",
+    ):
+        with pytest.raises(CaptureDestinationError, match="not one that this service writes to") as caught:
+            open_destination(outside, spool_directory=tmp_path, allowed=allowed)
+        assert "--capture-destination" in str(caught.value)
+    with pytest.raises(CaptureDestinationError, match="URL within another"):
+        open_destination(f"simplecache::file://{tmp_path}", spool_directory=tmp_path)
+
+
+@pytest.mark.parametrize("address", ["169.254.169.254", "fe80::1", "fd00:ec2::254", "168.63.129.16"])
+def test_a_name_that_resolves_to_metadata_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    """Whatever is allowed: a name in DNS may mean another machine by now."""
+
+    def lookup(host: str, port: object) -> list[tuple[object, ...]]:
+        return [(None, None, 6, "", (address if host == "files.example" else "192.0.2.1", 0))]
+
+    monkeypatch.setattr("tidegate.capture.destination.socket.getaddrinfo", lookup)
+    allowed = CaptureDestinations(("sftp://files.example", "abfs://c@files.example"))
+    for url in ("sftp://files.example/x", "abfs://c@files.example/x"):
+        with pytest.raises(CaptureDestinationError, match="no link-local address"):
+            open_destination(url, spool_directory=tmp_path, allowed=allowed)
 
 
 def test_a_spool_that_was_given_up_is_gone(tmp_path: Path) -> None:

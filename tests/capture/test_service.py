@@ -23,6 +23,8 @@ from tests.capture.support import (
 from tidegate.broker import Broker
 from tidegate.capture import CaptureService
 from tidegate.model.capture import CaptureSettings, CaptureStatistics, WindowEnd
+from tidegate.model.capture_destination import CaptureDestinations
+from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData
 
 _NONE = CaptureStatistics()
@@ -245,6 +247,24 @@ async def test_an_unknown_kind_of_destination_is_told(
     assert service.statistics()["hub"].backlog_events == 1
     broker.set_capture("hub", _settings(tmp_path / "files"))
     await wait_until(lambda: captured_numbers(tmp_path / "files") == [0])
+
+
+async def test_a_destination_of_an_earlier_catalog_is_asked_about_again(
+    broker: Broker, service: CaptureService, tmp_path: Path
+) -> None:
+    """It holds up the hub, saying which setting allows it; nothing is written there."""
+    hub = broker.create_event_hub("hub", partition_count=1)
+    broker.set_capture("hub", _settings(tmp_path / "files"))
+    broker.capture_destinations = CaptureDestinations((str(tmp_path / "allowed"),))
+    await append_bodies(hub.partition("0"), [b"x" * 1000])
+    await wait_until(lambda: "capture_destinations" in service.statistics().get("hub", _NONE).last_error)
+    assert not (tmp_path / "files").exists()
+    for refused in (tmp_path / "files", "sftp://169.254.169.254/x"):
+        with pytest.raises(InvalidArgumentError):
+            broker.set_capture("hub", _settings(refused))
+    broker.capture_destinations = None
+    with pytest.raises(InvalidArgumentError, match="no link-local"):
+        broker.set_capture("hub", _settings("sftp://169.254.169.254/x"))
 
 
 async def test_whatever_fsspec_names_is_a_destination(

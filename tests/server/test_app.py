@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from azure.eventhub.aio import EventHubProducerClient
 
+from tidegate.cli.serve import _destinations
+from tidegate.client import EventHubAdministrator
+from tidegate.model.capture import CaptureSettings
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import ClosedError, InvalidArgumentError, TidegateError
 from tidegate.server.app import TidegateServer, run_server
@@ -24,6 +27,42 @@ from tidegate.transport.clock import SystemClock
 def _settings(tmp_path: Path, **kwargs: object) -> ServerSettings:
     values: dict[str, object] = {"amqp_port": 0, "http_port": None, **kwargs}
     return ServerSettings(tmp_path / "data", **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [(), ("elsewhere", "memory://captured")])
+async def test_capture_writes_only_where_it_may(tmp_path: Path, given: tuple[str, ...]) -> None:
+    """Below ``capture`` in the data directory, or below what the setting names; the refusal says so."""
+    prefixes = tuple(each if "://" in each else str(tmp_path / each) for each in given)
+    inside = f"{prefixes[0] if prefixes else tmp_path / 'data' / 'capture'}/mine"
+    server = TidegateServer(_settings(tmp_path, capture_destinations=prefixes))
+    await server.start()
+    try:
+        server.broker.create_event_hub("hub", partition_count=1)
+        server.broker.set_capture("hub", CaptureSettings(inside))
+        for outside in ("/etc", str(tmp_path), "memory://other", "s3://bucket/folder"):
+            with pytest.raises(InvalidArgumentError, match="--capture-destination") as caught:
+                server.broker.set_capture("hub", CaptureSettings(outside))
+            assert str(tmp_path) in str(caught.value)
+        assert server.broker.event_hub("hub").description.capture == CaptureSettings(inside)
+    finally:
+        await server.close()
+
+
+def test_serve_takes_capture_destinations(tmp_path: Path) -> None:
+    """Directories from where the command was called, and URLs; as often as they are given."""
+    assert _destinations(["files", "s3://bucket/folder"]) == (
+        str(Path("files").absolute()),
+        "s3://bucket/folder",
+    )
+    with HubProcess(tmp_path / "data") as process:  # which gives the option
+        asyncio.run(_set_capture(process.connection_string, process.create_hub(), str(tmp_path / "files")))
+        with pytest.raises(InvalidArgumentError, match="Allowed: "):
+            asyncio.run(_set_capture(process.connection_string, process.create_hub(), "/etc"))
+
+
+async def _set_capture(connection_string: str, hub: str, destination: str) -> None:
+    async with EventHubAdministrator.from_connection_string(connection_string) as administrator:
+        await administrator.set_capture(hub, CaptureSettings(destination))
 
 
 async def test_ready_information_of_all_faces(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ Everything is called on the event loop that ran ``Broker.open``. On disk:
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -33,6 +34,7 @@ from tidegate.broker.policies import add_policy, find_policy, remove_policy, rep
 from tidegate.broker.throttling import Throughput, validate_units
 from tidegate.model.audience import Audience
 from tidegate.model.capture import CaptureSettings
+from tidegate.model.capture_destination import CaptureDestinations, CapturePlace
 from tidegate.model.clock import Clock
 from tidegate.model.errors import (
     AlreadyExistsError,
@@ -58,6 +60,8 @@ class Broker:
         self.is_lost_position_refused = False
         """True: a reader whose next event retention has removed is told so. False: as in Event Hubs it goes
         on with the first event held."""
+        self.capture_destinations: CaptureDestinations | None = None
+        """Where hubs may be captured to; None: anywhere but to a cloud's metadata."""
         self._catalog = catalog
         self._logs = logs
         self._clock = clock
@@ -301,8 +305,13 @@ class Broker:
     def set_capture(self, name: str, settings: CaptureSettings | None) -> None:
         """Have an event hub's events captured, or (None) no longer; durable on return.
 
-        Capture itself follows the listeners (``add_change_listener``). Raises NotFoundError, LogFullError.
+        Capture itself follows the listeners (``add_change_listener``). Raises NotFoundError,
+        InvalidArgumentError (a destination outside of ``capture_destinations``), LogFullError.
         """
+        if settings is not None:
+            CapturePlace.parse(settings.destination)
+            if self.capture_destinations is not None:
+                self.capture_destinations.check(settings.destination, real_path=os.path.realpath)
         self.event_hub(name).set_capture(settings)
 
     def add_change_listener(self, listener: Callable[[], None]) -> Callable[[], None]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
-from urllib.parse import unquote, urlsplit
 
 from tidegate.capture.state import sync_directory
-from tidegate.model.errors import TidegateError
+from tidegate.model.capture_destination import CaptureDestinations, CapturePlace, check_host
+from tidegate.model.errors import InvalidArgumentError, TidegateError
 
 T = TypeVar("T")
 
@@ -22,6 +23,9 @@ _SPOOL_NAME: Final = ".tidegate-capture"
 _IN_STEPS: Final = frozenset({"ftp", "sftp", "ssh", "smb", "hdfs", "webhdfs"})
 """Kinds of file system where a file appears before it is whole, and a rename is one step. (Object stores show
 nothing before an upload is complete, and copy to rename.)"""
+
+_IN_BUCKETS: Final = frozenset({"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "oss", "s3", "s3a"})
+"""Kinds of file system whose URLs may have a bucket or container where others have a host."""
 
 
 class CaptureDestinationError(TidegateError):
@@ -87,18 +91,35 @@ class Spool:
             self.path.unlink(missing_ok=True)
 
 
-def open_destination(destination: str, *, spool_directory: Path) -> Destination:
-    """The destination that ``CaptureSettings.destination`` names; nothing is made or asked yet.
+def open_destination(
+    destination: str, *, spool_directory: Path, allowed: CaptureDestinations | None = None
+) -> Destination:
+    """The destination that ``CaptureSettings.destination`` names; nothing is made yet, and only its host is
+    looked up.
 
-    spool_directory: where files are built that go to another machine. Raises CaptureDestinationError where no
-    library knows the URL's scheme.
+    spool_directory: where files are built that go to another machine. allowed: what it must be within,
+    symbolic links followed; None: it may be anywhere. Raises CaptureDestinationError where it is outside,
+    where its host is a cloud's metadata, and where no library knows the URL's scheme.
     """
-    if "://" not in destination:
-        return DirectoryDestination(Path(destination))
-    parts = urlsplit(destination)
-    if parts.scheme == "file":
-        return DirectoryDestination(Path(unquote(parts.path)))
+    try:
+        place = CapturePlace.parse(destination)
+        if allowed is not None:
+            allowed.check(destination, real_path=os.path.realpath)
+        for address in _addresses_of(place):
+            check_host(address)
+    except InvalidArgumentError as error:
+        raise CaptureDestinationError(error.message, next_step=error.next_step) from error
+    if place.is_local:
+        return DirectoryDestination(Path(place.path))
     return FsspecDestination(destination, spool_directory=spool_directory)
+
+
+def _addresses_of(place: CapturePlace) -> set[str]:
+    """What the host's name resolves to; nothing where it does not, or is a bucket's or a container's."""
+    if not place.is_local and (place.scheme not in _IN_BUCKETS or "." in place.host):
+        with contextlib.suppress(OSError, UnicodeError):
+            return {str(found[4][0]) for found in socket.getaddrinfo(place.host, None)}
+    return set()
 
 
 class DirectoryDestination:

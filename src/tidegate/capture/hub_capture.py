@@ -15,6 +15,7 @@ from tidegate.capture.partition_capture import PartitionCapture
 from tidegate.capture.state import StateFile
 from tidegate.capture.window import WindowLimits
 from tidegate.model.capture import CaptureProgress, CaptureSettings, CaptureStatistics
+from tidegate.model.capture_destination import CaptureDestinations
 from tidegate.model.clock import Clock
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.threads import Threads
@@ -41,10 +42,12 @@ class HubCapture:
         clock: Clock,
         encoding_threads: Threads,
         limits: WindowLimits | None = None,
+        allowed: CaptureDestinations | None = None,
     ) -> None:
         """directory: where the states of all hubs are kept, and files built that go elsewhere.
 
-        journal: where its files are noted. limits: None takes them from the settings.
+        journal: where its files are noted. limits: None takes them from the settings. allowed: where it may
+        write; None: anywhere.
         """
         self.settings = settings
         self._event_hub = event_hub
@@ -54,6 +57,7 @@ class HubCapture:
         self._namespace = namespace
         self._clock = clock
         self._encoding_threads = encoding_threads
+        self._allowed = allowed
         self._limits = limits or WindowLimits(
             settings.size_window_bytes, settings.time_window_s * 1000, settings.is_empty_skipped
         )
@@ -114,7 +118,10 @@ class HubCapture:
     async def _open(self) -> None:
         """Open the destination; a library or credentials that are missing may come later."""
         open_it: Callable[[], Destination] = partial(
-            open_destination, self.settings.destination, spool_directory=self._directory / "spool"
+            open_destination,
+            self.settings.destination,
+            spool_directory=self._directory / "spool",
+            allowed=self._allowed,
         )
         pause_s = _RETRY_S_MIN
         while True:

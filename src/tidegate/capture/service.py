@@ -131,6 +131,7 @@ class CaptureService:
                     journal=self._journal(hub_id),
                     clock=self._clock,
                     encoding_threads=self._encoding_threads,
+                    allowed=self._broker.capture_destinations,
                     limits=self._limits_of(settings) if self._limits_of is not None else None,
                 )
                 _logger.info("started %r", hub)

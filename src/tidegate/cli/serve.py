@@ -87,6 +87,14 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="The key of --tls-certificate, PEM, without a password."),
     ] = None,
+    capture_destination: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PREFIX",
+            help="Directory or URL below which event hubs may be captured; repeatable. "
+            "Default: capture in the data directory.",
+        ),
+    ] = None,
     console: Annotated[
         bool | None,
         typer.Option(
@@ -154,6 +162,7 @@ def serve(
             "tls_names": tuple(tls_name) if tls_name else None,
             "tls_certificate": tls_certificate,
             "tls_key": tls_key,
+            "capture_destinations": _destinations(capture_destination),
             "root_key": root_key,
             "is_console_served": console,
             "database": database,
@@ -181,6 +190,13 @@ def serve(
             await run_server(settings, on_ready=announce)
 
     run_interruptible(serve_until_stopped())
+
+
+def _destinations(prefixes: list[str] | None) -> tuple[str, ...] | None:
+    """Directories from here on, as the shell completes them; URLs as they are."""
+    if not prefixes:
+        return None
+    return tuple(each if "://" in each else str(Path(each).absolute()) for each in prefixes)
 
 
 def default_data_dir() -> Path:

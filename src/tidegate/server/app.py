@@ -24,6 +24,7 @@ from tidegate.capture import CaptureService
 from tidegate.gateway.amqp_server import AmqpGateway
 from tidegate.gateway.http import HttpGateway
 from tidegate.gateway.idle_guard import IdleLimits
+from tidegate.model.capture_destination import capture_destinations
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import BrokenError, ClosedError, InvalidArgumentError
@@ -126,6 +127,9 @@ class TidegateServer:
         certificate, tls = (None, None) if live is None else (live.certificate, live.context)
         self._broker = await Broker.open(settings.data_dir, clock=self._clock)
         stack.push_async_callback(self._broker.close)
+        self._broker.capture_destinations = capture_destinations(
+            settings.capture_destinations, unset=str(settings.data_dir.absolute() / "capture")
+        )
         self._broker.is_lost_position_refused = settings.is_lost_position_refused
         self._broker.authorizer.host_names = self._host_names(certificate)
         self._prepare(self._broker)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Final
 
+from tidegate.model.capture_destination import CaptureDestinations
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.server.declared import DeclaredNamespace
 from tidegate.transport.origins import AllowedOrigins
@@ -32,6 +33,14 @@ PATH_FIELDS: Final = ("data_dir", "ready_file", "tls_certificate", "tls_key")
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", re.ASCII)
 _PIPELINE = re.compile(r"(?:[A-Za-z_][\w.]*|[^-:\s][^:\n]*\.py):[A-Za-z_][\w.]*")
 _SECRET_FIELDS = ("root_key", "database", "home_summaries")
+_LIST_FIELDS = (
+    "allowed_origins",
+    "capture_destinations",
+    "host_names",
+    "redrive_pipelines",
+    "tls_names",
+    "trusted_proxies",
+)
 _PORT_FIELDS = ("amqp_port", "amqps_port", "http_port", "https_port")
 
 
@@ -97,6 +106,11 @@ class ServerSettings:
     capture_namespace: str = "tidegate"
     """What ``{Namespace}`` stands for in the names of capture files: tells services apart that share a
     destination."""
+    capture_destinations: tuple[str, ...] = ()
+    """Where event hubs may be captured to, and below: absolute directories, URLs with scheme, host or
+    container, and folder (``abfs://archive@account.dfs.core.windows.net/events``). Empty: ``capture`` in the
+    data directory. Whoever may manage event hubs chooses among them, and the service writes with its own
+    rights."""
     root_key: str | None = field(default=None, repr=False)
     """The primary key of the root policy from this start on; None: the one it has, made at first start."""
     is_console_served: bool = True
@@ -155,6 +169,7 @@ class ServerSettings:
                 raise InvalidArgumentError(f"The setting {setting} holds something that is not a host name.")
         AllowedOrigins.parse(self.allowed_origins)
         TrustedProxies.parse(self.trusted_proxies)
+        CaptureDestinations(self.capture_destinations)
         for name in self.redrive_pipelines:
             if _PIPELINE.fullmatch(name) is None:
                 raise InvalidArgumentError(
@@ -226,7 +241,7 @@ def _convert(name: str, value: object) -> object:
         if isinstance(value, str):
             return Path(value)
         raise InvalidArgumentError(f"The setting {name} takes a path as text, not {value!r}.")
-    if name in ("allowed_origins", "host_names", "tls_names", "redrive_pipelines", "trusted_proxies"):
+    if name in _LIST_FIELDS:
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)
         raise InvalidArgumentError(f"The setting {name} takes a list of names, not {value!r}.")

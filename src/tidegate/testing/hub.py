@@ -44,6 +44,8 @@ T = TypeVar("T")
 
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 60.0
+_CAPTURE_DESTINATIONS = (tempfile.gettempdir(), "memory://captured")
+"""Where tests let Capture write."""
 
 
 class _Hub(ABC):
@@ -215,6 +217,9 @@ class HubService(_Hub):
         settings = ServerSettings(self.data_dir)
         if self._config is not None:
             settings = load_settings(self._config, data_dir=self.data_dir)
+        settings = replace(
+            settings, capture_destinations=(*settings.capture_destinations, *_CAPTURE_DESTINATIONS)
+        )
         if self._root_key is not None:
             settings = replace(settings, root_key=self._root_key)
         return replace(settings, data_dir=self.data_dir, **self._ports)  # type: ignore[arg-type]
@@ -284,6 +289,7 @@ class HubProcess(_Hub):
             if port is not None:
                 command += [f"--{name.replace('_', '-')}", str(port)]
         command += ["--ready-file", str(ready_file)]
+        command += [f"--capture-destination={each}" for each in _CAPTURE_DESTINATIONS]
         environment = os.environ | {"TIDEGATE_CONFIG_DIR": str(self._work_dir)}
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(

@@ -1,0 +1,203 @@
+"""Which destinations Capture may write to: prefixes that the service's operator names.
+
+Whoever may manage an event hub chooses its destination, and the service writes there with its own rights and
+credentials. So the operator says where that may be, and addresses that only mean something to the machine
+itself (link-local ones, a cloud's metadata) are refused whatever was said. Pure: files are looked at by the
+function that is passed in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Final
+from urllib.parse import unquote
+
+from tidegate.model.errors import InvalidArgumentError
+
+LOCAL_SCHEME: Final = "file"
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+_UNCLEAR = re.compile(r"[\x00-\x20\x7f%?#\\]")
+"""What fsspec's libraries and a URL's grammar read differently."""
+
+_METADATA_NAMES: Final = frozenset({"metadata.google.internal", "instance-data.ec2.internal"})
+_METADATA_ADDRESSES: Final = frozenset(
+    {
+        ip_address("168.63.129.16"),  # Azure's WireServer ("What is IP address 168.63.129.16?", 2026-09)
+        ip_address("fd00:ec2::254"),  # AWS, "Instance metadata", 2026-09
+        ip_address("100.100.100.200"),  # Alibaba Cloud, "Instance metadata", 2026-09
+    }
+)
+"""Those that are not link-local, as 169.254.169.254 is."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturePlace:
+    """A destination, taken apart."""
+
+    scheme: str
+    """In lower case; ``file`` for a directory of the service's machine."""
+    authority: str
+    """What is between ``://`` and the next ``/``, hosts in lower case; empty for a directory."""
+    path: str
+    """A directory as it was given; of a URL without slashes at its ends."""
+
+    @classmethod
+    def parse(cls, destination: str) -> CapturePlace:
+        """Raises InvalidArgumentError for what could be read in two ways: URLs within URLs (``::``), ``..``,
+        and characters with a meaning in URLs; and for a host that is not to be written to (``check_host``).
+        """
+        scheme, separator, rest = destination.partition("://")
+        if not separator:
+            if not destination.startswith("/") or "\0" in destination:
+                raise _refused(destination, "is neither an absolute path nor a URL")
+            return cls(LOCAL_SCHEME, "", destination)
+        if "::" in scheme or (_SCHEME.fullmatch(scheme) is None):
+            raise _refused(destination, "is a URL within another, or no URL")
+        scheme = scheme.lower()
+        if scheme in (LOCAL_SCHEME, "local"):
+            path = unquote(rest)
+            if not path.startswith("/") or "\0" in path:
+                raise _refused(destination, "is a URL of a directory without an absolute path")
+            return cls(LOCAL_SCHEME, "", path)
+        authority, _, path = rest.partition("/")
+        user, at, host = authority.rpartition("@")
+        parts = [part for part in path.split("/") if part]
+        # The colons of an address in brackets are its own; "::" elsewhere is fsspec's for a URL within a URL.
+        outside = re.sub(r"\[[0-9A-Fa-f:.]*\]", "", rest)
+        if not host or "@" in user or _UNCLEAR.search(rest) or "::" in outside or {".", ".."} & {*parts}:
+            raise _refused(destination, "is a URL that can be read in more than one way")
+        place = cls(scheme, f"{user}{at}{host.lower()}", "/".join(parts))
+        check_host(place.host)
+        return place
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a directory of the service's machine."""
+        return self.scheme == LOCAL_SCHEME
+
+    @property
+    def host(self) -> str:
+        """Of a URL, without user and port; a container's or bucket's name where there is no host."""
+        host = self.authority.rpartition("@")[2]
+        if host.startswith("["):
+            return host[1:].partition("]")[0]
+        return host.partition(":")[0]
+
+    def is_within(self, prefix: CapturePlace, real_path: Callable[[str], str]) -> bool:
+        """Whether it is the prefix itself, or below it.
+
+        real_path: a directory's name without symbolic links and ``..``, as ``os.path.realpath`` gives it.
+        """
+        if (self.scheme, self.authority) != (prefix.scheme, prefix.authority):
+            return False
+        mine, allowed = self.path, prefix.path
+        if self.is_local:
+            mine, allowed = real_path(mine), real_path(allowed)
+        return f"{mine.strip('/')}/".startswith(f"{allowed.strip('/')}/".lstrip("/"))
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureDestinations:
+    """The prefixes below which Capture may write."""
+
+    prefixes: tuple[str, ...]
+    """Absolute directories, or URLs with scheme, host or container, and folder."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgumentError, naming the setting."""
+        for prefix in self.prefixes:
+            try:
+                CapturePlace.parse(prefix)
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(
+                    f"The setting capture_destinations: {error.message}",
+                    next_step="Give absolute directories, or URLs with host or container and a folder.",
+                ) from error
+
+    def check(self, destination: str, *, real_path: Callable[[str], str]) -> None:
+        """Raise InvalidArgumentError, naming what is allowed, for a destination outside. real_path: see
+        ``CapturePlace.is_within``.
+        """
+        place = CapturePlace.parse(destination)
+        if any(place.is_within(CapturePlace.parse(prefix), real_path) for prefix in self.prefixes):
+            return
+        raise InvalidArgumentError(
+            f"The capture destination {destination[:200]!r} is not one that this service writes to. "
+            f"Allowed: {', '.join(self.prefixes)}, and what is below.",
+            next_step="Choose one of these, or have the service allow it: tidegate serve "
+            "--capture-destination PREFIX, or capture_destinations in its configuration file.",
+        )
+
+
+def check_host(host: str) -> None:
+    """Raise InvalidArgumentError for a host, or an address in any form, that is link-local or a cloud's
+    metadata.
+
+    Names are not looked up here; give what they resolve to.
+    """
+    name = host.strip("[]").rstrip(".").lower()
+    address = _address(name)
+    if name in _METADATA_NAMES or (
+        address is not None and (address.is_link_local or address in _METADATA_ADDRESSES)
+    ):
+        raise InvalidArgumentError(
+            f"Capture writes to no link-local address and no cloud's metadata: {host[:80]}.",
+            next_step="Name the storage's own host.",
+        )
+
+
+def capture_destinations(prefixes: Iterable[str], *, unset: str) -> CaptureDestinations:
+    """The prefixes; where there are none, the directory ``unset``."""
+    return CaptureDestinations(tuple(prefixes) or (unset,))
+
+
+def _refused(destination: str, problem: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"The capture destination {destination[:200]!r} {problem}.",
+        next_step="Give /a/directory, or a URL such as abfs://container@account.dfs.core.windows.net/folder.",
+    )
+
+
+def _address(name: str) -> IPv4Address | IPv6Address | None:
+    """An address in any form that resolvers take: IPv4 also in one to four numbers, decimal, octal or
+    hexadecimal, as ``inet_aton`` has it, and within IPv6.
+    """
+    try:
+        address = ip_address(name.partition("%")[0])
+    except ValueError:
+        return _loose_ipv4(name)
+    if isinstance(address, IPv6Address):
+        return address.ipv4_mapped or address.sixtofour or _last_32_bits(address) or address
+    return address
+
+
+def _last_32_bits(address: IPv6Address) -> IPv4Address | None:
+    """The IPv4 address in one of NAT64 (``64:ff9b::/96``, RFC 6052) or of the compatible form (``::/96``)."""
+    prefix, last = divmod(int(address), 1 << 32)
+    return IPv4Address(last) if prefix == 0x64FF9B << 64 or (prefix == 0 and last > 1) else None
+
+
+def _loose_ipv4(name: str) -> IPv4Address | None:
+    parts = name.split(".")
+    if len(parts) > 4:
+        return None
+    numbers: list[int] = []
+    for part in parts:
+        if not part.isascii() or not part.isalnum() or len(part) > 12:
+            return None
+        base = 16 if part.startswith("0x") else 8 if part.startswith("0") else 10
+        try:
+            numbers.append(int(part, base))
+        except ValueError:
+            return None
+    *heads, last = numbers
+    if any(head > 255 for head in heads) or last >= 1 << 8 * (5 - len(parts)):
+        return None
+    value = last
+    for index, head in enumerate(heads):
+        value |= head << 8 * (3 - index)
+    return IPv4Address(value)
