@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Many tests wait for SDKs and Spark: two processes halve the time, files stay whole. JOBS=0: in one process.
 JOBS ?= 2
 
-.PHONY: demo test check docs site bench floods screenshots chaos chaos-hosts chaos-spark lock audit clean npm vendor
+.PHONY: demo test check docs site bench floods screenshots chaos chaos-hosts chaos-spark lock audit sbom clean npm vendor
 
 demo: $(STAMP)  ## set up and run the main job: real flights through the log and Spark into SQL
 	$(BIN)/tidegate demo flights $(ARGS)
@@ -64,14 +64,17 @@ lock:  ## renew requirements.lock from pyproject.toml
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --generate-hashes --no-emit-index-url --python-version 3.11 --upgrade --quiet --output-file requirements.lock
 
-# pip-audit and its dependencies stay out of .venv, which holds what requirements.lock says and nothing else.
-build/audit/.installed:
-	$(PYTHON) -m venv build/audit
-	build/audit/bin/pip install --quiet --disable-pip-version-check "pip-audit>=2.9" packaging
+# Tools with many dependencies stay out of .venv, which holds what requirements.lock says and nothing else.
+build/supply/.installed:
+	$(PYTHON) -m venv build/supply
+	build/supply/bin/pip install --quiet --disable-pip-version-check "pip-audit>=2.9" "cyclonedx-bom>=7" packaging
 	touch $@
 
-audit: build/audit/.installed  ## ask PyPI's advisories about every locked version; says loudly when it cannot
-	build/audit/bin/python -m tools.audit
+audit: build/supply/.installed  ## ask PyPI's advisories about every locked version; says loudly when it cannot
+	build/supply/bin/python -m tools.audit
+
+sbom: build/supply/.installed  ## write a bill of materials (CycloneDX, JSON) to build/tidegate.cdx.json
+	build/supply/bin/python -m tools.sbom build/tidegate.cdx.json
 
 vendor: $(STAMP)  ## renew the libraries that the console ships, from npm, at the versions of vendor.json
 	$(BIN)/python -m tidegate.console.vendoring

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.metadata
+import json
 import sys
 
 from packaging.utils import canonicalize_name
@@ -18,6 +20,7 @@ from tools.floors import (
     read_lock,
     read_project,
 )
+from tools.sbom import VENDOR_FILE, completed, development_only, missing_in
 
 _UNDECLARED = {
     "py4j": "pyspark requires an exact version of it",
@@ -88,3 +91,39 @@ def _imported_modules() -> set[str]:
             elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
                 found.add(node.module.partition(".")[0])
     return found
+
+
+def test_the_bill_of_materials_has_what_the_console_ships_from_npm() -> None:
+    """Each library with its version and hashes, and each file of it as it lies in the package."""
+    manifest = json.loads(VENDOR_FILE.read_text(encoding="utf-8"))
+    assert {package["name"] for package in manifest} >= {"htmx.org", "uplot"}
+    bom = completed({"components": []}, "", manifest)
+    assert not missing_in(bom, "", manifest)
+    files = {
+        file["name"]: file["hashes"][0]["content"]
+        for package in bom["components"]
+        for file in package["components"]
+    }
+    shipped = {path.name for path in VENDOR_FILE.parent.iterdir()} - {VENDOR_FILE.name}
+    assert set(files) == shipped
+    for name in shipped:
+        assert hashlib.sha256((VENDOR_FILE.parent / name).read_bytes()).hexdigest() == files[name]
+
+
+def test_a_package_without_version_or_hash_is_missing_in_the_bill_of_materials() -> None:
+    """A tool that leaves one out, or its hashes, does not make a bill that looks whole."""
+    lock = "h11==0.16.0 \\\n    --hash=sha256:00\n    # via tidegate (pyproject.toml)\n"
+    reference = {"hashes": [{"alg": "SHA-256", "content": "00"}]}
+    whole = {
+        "name": "h11", "version": "0.16.0", "purl": "pkg:pypi/h11@0.16.0", "externalReferences": [reference]
+    }  # fmt: skip
+    assert not missing_in({"components": [whole]}, lock, [])
+    assert missing_in({"components": [whole | {"externalReferences": []}]}, lock, []) == [whole["purl"]]
+    assert missing_in({"components": []}, lock, []) == [whole["purl"]]
+
+
+def test_what_only_development_needs_is_told_apart() -> None:
+    """A vulnerability in a test tool is none of those who run the service."""
+    development = development_only(LOCK_FILE.read_text(encoding="utf-8"))
+    assert {"pytest", "mypy", "mkdocs", "azure-eventhub"} <= development
+    assert not {"starlette", "h11", "anyio", "pyspark", "psycopg-binary", "aiohttp"} & development

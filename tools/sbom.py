@@ -1,0 +1,128 @@
+"""Writes a software bill of materials (CycloneDX, JSON) of everything that Tidegate may run: ``make sbom``.
+
+What comes from PyPI is read from requirements.lock by ``cyclonedx-py``; what the console ships from npm is
+added from ``vendor.json``. Packages that only development needs have the scope "excluded". The same inputs
+give the same file. The run fails where a package of either list is missing or has no hash.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tools.floors import LOCK_FILE, PROJECT_FILE, ROOT
+
+VENDOR_FILE: Final = ROOT / "src/tidegate/console/static/vendor/vendor.json"
+
+_ENTRY = re.compile(
+    r"^(?P<name>[\w.-]+)==(?P<version>[^\s;]+)(?P<rest>[^\n]*\n(?:[ ][^\n]*\n?)*)", re.MULTILINE
+)
+_VIA = re.compile(r"^ +# +(?:via +)?(?P<name>[\w.-]+)(?: \((?P<place>[^)]+)\))?$", re.MULTILINE)
+_ROOT: Final = "tidegate"
+
+Component = dict[str, Any]
+
+
+def main(path: Path) -> None:
+    """Write the bill of materials, and check it. Exits with a message where it is not complete."""
+    command = [sys.executable, "-W", "ignore", "-m", "cyclonedx_py", "requirements", str(LOCK_FILE)]
+    options = ["--pyproject", str(PROJECT_FILE), "--output-format", "JSON", "--output-reproducible"]
+    made = subprocess.run([*command, *options], check=True, capture_output=True, text=True)
+    lock = LOCK_FILE.read_text(encoding="utf-8")
+    manifest = json.loads(VENDOR_FILE.read_text(encoding="utf-8"))
+    bom = completed(json.loads(made.stdout), lock, manifest)
+    if missing := missing_in(bom, lock, manifest):
+        sys.exit("The bill of materials is not complete:\n" + "\n".join(missing))
+    text = json.dumps(bom, indent=2) + "\n"
+    _validate(text)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    print(f"Written: {path}, {len(bom['components'])} components.")
+
+
+def completed(bom: Mapping[str, Any], lock: str, manifest: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What ``cyclonedx-py`` made, with scopes and npm's packages, and without the lines of the lock file."""
+    development = development_only(lock)
+    components = [
+        {key: value for key, value in component.items() if key != "description"}
+        | {"scope": "excluded" if component["name"] in development else "required"}
+        for component in bom["components"]
+    ]
+    return {**bom, "components": [*components, *map(npm_component, manifest)]}
+
+
+def npm_component(package: Mapping[str, Any]) -> Component:
+    """A package of ``vendor.json``: the archive's hash as npm knows it, and the files that are shipped."""
+    algorithm, _, digest = package["integrity"].partition("-")
+    assert algorithm == "sha512"
+    purl = f"pkg:npm/{package['name']}@{package['version']}"
+    return {
+        "type": "library",
+        "bom-ref": purl,
+        "name": package["name"],
+        "version": package["version"],
+        "purl": purl,
+        "scope": "required",
+        "licenses": [{"license": {"id": package["license"]}}],
+        "hashes": [{"alg": "SHA-512", "content": base64.b64decode(digest).hex()}],
+        "components": [
+            {
+                "type": "file",
+                "bom-ref": f"{purl}#{file['file']}",
+                "name": file["file"],
+                "hashes": [{"alg": "SHA-256", "content": file["sha256"]}],
+            }
+            for file in package["files"]
+        ],
+    }
+
+
+def development_only(lock: str) -> set[str]:
+    """The packages that no installation has: the lock file says of each who asked for it."""
+    asked_by: dict[str, set[str]] = {}
+    for entry in _ENTRY.finditer(lock):
+        asked_by.setdefault(entry["name"], set()).update(
+            # Named with the group, as tidegate (pyproject.toml:dev), it is development that asks.
+            f"{via['name']}:dev" if ":" in (via["place"] or "") else via["name"]
+            for via in _VIA.finditer(entry["rest"])
+        )
+    installed = {_ROOT}
+    while grown := {name for name, askers in asked_by.items() if askers & installed} - installed:
+        installed |= grown
+    return set(asked_by) - installed
+
+
+def missing_in(bom: Mapping[str, Any], lock: str, manifest: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each package of the lock file or the manifest that is not there with its version and hashes."""
+    found = {
+        component["purl"]
+        for component in bom["components"]
+        if _hashes(component) and component.get("version")
+    }
+    wanted = {f"pkg:pypi/{entry['name']}@{entry['version']}" for entry in _ENTRY.finditer(lock)}
+    wanted |= {f"pkg:npm/{package['name']}@{package['version']}" for package in manifest}
+    return sorted(wanted - found)
+
+
+def _hashes(component: Mapping[str, Any]) -> list[object]:
+    references = component.get("externalReferences", [])
+    return [*component.get("hashes", []), *(each for place in references for each in place.get("hashes", []))]
+
+
+def _validate(text: str) -> None:
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    version = SchemaVersion.from_version(json.loads(text)["specVersion"])
+    if (error := JsonStrictValidator(version).validate_str(text)) is not None:
+        sys.exit(f"The bill of materials is no CycloneDX: {error}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
