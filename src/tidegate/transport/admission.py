@@ -38,8 +38,8 @@ WITHOUT_TOKEN_MAX_DEFAULT: Final = 1_000
 WITHOUT_TOKEN_PER_ADDRESS_MAX_DEFAULT: Final = 100
 
 _DESCRIPTORS_RESERVED: Final = 416
-"""256 for segments that are read (``LogOptions.open_segments_max``), 32 for ``/health``, 128 for further files
-and sockets: listening, Capture, the console's database (our choice)."""
+"""256 for segments that are read (``LogOptions.open_segments_max``), 32 for ``/health``, 128 for other files
+or sockets: listening, Capture, the console's database (our choice)."""
 _DESCRIPTORS_PER_PARTITION: Final = 2
 """Its segment open for writing, and a file that replaces another."""
 
