@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 from tidegate.amqp.message import decode_message
@@ -37,6 +37,7 @@ from tidegate.model.events import EventContents
 from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
+from tidegate.transport.admission import Admission, ConnectionLimits
 from tidegate.transport.streams import StreamReceiver
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.websocket import WebSocketStream
@@ -516,6 +517,10 @@ def _read_answer(connection: socket.socket) -> bytes:
     return received
 
 
+def _admission(connections_max: int) -> Admission:
+    return Admission(ConnectionLimits(connections_without_token_max=connections_max))
+
+
 async def _serve(application: ASGIApp, **limits: Any) -> tuple[HttpServer, tuple[str, int], TaskOwner]:
     listener = listening_socket("127.0.0.1", 0)
 
@@ -607,17 +612,50 @@ async def test_a_request_with_two_lengths_is_refused() -> None:
         writer.close()
 
 
-async def test_connections_over_the_limit_are_refused() -> None:
-    """One connection too many is answered with 503 and closed; those before it are served."""
-    async with _serving(connections_max=2) as (host, port), asyncio.timeout(60):
-        held = [await asyncio.open_connection(host, port) for _ in range(2)]
-        for reader, writer in held:
-            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-            assert (await reader.readuntil(b"early")).startswith(b"HTTP/1.1 200 ")
+async def test_connections_over_the_limit_may_ask_for_health_only() -> None:
+    """When requests under way take all places, another one is answered with 503 and /health with 200; each
+    such connection ends with its answer, or soon without a request.
+    """
+    goes_on, has_begun = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def answer(request: Request) -> Response:
+        has_begun.release()
+        await goes_on.wait()
+        return Response("late", headers={"Connection": "close"})
+
+    async def health(request: Request) -> Response:
+        return Response("well")
+
+    application = Starlette(routes=[Route("/", answer), Route("/health", health)])
+    server, (host, port), tasks = await _serve(application, admission=_admission(2), head_timeout_s=0.5)
+
+    async def ask(path: str) -> bytes:
         reader, writer = await asyncio.open_connection(host, port)
-        assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
-        for _, open_writer in [*held, (reader, writer)]:
-            open_writer.close()
+        if path:
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    async with asyncio.timeout(60):
+        held = [tasks.start(ask("/"), name="ask") for _ in range(2)]
+        for _ in held:
+            await has_begun.acquire()
+        refused = await ask("/")
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nretry-after: " in refused
+        well = await ask("/health")
+        assert well.startswith(b"HTTP/1.1 200 ")
+        assert well.endswith(b"well")
+        assert (await ask("")).startswith(b"HTTP/1.1 408 ")
+        with pytest.raises(InvalidStatus, match="503"):
+            await connect(f"ws://{host}:{port}/$servicebus/websocket", subprotocols=[AMQP])
+        goes_on.set()
+        for answered in await asyncio.gather(*held):
+            assert answered.endswith(b"late")
+    await server.stop()
+    await tasks.close()
+    assert not any(server.admission.statistics().open.values())
 
 
 async def test_a_connection_whose_answer_nobody_reads_ends() -> None:
@@ -636,7 +674,7 @@ async def test_a_connection_whose_answer_nobody_reads_ends() -> None:
 
     request = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
     application = Starlette(routes=[Route("/", answer)])
-    server, (host, port), tasks = await _serve(application, connections_max=1, write_timeout_s=0.5)
+    server, (host, port), tasks = await _serve(application, admission=_admission(1), write_timeout_s=0.5)
     async with asyncio.timeout(60):
         _, writer = await asyncio.open_connection(host, port, limit=1)
         writer.write(request)

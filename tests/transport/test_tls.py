@@ -14,8 +14,9 @@ import pytest
 
 from tidegate.model.errors import TidegateError
 from tidegate.server.certificates import ensure_server_certificate
+from tidegate.transport.admission import Admission
 from tidegate.transport.clock import SystemClock
-from tidegate.transport.streams import SocketStream, addresses_of, serve_streams
+from tidegate.transport.streams import SocketStream, serve_streams
 
 _DEADLINE_S = 60.0
 
@@ -78,16 +79,18 @@ async def serving(
     client_context = ssl.create_default_context(cafile=str(made.ca_file))
     client_context.maximum_version = version
     served = Served(client_context, is_pausing=is_pausing)
-    server = await serve_streams("127.0.0.1", 0, ssl=context, on_connected=served.accept)
-    served.port = addresses_of(server)[0][1]
+    admission = Admission()
+    server = await serve_streams("127.0.0.1", 0, ssl=context, on_connected=served.accept, admission=admission)
+    served.port = server.addresses[0][1]
     try:
         async with asyncio.timeout(_DEADLINE_S):
             yield served
     finally:
         server.close()
         async with asyncio.timeout(_DEADLINE_S):
-            # wait_closed waits from Python 3.12 on only.
-            while server._active_count:  # type: ignore[attr-defined]  # noqa: ASYNC110
+            await server.wait_closed()
+            # Each connection gives its place back, however it ended.
+            while any(admission.statistics().open.values()):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
 

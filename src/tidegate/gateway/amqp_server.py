@@ -23,6 +23,7 @@ from tidegate.gateway.metrics import ConnectionCounts
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ClosedError
 from tidegate.model.limits import EVENT_BYTES_MAX
+from tidegate.transport.admission import Admission
 from tidegate.transport.driver import AmqpDriver, AmqpServer, EventHandler, serve_amqp
 from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.sliced_work import SlicedWork
@@ -64,14 +65,17 @@ class AmqpGateway:
         unacknowledged_bytes_max: int,
         idle_limits: IdleLimits = IdleLimits(),  # noqa: B008 - frozen, therefore safe to share
         budget: MemoryBudget | None = None,
+        admission: Admission | None = None,
     ) -> None:
         """unacknowledged_bytes_max: what one connection may have taken in and not yet durable; then reading
         pauses. idle_limits: how long a connection may be without use. budget: counts what is held for
-        clients; None: one without a limit."""
+        clients; None: one without a limit. admission: limits connections, with those of other faces; None:
+        one of its own."""
         self.broker = broker
         self.clock = clock
         self.management = ManagementService(broker)
         self.idle_limits = idle_limits
+        self.admission = admission or Admission()
         self.budget = MemoryBudget(sys.maxsize) if budget is None else budget
         self.sliced_work = SlicedWork()
         """What takes long, of all clients of any protocol."""
@@ -113,6 +117,7 @@ class AmqpGateway:
             clock=self.clock,
             on_connection=self._on_connection,
             budget=self.budget,
+            admission=self.admission,
         )
         self._servers.append(server)
         return server.addresses[0]

@@ -93,6 +93,7 @@ class HttpGateway:
             accept_websocket=self._amqp.accept,
             admits_origin=self._admits_origin,
             hsts_max_age_s=self._hsts_max_age_s,
+            admission=self._amqp.admission,
         )
         self._servers.append(server)
         server.work = self._tasks.start(server.serve(sockets=[listener]), name=f"serve {host}:{port}")

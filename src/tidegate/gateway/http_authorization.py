@@ -9,9 +9,11 @@ from __future__ import annotations
 from starlette.requests import HTTPConnection
 
 from tidegate.broker import Broker, Claim, Grant
+from tidegate.gateway.http_server import TICKET
 from tidegate.model.audience import Audience, EntityPath
 from tidegate.model.clock import Clock
 from tidegate.model.errors import UnauthorizedError
+from tidegate.transport.admission import Ticket
 
 
 class RequestAuthorizer:
@@ -32,7 +34,15 @@ class RequestAuthorizer:
                 f"Resource: '{path}'.",
                 next_step="Use a policy that has the claim.",
             )
+        _note_token(request)
         return grant
+
+
+def _note_token(request: HTTPConnection) -> None:
+    """Count the connection as one whose peer has shown a token."""
+    ticket = request.scope.get("state", {}).get(TICKET)
+    if isinstance(ticket, Ticket):
+        ticket.authenticate()
 
 
 def _token(request: HTTPConnection) -> str:

@@ -1,8 +1,9 @@
 """uvicorn as the HTTP face uses it: on the service's own loop, with limits, and with AMQP in WebSockets.
 
-What a peer without a token can hold of the service is bounded: connections per port, the time that the head
-of a request may take and its answer wait to be read, and (in ``http_publish``) the time and the bytes of its
-body.
+What a peer without a token can hold of the service is bounded: connections (``transport.admission``; who has
+no complete head of a request makes room for others), the time that the head may take and its answer wait to
+be read, and (in ``http_publish``) the time and the bytes of its body. Where there is no place for a
+connection, it may still ask for ``/health``.
 """
 
 from __future__ import annotations
@@ -18,18 +19,23 @@ from typing import Final
 
 import h11
 import uvicorn
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from tidegate.gateway.http_errors import format_error
+from tidegate.gateway.http_errors import error_response, format_error
+from tidegate.transport.admission import Admission, Face, Ticket
+from tidegate.transport.listener import Listener
+from tidegate.transport.peers import IpAddress, parse_address
 from tidegate.transport.streams import StreamReceiver
 from tidegate.transport.websocket import WebSocketStream
 
-CONNECTIONS_MAX: Final = 1024
-"""HTTP connections that one port holds at a time, WebSockets not counted (our choice)."""
-
 HEAD_TIMEOUT_S: Final = 20.0
 """How long the head of a request may take from the connection, or its first byte, on (our choice)."""
+
+HEALTH_TIMEOUT_S: Final = 2.0
+"""The same where only ``/health`` is answered (our choice: who checks it has one request ready)."""
+
+HEALTH_PATH: Final = "/health"
 
 WRITE_TIMEOUT_S: Final = 60.0
 """How long the unsent bytes of answers may wait for their reader (our choice)."""
@@ -40,8 +46,16 @@ SHUTDOWN_TIMEOUT_S: Final = 5
 WEBSOCKET_PATH: Final = "/$servicebus/websocket"
 """Where official clients look for AMQP over WebSocket (azure-eventhub 5.15.1, @azure/core-amqp 4)."""
 
+NO_PLACE: Final = "The service has as many connections as it takes, or as many of yours. Try again later."
+
+RETRY_AFTER_S: Final = 5
+"""Our choice: idle connections end in seconds."""
+
 HEADER_NAMES: Final = "header_names"
 """In the ``state`` of a request's scope: the names of its headers as they were sent, by their lower case."""
+
+TICKET: Final = "ticket"
+"""Beside it: the ``Ticket`` of the connection."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,30 +70,29 @@ class HttpServer(uvicorn.Server):
         ssl_context: ssl.SSLContext | None,
         accept_websocket: Callable[[WebSocketStream], StreamReceiver],
         admits_origin: Callable[[str, str], bool] = lambda origin, host: False,
-        connections_max: int = CONNECTIONS_MAX,
         head_timeout_s: float = HEAD_TIMEOUT_S,
         write_timeout_s: float = WRITE_TIMEOUT_S,
         hsts_max_age_s: int | None = None,
+        admission: Admission | None = None,
     ) -> None:
         """accept_websocket: gives the receiver of a WebSocket whose handshake is done. admits_origin: whether
-        a page of that origin may open one, by a request with that Host header."""
+        a page of that origin may open one, by a request with that Host header. admission: limits connections,
+        with those of other faces; None: one of its own.
+        """
         self._accept_websocket = accept_websocket
         self._admits_origin = admits_origin
-        self.connections_max = connections_max
+        self.admission = admission or Admission()
+        self.health_application = _HealthOnly(application)
         self.head_timeout_s = head_timeout_s
         self.write_timeout_s = write_timeout_s
         self.is_serving = asyncio.Event()
+        self._listener: Listener | None = None
         self.work: asyncio.Task[None] | None = None
         self.websockets: set[WebSocketStream] = set()
         """Those that have not ended."""
-        server = self
-
-        class Protocol(_HttpProtocol):
-            owner = server
-
         config = uvicorn.Config(
             application,
-            http=Protocol,
+            http=_HttpProtocol,
             # uvicorn calls it with arguments of its own, once per upgrade.
             ws=self._make_websocket,  # type: ignore[arg-type]
             log_config=None,
@@ -100,8 +113,19 @@ class HttpServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen, and say so."""
-        await super().startup(sockets)
+        """Start to listen, and say so: as uvicorn does, but each connection needs a ticket."""
+        assert sockets is not None
+        listener = Listener(
+            sockets,
+            self._make_protocol,
+            admission=self.admission,
+            face=Face.HTTP,
+            ssl=self.config.ssl,
+            handshake_timeout_s=self.head_timeout_s,
+        )
+        self._listener = listener
+        self.servers = [listener]  # type: ignore[list-item]  # closed as uvicorn closes its own
+        self.started = True
         self.is_serving.set()
 
     async def stop(self) -> None:
@@ -111,16 +135,27 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
         if self.work is not None:
             await asyncio.wait([self.work])
+        if self._listener is not None:
+            self._listener.close()
+            await self._listener.wait_closed()
         for stream in list(self.websockets):
             stream.abort()
 
-    def _make_websocket(self, **arguments: object) -> WebSocketStream:
+    def _make_protocol(self, ticket: Ticket) -> asyncio.Protocol:
+        protocol = _HttpProtocol(self.config, self.server_state, {})
+        protocol.owner, protocol.ticket = self, ticket
+        return protocol
+
+    def _make_websocket(self, *, app_state: dict[str, object], **_: object) -> WebSocketStream:
+        ticket = app_state[TICKET]
+        assert isinstance(ticket, Ticket)
         stream = WebSocketStream(
             path=WEBSOCKET_PATH,
             on_connected=self._accept_websocket,
             on_ended=self.websockets.discard,
             format_refusal=format_error,
             admits_origin=self._admits_origin,
+            ticket=ticket,
         )
         self.websockets.add(stream)
         return stream
@@ -138,7 +173,8 @@ class _NamingConnection(h11.Connection):
     every request target in origin form.
     """
 
-    on_names: Callable[[dict[str, str]], None]
+    on_head: Callable[[h11.Request, dict[str, str]], None]
+    """Called with each request and the names of its headers; what it raises is answered by the protocol."""
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         event = super().next_event()
@@ -148,7 +184,7 @@ class _NamingConnection(h11.Connection):
                 # we do (RFC 9112, 6.1).
                 raise h11.RemoteProtocolError("The request has two lengths.")
             names = (name.decode("latin-1") for name, _ in event.headers.raw_items())
-            self.on_names({name.lower(): name for name in names})
+            self.on_head(event, {name.lower(): name for name in names})
             return _in_origin_form(event)
         return event
 
@@ -173,11 +209,16 @@ def _in_origin_form(request: h11.Request) -> h11.Request:
 
 
 class _HttpProtocol(H11Protocol):
-    """HTTP/1.1 with a limit of connections, of the time that the head of a request takes, and of the time
-    that its answer waits to be read.
+    """HTTP/1.1 with a ticket, a limit of the time that the head of a request takes, and of the time that its
+    answer waits to be read.
     """
 
     owner: HttpServer
+    ticket: Ticket
+    _peer: IpAddress | None = None
+    _refusal: str | None = None
+    """Why a request is refused whose head has just come."""
+    _is_writing_paused = False
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
 
@@ -186,27 +227,32 @@ class _HttpProtocol(H11Protocol):
         # Of our own: what clients can cause is limited in the service's log by the names of its loggers.
         self.logger = _log
         connection = _NamingConnection(h11.SERVER)
-        connection.on_names = self._on_names
+        connection.on_head = self._on_head
         self.conn = connection
-        if len(self.connections) > self.owner.connections_max:
-            _log.warning("more than %d HTTP connections: one is refused", self.owner.connections_max)
-            self._refuse(503, "The service has as many HTTP connections as it takes. Try again later.")
-            return
+        self._peer = None if self.client is None else parse_address(self.client[0])
+        if self.ticket.face is Face.HEALTH:
+            self.app = self.owner.health_application
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._stop_write_timer()
+        self.ticket.end()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._is_writing_paused = True
         self._start_write_timer()
 
     def resume_writing(self) -> None:
         # A transport that closes still waits until the rest is read.
         if not self.transport.is_closing():
             self._stop_write_timer()
+        self._is_writing_paused = False
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete:
+            self.ticket.end_request()
         super().resume_writing()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -223,6 +269,8 @@ class _HttpProtocol(H11Protocol):
             self._stop_timer()
 
     def on_response_complete(self) -> None:
+        if not self._is_writing_paused:
+            self.ticket.end_request()
         super().on_response_complete()
         self._limit_closing()
         if self._is_discarding:
@@ -231,22 +279,42 @@ class _HttpProtocol(H11Protocol):
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         self._stop_timer()
         self._stop_write_timer()
+        if self.ticket.face is Face.HEALTH or self.ticket.become_amqp(self.loop.time()) is not None:
+            self._refuse(503, NO_PLACE)
+            return
         super().handle_websocket_upgrade(event)
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, msg)
+        if self._refusal is not None:
+            self._refuse(503, self._refusal)
+        else:
+            self._refuse(400, msg)
 
     @property
     def _is_discarding(self) -> bool:
         """Whether the rest of a request is read that was answered before it was complete."""
         return self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
 
-    def _on_names(self, names: dict[str, str]) -> None:
-        self.app_state = {HEADER_NAMES: names}
+    def _on_head(self, request: h11.Request, names: dict[str, str]) -> None:
+        self.app_state = {HEADER_NAMES: names, TICKET: self.ticket}
+        self.ticket.begin_request()
+        trusted = self.owner.admission.trusted
+        if self._peer in trusted:
+            headers = [(name.lower(), value) for name, value in request.headers]
+            address = trusted.client_address(self._peer, headers)
+            self.client = (str(address), 0)
+            if self.ticket.move(address, self.loop.time()) is not None:
+                self._refusal = NO_PLACE
+                raise h11.RemoteProtocolError(NO_PLACE)
 
     def _start_timer(self) -> None:
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.owner.head_timeout_s, self._on_head_timeout)
+            self._head_timer = self.loop.call_later(self._head_timeout_s, self._on_head_timeout)
+
+    @property
+    def _head_timeout_s(self) -> float:
+        timeout_s = self.owner.head_timeout_s
+        return min(timeout_s, HEALTH_TIMEOUT_S) if self.ticket.face is Face.HEALTH else timeout_s
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
@@ -268,7 +336,7 @@ class _HttpProtocol(H11Protocol):
 
     def _on_head_timeout(self) -> None:
         self._head_timer = None
-        self._refuse(408, f"No complete request came within {self.owner.head_timeout_s:g} s.")
+        self._refuse(408, f"No complete request came within {self._head_timeout_s:g} s.")
 
     def _refuse(self, status: int, detail: str) -> None:
         """Answer without a request that could be answered, and close; only close where an answer is out."""
@@ -277,12 +345,30 @@ class _HttpProtocol(H11Protocol):
             return
         content_type, text = format_error(status, detail)
         body = text.encode()
+        retry = f"Retry-After: {RETRY_AFTER_S}\r\n" if status == 503 else ""
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: {content_type}\r\n"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            f"Content-Length: {len(body)}\r\n{retry}Connection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+class _HealthOnly:
+    """What connections are served that there is no place for: ``/health``, and 503 for anything else."""
+
+    def __init__(self, application: ASGIApp) -> None:
+        self._application = application
+        self._refusal = error_response(503, NO_PLACE, headers={"Retry-After": str(RETRY_AFTER_S)})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+            await send(message)
+
+        is_health = scope["path"] == HEALTH_PATH
+        await (self._application if is_health else self._refusal)(scope, receive, send_and_close)
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

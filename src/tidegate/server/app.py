@@ -44,9 +44,12 @@ from tidegate.server.memory import (
     give_back_freed_memory,
     keep_freed_memory,
     memory_max_bytes_default,
+    open_files_max,
 )
 from tidegate.server.ready import ReadyInformation, read_profile, write_profile, write_ready_file
 from tidegate.server.settings import ServerSettings
+from tidegate.storage.options import LogOptions
+from tidegate.transport.admission import Admission, AdmissionStatistics, connection_limits
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.origins import AllowedOrigins
@@ -71,6 +74,7 @@ class TidegateServer:
         self._exit_stack = AsyncExitStack()
         self._broker: Broker | None = None
         self._capture: CaptureService | None = None
+        self._amqp: AmqpGateway | None = None
         self._ready: ReadyInformation | None = None
 
     @property
@@ -86,6 +90,12 @@ class TidegateServer:
         if self._capture is None:
             raise ClosedError("The service is not running.")
         return self._capture
+
+    def connection_statistics(self) -> AdmissionStatistics:
+        """Connections now, and what was refused; raises ClosedError while the service does not run."""
+        if self._amqp is None:
+            raise ClosedError("The service is not running.")
+        return self._amqp.admission.statistics()
 
     @property
     def ready(self) -> ReadyInformation:
@@ -114,7 +124,7 @@ class TidegateServer:
         try:
             await self._exit_stack.aclose()
         finally:
-            self._broker = self._capture = self._ready = None
+            self._broker = self._capture = self._amqp = self._ready = None
         if was_serving:
             _log.info("the service has stopped")
 
@@ -125,7 +135,8 @@ class TidegateServer:
         if settings.is_tls_used:
             live = LiveCertificate(self._certificate, clock=self._clock)
         certificate, tls = (None, None) if live is None else (live.certificate, live.context)
-        self._broker = await Broker.open(settings.data_dir, clock=self._clock)
+        options = LogOptions(open_segments_max=min(LogOptions().open_segments_max, open_files_max() // 8))
+        self._broker = await Broker.open(settings.data_dir, clock=self._clock, options=options)
         stack.push_async_callback(self._broker.close)
         self._broker.capture_destinations = capture_destinations(
             settings.capture_destinations, unset=str(settings.data_dir.absolute() / "capture")
@@ -148,7 +159,7 @@ class TidegateServer:
         stack.push_async_callback(tasks.close)
         tasks.start(self._apply_retention(self._broker), name="retention")
         budget = MemoryBudget(settings.memory_max_bytes or memory_max_bytes_default())
-        amqp = AmqpGateway(
+        amqp = self._amqp = AmqpGateway(
             self._broker,
             clock=self._clock,
             unacknowledged_bytes_max=settings.connection_unacknowledged_bytes_max,
@@ -157,6 +168,7 @@ class TidegateServer:
                 linkless_s=max(IdleLimits().linkless_s, settings.authentication_timeout_s),
             ),
             budget=budget,
+            admission=self._admission(self._broker),
         )
         tasks.start(_give_memory_back(budget), name="give memory back")
         console = None
@@ -207,6 +219,33 @@ class TidegateServer:
         for warning in exposure_warnings(addresses):
             _log.warning("%s", warning)
         return ready
+
+    def _admission(self, broker: Broker) -> Admission:
+        """The limits of connections, which follow the number of partitions."""
+        settings = self.settings
+        admission = Admission(trusted=TrustedProxies.parse(settings.trusted_proxies))
+
+        def renew() -> None:
+            admission.limits = connection_limits(
+                descriptors=open_files_max(),
+                partitions=sum(len(hub.partitions) for hub in broker.list_event_hubs()),
+                connections_max=settings.connections_max,
+                connections_per_address_max=settings.connections_per_address_max,
+                connections_without_token_max=settings.connections_without_token_max,
+                connections_without_token_per_address_max=settings.connections_without_token_per_address_max,
+            )
+
+        renew()
+        self._exit_stack.callback(broker.add_change_listener(renew))
+        allowed = admission.limits.connections_max
+        if settings.connections_max is not None and allowed < settings.connections_max:
+            _log.warning(
+                "%d connections at a time instead of %d: the service may open %d files, the log some of them",
+                allowed,
+                settings.connections_max,
+                open_files_max(),
+            )
+        return admission
 
     def _renew_ready(self, addresses: dict[str, str | None], certificate: ServerCertificate | None) -> None:
         """Where the root key has changed, have the files that hold it say the new one."""

@@ -19,6 +19,8 @@ _MMAP_BYTES = 32 * 1024 * 1024
 
 
 _MEMORY_BYTES_DEFAULT_MAX: Final = 512 * 1024 * 1024
+_OPEN_FILES_MAX: Final = 1 << 20
+"""Our choice, where there is no limit, or none that matters."""
 _CGROUP_MEMORY_MAX: Final = Path("/sys/fs/cgroup/memory.max")
 """A container's limit (Linux, Documentation/admin-guide/cgroup-v2.rst)."""
 
@@ -63,4 +65,10 @@ def allow_open_files() -> int:
     # macOS reports a hard limit that it does not grant: what was there before still holds then.
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return open_files_max()
+
+
+def open_files_max() -> int:
+    """How many files this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _OPEN_FILES_MAX if soft == resource.RLIM_INFINITY else min(soft, _OPEN_FILES_MAX)

@@ -15,6 +15,7 @@ from typing import Final
 from tidegate.model.capture_destination import CaptureDestinations
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.server.declared import DeclaredNamespace
+from tidegate.transport.admission import WITHOUT_TOKEN_MAX_DEFAULT
 from tidegate.transport.origins import AllowedOrigins
 from tidegate.transport.peers import TrustedProxies
 
@@ -40,6 +41,12 @@ _LIST_FIELDS = (
     "redrive_pipelines",
     "tls_names",
     "trusted_proxies",
+)
+_CONNECTION_FIELDS = (
+    "connections_max",
+    "connections_per_address_max",
+    "connections_without_token_max",
+    "connections_without_token_per_address_max",
 )
 _PORT_FIELDS = ("amqp_port", "amqps_port", "http_port", "https_port")
 
@@ -103,6 +110,16 @@ class ServerSettings:
     """Bytes that may be held in memory for all clients together: unsent and unfinished data, and events not
     yet durable. From half on less is held for each; from all on new clients are refused, and those that hold
     most without reading or finishing are ended. None: a quarter of the machine's memory, at most 512 MB."""
+    connections_max: int | None = None
+    """Connections at a time, over all faces. None: 20,000; never more than leave the log its file descriptors
+    (``ulimit -n`` less 416 and two for each partition)."""
+    connections_per_address_max: int | None = None
+    """Of them, from one address (IPv6: one /64 network); over AMQP a proxy is one address. None: 5,000, at
+    most half of ``connections_max``, and no limit for loopback."""
+    connections_without_token_max: int = WITHOUT_TOKEN_MAX_DEFAULT
+    """Of all connections, those that have not shown a token yet: so many over AMQP, and so many over HTTP."""
+    connections_without_token_per_address_max: int | None = None
+    """Of them, from one address. None: 100, and no limit for loopback."""
     capture_namespace: str = "tidegate"
     """What ``{Namespace}`` stands for in the names of capture files: tells services apart that share a
     destination."""
@@ -144,6 +161,10 @@ class ServerSettings:
         ):
             if getattr(self, name) <= 0:
                 raise InvalidArgumentError(f"The setting {name} must be above 0, not {getattr(self, name)}.")
+        for name in _CONNECTION_FIELDS:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidArgumentError(f"The setting {name} must be 1 or more, not {value}.")
         if self.memory_max_bytes is not None and self.memory_max_bytes < MEMORY_BYTES_MIN:
             raise InvalidArgumentError(
                 f"The setting memory_max_bytes must be {MEMORY_BYTES_MIN} or more, not "
@@ -259,6 +280,7 @@ def _convert(name: str, value: object) -> object:
         "connection_unacknowledged_bytes_max": (int,),
         "hsts_max_age_s": (int,),
         "memory_max_bytes": (int,),
+        **dict.fromkeys(_CONNECTION_FIELDS, (int,)),
     }
     wanted = expected.get(name, (int, float))
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):

@@ -130,12 +130,17 @@ class Ticket:
         self.admitted_at = admitted_at
         self.has_token = False
         self.is_waiting = True
-        self.close: Callable[[], None] = _do_nothing
+        self.close: Callable[[], object] = _do_nothing
         """Ends the connection at once; set it as soon as there is one to end."""
 
     def __repr__(self) -> str:
         state = "with a token" if self.has_token else "waiting" if self.is_waiting else "without a token"
         return f"<Ticket {self.face.value} {state}{'' if self._admission else ' ended'}>"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the connection has ended, or made room for another one."""
+        return self._admission is None
 
     def authenticate(self) -> None:
         """A token of the peer was accepted."""

@@ -22,13 +22,14 @@ from tidegate.amqp.performatives import Error
 from tidegate.amqp.types import Symbol
 from tidegate.model.clock import Clock
 from tidegate.model.errors import BrokenError, ClosedError, TidegateError
+from tidegate.transport.admission import Admission
+from tidegate.transport.listener import Listener
 from tidegate.transport.memory import MemoryAccount, MemoryBudget
 from tidegate.transport.streams import (
     WRITE_HIGH_BYTES,
     WRITE_HIGH_BYTES_SHORT,
     ByteStream,
     SocketStream,
-    addresses_of,
     connect_stream,
     serve_streams,
 )
@@ -351,7 +352,7 @@ class AmqpServer:
         is held for clients."""
         self.drivers: set[AmqpDriver] = set()
         """Connections that have not ended."""
-        self.listener: asyncio.Server | None = None
+        self.listener: Listener | None = None
         self._configuration = configuration
         self._clock = clock
         self._on_connection = on_connection
@@ -379,7 +380,7 @@ class AmqpServer:
     @property
     def addresses(self) -> list[tuple[str, int]]:
         """(host, port) of each listening socket; empty once closed."""
-        return addresses_of(self.listener) if self.listener is not None else []
+        return self.listener.addresses if self.listener is not None else []
 
     @property
     def port(self) -> int:
@@ -400,6 +401,8 @@ class AmqpServer:
             driver.start_closing(error, timeout_s=timeout_s)
         for driver in drivers:
             await driver.wait_closed()
+        if self.listener is not None:
+            await self.listener.wait_closed()
 
 
 async def connect_amqp(
@@ -440,11 +443,12 @@ async def serve_amqp(
     clock: Clock,
     on_connection: Callable[[AmqpDriver], EventHandler],
     budget: MemoryBudget | None = None,
+    admission: Admission | None = None,
 ) -> AmqpServer:
     """Listen for AMQP connections; port 0: any free one. A TLS handshake may take as long as the opening.
 
     on_connection: gives each new driver its event handler, before its first event. budget: counts what is
-    held for clients.
+    held for clients. admission: limits connections, with those of other faces; None: of its own.
     Raises BrokenError when the address cannot be listened on.
     """
     server = AmqpServer(configuration, clock=clock, on_connection=on_connection, budget=budget)
@@ -454,6 +458,7 @@ async def serve_amqp(
         ssl=ssl,
         on_connected=server.accept,
         handshake_timeout_s=configuration.handshake_timeout_s,
+        admission=admission,
     )
     return server
 

@@ -8,13 +8,14 @@ takes whole lists of buffers to write. It never queues without saying so: ``is_w
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 import ssl as ssl_module
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol, cast
 
 from tidegate.model.errors import BrokenError, OperationTimeoutError, TidegateError
+from tidegate.transport.admission import Admission, Face, Ticket
+from tidegate.transport.listener import Listener, listening_sockets
 from tidegate.transport.tls import CONNECTED_AT, HANDSHAKE_TIMEOUT_S, TlsServerConnection
 
 READ_BUFFER_BYTES: Final = 256 * 1024
@@ -109,8 +110,11 @@ class SocketStream(asyncio.BufferedProtocol):
         on_connected: Callable[[SocketStream], StreamReceiver],
         *,
         read_buffer: memoryview | None = None,
+        ticket: Ticket | None = None,
     ) -> None:
-        """read_buffer: shared with streams of the same event loop; None: one of its own."""
+        """read_buffer: shared with streams of the same event loop; None: one of its own. ticket: the place of
+        an accepted connection.
+        """
         self._on_connected = on_connected
         self._receiver: StreamReceiver | None = None
         self._transport: asyncio.Transport | None = None
@@ -119,6 +123,7 @@ class SocketStream(asyncio.BufferedProtocol):
         self._has_ended = False
         self._peer_name = "?"
         self._connected_at = 0.0
+        self._ticket = ticket
 
     def __repr__(self) -> str:
         return f"<SocketStream {self._peer_name}{' ended' if self._has_ended else ''}>"
@@ -153,7 +158,9 @@ class SocketStream(asyncio.BufferedProtocol):
             self._transport.set_write_buffer_limits(high=high, low=high // 4)
 
     def admit_peer(self) -> None:
-        """Nothing: how much is read at once does not depend on who sends."""
+        """Count the connection as one with a token; how much is read at once does not depend on who sends."""
+        if self._ticket is not None:
+            self._ticket.authenticate()
 
     def write(self, buffers: Sequence[Payload]) -> None:
         """Send, or queue; joined, as ``sendmsg`` takes 1,024 slices at most."""
@@ -216,6 +223,8 @@ class SocketStream(asyncio.BufferedProtocol):
             error = BrokenError(f"The connection to {self._peer_name} broke: {exc}.", next_step="Reconnect.")
             error.__cause__ = exc
         self._has_ended = True
+        if self._ticket is not None:
+            self._ticket.end()
         if self._receiver is not None:
             self._receiver.stream_ended(error)
 
@@ -281,45 +290,32 @@ async def serve_streams(
     ssl: ssl_module.SSLContext | None,
     on_connected: Callable[[SocketStream], StreamReceiver],
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
-) -> asyncio.Server:
+    admission: Admission | None = None,
+) -> Listener:
     """Listen; ``on_connected`` is called for each connection (TLS: after its handshake). Port 0: any.
 
-    handshake_timeout_s: how long TLS's may take.
+    handshake_timeout_s: how long TLS's may take. admission: of all faces; None: one of its own.
     Raises BrokenError when the address cannot be listened on.
     """
-    loop = asyncio.get_running_loop()
     read_buffer, encrypted_buffer = new_read_buffer(), new_read_buffer()
 
-    def accept_plain() -> SocketStream:
-        return SocketStream(on_connected, read_buffer=read_buffer)
-
-    def accept() -> asyncio.BufferedProtocol:
+    def accept(ticket: Ticket) -> asyncio.BufferedProtocol:
+        accept_plain = partial(SocketStream, on_connected, read_buffer=read_buffer, ticket=ticket)
         if ssl is None:
             return accept_plain()
         return TlsServerConnection(
-            ssl, accept_plain, read_buffer=encrypted_buffer, handshake_timeout_s=handshake_timeout_s
+            ssl,
+            accept_plain,
+            read_buffer=encrypted_buffer,
+            handshake_timeout_s=handshake_timeout_s,
+            on_ended=ticket.end,
         )
 
     try:
-        return await loop.create_server(
-            accept,
-            host,
-            port,
-            backlog=1024,
-            start_serving=True,
+        return Listener(
+            listening_sockets(host, port), accept, admission=admission or Admission(), face=Face.AMQP
         )
     except OSError as exc:
         raise BrokenError(
             f"Cannot listen on {host}:{port}: {exc}.", next_step="Is another service using the port?"
         ) from exc
-
-
-def addresses_of(server: asyncio.Server) -> list[tuple[str, int]]:
-    """(host, port) of each listening socket."""
-    addresses = []
-    for listening in server.sockets:
-        with contextlib.suppress(OSError):
-            if listening.family in (socket.AF_INET, socket.AF_INET6):
-                name = listening.getsockname()
-                addresses.append((str(name[0]), int(name[1])))
-    return addresses

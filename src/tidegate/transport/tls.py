@@ -40,13 +40,18 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         *,
         read_buffer: memoryview,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        on_ended: Callable[[], None] | None = None,
     ) -> None:
-        """read_buffer: for encrypted bytes; shared with other connections of the same event loop."""
+        """read_buffer: for encrypted bytes; shared with other connections of the same event loop.
+
+        on_ended: called when the socket is gone, also before the handshake is done.
+        """
         asyncio.Transport.__init__(self)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._make_protocol = make_protocol
         self._buffer = read_buffer
+        self._on_ended = on_ended
         self._socket: asyncio.Transport | None = None
         self._protocol: asyncio.BufferedProtocol | None = None
         """None: the handshake is under way."""
@@ -88,6 +93,8 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         """The socket is gone."""
         self._is_closing = True
         self._end_handshake()
+        if self._on_ended is not None:
+            self._on_ended()
         if self._protocol is not None:
             self._protocol.connection_lost(exc)
 

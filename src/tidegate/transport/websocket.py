@@ -25,6 +25,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from tidegate.model.errors import BrokenError, RemoteProtocolError, TidegateError
+from tidegate.transport.admission import Ticket
 from tidegate.transport.streams import WRITE_HIGH_BYTES, Payload, StreamReceiver
 
 SUBPROTOCOLS: Final = ("AMQPWSB10", "amqp")
@@ -67,19 +68,22 @@ class WebSocketStream(asyncio.Protocol):
         on_ended: Callable[[WebSocketStream], None],
         format_refusal: Callable[[int, str], tuple[str, str]],
         admits_origin: Callable[[str, str], bool],
+        ticket: Ticket | None = None,
     ) -> None:
         """path: the one path served, in lower case, without a slash at its end.
 
         admits_origin: whether a page of an origin may open it, by a request with that Host header; asked only
         where a browser says the origin.
         on_connected: called after the handshake, may raise a TidegateError that refuses it; on_ended: called
-        once when the transport is gone. format_refusal: content type and body of an error's answer.
+        once when the transport is gone. format_refusal: content type and body of an error's answer. ticket:
+        the place of the connection.
         """
         self._path = path
         self._on_connected = on_connected
         self._on_ended = on_ended
         self._format_refusal = format_refusal
         self._admits_origin = admits_origin
+        self._ticket = ticket
         self._protocol = ServerProtocol(
             subprotocols=[Subprotocol(name) for name in SUBPROTOCOLS],
             max_size=(None, STRANGER_FRAME_BYTES_MAX),
@@ -130,7 +134,9 @@ class WebSocketStream(asyncio.Protocol):
             self._transport.set_write_buffer_limits(high=high, low=high // 4)
 
     def admit_peer(self) -> None:
-        """Take frames of up to FRAME_BYTES_MAX from now on."""
+        """Take frames of up to FRAME_BYTES_MAX from now on, and count as a connection with a token."""
+        if self._ticket is not None:
+            self._ticket.authenticate()
         self._protocol.max_fragment_size = FRAME_BYTES_MAX
 
     def write(self, buffers: Sequence[Payload]) -> None:
@@ -204,6 +210,8 @@ class WebSocketStream(asyncio.Protocol):
         if self._has_ended:
             return
         self._has_ended = True
+        if self._ticket is not None:
+            self._ticket.end()
         if self._abort_timer is not None:
             self._abort_timer.cancel()
         if exc is not None and self._error is None:
