@@ -33,6 +33,7 @@ from tidegate.amqp.performatives import (
     encode_performative,
 )
 from tidegate.amqp.sasl import ANONYMOUS, SaslInit, encode_sasl
+from tidegate.amqp.types import Symbol
 from tidegate.transport.tasks import TaskOwner
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
 
@@ -63,11 +64,13 @@ def begin(channel: int = 0) -> bytes:
     return frame(Begin(next_outgoing_id=0, incoming_window=WINDOW, outgoing_window=WINDOW), channel)
 
 
-def attach_sender(address: str, handle: int = 0, channel: int = 0) -> bytes:
-    """A link that sends to ``address``."""
+def attach_sender(address: str, handle: int = 0, channel: int = 0, *, padding_bytes: int = 0) -> bytes:
+    """A link that sends to ``address``. padding_bytes: of properties that mean nothing."""
     name = f"s-{channel}-{handle}-{uuid.uuid4().hex[:8]}"
     source, target = Source(name), Target(address)
     attach = Attach(name, handle, ROLE_SENDER, source=source, target=target, initial_delivery_count=0)
+    if padding_bytes:
+        attach = replace(attach, properties={Symbol("padding"): bytes(padding_bytes)})
     return frame(attach, channel)
 
 

@@ -21,7 +21,7 @@ from tidegate.amqp.frames import EMPTY_FRAME, encode_frame
 
 _UUIDS_COLLIDE: Final = (1 << 61) - 1
 """Integers that differ by a multiple of it have the same hash, and a UUID has its integer's."""
-_REQUEST_LINKS: Final = 15
+_REQUEST_LINKS: Final = 31
 _OPEN_PROPERTIES: Final = b"\x00\x53\x10\xd0"
 
 
@@ -136,8 +136,9 @@ async def _unread_answers(attack: Attack) -> None:
 
 
 async def _unfinished_requests(attack: Attack) -> None:
-    links = begin() + b"".join(attach_sender("$cbs", handle) for handle in range(_REQUEST_LINKS))
-    halves = b"".join(half_message(handle, 800_000) for handle in range(_REQUEST_LINKS))
+    attaches = [attach_sender("$cbs", handle, padding_bytes=60_000) for handle in range(_REQUEST_LINKS)]
+    links = begin() + b"".join(attaches)
+    halves = b"".join(half_message(handle, 65_000) for handle in range(_REQUEST_LINKS))
 
     async def begin_all(number: int) -> None:
         async with AmqpPeer.connected(attack, first=OPENED + links) as peer:
@@ -180,7 +181,7 @@ FLOODS: Final = (
     Flood(
         "unfinished-requests",
         6,
-        "200 connections with fifteen half messages of 800 KB to $cbs",
+        "200 connections, each with 31 large attaches and half messages to $cbs",
         _unfinished_requests,
     ),
     Flood("unread-answers", 6, "40 connections that ask $cbs and do not read", _unread_answers),
