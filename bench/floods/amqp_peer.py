@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Final, NamedTuple, Self
 
-from bench.floods.attack import HUB, Attack
+from bench.floods.attack import AUDIENCE, Attack, Line, source_of
 from tidegate.amqp.frames import AMQP_HEADER, SASL_FRAME, SASL_HEADER, encode_frame
 from tidegate.amqp.message import Properties, encode_message
 from tidegate.amqp.performatives import (
@@ -41,7 +43,6 @@ CBS_LINKS: Final = 2
 WINDOW: Final = 0x7FFF_FFFF
 _READ_BYTES: Final = 262_144
 _ATTACH, _TRANSFER = 0x12, 0x14
-_TOLD: Final = (0x10, 0x11, 0x13, 0x15, 0x16, 0x17, 0x18)  # all but attach and transfer
 _PIECE_BYTES: Final = 65_000
 _MARK: Final = 0x7B1D_5C3E
 """Stands for a delivery's number in frames that are not numbered yet."""
@@ -98,8 +99,8 @@ def flow(
     return frame(windows, channel)
 
 
-def put_token(token: str, audience: str, delivery_id: int = 0) -> bytes:
-    """A put-token on handle 0 of a session that ``cbs_links`` has begun."""
+def put_token(token: str, delivery_id: int = 0, audience: str = AUDIENCE) -> bytes:
+    """A put-token behind ``CBS``."""
     request = put_token_request(PutToken(SAS_TOKEN_TYPE, audience, token))
     properties = Properties(message_id=f"m-{delivery_id}", reply_to="cbs-replies")
     message = encode_message(replace(request, properties=properties))
@@ -107,9 +108,8 @@ def put_token(token: str, audience: str, delivery_id: int = 0) -> bytes:
     return frame(Transfer(0, delivery_id, tag, 0, settled=True), payload=message)
 
 
-def cbs_links() -> bytes:
-    """A session on channel 0 with both links to ``$cbs``: handle 0 sends, 1 receives."""
-    return begin() + attach_sender("$cbs", 0) + attach_receiver("$cbs", 1, credit=1_000_000)
+CBS: Final = begin() + attach_sender("$cbs", 0) + attach_receiver("$cbs", 1, credit=1_000_000)
+"""A session on channel 0 with both links to ``$cbs``: handle 0 sends, 1 receives."""
 
 
 def delivery(handle: int, payload: bytes, message_format: int = 0, channel: int = 0) -> Template:
@@ -160,14 +160,11 @@ def on_channel(frames: bytes, channel: int) -> bytes:
 class AmqpPeer:
     """A connection of an attacker that reads what comes back, and counts it."""
 
-    def __init__(self, attack: Attack, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, attack: Attack, line: Line) -> None:
         self._attack = attack
-        self._reader = reader
-        self._writer = writer
-        self._is_open = self._is_over = False
-        self._attached = self._transfers = self._settled = 0
-        self._windows: dict[int, int] = {}
-        """Per channel of ours: the first transfer that the service does not take yet."""
+        self._line = line
+        self._counts: Counter[str] = Counter()
+        self._is_over = False
         self._our_channels: dict[int, int] = {}
         """By the channel that the service uses for the session."""
         self._changed = asyncio.Event()
@@ -175,117 +172,83 @@ class AmqpPeer:
     @classmethod
     @asynccontextmanager
     async def connected(
-        cls, attack: Attack, *, source: str = "127.0.1.1", first: bytes = OPENED, has_token: bool = False
+        cls, attack: Attack, number: int = 0, *, first: bytes = OPENED, has_token: bool = False
     ) -> AsyncIterator[Self]:
-        """Connect and say ``first``. has_token: and authorize for the hub, in a session on channel 0."""
-        reader, writer = await attack.connect(attack.target.amqp, source=source)
-        peer = cls(attack, reader, writer)
-        async with TaskOwner("peer") as tasks:
-            reading = tasks.start(peer._read(), name="answers")
-            try:
-                await peer.send(first)
-                if has_token:
-                    await peer.open_cbs()
-                    audience = f"sb://localhost/{HUB}"
-                    await peer.send(put_token(attack.target.token(audience), audience))
-                    await peer.wait_transfers(1)
-                yield peer
-            finally:
-                reading.cancel()
-                writer.transport.abort()
+        """Connect and say ``first``. has_token: and authorize for the hub, in a session on channel 0.
+
+        number: attackers come from as many addresses as ``SOURCES``, in turns.
+        """
+        connecting = attack.connected(attack.target.amqp, source=source_of(number))
+        async with connecting as line, TaskOwner("peer") as tasks:
+            peer = cls(attack, line)
+            tasks.start(peer._read(), name="answers")
+            await peer.send(first)
+            if has_token:
+                await peer.send(CBS)
+                await peer.wait(attached=CBS_LINKS)
+                await peer.send(put_token(attack.target.token()))
+                await peer.wait(transfers=1)
+            yield peer
 
     async def send(self, data: bytes) -> None:
         """Write as fast as the service reads. Raises EOFError once it has hung up."""
-        if self._is_over:
-            raise EOFError
-        self._writer.write(data)
-        await self._writer.drain()
+        await self._line.send(data)
 
-    async def open_cbs(self) -> None:
-        """Begin a session on channel 0 with both links to ``$cbs``."""
-        await self.send(cbs_links())
-        await self.wait_attached(CBS_LINKS)
+    async def wait(self, **counts: int) -> None:
+        """Wait until there were so many ``opens``, ``attached`` links, ``transfers``, deliveries ``settled``.
 
-    async def wait_open(self) -> None:
-        """Wait for the service's open. This and the others raise EOFError once the service has hung up."""
-        await self._wait(lambda: self._is_open)
-
-    async def wait_attached(self, count: int) -> None:
-        """Wait until so many links are attached, or refused."""
-        await self._wait(lambda: self._attached >= count)
-
-    async def wait_transfers(self, count: int) -> None:
-        """Wait until so many transfers have come in: the answers of ``$cbs``."""
-        await self._wait(lambda: self._transfers >= count)
-
-    async def wait_settled(self, count: int) -> None:
-        """Wait until the service has decided about so many deliveries of ours."""
-        await self._wait(lambda: self._settled >= count)
-
-    async def wait_window(self, channel: int, transfers: int) -> None:
-        """Wait until the service takes so many transfers of a session, from its first on."""
-        await self._wait(lambda: self._windows.get(channel, 0) >= transfers)
-
-    async def hold(self) -> None:
-        """Do nothing more."""
-        await self._wait(lambda: False)
-
-    async def _wait(self, is_reached: Callable[[], bool]) -> None:
-        while not is_reached():
+        ``window``: transfers that the service takes on channel 1, from the first on. None: for ever. Raises
+        EOFError once the service has hung up.
+        """
+        while not counts or any(self._counts[name] < count for name, count in counts.items()):
             if self._is_over:
                 raise EOFError
             self._changed.clear()
             await self._changed.wait()
 
     async def _read(self) -> None:
-        waiting = bytearray()
-        try:
-            while data := await self._reader.read(_READ_BYTES):
-                waiting += data
-                del waiting[: self._take(bytes(waiting))]
+        waiting = b""
+        with suppress(OSError):
+            while data := await self._line.reader.read(_READ_BYTES):
+                waiting = self._take(waiting + data)
                 self._changed.set()
-        except OSError:
-            pass
-        self._attack.tally["hung up"] += 1
         self._is_over = True
-        self._writer.transport.abort()
+        self._line.abort()
         self._changed.set()
 
-    def _take(self, data: bytes) -> int:
-        """Count whole frames; returns how many bytes they are."""
+    def _take(self, data: bytes) -> bytes:
+        """Count whole frames; returns what is left over."""
         at = 0
         while len(data) - at >= 8:
+            size, _, kind, channel = struct.unpack_from(">IBBH", data, at)
             if data[at : at + 4] == b"AMQP":
-                at += 8
-                continue
-            size = int.from_bytes(data[at : at + 4], "big")
-            if len(data) - at < size:
+                size = 8
+            elif len(data) - at < size:
                 break
-            if size > 11 and data[at + 5] == 0:
-                self._note(
-                    data[at + 10], data[at + 8 : at + size], int.from_bytes(data[at + 6 : at + 8], "big")
-                )
+            elif size > 11 and kind == 0:
+                self._note(data[at + 10], data[at + 8 : at + size], channel)
             at += size
-        return at
+        return data[at:]
 
     def _note(self, code: int, body: bytes, channel: int) -> None:
-        self._transfers += code == _TRANSFER
-        self._attached += code == _ATTACH
-        if code not in _TOLD:
+        self._counts["attached"] += code == _ATTACH
+        self._counts["transfers"] += code == _TRANSFER
+        if code in (_ATTACH, _TRANSFER):
             return
         performative, _ = decode_performative(body)
         channel = self._our_channels.get(channel, channel)
         match performative:
             case Open():
-                self._is_open = True
+                self._counts["opens"] += 1
             case Begin(remote_channel=int(ours), incoming_window=window):
                 self._our_channels[channel] = ours
-                self._windows[ours] = window
-            case Flow(next_incoming_id=int(number), incoming_window=window):
-                self._windows[channel] = number + window
+                if ours == 1:
+                    self._counts["window"] = window
+            case Flow(next_incoming_id=int(number), incoming_window=window) if channel == 1:
+                self._counts["window"] = number + window
             case Disposition(first=first, last=last, state=state):
                 count = (first if last is None else last) - first + 1
-                self._settled += count
+                self._counts["settled"] += count
                 error = state.error if isinstance(state, Rejected) else None
                 self._attack.tally["accepted" if error is None else str(error.condition)] += count
             case Detach(error=Error() as error) | End(error=Error() as error) | Close(error=Error() as error):

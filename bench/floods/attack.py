@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import resource
 import ssl
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
@@ -24,12 +26,21 @@ from tidegate.model.sas import make_sas_token
 
 HUB: Final = "flood"
 POLICY: Final = "tenant"
+AUDIENCE: Final = f"sb://localhost/{HUB}"
 PARTITIONS: Final = 16
 GROUPS: Final = [f"group-{number}" for number in range(13)]
 """The hub that floods are about, the policy of attackers that have a key, the hub's partitions and groups."""
 _NICENESS: Final = 10
 """Attackers stand for other machines: they should not take the processor from the service."""
+_SOURCES: Final = 50
+_STEP_S: Final = 0.5
+_TELLING: Final = re.compile(rb"amqp:[a-z:-]+|com\.microsoft:[a-z-]+|HTTP/1\.1 \d+")
 _NEVER_EXPIRES: Final = 4_000_000_000
+
+
+def source_of(number: int) -> str:
+    """The address that an attacker connects from, so that one machine can be many peers."""
+    return f"127.0.1.{1 + number % _SOURCES}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +54,37 @@ class Target:
     key: str = field(repr=False)
     """Of the policy ``POLICY``, with Send and Listen on the hub ``HUB``."""
 
-    def token(self, audience: str = f"sb://localhost/{HUB}", *, key: str | None = None) -> str:
+    def token(self, *, key: str | None = None) -> str:
         """A token of the attackers' policy. key: None is the right one."""
-        return make_sas_token(audience=audience, key_name=POLICY, key=key or self.key, expiry=_NEVER_EXPIRES)
+        return make_sas_token(audience=AUDIENCE, key_name=POLICY, key=key or self.key, expiry=_NEVER_EXPIRES)
+
+
+class Line:
+    """A connection of an attacker. It raises EOFError once the service has hung up."""
+
+    def __init__(
+        self, tally: Counter[str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.reader = reader
+        self._tally = tally
+        self._writer = writer
+
+    async def send(self, data: bytes) -> None:
+        """Write as fast as the service reads."""
+        if self._writer.transport.is_closing():
+            raise EOFError
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def hold(self) -> NoReturn:
+        """Do nothing more; conditions and statuses that come are counted."""
+        while data := await self.reader.read(65_536):
+            self._tally.update(found.decode() for found in _TELLING.findall(data))
+        raise EOFError
+
+    def abort(self) -> None:
+        """End it at once."""
+        self._writer.transport.abort()
 
 
 @dataclass(slots=True)
@@ -53,35 +92,34 @@ class Attack:
     """One run of an attack program."""
 
     target: Target
-    until: float
-    """By ``time.monotonic``."""
+    seconds: float
     scale: float = 1.0
     tally: Counter[str] = field(default_factory=Counter)
-    """What came back, by kind: ``connected``, ``hung up``, error conditions, ``HTTP 200`` …"""
+    """What came back, by kind: ``connected``, ``hung up``, error conditions, ``HTTP/1.1 200`` …"""
 
     def count(self, number: int) -> int:
         """So many, scaled: 1 at least."""
         return max(1, round(number * self.scale))
 
-    async def connect(
-        self, address: str, *, source: str = "127.0.1.1", tls: ssl.SSLContext | None = None
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection from one of loopback's addresses, so that one machine can be many peers."""
+    @asynccontextmanager
+    async def connected(
+        self, address: str, *, source: str, tls: ssl.SSLContext | None = None
+    ) -> AsyncIterator[Line]:
+        """A connection from one of loopback's addresses."""
         host, _, port = address.rpartition(":")
-        try:
-            streams = await asyncio.open_connection(
-                host, int(port), local_addr=(source, 0), ssl=tls, server_hostname="localhost" if tls else None
-            )
-        except OSError as error:
-            self.tally[f"connect: {type(error).__name__}"] += 1
-            raise
+        reader, writer = await asyncio.open_connection(
+            host, int(port), local_addr=(source, 0), ssl=tls, server_hostname="localhost" if tls else None
+        )
         self.tally["connected"] += 1
-        return streams
+        try:
+            yield Line(self.tally, reader, writer)
+        finally:
+            writer.transport.abort()
 
     async def repeat(
         self, attackers: int, work: Callable[[int], Awaitable[None]], *, pause_s: float = 0.05
     ) -> None:
-        """So many attackers at once, each beginning again soon after its connection has ended.
+        """So many attackers at once (scaled), each beginning again soon after its connection has ended.
 
         ``work`` gets the attacker's number.
         """
@@ -90,19 +128,52 @@ class Attack:
             while True:
                 try:
                     await work(number)
-                except (OSError, EOFError, ssl.SSLError):
-                    self.tally["cut off"] += 1
+                except EOFError:
+                    self.tally["hung up"] += 1
+                except OSError as error:
+                    self.tally[type(error).__name__] += 1
                 await asyncio.sleep(pause_s)
 
         async with asyncio.TaskGroup() as group:
-            for number in range(attackers):
+            for number in range(self.count(attackers)):
                 group.create_task(attack(number))
 
 
 Program = Callable[[Attack], Awaitable[None]]
+Saying = bytes | Callable[[Attack, int], bytes]
+"""Bytes, or what makes them for an attacker's number."""
 
-FROM_NETWORK: Final[Mapping[str, object]] = {}
-"""Settings that limit loopback's addresses as those of other machines."""
+
+def saying(
+    connections: int, *steps: Saying, face: str = "amqp", then: bytes = b"", every_s: float = 0.0
+) -> Program:
+    """Connections that say something each half second, and then one thing again and again.
+
+    Nothing that comes back is read, unless they say nothing more: then they wait for the service to hang up.
+    """
+
+    async def flood(attack: Attack) -> None:
+        async def say(number: int) -> None:
+            source = source_of(number) if any(map(callable, steps)) else source_of(0)
+            async with attack.connected(getattr(attack.target, face), source=source) as line:
+                for step in steps:
+                    await line.send(step(attack, number) if callable(step) else step)
+                    await asyncio.sleep(_STEP_S)
+                while then:
+                    await line.send(then)
+                    await asyncio.sleep(every_s)
+                await line.hold()
+
+        await attack.repeat(connections, say, pause_s=_STEP_S)
+
+    return flood
+
+
+FROM_NETWORK: Final[Mapping[str, object]] = {
+    "connections_per_address_max": 5_000,
+    "connections_without_token_per_address_max": 100,
+}
+"""The service's limits for addresses, from which loopback is exempt unless they are set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +198,9 @@ class Flood:
 
 
 async def _run(flood: Flood, attack: Attack) -> None:
-    try:
-        async with asyncio.timeout_at(asyncio.get_running_loop().time() + attack.until - time.monotonic()):
+    with suppress(TimeoutError):
+        async with asyncio.timeout(attack.seconds):
             await flood.attack(attack)
-    except TimeoutError:
-        pass
 
 
 def main() -> NoReturn:
@@ -143,9 +212,8 @@ def main() -> NoReturn:
     os.nice(_NICENESS)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    began = time.monotonic()
-    attack = Attack(Target(**order["target"]), began + order["seconds"], order["scale"])
-    print(began, flush=True)
+    attack = Attack(Target(**order["target"]), order["seconds"], order["scale"])
+    print(time.monotonic(), flush=True)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(flood, attack))
         print(json.dumps(attack.tally), flush=True)

@@ -42,7 +42,7 @@ _UNDER_WAY_S: Final = 3.0
 """What is younger than that when the canary is stopped says nothing."""
 _HUB: Final = "canary"
 _PARTITIONS: Final = 32
-_EVERY_S: Final = {"send": 0.02, "append": 0.3, "health": 0.05, "connect": 0.5}
+_EVERY_S: Final = {"send": 0.02, "append": 0.25, "health": 0.05, "connect": 0.5}
 
 
 @dataclass(frozen=True, slots=True)

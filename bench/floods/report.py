@@ -20,6 +20,7 @@ SLOWDOWN_MAX: Final = 20.0
 BASE_MS_MIN: Final = 5.0
 """A base below it counts as it. Our choice: on a machine of two processors, a program that is awake beside
 the service costs that much by itself."""
+_DISTURBED_MS: Final = 40.0
 STOP_BEGINS_S_MAX: Final = 1.0
 _BOUND_KINDS: Final = ("send", "health")
 _TALLIES_SHOWN: Final = 4
@@ -28,6 +29,11 @@ _TALLIES_SHOWN: Final = 4
 def slowdown(outcome: Outcome, kind: str) -> float:
     """The canary's p99 under the flood by its p99 before."""
     return outcome.under.p99_ms[kind] / max(outcome.base.p99_ms[kind], BASE_MS_MIN)
+
+
+def is_base_disturbed(outcome: Outcome) -> bool:
+    """Whether the canary waited for something before the flood began, so that ratios say too little."""
+    return any(outcome.base.p99_ms[kind] > _DISTURBED_MS for kind in _BOUND_KINDS)
 
 
 def broken_bounds(flood: Flood, outcome: Outcome) -> list[str]:

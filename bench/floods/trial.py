@@ -33,8 +33,8 @@ from tidegate.model.position import EventPosition
 
 KINDS: Final = ("send", "append", "health", "connect")
 _SAMPLE_S: Final = 0.05
-_RECOVERED_S: Final = 3.0
-"""The last part of the time after a flood, in which the service must serve as before."""
+_RECOVERY_S: Final = 2.0
+"""After a flood; from then on the service must serve as before, and each partition take an event."""
 _ATTACK_OVERTIME_S: Final = 20.0
 _READ_TIMEOUT_S: Final = 20.0
 _EVENT_BYTES: Final = 16_384
@@ -140,7 +140,7 @@ def _run(flood: Flood, service: FloodedService, directory: Path, timing: Timing)
         flood=flood.name,
         base=_phase(samples, base_began, began),
         under=_phase(samples, began, ended),
-        after=_phase(samples, ended + timing.settle_s - _RECOVERED_S, math.inf),
+        after=_phase(samples, ended + min(_RECOVERY_S, timing.settle_s / 2), math.inf),
         base_mb=base_mb,
         peak_mb=watch.peak_mb,
         after_mb=after_mb,
