@@ -53,7 +53,7 @@ class FakeOwner:
         """Count it."""
         self.unacknowledged_bytes += change
 
-    def on_congestion(self) -> None:
+    def on_congestion(self, handler: ConnectionHandler) -> None:
         """Count it."""
         self.congestions += 1
 

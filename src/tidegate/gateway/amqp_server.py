@@ -47,9 +47,12 @@ _STRANGER_LIMITS = PeerLimits(
 """For clients without a token. Our choice: a token of any kind fits into some KB, and takes some eight frames
 to be put."""
 
-_UNACKNOWLEDGED_BYTES_TOTAL = 32 * 1024 * 1024
+_UNACKNOWLEDGED_BYTES_TOTAL = 16 * 1024 * 1024
 _UNACKNOWLEDGED_BYTES_MIN = 64 * 1024
 """Bytes taken in and not yet durable, over all connections, and what each may have anyway (our choice)."""
+
+_RESUMED_AT_ONCE = 8
+"""Connections that read again in one turn of the event loop (our choice: half a megabyte)."""
 
 _log = logging.getLogger(__name__)
 
@@ -100,6 +103,7 @@ class AmqpGateway:
         self._opened_connections = 0
         self._handlers: set[ConnectionHandler] = set()
         self._is_waiting_for_disk = False
+        self._waiting_for_disk: dict[ConnectionHandler, None] = {}
         self._all_over = asyncio.Event()
 
     async def listen(
@@ -160,6 +164,7 @@ class AmqpGateway:
     def on_connection_over(self, handler: ConnectionHandler) -> None:
         """The connection is gone."""
         self._handlers.discard(handler)
+        self._waiting_for_disk.pop(handler, None)
         if not self._handlers:
             self._all_over.set()
 
@@ -178,8 +183,9 @@ class AmqpGateway:
         self._unacknowledged_bytes += change
         self.budget.add_queued(change)
 
-    def on_congestion(self) -> None:
-        """The disk is behind: have ``resume_reading`` called once it has caught up."""
+    def on_congestion(self, handler: ConnectionHandler) -> None:
+        """The disk is behind: have ``resume_reading`` called once it has caught up, in order of calls."""
+        self._waiting_for_disk[handler] = None
         if not self._is_waiting_for_disk:
             self._is_waiting_for_disk = True
             self._tasks.start(self._resume_after_congestion(), name="wait for the disk")
@@ -199,8 +205,17 @@ class AmqpGateway:
 
     async def _resume_after_congestion(self) -> None:
         try:
-            await self.broker.wait_uncongested()
+            while self._waiting_for_disk:
+                await self.broker.wait_uncongested()
+                await self._resume_some()
         finally:
             self._is_waiting_for_disk = False
-        for handler in list(self._handlers):
-            handler.resume_reading()
+
+    async def _resume_some(self) -> None:
+        """Let connections read again, a few per turn of the event loop: what they read must count before more
+        do, or hundreds would queue megabytes before anybody's next event."""
+        while self._waiting_for_disk and not self.broker.is_congested:
+            for handler in list(self._waiting_for_disk)[:_RESUMED_AT_ONCE]:
+                del self._waiting_for_disk[handler]
+                handler.resume_reading()
+            await asyncio.sleep(0)

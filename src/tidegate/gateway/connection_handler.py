@@ -56,6 +56,10 @@ _BLOCKED_BYTES_MAX = 8 * 1024 * 1024
 """What may wait, over all sessions of a connection, for their windows. A session that waits gets nothing
 more, but a connection may have thousands of them (our choice: some of the largest batches)."""
 
+_CONGESTED_BYTES = 16 * 1024
+"""What a connection may have under way even if the disk is behind: it is others who keep it busy (our
+choice)."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -139,7 +143,7 @@ class ConnectionOwner(Protocol):
         """The connection is gone."""
         ...
 
-    def on_congestion(self) -> None:
+    def on_congestion(self, handler: ConnectionHandler) -> None:
         """The disk is behind: have ``resume_reading`` called once it has caught up."""
         ...
 
@@ -275,20 +279,20 @@ class ConnectionHandler:
         if self._is_reading_paused:
             self.resume_reading()
             return
-        is_congested = self._owner.broker.is_congested
+        is_congested = self._unacknowledged_bytes > _CONGESTED_BYTES and self._owner.broker.is_congested
         if size > 0 and (is_congested or self._unacknowledged_bytes > self._owner.unacknowledged_bytes_max):
             assert self._driver is not None
             self._is_reading_paused = True
             self._driver.pause_reading()
             if is_congested:
-                self._owner.on_congestion()
+                self._owner.on_congestion(self)
 
     def resume_reading(self) -> None:
         """Read from the socket again, if half of what may wait is done and the disk keeps up."""
         if not self._is_reading_paused or self._is_stopping or self._driver is None:
             return
         if self._owner.broker.is_congested:
-            self._owner.on_congestion()
+            self._owner.on_congestion(self)
         elif self._unacknowledged_bytes <= self._owner.unacknowledged_bytes_max // 2:
             self._is_reading_paused = False
             self._driver.resume_reading()
