@@ -5,6 +5,12 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from tidegate.server.memory import memory_max_bytes_default
+from tidegate.server.settings import MEMORY_BYTES_MIN
 
 _PROGRAM = """
 import resource
@@ -47,3 +53,23 @@ def test_connections_are_not_limited_by_the_shell() -> None:
         [sys.executable, "-c", _LIMITS], capture_output=True, text=True, check=True, timeout=60
     )
     assert completed.stdout.split() == ["True", "True"]
+
+
+@pytest.mark.parametrize("group", ["", "system.slice/tidegate.service"])
+def test_the_limit_of_a_container_or_unit_counts(tmp_path: Path, group: str) -> None:
+    """A service that systemd allows 400 MB does not hold more for its clients than it may have altogether."""
+
+    def default(limit: str | None) -> int:
+        directory = tmp_path / "sys/fs/cgroup" / group
+        directory.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "proc/self").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "proc/self/cgroup").write_text(f"1:name=systemd:/\n0::/{group}\n")
+        if limit is not None:
+            (directory / "memory.max").write_text(limit)
+        return memory_max_bytes_default(root=tmp_path)
+
+    of_the_machine = default(None)
+    assert of_the_machine > 100_000_000
+    assert default("400000000\n") == 100_000_000
+    assert default("max\n") == of_the_machine
+    assert default("1000000\n") == MEMORY_BYTES_MIN

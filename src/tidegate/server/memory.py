@@ -21,8 +21,6 @@ _MMAP_BYTES = 32 * 1024 * 1024
 _MEMORY_BYTES_DEFAULT_MAX: Final = 512 * 1024 * 1024
 _OPEN_FILES_MAX: Final = 1 << 20
 """Our choice, where there is no limit, or none that matters."""
-_CGROUP_MEMORY_MAX: Final = Path("/sys/fs/cgroup/memory.max")
-"""A container's limit (Linux, Documentation/admin-guide/cgroup-v2.rst)."""
 
 
 def keep_freed_memory() -> bool:
@@ -48,12 +46,25 @@ def give_back_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def memory_max_bytes_default() -> int:
-    """What may be held for clients where nobody says how much: a quarter of what this process can have."""
+def memory_max_bytes_default(*, root: Path = Path("/")) -> int:
+    """What may be held for clients where nobody says how much: a quarter of what this process can have.
+
+    That is the machine's memory, or what its container, or systemd's MemoryMax=, allows.
+    """
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
-        available = min(available, int(_CGROUP_MEMORY_MAX.read_text()))
+        available = min(available, int((_cgroup(root) / "memory.max").read_text()))
     return max(MEMORY_BYTES_MIN, min(available // 4, _MEMORY_BYTES_DEFAULT_MAX))
+
+
+def _cgroup(root: Path) -> Path:
+    """The directory of this process's control group (Linux, Documentation/admin-guide/cgroup-v2.rst).
+
+    Raises OSError or ValueError where there is none.
+    """
+    lines = (root / "proc/self/cgroup").read_text().splitlines()
+    (path,) = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
+    return root / "sys/fs/cgroup" / path
 
 
 def allow_open_files() -> int:
