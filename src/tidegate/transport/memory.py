@@ -208,9 +208,9 @@ class MemoryAccount:
         return self.held_bytes * (self._time() - self._progress_at)
 
     def end(self) -> None:
-        """Give the peer up."""
+        """Give the peer up. What it held is on its way out, and counts no more."""
         self._end()
-        self.update()
+        self.close()
 
     def tell_pressure(self, is_short: bool) -> None:
         """Memory has become short, or no longer is."""

@@ -1,0 +1,168 @@
+"""What a peer may make this side hold: less before it has proved who it is, and all of it counted."""
+
+from __future__ import annotations
+
+import pytest
+from tests.amqp.pair import EnginePair
+
+from tidegate.amqp.connection import LINK_BYTES, Connection, ConnectionConfiguration, PeerLimits, Role
+from tidegate.amqp.errors import RESOURCE_LIMIT_EXCEEDED
+from tidegate.amqp.events import ConnectionClosed, ConnectionFailed, LinkAttaching, SessionEnded
+from tidegate.amqp.frames import encode_frame
+from tidegate.amqp.link import SenderLink
+from tidegate.amqp.performatives import Transfer, encode_performative
+
+_STRANGER = PeerLimits(frame_bytes_max=4096, performative_bytes_max=2048, partial_bytes_max=10_000)
+_KNOWN = PeerLimits(performative_bytes_max=8192, partial_bytes_max=40_000, links_max=4)
+
+
+def _pair() -> EnginePair:
+    return EnginePair(server=ConnectionConfiguration("server", peer_limits=_KNOWN, stranger_limits=_STRANGER))
+
+
+def _partial(link: SenderLink, size: int) -> bytes:
+    """A transfer frame of a message that does not end."""
+    transfer = Transfer(handle=link.handle, delivery_id=0, delivery_tag=b"t", message_format=0, more=True)
+    return encode_frame(0, encode_performative(transfer) + bytes(size))
+
+
+def _error_of(pair: EnginePair) -> str | None:
+    """With what the service closed the connection; None: it did not."""
+    pair.pump()
+    closed = pair.take(ConnectionClosed)
+    return None if not closed or closed[0].error is None else str(closed[0].error.condition)
+
+
+@pytest.mark.parametrize(("is_known", "condition"), [(False, "amqp:connection:framing-error"), (True, None)])
+def test_frames_of_a_stranger_are_small(is_known: bool, condition: str | None) -> None:
+    """Protects memory before a token: a frame that may be sent afterwards ends a stranger's connection."""
+    pair = _pair()
+    link, _ = pair.attach_sender(pair.open())
+    if is_known:
+        pair.server.admit_peer()
+    pair.server.receive_data(_partial(link, 5000), now=0.0)
+    assert _error_of(pair) == condition
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_unfinished_messages_are_bounded(is_known: bool) -> None:
+    """Protects memory: what has begun and not ended may take little before a token, and more afterwards."""
+    pair = _pair()
+    session = pair.open()
+    links = [pair.attach_sender(session, f"out-{number}")[0] for number in range(4)]
+    if is_known:
+        pair.server.admit_peer()
+    for link in links:
+        pair.server.receive_data(_partial(link, 3000), now=0.0)
+    assert _error_of(pair) == (None if is_known else RESOURCE_LIMIT_EXCEEDED)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_attaches_are_short(is_known: bool) -> None:
+    """Protects memory: an attach is answered with its own words, and so may not have many."""
+    pair = _pair()
+    session = pair.open()
+    if is_known:
+        pair.server.admit_peer()
+    session.attach_sender("out", target="hub", properties={"x": "y" * 3000})
+    assert _error_of(pair) == (None if is_known else RESOURCE_LIMIT_EXCEEDED)
+    if is_known:
+        session.attach_sender("more", target="hub", properties={"x": "y" * 9000})
+        assert _error_of(pair) == RESOURCE_LIMIT_EXCEEDED
+
+
+def test_links_are_counted_over_all_sessions() -> None:
+    """Protects memory: a connection cannot have 256 links in each of 5,000 sessions; ended ones are free."""
+    pair = _pair()
+    first = pair.open()
+    pair.server.admit_peer()
+    second = pair.client.begin_session()
+    links = [pair.attach_sender(first, f"a{number}")[0] for number in range(2)]
+    links += [pair.attach_sender(second, f"b{number}")[0] for number in range(2)]
+    links[0].detach()
+    pair.pump()
+    pair.attach_sender(first, "in its place")
+    second.attach_sender("one too many", target="hub")
+    pair.pump()
+    (ended,) = pair.take(SessionEnded)
+    assert ended.session is second
+    assert ended.error is not None
+    assert ended.error.condition == RESOURCE_LIMIT_EXCEEDED
+    assert pair.server.held_bytes == LINK_BYTES * (1 + 2)  # the first session and its links
+
+
+def test_what_is_held_is_counted_and_freed() -> None:
+    """Protects the count that the service's memory is governed by: it follows what is held, down to 0."""
+    pair = EnginePair(server=ConnectionConfiguration("server", incoming_window=100))
+    session = pair.open()
+    idle = pair.server.held_bytes
+    link, _ = pair.attach_sender(session)
+    assert pair.server.held_bytes == idle + LINK_BYTES
+    pair.server.receive_data(_partial(link, 20_000), now=0.0)
+    assert pair.server.held_bytes == idle + LINK_BYTES + 20_000
+    pair.server.receive_data(b"\x00\x00\xff\xff\x02\x00\x00\x00" + bytes(1000), now=0.0)  # half a frame
+    assert pair.server.held_bytes == idle + LINK_BYTES + 20_000 + 1008
+    pair.server.receive_eof(now=0.0)
+    pair.pump()
+    assert pair.server.held_bytes <= 1008
+
+
+def test_frames_that_wait_for_a_window_are_counted() -> None:
+    """Protects memory: what a client's closed session window keeps back counts, until it opens or ends."""
+    pair = EnginePair(
+        client=ConnectionConfiguration(
+            "client", sasl_mechanism="ANONYMOUS", incoming_window=2, max_frame_size=512
+        )
+    )
+    pair.is_accepting = False
+    session = pair.open()
+    link = session.attach_receiver("in", source="hub")
+    link.grant_credit(10)
+    pair.pump()
+    (attaching,) = pair.take(LinkAttaching, of_server=True)
+    attaching.link.accept()
+    pair.pump()
+    sender = pair.other_end(link)
+    assert isinstance(sender, SenderLink)
+    sender.send(bytes(5000), settled=True)
+    assert 3000 < pair.server.blocked_bytes < 5000
+    assert pair.server.held_bytes > pair.server.blocked_bytes
+    pair.pump()  # the client opens its window as it reads
+    assert pair.server.blocked_bytes == 0
+    sender.send(bytes(5000), settled=True)
+    assert pair.server.blocked_bytes > 0
+    link.detach()
+    pair.pump()
+    assert pair.server.blocked_bytes == 0
+
+
+def test_an_answered_attach_is_forgotten() -> None:
+    """Protects memory: of thousands of links, properties and filters are not kept once they were read."""
+    pair = EnginePair()
+    pair.is_accepting = False
+    session = pair.open()
+    session.attach_sender("out", target="hub", properties={"x": "y"})
+    pair.pump()
+    (attaching,) = pair.take(LinkAttaching, of_server=True)
+    assert attaching.link.remote_attach.properties
+    attaching.link.accept()
+    assert not attaching.link.remote_attach.properties
+    assert attaching.link.remote_attach.target is not None
+
+
+def test_what_a_client_pipelines_behind_an_undecided_response_is_bounded() -> None:
+    """Protects memory before a token: 16 KB behind SASL PLAIN, while nobody has judged its key."""
+    client = Connection(
+        ConnectionConfiguration("client", sasl_mechanism="PLAIN", sasl_initial_response=b"\0policy\0key"),
+        role=Role.CLIENT,
+        now=0.0,
+    )
+    server = Connection(ConnectionConfiguration("server"), role=Role.SERVER, now=0.0)
+    client.open()
+    server.receive_data(b"".join(client.data_to_send()), now=0.0)
+    client.receive_data(b"".join(server.data_to_send()), now=0.0)
+    server.receive_data(b"".join(client.data_to_send()) + bytes(20_000), now=0.0)
+    events = []
+    while (event := server.next_event()) is not None:
+        events.append(event)
+    assert isinstance(events[-1], ConnectionFailed)

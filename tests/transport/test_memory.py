@@ -1,0 +1,107 @@
+"""The memory that is held for peers: counted, given back when short, taken from the right ones when gone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tidegate.model.errors import ServerBusyError
+from tidegate.transport.memory import MemoryAccount, MemoryBudget
+
+
+class Peer:
+    """A peer that holds what a test says."""
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self.held = 0
+        self.is_ended = False
+        self.pressures: list[bool] = []
+        self.account: MemoryAccount = budget.open_account(
+            lambda: self.held, end=self._end, on_pressure=self.pressures.append
+        )
+
+    def hold(self, size: int) -> None:
+        """Hold so much from now on."""
+        self.held = size
+        self.account.update()
+
+    def _end(self) -> None:
+        self.held = 0
+        self.is_ended = True
+
+
+async def _settle() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_accounts_add_up() -> None:
+    """What is used is what all hold and what is queued; a peer that is gone holds nothing."""
+    budget = MemoryBudget(1000)
+    first, second = Peer(budget), Peer(budget)
+    first.hold(100)
+    second.hold(50)
+    first.hold(70)
+    budget.add_queued(30)
+    assert budget.statistics().used_bytes == 150
+    assert budget.take_peak_bytes() == 150
+    first.account.close()
+    first.account.close()
+    first.hold(999)
+    budget.add_queued(-30)
+    assert budget.statistics().used_bytes == 50
+    assert budget.take_peak_bytes() == 150
+    assert budget.take_peak_bytes() == 50
+
+
+async def test_shortage_is_told_once_each_way() -> None:
+    """From half of the limit on everybody is asked to hold less, late comers, too, until it is over."""
+    budget = MemoryBudget(1000)
+    first = Peer(budget)
+    first.hold(499)
+    await _settle()
+    assert not budget.is_short
+    first.hold(500)
+    await _settle()
+    assert budget.is_short
+    second = Peer(budget)
+    assert (first.pressures, second.pressures) == ([True], [True])
+    first.held = 0  # the kernel took it: nobody measures until the budget does
+    async with asyncio.timeout(30.0):
+        while second.pressures != [True, False]:  # noqa: ASYNC110 - the budget announces it to peers only
+            await asyncio.sleep(0.01)
+    assert not budget.is_short
+    assert not first.is_ended
+
+
+async def test_who_holds_most_without_progress_is_ended() -> None:
+    """At the limit those go who sit on memory, not who works through as much, until there is room."""
+    budget = MemoryBudget(1000)
+    idlers = [Peer(budget) for _ in range(3)]
+    for idler in idlers:
+        idler.hold(200)
+    await asyncio.sleep(0.05)
+    reader = Peer(budget)
+    reader.hold(300)
+    budget.require_room()
+    reader.hold(100)
+    reader.hold(420)
+    assert budget.is_exhausted
+    with pytest.raises(ServerBusyError):
+        budget.require_room()
+    await _settle()
+    assert not reader.is_ended
+    assert [idler.is_ended for idler in idlers].count(True) == 1
+    assert budget.statistics().used_bytes == 820
+    assert budget.statistics().ended_peers == 1
+
+
+async def test_what_waits_for_the_disk_ends_nobody() -> None:
+    """Bytes that go by themselves are no peer's fault, and peers that hold nothing are left alone."""
+    budget = MemoryBudget(1000)
+    peer = Peer(budget)
+    budget.add_queued(2000)
+    await _settle()
+    assert budget.is_exhausted
+    assert not peer.is_ended

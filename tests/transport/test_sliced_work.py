@@ -1,0 +1,50 @@
+"""Long work leaves the event loop to others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from tidegate.transport import sliced_work
+from tidegate.transport.sliced_work import SlicedWork
+from tidegate.transport.tasks import TaskOwner
+
+
+async def test_others_have_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between slices the loop runs, whoever works; two pieces of work are done one after the other."""
+    monkeypatch.setattr(sliced_work, "SLICE_S", 0.0)
+    work, order, turns = SlicedWork(), list[str](), 0
+
+    def items(name: str) -> Iterator[int]:
+        for number in range(50):
+            order.append(name)
+            yield number
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    tasks = TaskOwner("test")
+    tasks.start(count(), name="count")
+    first, second = await asyncio.gather(work.collect(items("a")), work.collect(items("b")))
+    await tasks.close()
+    assert first == second == list(range(50))
+    assert order == ["a"] * 50 + ["b"] * 50
+    assert turns >= 100
+
+
+async def test_a_failure_frees_the_way() -> None:
+    """What raises in the middle is told to who asked, and others go on."""
+    work = SlicedWork()
+
+    def failing() -> Iterator[int]:
+        yield 1
+        raise ValueError("garbled")
+
+    with pytest.raises(ValueError, match="garbled"):
+        await work.collect(failing())
+    assert await work.collect(iter([1, 2])) == [1, 2]
