@@ -17,7 +17,7 @@ from tidegate.wire.delivery import RuntimeMetrics, event_deliveries
 from tidegate.wire.encoded_events import events_of_batch, events_of_deliveries
 from tidegate.wire.event_codec import decode_event, event_body
 from tidegate.wire.event_texts import EventTexts, decode_whole
-from tidegate.wire.publisher import as_published
+from tidegate.wire.publisher import published_events, unpublished_events
 from tidegate.wire.request_response import Request
 
 _METRICS = RuntimeMetrics(1, "1", 2, 3)
@@ -58,7 +58,8 @@ def _numbered(data: bytes) -> None:
 
 def _published(data: bytes) -> None:
     with suppress(InvalidArgumentError):  # another partition key
-        as_published(split_message(data, BATCH_MESSAGE_FORMAT), "publisher")
+        list(published_events(split_message(data, BATCH_MESSAGE_FORMAT), "publisher"))
+    list(unpublished_events(split_message(data, BATCH_MESSAGE_FORMAT)))
 
 
 def _captured(data: bytes) -> None:

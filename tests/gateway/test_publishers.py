@@ -45,6 +45,10 @@ async def _send(pair: Pair, link: SenderLink, payload: bytes, message_format: in
     return state.error.condition
 
 
+def _settled_count(pair: Pair, link: SenderLink) -> int:
+    return sum(each.last_delivery_id - each.first_delivery_id + 1 for each in pair.settled(link))
+
+
 def _received(pair: Pair, partition: int) -> list[Message]:
     source = f"hub/ConsumerGroups/$Default/Partitions/{partition}"
     link = pair.session.attach_receiver(f"r{partition}", source=source, target="client")
@@ -96,6 +100,32 @@ async def test_a_publisher_cannot_pass_for_another(pair: Pair) -> None:
     assert await _send(pair, link, _event(publisher="device-2")) == ""
     (received,) = _received(pair, partition_for_key("device-1", 2))
     assert received.message_annotations[PUBLISHER] == "device-1"
+
+
+@pytest.mark.parametrize("address", ["hub", "hub/Partitions/0"])
+async def test_nobody_else_can_pass_for_a_publisher(pair: Pair, address: str) -> None:
+    """A publisher's name in events of a plain sender is taken out: sent singly, in a batch, and in one that
+    is so large that others get their turns in between, with what follows behind it.
+    """
+    link = _attach(pair, address)
+    forged, plain = _event(publisher="device-2"), _event()
+    batch = batch_envelope() + wrap_event(forged) + wrap_event(plain) + wrap_event(forged)
+    large = batch_envelope() + wrap_event(forged) * 300
+    link.send(forged)
+    for payload in (batch, large, batch_envelope() + wrap_event(plain), batch):
+        link.send(payload, message_format=BATCH_MESSAGE_FORMAT)
+    await pair.wait_for(lambda: _settled_count(pair, link) == 5)
+    assert all(isinstance(each.state, Accepted) for each in pair.settled(link))
+    messages = []
+    for partition in (0, 1):
+        source = f"hub/ConsumerGroups/$Default/Partitions/{partition}"
+        receiver = pair.session.attach_receiver(f"r{partition}", source=source, target="client")
+        receiver.grant_credit(1000)
+        pair.exchange()
+        messages += [decode_message(delivery.payload) for delivery in pair.deliveries(receiver)]
+    assert len(messages) == 1 + 3 + 300 + 1 + 3
+    assert not any(PUBLISHER in message.message_annotations for message in messages)
+    assert {message.data for message in messages} == {(b"body",)}
 
 
 async def test_what_the_service_writes_does_not_count(pair: Pair) -> None:

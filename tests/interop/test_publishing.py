@@ -49,6 +49,29 @@ def test_publisher(service: HubService, target: SdkTarget) -> None:
         assert _annotation(event, PARTITION_KEY) == "device-1"
 
 
+def test_a_publisher_that_a_plain_sender_writes(service: HubService, target: SdkTarget) -> None:
+    """Receivers see no publisher where none was proved; the sender's other annotations are theirs."""
+    hub = service.create_hub(partition_count=1)
+    forged = []
+    for body in "abc":
+        event = EventData(body)
+        event.raw_amqp_message.annotations = {
+            b"x-opt-publisher": "device-1",
+            b"x-opt-sequence-number": 666,
+            b"mine": "x",
+        }
+        forged.append(event)
+    with target.producer(hub) as producer:
+        producer.send_event(forged[0])
+        producer.send_batch([*forged[1:]])
+    events = read(target.consumer(hub), 3)
+    assert [event.body_as_str() for event in events] == ["a", "b", "c"]
+    assert [event.sequence_number for event in events] == [0, 1, 2]
+    for event in events:
+        assert b"x-opt-publisher" not in (event.raw_amqp_message.annotations or {})
+        assert _annotation(event, "mine") == "x"
+
+
 def test_publisher_with_another_key(service: HubService, target: SdkTarget) -> None:
     """A partition key that is not the publisher's name is an error that the SDK reports."""
     hub = service.create_hub(partition_count=1)

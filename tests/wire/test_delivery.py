@@ -299,6 +299,12 @@ def test_a_second_annotations_section_does_not_outdo_the_services(metrics: Runti
         assert delivered.data == (b"x" * 9,)
 
 
+def test_names_in_binary_are_the_same_names() -> None:
+    """Protects clients that read symbols as bytes, as the official Python one does: one sequence number."""
+    forged = Message(message_annotations={b"x-opt-sequence-number": 666, b"mine": 1}, data=(b"x",))
+    assert _deliver(encode_message(forged), 5).message_annotations == {b"mine": 1, **_ours(5)}
+
+
 def test_annotations_that_decoders_refuse_are_delivered_as_a_body() -> None:
     """Protects readers, and the loop that delivers to them: nobody decodes 240,000 annotations."""
     entries = encode_value(None) * 2000 + encode_value(1) * 2

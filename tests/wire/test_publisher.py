@@ -7,11 +7,17 @@ from dataclasses import replace
 import pytest
 from tests.amqp.strategies import typed
 
+from tidegate.amqp.encode import encode_value
 from tidegate.amqp.message import Header, Message, Properties, decode_message, encode_message, iter_sections
 from tidegate.amqp.types import Symbol, UInt
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.wire.batch import iter_events, split_single
-from tidegate.wire.publisher import as_published
+from tidegate.wire.batch import batch_envelope, iter_events, split_batch, split_single, unwrap, wrap_event
+from tidegate.wire.publisher import (
+    may_name_publisher,
+    published_events,
+    rewritten_batch,
+    unpublished_events,
+)
 
 _NAMED: dict[object, object] = {Symbol("x-opt-publisher"): "p", Symbol("x-opt-partition-key"): "p"}
 
@@ -37,7 +43,8 @@ _NAMED: dict[object, object] = {Symbol("x-opt-publisher"): "p", Symbol("x-opt-pa
 def test_a_publishers_name_is_all_that_is_added(message: Message) -> None:
     """Protects every section of a publisher's event, and their order, in which receivers look for them."""
     original = decode_message(encode_message(message))
-    published = as_published(split_single(encode_message(message)), "p")
+    sections = split_single(encode_message(message))
+    published = rewritten_batch(sections, list(published_events(sections, "p")), "p")
     (event,) = iter_events(published.payload, published.lengths)
     codes = [code for code, *_ in iter_sections(event)]
     assert codes == sorted(codes)
@@ -52,4 +59,54 @@ def test_an_event_with_anothers_key_is_refused() -> None:
     """Protects keys that are a publisher's name from events of another publisher."""
     encoded = encode_message(Message(message_annotations={"x-opt-partition-key": "q"}, data=(b"x",)))
     with pytest.raises(InvalidArgumentError, match="not the publisher's name"):
-        as_published(split_single(encoded), "p")
+        list(published_events(split_single(encoded), "p"))
+
+
+_NAME = b"x-opt-publisher"
+_BODY = b"\x00\x53\x75\xa0\x04body"
+_FORGED = {
+    "symbol": b"\xa3\x0f" + _NAME,
+    "long symbol": b"\xb3\x00\x00\x00\x0f" + _NAME,
+    "string": b"\xa1\x0f" + _NAME,
+    "long string": b"\xb1\x00\x00\x00\x0f" + _NAME,
+    "binary": b"\xa0\x0f" + _NAME,
+    "long binary": b"\xb0\x00\x00\x00\x0f" + _NAME,
+}
+
+
+def _unpublished(message: bytes) -> bytes:
+    """As it is stored, where it is not sent to a publisher's address."""
+    assert may_name_publisher(message)
+    (event,) = unpublished_events(split_batch(batch_envelope() + wrap_event(message)))
+    return bytes(unwrap(event))
+
+
+@pytest.mark.parametrize("key", _FORGED.values(), ids=_FORGED)
+@pytest.mark.parametrize(
+    "section", [b"\x00\x53\x72", b"\x00\x80\0\0\0\0\0\0\0\x72", b"\x00\xa3\x1camqp:message-annotations:map"]
+)
+def test_a_publisher_that_a_sender_writes_is_taken_out(key: bytes, section: bytes) -> None:
+    """Protects receivers: in any encoding of name and section, and wherever else in the message one is."""
+    mine = encode_value(Symbol("x-mine")) + encode_value(UInt(7))
+    entries = key + b"\xa1\x01q" + mine
+    forged = section + b"\xc1" + bytes((len(entries) + 1, 4)) + entries
+    kept = b"\x00\x53\x72\xd1" + (len(mine) + 4).to_bytes(4, "big") + b"\0\0\0\x02" + mine
+    header = b"\x00\x53\x70\xc0\x02\x01\x41"
+    assert _unpublished(header + forged + _BODY) == header + kept + _BODY
+    assert _unpublished(_BODY + forged) == kept + _BODY
+    alone = b"\x00\x53\x72\xc1" + bytes((len(key) + 4, 2)) + key + b"\xa1\x01q"
+    assert _unpublished(alone + _BODY) == _BODY
+    assert decode_message(_unpublished(alone + forged + _BODY)).message_annotations == {"x-mine": 7}
+
+
+def test_the_name_elsewhere_in_an_event_stays() -> None:
+    """Protects bodies and properties that have the name in them, and events that are no message."""
+    message = Message(
+        message_annotations={"x-mine": "x-opt-publisher"},
+        application_properties={"x-opt-publisher": "p"},
+        data=(b"\x0fx-opt-publisher",),
+    )
+    for encoded in (encode_message(message), b"\x0fx-opt-publisher", b"\x00\x53\x72\xa0\x0fx-opt-publisher"):
+        assert _unpublished(encoded) == encoded
+    for without in (b"", b"\x0f" * 9, b"x-opt-publisher", encode_message(Message(data=(b"x" * 9,)))):
+        assert not may_name_publisher(without)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -27,7 +27,12 @@ from tidegate.model.errors import EventTooLargeError, InvalidArgumentError, NotF
 from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.addresses import NodeAddress
 from tidegate.wire.batch import BatchSections, split_message, with_event_numbers
-from tidegate.wire.publisher import as_published, published_batch, published_events
+from tidegate.wire.publisher import (
+    may_name_publisher,
+    published_events,
+    rewritten_batch,
+    unpublished_events,
+)
 
 _CREDIT = 500
 """Deliveries that a client may have under way on a link. Our choice: memory is bounded in bytes (see
@@ -37,7 +42,7 @@ _ENTRY_BYTES = 512
 """About what a delivery under way takes beside its payload: many tiny ones count for what they are."""
 
 _EVENTS_AT_ONCE = 200
-"""Events that a publisher's name is written into at once: about 1 ms of work."""
+"""Events that a publisher's name is written into, or taken out of, at once: about 1 ms of work."""
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +108,7 @@ class IngressLink:
         self._entity = address.entity
         self._publisher = publisher
         self._pending: deque[_Pending] = deque()
-        self._unpublished: deque[tuple[BatchSections, asyncio.Future[AppendResult]]] = deque()
+        self._unwritten: deque[tuple[BatchSections, asyncio.Future[AppendResult]]] = deque()
         """Batches of a publisher whose events do not have its name yet; the first is being worked on."""
         self._is_closed = False
 
@@ -185,39 +190,48 @@ class IngressLink:
                 next_step="Send fewer events per batch, or smaller ones.",
             )
         sections = split_message(delivery.payload, delivery.message_format)
-        if self._publisher is None:
+        is_as_sent = self._publisher is None and not may_name_publisher(delivery.payload)
+        if self._unwritten or (not is_as_sent and len(sections.lengths) > _EVENTS_AT_ONCE):
+            return self._write_later(sections)
+        if is_as_sent:
             return self._store(sections)
-        if len(sections.lengths) > _EVENTS_AT_ONCE or self._unpublished:
-            return self._publish_later(sections)
-        return self._store(as_published(sections, self._publisher), sent_bytes=len(sections.payload))
+        return self._store_rewritten(sections, list(self._rewritten(sections)))
 
-    def _publish_later(self, sections: BatchSections) -> asyncio.Future[AppendResult]:
-        """Write the publisher's name into many events in slices; batches stay in their order."""
+    def _rewritten(self, sections: BatchSections) -> Iterator[bytes]:
+        """The events with their publisher's name, or without what their sender says of one."""
+        if self._publisher is None:
+            return unpublished_events(sections)
+        return published_events(sections, self._publisher)
+
+    def _store_rewritten(
+        self, sections: BatchSections, events: Sequence[bytes]
+    ) -> asyncio.Future[AppendResult]:
+        batch = rewritten_batch(sections, events, self._publisher)
+        return self._store(batch, sent_bytes=len(sections.payload))
+
+    def _write_later(self, sections: BatchSections) -> asyncio.Future[AppendResult]:
+        """Rewrite many events in slices; batches stay in their order."""
         stored: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
-        self._unpublished.append((sections, stored))
-        if len(self._unpublished) == 1:
-            self._owner.start_task(self._publish_all(), "publisher's batches")
+        self._unwritten.append((sections, stored))
+        if len(self._unwritten) == 1:
+            self._owner.start_task(self._write_all(), "publisher's batches")
         return stored
 
-    async def _publish_all(self) -> None:
-        assert self._publisher is not None
-        while self._unpublished:
-            sections, stored = self._unpublished[0]
+    async def _write_all(self) -> None:
+        while self._unwritten:
+            sections, stored = self._unwritten[0]
             try:
-                events = await self._owner.sliced_work.collect(published_events(sections, self._publisher))
-                batch = published_batch(events, self._publisher)
-                self._store(batch, sent_bytes=len(sections.payload)).add_done_callback(
-                    partial(_hand_on, stored)
-                )
+                events = await self._owner.sliced_work.collect(self._rewritten(sections))
+                self._store_rewritten(sections, events).add_done_callback(partial(_hand_on, stored))
             except Exception as error:  # Whatever it is, the client is told; ``amqp_error`` has it logged.
                 stored.set_exception(error)
-            self._unpublished.popleft()
+            self._unwritten.popleft()
 
     def _store(
         self, sections: BatchSections, *, sent_bytes: int | None = None
     ) -> asyncio.Future[AppendResult]:
         """sent_bytes: what the client sent of it; None: all."""
-        added_bytes = 0 if sent_bytes is None else len(sections.payload) - sent_bytes
+        added_bytes = 0 if sent_bytes is None else max(0, len(sections.payload) - sent_bytes)
         partition = self._event_hub.partition_for(sections.partition_key, chosen=self._partition)
         producer = self._producer_batch(sections)
         appended = partition.append_nowait(

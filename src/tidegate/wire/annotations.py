@@ -51,7 +51,8 @@ def merged_entries(
             value_end = skip_value(message, value_at)
             if value_end > end:
                 raise DecodeError(f"Annotations at byte {value_start} end inside an entry.")
-            if not isinstance(key, str) or key not in without:
+            # Clients take a name in binary for the same: the official Python one reads symbols as bytes.
+            if (key.decode("latin-1") if isinstance(key, bytes) else key) not in without:
                 kept.append(message[at:value_end])
             at = value_end
     return b"".join(kept), 2 * len(kept)
