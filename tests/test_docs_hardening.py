@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import shutil
 import socket
@@ -93,10 +94,9 @@ def test_the_firewall_rules_are_rules(tmp_path: Path) -> None:
     nft = _program("nft", "nftables")
     path = tmp_path / "nftables.conf"
     path.write_text(_block("nftables.conf"), encoding="utf-8")
-    found = subprocess.run([nft, "--check", "--file", path], capture_output=True, text=True, check=False)
-    if "Operation not permitted" in found.stderr:
-        not_tested("The hardening guide's firewall rules are NOT tested: only root may ask nft.")
-    assert found.returncode == 0, found.stderr
+    # In a network of its own, where whoever runs the test may ask.
+    unshare = [] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--net"]
+    _run(*unshare, nft, "--check", "--file", path)
 
 
 @pytest.fixture
