@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http.client
 import os
 import re
@@ -25,6 +26,7 @@ from tests.interop.support import SdkTarget, bodies, read
 from tidegate.model.connection_string import ConnectionString
 from tidegate.server.certificates import ServerCertificate, ensure_server_certificate
 from tidegate.server.config_file import load_settings
+from tidegate.server.settings import ServerSettings
 from tidegate.testing.absent import not_tested
 from tidegate.testing.hub import HubService
 from tidegate.testing.ports import free_ports
@@ -97,6 +99,23 @@ def test_the_firewall_rules_are_rules(tmp_path: Path) -> None:
     # In a network of its own, where whoever runs the test may ask.
     unshare = [] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--net"]
     _run(*unshare, nft, "--check", "--file", path)
+
+
+@pytest.mark.parametrize("page", ["docs/concepts/threat-model.md", "docs/guides/hardening.md", "SECURITY.md"])
+def test_settings_and_their_defaults_are_what_the_code_has(page: str, tmp_path: Path) -> None:
+    """A reader who relies on a limit finds it in the service, with that default."""
+    defaults = {each.name: each.default for each in dataclasses.fields(ServerSettings)}
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for name, given in re.findall(r"`([a-z]+(?:_[a-z]+)+)`(?: \(([^);:]*))?", text):
+        assert name in defaults, name
+        number = re.match(r"[\d,.]+", given)
+        default = defaults[name]
+        if number is None:
+            assert given in ("", "none", "off") or default is None, f"{name} ({given})"
+            assert given not in ("none", "off") or default in (None, ()), f"{name} ({given})"
+        elif isinstance(default, int | float):
+            factor = 1024 * 1024 if given.endswith("MB") else 1
+            assert float(number[0].rstrip(",").replace(",", "")) * factor == default, f"{name} ({given})"
 
 
 @pytest.fixture
