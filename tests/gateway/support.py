@@ -84,6 +84,9 @@ class Pair:
         self.events: list[Event] = []
         self.is_writable = True
         self.is_reading = True
+        self._is_turn_due = False
+        self.turns = 0
+        """How often the handler had its turn."""
         self.bytes_to_client = 0
         self.held_bytes = 0
         self._changed = asyncio.Event()
@@ -100,6 +103,12 @@ class Pair:
     def flush(self) -> None:
         """The handler has something to send."""
         self.exchange()
+
+    def request_turn(self) -> None:
+        """The handler has work to do in its turn: in the exchange under way, or in the loop's next pass."""
+        if not self._is_turn_due:
+            self._is_turn_due = True
+            asyncio.get_running_loop().call_soon(self.exchange)
 
     def pause_reading(self) -> None:
         """Nothing more is carried to the service."""
@@ -130,6 +139,10 @@ class Pair:
                 is_busy = True
             while (event := self.server.next_event()) is not None:
                 self.handler.on_event(event)
+                is_busy = True
+            if self._is_turn_due:
+                self.turns += 1
+                self._is_turn_due = self.handler.on_turn()
                 is_busy = True
             if self.server.has_data_to_send:
                 data = b"".join(self.server.data_to_send())

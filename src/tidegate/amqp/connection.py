@@ -311,6 +311,11 @@ class Connection:
         self._splitter.feed(data)
         self.has_input = True
 
+    def drop_input(self) -> None:
+        """Forget what was fed and is not worked off."""
+        self.has_input = False
+        self._splitter.drop()
+
     def process_slice(self) -> None:
         """Work off a part of what was fed, about a millisecond's worth; ``has_input``: there is more."""
         self.has_input = False

@@ -105,6 +105,13 @@ class FrameSplitter:
                     self._needed_bytes = max(FRAME_HEADER_BYTES, size)
             self._keep(rest)
 
+    def drop(self) -> None:
+        """Forget all that was fed."""
+        self._buffer = memoryview(b"")
+        self._position = 0
+        self._kept.clear()
+        self._kept_bytes = 0
+
     def _keep(self, piece: bytes) -> None:
         self._kept.append(piece)
         self._kept_bytes += len(piece)

@@ -24,7 +24,7 @@ from tidegate.model.clock import Clock
 from tidegate.model.errors import ClosedError
 from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.transport.admission import Admission
-from tidegate.transport.driver import AmqpDriver, AmqpServer, EventHandler, serve_amqp
+from tidegate.transport.driver import AmqpDriver, AmqpServer, EventHandler, serve_amqp, turns_of_loop
 from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.sliced_work import SlicedWork
 from tidegate.transport.streams import ByteStream, StreamReceiver
@@ -94,9 +94,15 @@ class AmqpGateway:
             handshake_timeout_s=idle_limits.unauthorized_s,
             properties={"product": "Tidegate"},
         )
+        self.turns = turns_of_loop(clock)
+        """In which all connections are served."""
         # Without a listener: for streams that are accepted elsewhere.
         self._websockets = AmqpServer(
-            self._configuration, clock=clock, on_connection=self._on_connection, budget=self.budget
+            self._configuration,
+            clock=clock,
+            on_connection=self._on_connection,
+            budget=self.budget,
+            turns=self.turns,
         )
         self._servers: list[AmqpServer] = [self._websockets]
         self._is_stopping = False
@@ -122,6 +128,7 @@ class AmqpGateway:
             on_connection=self._on_connection,
             budget=self.budget,
             admission=self.admission,
+            turns=self.turns,
         )
         self._servers.append(server)
         return server.addresses[0]
@@ -198,6 +205,7 @@ class AmqpGateway:
         handler = ConnectionHandler(self, age_s=driver.age_s)
         handler.attach_driver(driver, driver.connection)
         driver.on_writable = handler.on_writable
+        driver.on_turn = handler.on_turn
         driver.on_memory_pressure = handler.on_memory_pressure
         self._handlers.add(handler)
         self._opened_connections += 1

@@ -80,6 +80,10 @@ class ConnectionDriver(Protocol):
         """Write what the engine has to send."""
         ...
 
+    def request_turn(self) -> None:
+        """Have ``ConnectionHandler.on_turn`` called when this connection's turn comes."""
+        ...
+
     def pause_reading(self) -> None:
         """Let the peer's data wait in the socket."""
         ...
@@ -230,6 +234,14 @@ class ConnectionHandler:
         for node in list(self._nodes.values()):
             node.on_credit()
 
+    def on_turn(self) -> bool:
+        """Send something on the receiver link that waits longest; returns whether more links wait."""
+        link = next(iter(self._pumps), None)
+        if link is not None:
+            del self._pumps[link]
+            link.pump()
+        return bool(self._pumps)
+
     def on_memory_pressure(self, is_short: bool) -> None:
         """Memory has become short, or no longer is: give back what can be read again."""
         if is_short:
@@ -268,9 +280,10 @@ class ConnectionHandler:
             self._scheduled = asyncio.get_running_loop().call_soon(self._run_scheduled)
 
     def schedule_pump(self, link: EgressLink) -> None:
-        """Run ``link.pump`` soon, after others had their turn."""
+        """Run ``link.pump`` in this connection's turn, and write what it sends."""
         self._pumps[link] = None
-        self.schedule_flush()
+        if self._driver is not None:
+            self._driver.request_turn()
 
     def add_unacknowledged(self, size: int) -> None:
         """``size`` more bytes (fewer, when negative) wait for the disk: reading may pause or go on."""
@@ -462,9 +475,6 @@ class ConnectionHandler:
 
     def _run_scheduled(self) -> None:
         self._scheduled = None
-        pumps, self._pumps = self._pumps, {}
-        for link in pumps:
-            link.pump()
         if self._driver is None or self._connection is None:
             return
         if self._is_stopping and self._unacknowledged_bytes == 0:

@@ -45,6 +45,10 @@ leaves unsent; the second where memory is short."""
 _READ_BYTES = 256 * 1024
 """Payload that one read takes from the log (at least one batch); also what a reader without credit keeps in
 memory, unless memory is short."""
+_ROUND_BYTES = 4 * 1024
+_EVENT_BYTES = 200
+"""What each batch, or part of one, and each event that is a delivery of its own counts for beside its
+payload: many small ones take their time, too (measured: 20 and 1 microseconds)."""
 _EVENTS_PER_ROUND = 1000
 _RETRY_AFTER_S = 1.0
 
@@ -154,7 +158,7 @@ class EgressLink:
 
     def on_credit(self) -> None:
         """The client granted credit, or the session's window opened."""
-        self.pump()
+        self._owner.schedule_pump(self)
 
     def close(self) -> None:
         """The link is gone: give up the partition."""
@@ -215,6 +219,7 @@ class EgressLink:
                 bytes_left -= self._send_slice(batch)
             else:
                 bytes_left -= self._send_events(batch, bytes_left)
+            bytes_left -= _ROUND_BYTES
         if is_memory_short:
             self.drop_read_ahead()
         if link.is_drain and (link.credit == 0 or self._current_batch() is None):
@@ -272,7 +277,7 @@ class EgressLink:
 
     def _send_events(self, batch: RecordBatch, bytes_left: int) -> int:
         """Send events of the batch, one delivery each, as many as credit allows and about ``bytes_left``;
-        returns their bytes.
+        returns what that counts for.
         """
         index, offset = self._index, self._offset
         wanted = min(self._link.sendable, _EVENTS_PER_ROUND)
@@ -293,7 +298,7 @@ class EgressLink:
         if taken < len(lengths):
             size = sum(lengths[:taken])
         self._advance(batch, taken, size)
-        return size
+        return size + taken * _EVENT_BYTES
 
     def _metrics(self) -> RuntimeMetrics:
         information = self._partition.runtime_information()
@@ -316,8 +321,8 @@ class EgressLink:
         self._on_appended()
 
     def _on_appended(self) -> None:
-        self.pump()
-        self._owner.schedule_flush()
+        if not self._is_closed:
+            self._owner.schedule_pump(self)
 
     def _on_stolen(self, error: TidegateError) -> None:
         self.fail(error)

@@ -92,6 +92,7 @@ class HttpGateway:
             ssl_context=ssl_context,
             accept_websocket=self._amqp.accept,
             admits_origin=self._admits_origin,
+            turns=self._amqp.turns,
             hsts_max_age_s=self._hsts_max_age_s,
             admission=self._amqp.admission,
         )

@@ -27,6 +27,7 @@ from tidegate.transport.admission import Admission, Face, Ticket
 from tidegate.transport.listener import Listener
 from tidegate.transport.peers import IpAddress, parse_address
 from tidegate.transport.streams import StreamReceiver
+from tidegate.transport.turns import Turns
 from tidegate.transport.websocket import WebSocketStream
 
 HEAD_TIMEOUT_S: Final = 20.0
@@ -74,11 +75,14 @@ class HttpServer(uvicorn.Server):
         write_timeout_s: float = WRITE_TIMEOUT_S,
         hsts_max_age_s: int | None = None,
         admission: Admission | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """accept_websocket: gives the receiver of a WebSocket whose handshake is done. admits_origin: whether
         a page of that origin may open one, by a request with that Host header. admission: limits connections,
-        with those of other faces; None: one of its own.
+        with those of other faces; None: one of its own. turns: in which WebSockets are served; None: as bytes
+        come.
         """
+        self._turns = turns
         self._accept_websocket = accept_websocket
         self._admits_origin = admits_origin
         self.admission = admission or Admission()
@@ -156,6 +160,7 @@ class HttpServer(uvicorn.Server):
             format_refusal=format_error,
             admits_origin=self._admits_origin,
             ticket=ticket,
+            turns=self._turns,
         )
         self.websockets.add(stream)
         return stream

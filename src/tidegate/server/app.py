@@ -37,6 +37,7 @@ from tidegate.server.certificates import (
 )
 from tidegate.server.console import ConsoleParts, console_of
 from tidegate.server.emulator_config import EMULATOR_KEY
+from tidegate.server.event_loop import share_interpreter
 from tidegate.server.exposure import exposure_warnings
 from tidegate.server.live_certificate import CHECK_INTERVAL_S, LiveCertificate
 from tidegate.server.memory import (
@@ -374,6 +375,7 @@ async def run_server(
     """
     keep_freed_memory()
     allow_open_files()
+    share_interpreter()
     server = TidegateServer(settings)
     ready = await server.start()
     try:

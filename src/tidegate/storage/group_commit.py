@@ -23,6 +23,10 @@ from queue import SimpleQueue
 
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
 
+ROUND_MAX = 500
+"""Appends and commands that are done together. Our choice: the event loop answers a round's in one go, which
+takes about a millisecond, and others wait meanwhile."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -104,7 +108,8 @@ class GroupCommit:
             self._ended.set_result(None)
 
     def _take(self) -> tuple[list[_Queued], bool]:
-        """Wait for something to do and take all there is; True where the thread should end after it."""
+        """Wait for something to do and take what there is, ROUND_MAX at most; True where the thread should
+        end after it."""
         taken: list[_Queued] = []
         is_stopping = False
         while True:
@@ -113,7 +118,7 @@ class GroupCommit:
                 is_stopping = True
             else:
                 taken.append(item)
-            if self._queue.empty():
+            if self._queue.empty() or (len(taken) >= ROUND_MAX and not is_stopping):
                 return taken, is_stopping
 
 

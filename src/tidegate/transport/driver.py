@@ -1,10 +1,13 @@
 """One AMQP engine on one byte stream: reads into it, events out of it, one write per turn, one timer.
 
-    stream.data_received -> Connection.receive_data -> on_event (each event, synchronously)
+    stream.data_received -> Connection.feed_data -> a slice -> on_event (each event, synchronously)
+                                                       ^-------'
                          -> Connection.data_to_send -> stream.write (once)
 
-Commands to the engine (``link.send…``, ``session.end`` …) go out with the next ``flush``; inside ``on_event``
-that follows by itself. The first reason to stop is kept and given to everyone who waits.
+A service works slices off in turns with its other connections (``turns``); what is left over waits, and
+meanwhile the stream is not read. Commands to the engine (``link.send…``, ``session.end`` …) go out with the
+next ``flush``; inside ``on_event`` that follows by itself. The first reason to stop is kept and given to
+everyone who waits.
 """
 
 from __future__ import annotations
@@ -33,11 +36,17 @@ from tidegate.transport.streams import (
     connect_stream,
     serve_streams,
 )
+from tidegate.transport.turns import Share, Turns
 
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long a peer may take to answer our close, or to read what is left for it (our choice)."""
+
+PASS_BYTES: Final = 512 * 1024
+STRANGER_PASS_BYTES: Final = 16 * 1024
+"""What is read from one peer in a pass of the event loop; the second before it has proved who it is. Our
+choice: time is the limit in general (``turns``), so the first only bounds what is kept."""
 
 EventHandler = Callable[[Event], None]
 """Takes one event; called from the event loop; must not block."""
@@ -61,15 +70,20 @@ class AmqpDriver:
         on_writable: Callable[[], None] | None = None,
         on_ended: Callable[[AmqpDriver], None] | None = None,
         budget: MemoryBudget | None = None,
+        turns: Turns | None = None,
         age_s: float = 0.0,
     ) -> None:
         """on_ended: called once, after the stream has ended and all events are out. budget: counts what is
-        held for the peer; None: nobody counts. age_s: seconds since the peer has connected."""
+        held for the peer; None: nobody counts. turns: shared with other drivers of the event loop; None: all
+        input is worked off as it comes. age_s: seconds since the peer has connected."""
         self.connection = connection
         self.clock = clock
         self.on_event = on_event
         self.on_writable = on_writable
         """Called when the stream takes more again after it did not; None: nobody minds."""
+        self.on_turn: Callable[[], bool] | None = None
+        """Does a piece of the owner's work, about a millisecond at most, and returns whether there is more;
+        called when its turn comes after ``request_turn``."""
         self._on_ended = on_ended
         self.on_memory_pressure: Callable[[bool], None] | None = None
         """Called when memory becomes short, and when it no longer is; None: nobody minds."""
@@ -84,6 +98,15 @@ class AmqpDriver:
         self._is_closing = False
         self._is_reading_paused = False  # by the owner
         self._is_stream_paused = False
+        self._turns = turns
+        self._share = Share(turns, self._work)
+        self._pass_number = 0
+        self._pass_bytes = 0  # read in that pass
+        self._pass_bytes_max = PASS_BYTES
+        self._is_turn_wanted = False
+        self._has_eof = False  # behind what was fed
+        self._has_stream_ended = False
+        self._end_error: TidegateError | None = None
         self._owner_bytes = 0
         self._budget = budget
         self._account: MemoryAccount | None = None
@@ -115,6 +138,7 @@ class AmqpDriver:
     def admit_peer(self) -> None:
         """The peer has proved who it is: the limits of strangers no longer hold for it."""
         self.connection.admit_peer()
+        self._pass_bytes_max = PASS_BYTES
         if self._stream is not None:
             self._stream.admit_peer()
 
@@ -122,7 +146,17 @@ class AmqpDriver:
         """Hand out events and write what the engine has to send. Inside ``on_event`` it happens by itself."""
         if self._is_pumping:
             return
-        self._pump()
+        if self._has_work:
+            self._share.serve()
+            if not self._share.is_waiting:
+                return  # it has written
+        self._write()
+
+    def request_turn(self) -> None:
+        """Have ``on_turn`` called when this connection's turn comes; what it leaves to send is written."""
+        self._is_turn_wanted = True
+        if not self._is_pumping:
+            self._share.wait()
 
     async def wait_writable(self) -> None:
         """Wait until the stream takes more.
@@ -141,6 +175,8 @@ class AmqpDriver:
     def resume_reading(self) -> None:
         """Read again."""
         self._is_reading_paused = False
+        if not self._is_pumping and self.connection.has_input:
+            self._share.serve()
         self._update_reading()
 
     async def close(self, error: Error | None = None, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
@@ -173,24 +209,38 @@ class AmqpDriver:
             self._account = self._budget.open_account(
                 self._measure, end=self._end_for_memory, on_pressure=self._on_memory_pressure
             )
+        if self.connection.configuration.stranger_limits is None:
+            stream.admit_peer()
+        else:
+            self._pass_bytes_max = STRANGER_PASS_BYTES
         if self.connection.role is Role.CLIENT:
             self.connection.open()
-        self._pump()
+        self.flush()
 
     def data_received(self, data: memoryview) -> None:
         """Bytes from the stream."""
-        self.connection.receive_data(data, now=self.clock.monotonic())
-        self._pump()
+        self.connection.feed_data(data, now=self.clock.monotonic())
+        if self._turns is not None:
+            self._count_read(self._turns, len(data))
+        self._share.serve()
+        self._update_reading()
 
     def eof_received(self) -> None:
         """The peer sends no more."""
-        self.connection.receive_eof(now=self.clock.monotonic())
-        self._pump()
+        self._has_eof = True
+        self._share.serve()
 
     def stream_ended(self, error: TidegateError | None) -> None:
         """The stream has ended."""
-        self.connection.receive_eof(now=self.clock.monotonic(), error=error)
-        self._pump()
+        self._has_eof = self._has_stream_ended = True
+        self._end_error = error
+        if self._is_closing:
+            self.connection.drop_input()  # nobody wants to know any more
+        self._share.serve()
+
+    def _end(self) -> None:
+        """All that came is worked off, and all events are out."""
+        self._share.close()
         self._stop(BrokenError("The connection has ended."))
         for handle in (self._timer, self._abort_handle):
             if handle is not None:
@@ -208,23 +258,80 @@ class AmqpDriver:
         self._update_reading()
         if self.on_writable is not None and self.stop_reason is None:
             self._call(self.on_writable)
-        self._pump()
+        self.flush()
 
     # --- helpers ---
 
-    def _pump(self) -> None:
-        """Events out, then one write, until neither makes more of the other."""
-        connection = self.connection
+    def _work(self) -> bool:
+        """Input, events and the owner's work, a piece of each in turn, then one write; returns whether there
+        is more when the time is over."""
+        is_outer = not self._is_pumping
         self._is_pumping = True
         try:
-            event = connection.next_event()
-            while event is not None:
-                if isinstance(event, (ConnectionClosed, ConnectionFailed)):
-                    self._stop(self._reason_of(event))
-                self._call(self.on_event, event)
-                event = connection.next_event()
+            while self._do_piece() and not self._share.is_time_over:
+                pass
         finally:
-            self._is_pumping = False
+            self._is_pumping = not is_outer
+        self._write()
+        self._update_reading()
+        return self._has_work
+
+    @property
+    def _has_work(self) -> bool:
+        connection = self.connection
+        return (
+            connection.has_events
+            or (connection.has_input and self._may_process)
+            or self._is_turn_wanted
+            or (self._has_eof and not connection.is_finished)
+            or (self._has_stream_ended and not self._closed.is_set())
+        )
+
+    @property
+    def _may_process(self) -> bool:
+        """Whether fed input is worked off: not while reading is paused, unless nothing more is read."""
+        return not (self._is_reading_paused or self._is_stalled) or self._has_eof
+
+    def _do_piece(self) -> bool:
+        """Returns False when there was nothing to do."""
+        connection = self.connection
+        if connection.has_events:
+            event = connection.next_event()
+            assert event is not None
+            if isinstance(event, (ConnectionClosed, ConnectionFailed)):
+                self._stop(self._reason_of(event))
+            self._call(self.on_event, event)
+            return True
+        has_input = connection.has_input and self._may_process
+        if has_input:
+            connection.process_slice()
+        if self._is_turn_wanted:
+            self._is_turn_wanted = False
+            if self.on_turn is not None and self.stop_reason is None:
+                self._call(self._take_turn)
+            return True
+        if has_input:
+            return True
+        if self._has_eof and not connection.is_finished:
+            connection.receive_eof(now=self.clock.monotonic(), error=self._end_error)
+            return True
+        if self._has_stream_ended and not self._closed.is_set():
+            self._end()
+        return False
+
+    def _take_turn(self) -> None:
+        assert self.on_turn is not None
+        if self.on_turn():
+            self._is_turn_wanted = True
+
+    def _count_read(self, turns: Turns, size: int) -> None:
+        if self._pass_number != turns.pass_number:
+            self._pass_number, self._pass_bytes = turns.pass_number, 0
+        self._pass_bytes += size
+
+    def _write(self) -> None:
+        """What the engine has to send; and what else follows from its state."""
+        connection = self.connection
         stream = self._stream
         if stream is None:
             return
@@ -238,7 +345,7 @@ class AmqpDriver:
             self._abort_after(CLOSE_TIMEOUT_S)
         else:
             self._arm_timer()
-        if self._account is not None:
+        if self._account is not None and not self._closed.is_set():
             self._account.update()
 
     def _measure(self) -> int:
@@ -301,14 +408,25 @@ class AmqpDriver:
         """
         if self._stream is None:
             return
-        is_stalled = self.connection.role is Role.SERVER and not self._writable.is_set()
-        is_paused = self._is_reading_paused or is_stalled
+        is_held_back = self._is_reading_paused or self._is_stalled
+        is_share_used = False
+        if self._turns is not None and not is_held_back:
+            if self._pass_bytes >= self._pass_bytes_max and self._pass_number == self._turns.pass_number:
+                is_share_used = True
+                self._share.wait()
+            else:
+                is_share_used = self.connection.has_input
+        is_paused = is_held_back or is_share_used
         if is_paused and not self._is_stream_paused:
             self._stream.pause_reading()
         elif self._is_stream_paused and not is_paused:
             self.connection.excuse_silence(now=self.clock.monotonic())
             self._stream.resume_reading()
         self._is_stream_paused = is_paused
+
+    @property
+    def _is_stalled(self) -> bool:
+        return self.connection.role is Role.SERVER and not self._writable.is_set()
 
     def _arm_timer(self) -> None:
         """Have the one timer fire no later than the next deadline; too early does no harm."""
@@ -326,7 +444,7 @@ class AmqpDriver:
         if self._is_stream_paused:
             self.connection.excuse_silence(now=now)
         self.connection.handle_deadline(now=now)
-        self._pump()
+        self.flush()
 
     def _abort_after(self, timeout_s: float) -> None:
         """End the stream the hard way if it has not ended by then."""
@@ -347,9 +465,10 @@ class AmqpServer:
         clock: Clock,
         on_connection: Callable[[AmqpDriver], EventHandler],
         budget: MemoryBudget | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """on_connection: gives each new driver its event handler, before its first event. budget: counts what
-        is held for clients."""
+        is held for clients. turns: in which all connections of the event loop are served; None: of these."""
         self.drivers: set[AmqpDriver] = set()
         """Connections that have not ended."""
         self.listener: Listener | None = None
@@ -357,6 +476,7 @@ class AmqpServer:
         self._clock = clock
         self._on_connection = on_connection
         self._budget = budget
+        self.turns = turns_of_loop(clock) if turns is None else turns
 
     def accept(self, stream: ByteStream) -> AmqpDriver:
         """Serve a client on a stream that is up; give what it reads to the driver that is returned."""
@@ -370,6 +490,7 @@ class AmqpServer:
             on_event=_ignore,
             on_ended=self.drivers.discard,
             budget=self._budget,
+            turns=self.turns,
             age_s=age_s,
         )
         self.drivers.add(driver)
@@ -444,23 +565,32 @@ async def serve_amqp(
     on_connection: Callable[[AmqpDriver], EventHandler],
     budget: MemoryBudget | None = None,
     admission: Admission | None = None,
+    turns: Turns | None = None,
 ) -> AmqpServer:
     """Listen for AMQP connections; port 0: any free one. A TLS handshake may take as long as the opening.
 
-    on_connection: gives each new driver its event handler, before its first event. budget: counts what is
-    held for clients. admission: limits connections, with those of other faces; None: of its own.
+    on_connection: gives each new driver its event handler, before its first event. budget, turns: see
+    ``AmqpServer``. admission: limits connections, with those of other faces; None: of its own.
     Raises BrokenError when the address cannot be listened on.
     """
-    server = AmqpServer(configuration, clock=clock, on_connection=on_connection, budget=budget)
+    server = AmqpServer(configuration, clock=clock, on_connection=on_connection, budget=budget, turns=turns)
     server.listener = await serve_streams(
         host,
         port,
         ssl=ssl,
         on_connected=server.accept,
+        turns=server.turns,
         handshake_timeout_s=configuration.handshake_timeout_s,
         admission=admission,
     )
     return server
+
+
+def turns_of_loop(clock: Clock) -> Turns:
+    """Turns for the connections of the running event loop."""
+    return Turns(
+        monotonic=clock.monotonic, call_soon=lambda function: asyncio.get_running_loop().call_soon(function)
+    )
 
 
 def _ignore(event: Event) -> None:

@@ -17,10 +17,14 @@ from tidegate.model.errors import BrokenError, OperationTimeoutError, TidegateEr
 from tidegate.transport.admission import Admission, Face, Ticket
 from tidegate.transport.listener import Listener, listening_sockets
 from tidegate.transport.tls import CONNECTED_AT, HANDSHAKE_TIMEOUT_S, TlsServerConnection
+from tidegate.transport.turns import Turns
 
 READ_BUFFER_BYTES: Final = 64 * 1024
 """What one read takes at most. The streams of one listener read into one buffer, so that an idle connection
 holds none: each read is handed on before the event loop does another."""
+
+STRANGER_READ_BYTES: Final = 16 * 1024
+"""The same before the peer has proved who it is (our choice: the frames that do so take some KB)."""
 
 WRITE_HIGH_BYTES: Final = 256 * 1024
 WRITE_HIGH_BYTES_SHORT: Final = 64 * 1024
@@ -119,6 +123,7 @@ class SocketStream(asyncio.BufferedProtocol):
         self._receiver: StreamReceiver | None = None
         self._transport: asyncio.Transport | None = None
         self._buffer = new_read_buffer() if read_buffer is None else read_buffer
+        self._used_buffer = self._buffer[:STRANGER_READ_BYTES]
         self._is_writing_paused = False
         self._has_ended = False
         self._peer_name = "?"
@@ -158,7 +163,8 @@ class SocketStream(asyncio.BufferedProtocol):
             self._transport.set_write_buffer_limits(high=high, low=high // 4)
 
     def admit_peer(self) -> None:
-        """Count the connection as one with a token; how much is read at once does not depend on who sends."""
+        """Count the connection as one with a token, and read whole buffers at once from now on."""
+        self._used_buffer = self._buffer
         if self._ticket is not None:
             self._ticket.authenticate()
 
@@ -203,7 +209,7 @@ class SocketStream(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """The one buffer: receivers copy what they keep, so it is free again after ``buffer_updated``."""
-        return self._buffer
+        return self._used_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes came."""
@@ -291,10 +297,12 @@ async def serve_streams(
     on_connected: Callable[[SocketStream], StreamReceiver],
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
     admission: Admission | None = None,
+    turns: Turns | None = None,
 ) -> Listener:
     """Listen; ``on_connected`` is called for each connection (TLS: after its handshake). Port 0: any.
 
-    handshake_timeout_s: how long TLS's may take. admission: of all faces; None: one of its own.
+    handshake_timeout_s: how long TLS's may take. admission: of all faces; None: one of its own. turns: in
+    which connections decrypt; None: as bytes come.
     Raises BrokenError when the address cannot be listened on.
     """
     read_buffer, encrypted_buffer = new_read_buffer(), new_read_buffer()
@@ -309,6 +317,7 @@ async def serve_streams(
             read_buffer=encrypted_buffer,
             handshake_timeout_s=handshake_timeout_s,
             on_ended=ticket.end,
+            turns=turns,
         )
 
     try:

@@ -15,6 +15,8 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+from tidegate.transport.turns import Share, Turns
+
 _logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S: Final = 10.0
@@ -41,10 +43,12 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         read_buffer: memoryview,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
         on_ended: Callable[[], None] | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """read_buffer: for encrypted bytes; shared with other connections of the same event loop.
 
-        on_ended: called when the socket is gone, also before the handshake is done.
+        on_ended: called when the socket is gone, also before the handshake is done. turns: in which
+        connections decrypt; None: as bytes come.
         """
         asyncio.Transport.__init__(self)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -59,7 +63,11 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._handshake_deadline: asyncio.TimerHandle | None = None
         self._connected_at = 0.0
         self._is_reading_paused = False
+        self._is_socket_paused = False
         self._is_closing = False
+        self._share = Share(turns, self._work)
+        self._encrypted = memoryview(b"")  # what has come and OpenSSL was not given yet
+        self._is_more_decrypted = False
 
     # --- the protocol of the socket ---
 
@@ -77,10 +85,12 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Encrypted bytes came."""
-        for start in range(0, nbytes, _PIECE_BYTES):
-            self._incoming.write(self._buffer[start : min(start + _PIECE_BYTES, nbytes)])
-            self._advance()
+        """Encrypted bytes came; none are left of those before, as the socket is paused while there are."""
+        self._encrypted = self._buffer[:nbytes]
+        self._share.serve()
+        if self._encrypted:  # the buffer is for others now
+            self._encrypted = memoryview(bytes(self._encrypted))
+        self._update_socket()
 
     def eof_received(self) -> bool:
         """The client sends no more, with or without having said so in TLS."""
@@ -92,6 +102,8 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is gone."""
         self._is_closing = True
+        self._share.close()
+        self._encrypted = memoryview(b"")
         self._end_handshake()
         if self._on_ended is not None:
             self._on_ended()
@@ -143,17 +155,16 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def pause_reading(self) -> None:
         """Give the protocol nothing more for now."""
         self._is_reading_paused = True
-        if not self._transport.is_closing():
-            self._transport.pause_reading()
+        self._update_socket()
 
     def resume_reading(self) -> None:
         """Read again, first what is decrypted already."""
         if not self._is_reading_paused:
             return
         self._is_reading_paused = False
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
-        asyncio.get_running_loop().call_soon(self._advance)
+        self._is_more_decrypted = True
+        self._update_socket()
+        asyncio.get_running_loop().call_soon(self._share.serve)
 
     def close(self) -> None:
         """Send what is queued and TLS's word that nothing follows, then end."""
@@ -177,6 +188,35 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def _transport(self) -> asyncio.Transport:
         assert self._socket is not None
         return self._socket
+
+    def _work(self) -> bool:
+        """Decrypt, a piece at a time; returns whether there is more when the time is over."""
+        while self._has_work:
+            self._is_more_decrypted = False
+            piece, self._encrypted = self._encrypted[:_PIECE_BYTES], self._encrypted[_PIECE_BYTES:]
+            if piece:
+                self._incoming.write(piece)
+            self._advance()
+            if self._share.is_time_over:
+                break
+        self._update_socket()
+        return self._has_work
+
+    @property
+    def _has_work(self) -> bool:
+        is_wanted = not self._is_reading_paused and not self._is_closing
+        return is_wanted and (self._is_more_decrypted or len(self._encrypted) > 0)
+
+    def _update_socket(self) -> None:
+        """Read from the socket only what can be handed on."""
+        is_paused = self._is_reading_paused or len(self._encrypted) > 0
+        if is_paused is self._is_socket_paused or self._transport.is_closing():
+            return
+        self._is_socket_paused = is_paused
+        if is_paused:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
 
     def _advance(self) -> None:
         """Do the handshake, or hand on what can be decrypted."""

@@ -27,6 +27,7 @@ from websockets.typing import Subprotocol
 from tidegate.model.errors import BrokenError, RemoteProtocolError, TidegateError
 from tidegate.transport.admission import Ticket
 from tidegate.transport.streams import WRITE_HIGH_BYTES, Payload, StreamReceiver
+from tidegate.transport.turns import Share, Turns
 
 SUBPROTOCOLS: Final = ("AMQPWSB10", "amqp")
 """The first that a client offers, in this order, is agreed on."""
@@ -43,6 +44,12 @@ STRANGER_FRAME_BYTES_MAX: Final = 64 * 1024
 
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long a peer may take to answer our close frame (our choice)."""
+
+PIECE_BYTES_MIN: Final = 2048
+PIECE_BYTES_MAX: Final = 64 * 1024
+FRAMES_PER_PIECE: Final = 16
+"""What is parsed before others may get their turn; the least where more frames than that were in a piece (our
+choice: 340 frames of six bytes, at some microseconds each)."""
 
 PINGS_MAX: Final = 1000
 """Pings that are answered while the peer does not read what was written (our choice: clients send one in
@@ -69,6 +76,7 @@ class WebSocketStream(asyncio.Protocol):
         format_refusal: Callable[[int, str], tuple[str, str]],
         admits_origin: Callable[[str, str], bool],
         ticket: Ticket | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """path: the one path served, in lower case, without a slash at its end.
 
@@ -76,7 +84,7 @@ class WebSocketStream(asyncio.Protocol):
         where a browser says the origin.
         on_connected: called after the handshake, may raise a TidegateError that refuses it; on_ended: called
         once when the transport is gone. format_refusal: content type and body of an error's answer. ticket:
-        the place of the connection.
+        the place of the connection. turns: in which what came is parsed; None: as it comes.
         """
         self._path = path
         self._on_connected = on_connected
@@ -94,6 +102,11 @@ class WebSocketStream(asyncio.Protocol):
         self._error: TidegateError | None = None
         self._abort_timer: asyncio.TimerHandle | None = None
         self._is_writing_paused = False
+        self._is_reading_paused = False  # by the receiver
+        self._is_transport_paused = False
+        self._share = Share(turns, self._work)
+        self._unparsed = memoryview(b"")
+        self._piece_bytes = PIECE_BYTES_MIN
         self._pings_unread = 0
         """Pings that came since writing is paused."""
         self._is_closing = False
@@ -150,13 +163,16 @@ class WebSocketStream(asyncio.Protocol):
 
     def pause_reading(self) -> None:
         """Read nothing more for now."""
-        if self._transport is not None and not self._is_closing and not self._transport.is_closing():
-            self._transport.pause_reading()
+        if not self._is_closing:
+            self._is_reading_paused = True
+            self._update_transport()
 
     def resume_reading(self) -> None:
         """Read again."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._is_reading_paused = False
+        self._update_transport()
+        if self._unparsed:
+            asyncio.get_running_loop().call_soon(self._share.serve)
 
     def close(self) -> None:
         """Send what is queued and a close frame; the stream ends with the peer's answer, or its end.
@@ -188,16 +204,10 @@ class WebSocketStream(asyncio.Protocol):
         """Bytes came: the request, or frames, whole or in parts."""
         if self._has_ended:
             return
-        protocol = self._protocol
-        protocol.receive_data(data)
-        for event in protocol.events_received():
-            if isinstance(event, Request):
-                self._on_request(event)
-            elif isinstance(event, Frame):
-                self._on_frame(event)
-        if protocol.parser_exc is not None and self._error is None:
-            self._error = RemoteProtocolError(f"The WebSocket of {self._peer_name}: {protocol.parser_exc}.")
-        self._send()
+        # Nothing is left of what came before: the transport is paused while there is.
+        self._unparsed = memoryview(data)
+        self._share.serve()
+        self._update_transport()
 
     def eof_received(self) -> bool:
         """The peer sends no more."""
@@ -212,6 +222,8 @@ class WebSocketStream(asyncio.Protocol):
         self._has_ended = True
         if self._ticket is not None:
             self._ticket.end()
+        self._share.close()
+        self._unparsed = memoryview(b"")
         if self._abort_timer is not None:
             self._abort_timer.cancel()
         if exc is not None and self._error is None:
@@ -235,6 +247,48 @@ class WebSocketStream(asyncio.Protocol):
             self._receiver.writing_resumed()
 
     # --- helpers ---
+
+    def _work(self) -> bool:
+        """Parse what came, a piece at a time; returns whether there is more when the time is over.
+
+        Pieces are small where frames are, since each frame costs as much as some KB do.
+        """
+        while self._unparsed and not self._is_reading_paused:
+            piece, self._unparsed = self._unparsed[: self._piece_bytes], self._unparsed[self._piece_bytes :]
+            frames = self._parse(bytes(piece))
+            is_dense = frames > FRAMES_PER_PIECE
+            self._piece_bytes = PIECE_BYTES_MIN if is_dense else min(2 * self._piece_bytes, PIECE_BYTES_MAX)
+            if self._share.is_time_over:
+                break
+        self._update_transport()
+        return len(self._unparsed) > 0 and not self._is_reading_paused
+
+    def _parse(self, piece: bytes) -> int:
+        """Returns how many frames ended in it."""
+        protocol = self._protocol
+        protocol.receive_data(piece)
+        events = protocol.events_received()
+        for event in events:
+            if isinstance(event, Request):
+                self._on_request(event)
+            elif isinstance(event, Frame):
+                self._on_frame(event)
+        if protocol.parser_exc is not None and self._error is None:
+            self._error = RemoteProtocolError(f"The WebSocket of {self._peer_name}: {protocol.parser_exc}.")
+        self._send()
+        return len(events)
+
+    def _update_transport(self) -> None:
+        """Read only what can be parsed."""
+        transport = self._transport
+        is_paused = self._is_reading_paused or len(self._unparsed) > 0
+        if transport is None or transport.is_closing() or is_paused is self._is_transport_paused:
+            return
+        self._is_transport_paused = is_paused
+        if is_paused:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
 
     def _on_request(self, request: Request) -> None:
         """Answer the handshake; a refusal closes the transport."""

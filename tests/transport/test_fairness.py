@@ -1,0 +1,220 @@
+"""Connections of one event loop on real sockets: a flood on one of them leaves the loop to the others.
+
+The service's clock moves by a fixed step each time it is read, so that what is done between two passes of the
+event loop does not depend on the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.transport.test_driver import Recorder, Service, _tls_contexts
+
+from tidegate.amqp.connection import ConnectionConfiguration, PeerLimits
+from tidegate.amqp.errors import ResourceLimitError
+from tidegate.amqp.events import ConnectionFailed, ConnectionOpened, CreditGranted, LinkAttached
+from tidegate.amqp.frames import AMQP_HEADER, EMPTY_FRAME, encode_frame
+from tidegate.amqp.link import SenderLink
+from tidegate.amqp.performatives import (
+    ROLE_SENDER,
+    Attach,
+    Begin,
+    Flow,
+    Open,
+    Performative,
+    Source,
+    Target,
+    encode_performative,
+)
+from tidegate.amqp.session import Session
+from tidegate.amqp.transfers import TAG_OF_4, batch_front, batch_head, batch_tail
+from tidegate.transport.clock import SystemClock
+from tidegate.transport.driver import STRANGER_PASS_BYTES, AmqpDriver, AmqpServer, connect_amqp, serve_amqp
+from tidegate.transport.turns import PASS_S, SLICE_S
+
+STEP_S = 0.0001
+PIECES_MAX = int(2 * (PASS_S + 2 * SLICE_S) / STEP_S)
+"""Pieces of work in one pass of the event loop: each reads the clock once at least."""
+
+
+class StepClock:
+    """Moves by STEP_S each time that it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        """See ``Clock``."""
+        self.now += STEP_S
+        return self.now
+
+    def now_utc(self) -> datetime:
+        """See ``Clock``."""
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Passes:
+    """Counts the passes of the event loop, and the most that was counted in one of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.in_pass = 0
+        self.most = 0
+        self._handle = asyncio.get_running_loop().call_soon(self._tick)
+
+    def _tick(self) -> None:
+        self.count += 1
+        self.most = max(self.most, self.in_pass)
+        self.in_pass = 0
+        self._handle = asyncio.get_running_loop().call_soon(self._tick)
+
+    def stop(self) -> None:
+        """Count no more."""
+        self._handle.cancel()
+
+
+def _frame(performative: Performative, payload: bytes = b"") -> bytes:
+    return encode_frame(0, encode_performative(performative) + payload)
+
+
+def _opening() -> bytes:
+    """A client that pipelines its way to a link on which it sends."""
+    begin = Begin(next_outgoing_id=1, incoming_window=100_000, outgoing_window=100, handle_max=20)
+    attach = Attach("flood", 0, ROLE_SENDER, 2, 0, Source("here"), Target("there"), initial_delivery_count=0)
+    return AMQP_HEADER.encode() + _frame(Open("flood")) + _frame(begin) + _frame(attach)
+
+
+def _flows() -> bytes:
+    flow = Flow(next_incoming_id=1, incoming_window=100_000, next_outgoing_id=1, outgoing_window=100)
+    return _frame(flow) * 60_000
+
+
+def _sends() -> bytes:
+    front, tail = batch_front(0, 0), batch_tail(0)
+    return b"".join(batch_head(43, front, number, TAG_OF_4, number, tail) + b"x" for number in range(60_000))
+
+
+async def _serve(service: Service, server_ssl: ssl.SSLContext | None, *, is_limited: bool) -> AmqpServer:
+    limits = PeerLimits() if is_limited else None
+    return await serve_amqp(
+        "127.0.0.1",
+        0,
+        ssl=server_ssl,
+        configuration=ConnectionConfiguration("service", idle_timeout_s=0.0, stranger_limits=limits),
+        clock=StepClock(),
+        on_connection=service,
+    )
+
+
+async def _sender(server: AmqpServer, client_ssl: ssl.SSLContext | None) -> tuple[AmqpDriver, SenderLink]:
+    recorder = Recorder()
+    driver = await connect_amqp(
+        "127.0.0.1",
+        server.port,
+        ssl=client_ssl,
+        configuration=ConnectionConfiguration("quiet", sasl_mechanism="ANONYMOUS"),
+        clock=SystemClock(),
+        on_event=recorder,
+    )
+    link = driver.connection.begin_session().attach_sender("quiet", target="hub")
+    driver.flush()
+    await recorder.until(lambda: recorder.has(LinkAttached) and recorder.has(CreditGranted))
+    return driver, link
+
+
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("kind", ["flows", "sends"])
+async def test_a_flood_leaves_the_loop_to_others(
+    kind: str, is_tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects neighbours: megabytes of one peer are worked off a few hundred frames per pass of the loop,
+    and who sends a message meanwhile has it delivered within some passes."""
+    server_ssl, client_ssl = _tls_contexts(tmp_path) if is_tls else (None, None)
+    service = Service()
+    server = await _serve(service, server_ssl, is_limited=False)
+    driver, link = await _sender(server, client_ssl)
+    passes = Passes()
+    receive_flow, receive_run = Session._receive_flow, Session.receive_run
+
+    def counted_flow(session: Session, flow: Flow) -> None:
+        passes.in_pass += 1
+        receive_flow(session, flow)
+
+    def counted_run(session: Session, handle: int, deliveries: list[object]) -> None:
+        passes.in_pass += 1
+        receive_run(session, handle, deliveries)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Session, "_receive_flow", counted_flow)
+    monkeypatch.setattr(Session, "receive_run", counted_run)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=client_ssl)
+    writer.write(_opening())
+    await reader.readexactly(8)
+    writer.write(_flows() if kind == "flows" else _sends())
+    seen = 0
+    for number in range(5):
+        before, text = passes.count, b"quiet %d" % number
+        link.send(text, settled=True)
+        driver.flush()
+        await service.recorder.until(partial(service.recorder.payloads.__contains__, text))
+        seen = max(seen, passes.count - before)
+    await writer.drain()
+    assert seen <= 20
+    assert 0 < passes.most <= PIECES_MAX * (16 if kind == "flows" else 1)
+    passes.stop()
+    writer.transport.abort()
+    await driver.close()
+    await server.close(timeout_s=1)
+    assert server.drivers == set()
+
+
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
+async def test_who_has_no_token_is_read_little_at_a_time(
+    is_tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects everybody from anybody: 16 KB per pass of the event loop, until the peer is admitted."""
+    server_ssl, client_ssl = _tls_contexts(tmp_path) if is_tls else (None, None)
+    service = Service()
+    server = await _serve(service, server_ssl, is_limited=True)
+    passes = Passes()
+    data_received = AmqpDriver.data_received
+
+    def counted(driver: AmqpDriver, data: memoryview) -> None:
+        if driver.connection.role.value == "server":
+            passes.in_pass += len(data)
+        data_received(driver, data)
+
+    monkeypatch.setattr(AmqpDriver, "data_received", counted)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=client_ssl)
+    writer.write(_opening())
+    await reader.readexactly(8)
+    for is_admitted in (False, True):
+        if is_admitted:
+            service.drivers[0].admit_peer()
+        writer.write(_sends())
+        service.recorder.payloads.clear()
+        await service.recorder.until(lambda: len(service.recorder.payloads) == 60_000)
+        assert (passes.most > STRANGER_PASS_BYTES) is is_admitted
+        passes.most = 0
+    passes.stop()
+    writer.transport.abort()
+    await server.close(timeout_s=1)
+
+
+async def test_a_flood_of_heartbeats_is_cut_off() -> None:
+    """Protects neighbours: who sends nothing but empty frames, thousands at a time, is closed."""
+    service = Service()
+    server = await _serve(service, None, is_limited=False)
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(_opening() + EMPTY_FRAME * 500_000)
+    await service.recorder.until(lambda: service.recorder.has(ConnectionFailed))
+    (failed,) = (event for event in service.recorder.events if isinstance(event, ConnectionFailed))
+    assert isinstance(failed.error, ResourceLimitError)
+    assert service.recorder.has(ConnectionOpened)
+    writer.transport.abort()
+    await server.close(timeout_s=1)
+    assert server.drivers == set()

@@ -1,0 +1,227 @@
+"""Turns on a fake clock and a fake event loop: who is served when, and for how long."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from tidegate.transport.turns import CREDIT_S, PASS_S, SLICE_S, Share, Turns
+
+
+class Loop:
+    """Time that passes only where work is done, and passes that are made by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.due: list[Callable[[], None]] = []
+        self.turns = Turns(monotonic=lambda: self.now, call_soon=self.due.append)
+
+    def run_pass(self) -> float:
+        """One pass of the event loop; returns how long it took."""
+        started = self.now
+        due, self.due[:] = list(self.due), []
+        for function in due:
+            function()
+        return self.now - started
+
+
+class Peer:
+    """Somebody with pieces of work that take ``piece_s`` each."""
+
+    def __init__(self, loop: Loop, *, piece_s: float = 0.0003, has_turns: bool = True) -> None:
+        self.loop = loop
+        self.pieces = 0
+        self.done = 0
+        self.piece_s = piece_s
+        self.share = Share(loop.turns if has_turns else None, self.work)
+
+    def ask(self, pieces: int) -> None:
+        """More work has come."""
+        self.pieces += pieces
+        self.share.serve()
+
+    def work(self) -> bool:
+        """See ``Share``."""
+        while self.pieces:
+            self.pieces -= 1
+            self.done += 1
+            self.loop.now += self.piece_s
+            if self.share.is_time_over:
+                break
+        return self.pieces > 0
+
+
+def test_work_is_done_at_once_where_nobody_else_has_any() -> None:
+    """Protects latency: a request on a quiet service waits for no pass of the loop."""
+    loop = Loop()
+    peer = Peer(loop)
+    peer.ask(2)
+    assert peer.done == 2
+    loop.run_pass()
+    assert loop.due == []  # nothing goes on where there is nothing to do
+
+
+def test_without_turns_everything_is_done_at_once() -> None:
+    """Protects clients, which have one connection and nobody to be fair to."""
+    peer = Peer(Loop(), has_turns=False)
+    peer.ask(10_000)
+    assert peer.done == 10_000
+
+
+def test_one_busy_peer_has_the_whole_loop_and_no_pass_is_long() -> None:
+    """Protects throughput, and everything else on the loop: a pass ends after its time."""
+    loop = Loop()
+    peer = Peer(loop)
+    peer.ask(1000)
+    longest = 0.0
+    passes = 0
+    while loop.due:
+        longest = max(longest, loop.run_pass())
+        passes += 1
+    assert peer.done == 1000
+    assert longest <= PASS_S + SLICE_S + peer.piece_s
+    assert passes <= 1000 * peer.piece_s / PASS_S + 2
+
+
+def test_a_quiet_peer_is_answered_in_the_next_pass_behind_any_number_of_busy_ones() -> None:
+    """Protects quiet users: 500 floods do not make them wait longer than one flood does."""
+    loop = Loop()
+    busy = [Peer(loop) for _ in range(500)]
+    quiet = Peer(loop)
+    for peer in busy:
+        peer.ask(1_000_000)
+    for _ in range(1000):
+        loop.run_pass()
+        before = quiet.done
+        asked_at = loop.now
+        # From when everybody was served once on, half of a fair share.
+        if loop.now - 100.0 > 1.0 + 2 * 501 * quiet.piece_s * (quiet.done + 1):
+            quiet.ask(1)
+            for _ in range(2):
+                if quiet.done == before:
+                    loop.run_pass()
+            assert quiet.done == before + 1
+            assert loop.now - asked_at <= PASS_S + 3 * SLICE_S
+    assert quiet.done > 5
+    shares = [peer.done for peer in busy]
+    assert max(shares) <= min(shares) + 10
+
+
+def test_bytes_that_come_in_a_pass_cannot_prolong_it() -> None:
+    """Protects the loop: what comes of 1,000 peers at once is worked off in passes, not in one go."""
+    loop = Loop()
+    peers = [Peer(loop) for _ in range(1000)]
+    started = loop.now
+    for peer in peers:
+        peer.ask(10)
+    assert loop.now - started <= PASS_S + SLICE_S + 0.0003
+    while loop.due:
+        assert loop.run_pass() <= PASS_S + SLICE_S + 0.0003
+    assert [peer.done for peer in peers] == [10] * 1000
+
+
+def test_who_waits_is_called_in_the_next_pass_and_not_before() -> None:
+    """Protects the limit of bytes per pass: reading again in the same pass would not be one."""
+    loop = Loop()
+    calls: list[int] = []
+    share: Share
+
+    def work() -> bool:
+        calls.append(loop.turns.pass_number)
+        if len(calls) < 4:
+            share.wait()
+        return False
+
+    share = Share(loop.turns, work)
+    share.serve()
+    while loop.due:
+        loop.run_pass()
+    assert calls == [calls[0], calls[0] + 1, calls[0] + 2, calls[0] + 3]
+
+
+def test_waiting_does_not_make_service_free() -> None:
+    """Protects others from who always asks to be called again: what a slice took is counted all the same."""
+    loop = Loop()
+    greedy = Peer(loop)
+
+    def work() -> bool:
+        Peer.work(greedy)
+        greedy.share.wait()
+        return True
+
+    greedy.share = Share(loop.turns, work)
+    other = Peer(loop)
+    greedy.pieces = other.pieces = 1_000_000
+    greedy.share.serve()
+    other.share.serve()
+    for _ in range(400):
+        loop.run_pass()
+    assert other.done >= 0.9 * greedy.done
+
+
+def test_idling_earns_no_more_than_a_small_credit() -> None:
+    """Protects busy users from who comes back after an hour: it gets no hour in advance."""
+    loop = Loop()
+    early, late = Peer(loop), Peer(loop)
+    early.ask(100_000)
+    for _ in range(500):
+        loop.run_pass()
+    late.ask(100_000)
+    before = early.done
+    for _ in range(100):
+        loop.run_pass()
+    ahead_s = (late.done - (early.done - before)) * early.piece_s
+    assert 0 <= ahead_s <= CREDIT_S + 2 * SLICE_S
+
+
+def test_work_that_raises_costs_nobody_else_a_turn() -> None:
+    """Protects neighbours from a mistake of ours: it is the loop's handler that is told."""
+    loop = Loop()
+
+    def fail() -> bool:
+        raise ValueError("a mistake")
+
+    broken, peer = Share(loop.turns, fail), Peer(loop)
+    broken.wait()
+    peer.pieces = 1
+    peer.share.wait()
+    with pytest.raises(ValueError, match="a mistake"):
+        loop.run_pass()
+    loop.run_pass()
+    assert peer.done == 1
+
+
+def test_who_is_closed_is_served_no_more() -> None:
+    """Protects what has ended: a connection that waited for its turn is not worked on after its end."""
+    loop = Loop()
+    peer = Peer(loop)
+    peer.ask(100)
+    done = peer.done
+    peer.share.close()
+    while loop.due:
+        loop.run_pass()
+    assert peer.done == done
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_all_work_is_done_and_time_is_shared(seed: int) -> None:
+    """Protects everybody: no work is forgotten, whatever comes when, and inside what."""
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    loop = Loop()
+    peers = [Peer(loop, piece_s=chance.choice((1e-5, 3e-4, 2e-3))) for _ in range(20)]
+    asked = [0] * len(peers)
+    for _ in range(300):
+        for _ in range(chance.randrange(4)):
+            number = chance.randrange(len(peers))
+            pieces = chance.choice((1, 5, 200))
+            asked[number] += pieces
+            peers[number].ask(pieces)
+        if chance.random() < 0.8:
+            assert loop.run_pass() <= PASS_S + SLICE_S + 2e-3
+    while loop.due:
+        loop.run_pass()
+    assert [peer.done for peer in peers] == asked
+    assert all(not peer.share.is_waiting for peer in peers)
