@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def hub_service() -> Iterator[HubService]:
+def hub_service(guesses_are_free: None) -> Iterator[HubService]:
     """One real service for the whole run: AMQP and HTTP, plain and TLS, its log in a temporary place."""
     # Imported here, so that the tests of pure packages do not load the whole service.
     from tidegate.testing.hub import HubService
@@ -28,6 +28,16 @@ def hub_service() -> Iterator[HubService]:
 def event_hub(hub_service: HubService) -> str:
     """The name of a fresh event hub with two partitions."""
     return hub_service.create_hub(partition_count=2)
+
+
+@pytest.fixture(scope="session")
+def guesses_are_free() -> Iterator[None]:
+    """Wrong keys are answered at once from then on: for tests that ask with many of them."""
+    from tidegate.broker import attempts
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attempts, "FREE_FAILURES", 10**9)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -46,6 +46,8 @@ LINKS_MAX = 8
 _HOSTS = (ALPHA, f"{ALPHA}:80", BETA, GONE, "elsewhere.example", "127.0.0.1:5300", "[::1]:80")
 SHOWN_MAX = 10
 
+pytestmark = pytest.mark.usefixtures("guesses_are_free")
+
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubService]:

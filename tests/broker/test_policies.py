@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.broker.conftest import SetClock
 from tests.storage.simulated_files import SimulatedFiles
 
-from tidegate.broker import ROOT_POLICY_NAME, Authorizer, Broker, Claim, SharedAccessPolicy
+from tidegate.broker import EMULATOR_KEY, ROOT_POLICY_NAME, Authorizer, Broker, Claim, SharedAccessPolicy
 from tidegate.broker.policies import add_policy, find_policy, remove_policy, replace_key
 from tidegate.model.errors import (
     AlreadyExistsError,
@@ -331,3 +332,23 @@ class PolicyMachine(RuleBasedStateMachine):
 
 TestPolicyMachine = PolicyMachine.TestCase
 TestPolicyMachine.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+
+
+async def test_short_keys_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """When one is set and at each start, without the key; never of the service's own or the emulator's."""
+    caplog.set_level(logging.WARNING)
+    broker = await Broker.open(tmp_path, clock=SetClock())
+    broker.create_event_hub("hub", partition_count=1)
+    broker.create_policy("hub", "own", [Claim.SEND])
+    broker.create_policy(None, "known", [Claim.SEND], key=EMULATOR_KEY)
+    broker.create_policy(None, "long", [Claim.SEND], key="x" * 32)
+    assert caplog.messages == []
+    broker.create_policy("hub", "short", [Claim.SEND], key="x" * 31)
+    broker.regenerate_key(None, "long", is_secondary=True, key="ä" * 10)
+    await broker.close()
+    await (await Broker.open(tmp_path, clock=SetClock())).close()
+    short = "the primary key of the policy short of hub has 31 bytes"
+    long = "the secondary key of the policy long of the namespace has 20 bytes"
+    assert [message.partition(",")[0] for message in caplog.messages] == [short, long, long, short]
+    assert "xxx" not in caplog.text
+    assert "ää" not in caplog.text

@@ -23,6 +23,8 @@ from tidegate.testing.hub import HubService
 from tidegate.transport.clock import SystemClock
 from tidegate.wire.administration import Administration, AdministrationRequest
 
+pytestmark = pytest.mark.usefixtures("guesses_are_free")
+
 HUBS = ("tenant-a", "tenant-b")
 SCOPES = (None, *HUBS)
 POLICIES = {"manager": [Claim.MANAGE], "listener": [Claim.LISTEN], "sender": [Claim.SEND]}

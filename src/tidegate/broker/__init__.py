@@ -20,6 +20,8 @@ from tidegate.broker.event_hub import (
 )
 from tidegate.broker.namespace import Broker
 from tidegate.broker.partition import Partition, PartitionRuntimeInformation
+from tidegate.broker.peers import UNKNOWN_PEER, Door, Peer
+from tidegate.broker.policies import EMULATOR_KEY
 from tidegate.broker.producers import OnProducerStolen, ProducerHandle
 from tidegate.broker.publishers import PublisherActivity
 from tidegate.broker.receivers import OnStolen, ReceiverHandle
@@ -47,6 +49,10 @@ __all__ = [
     "SharedAccessPolicy",
     "NEVER_EXPIRES",
     "ROOT_POLICY_NAME",
+    "EMULATOR_KEY",
+    "Door",
+    "Peer",
+    "UNKNOWN_PEER",
     "Throughput",
     "ThroughputStatistics",
     "Unchanged",

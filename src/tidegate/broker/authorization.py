@@ -24,7 +24,7 @@ from typing import Final
 
 from tidegate.broker.listeners import Listeners
 from tidegate.model.audience import NAMESPACE, Audience, EntityPath, entity_path, lies_in
-from tidegate.model.errors import UnauthorizedError
+from tidegate.model.errors import InvalidKeyError, UnauthorizedError
 from tidegate.model.hosts import HostNames
 from tidegate.model.sas import SharedAccessSignature
 
@@ -267,8 +267,8 @@ class Authorizer:
         return self._scopes.get(scope, {}).get(name)
 
 
-def _invalid_signature() -> UnauthorizedError:
-    return UnauthorizedError(
+def _invalid_signature() -> InvalidKeyError:
+    return InvalidKeyError(
         "InvalidSignature: The token has an invalid signature.",
         next_step="Check SharedAccessKeyName and SharedAccessKey of the connection string.",
     )

@@ -28,9 +28,11 @@ from tidegate.broker.event_hub import (
     validate_retention_bytes,
     validate_retention_hours,
 )
+from tidegate.broker.key_guard import KeyGuard
 from tidegate.broker.listeners import Listeners
 from tidegate.broker.names import validate_name
-from tidegate.broker.policies import add_policy, find_policy, remove_policy, replace_key
+from tidegate.broker.peers import UNKNOWN_PEER, Peer
+from tidegate.broker.policies import add_policy, find_policy, remove_policy, replace_key, warn_of_short_keys
 from tidegate.broker.throttling import Throughput, validate_units
 from tidegate.model.audience import Audience
 from tidegate.model.capture import CaptureSettings
@@ -44,6 +46,7 @@ from tidegate.model.errors import (
     TidegateError,
 )
 from tidegate.model.limits import HUB_NAME_CHARACTERS_MAX, TIER_LIMITS, Tier, TierLimits
+from tidegate.model.sas import key_name_in
 from tidegate.storage.files import Files, OsFiles
 from tidegate.storage.log_manager import LogManager
 from tidegate.storage.options import LogOptions
@@ -68,6 +71,7 @@ class Broker:
         self._authorizer = Authorizer(
             catalog.contents.policies, is_event_hub=lambda name: name.lower() in self._event_hubs
         )
+        self._key_guard = KeyGuard(clock)
         self._throughput = Throughput(clock, catalog.contents.throughput_units)
         self._statistics_of_deleted = EventHubStatistics()
         self._listeners = Listeners("event hubs")
@@ -95,6 +99,7 @@ class Broker:
             broker = cls(catalog, logs, clock)
             for record in catalog.contents.event_hubs:
                 broker._add_event_hub(record)
+            broker._warn_of_short_keys()
             known = [record.hub_id for record in catalog.contents.event_hubs]
             for hub_id in logs.unknown_hub_ids(known):
                 # An older catalog may have been restored: removing the logs is for their owner to decide.
@@ -117,9 +122,27 @@ class Broker:
         """The policies and the check of tokens."""
         return self._authorizer
 
-    def authorize(self, token: str, audience: Audience | str) -> Grant:
-        """What a SAS token presented for ``audience`` allows now. Raises UnauthorizedError."""
-        return self._authorizer.authorize(token, audience, now_utc=self._clock.now_utc())
+    @property
+    def key_guard(self) -> KeyGuard:
+        """What counts and delays wrong keys."""
+        return self._key_guard
+
+    def authorize(self, token: str, audience: Audience | str, peer: Peer = UNKNOWN_PEER) -> Grant:
+        """What a SAS token presented for ``audience`` allows now.
+
+        Raises UnauthorizedError, and as ``KeyGuard.judge``.
+        """
+        now_utc = self._clock.now_utc()
+        return self._key_guard.judge(
+            peer, key_name_in(token), lambda: self._authorizer.authorize(token, audience, now_utc=now_utc)
+        )
+
+    def authorize_key(self, name: str, key: str, peer: Peer = UNKNOWN_PEER) -> tuple[Grant, ...]:
+        """What somebody may do who knows a policy's name and one of its keys: one grant per such policy.
+
+        Raises UnauthorizedError, and as ``KeyGuard.judge``.
+        """
+        return self._key_guard.judge(peer, name, lambda: self._authorizer.authorize_key(name, key))
 
     def policies(self, event_hub: str | None = None) -> tuple[SharedAccessPolicy, ...]:
         """The policies of an event hub, or (None) of the namespace. Raises NotFoundError (no such hub)."""
@@ -146,6 +169,7 @@ class Broker:
         """
         policies = add_policy(self.policies(event_hub), name, claims, key=key, secondary_key=secondary_key)
         self._replace_policies(event_hub, policies)
+        warn_of_short_keys(policies[-1], event_hub)
         return policies[-1]
 
     def delete_policy(self, event_hub: str | None, name: str) -> None:
@@ -174,7 +198,9 @@ class Broker:
         """
         policies = replace_key(self.policies(event_hub), name, is_secondary=is_secondary, key=key)
         self._replace_policies(event_hub, policies)
-        return find_policy(policies, name)
+        policy = find_policy(policies, name)
+        warn_of_short_keys(policy, event_hub)
+        return policy
 
     # -- limits
 
@@ -377,6 +403,11 @@ class Broker:
     async def wait_uncongested(self) -> None:
         """Return once producers may be read from again. Cancellation: leaves no trace."""
         await self._logs.wait_uncongested()
+
+    def _warn_of_short_keys(self) -> None:
+        for event_hub in (None, *self._event_hubs):
+            for policy in self.policies(event_hub):
+                warn_of_short_keys(policy, event_hub)
 
     def _add_event_hub(self, record: EventHubRecord) -> EventHub:
         logs = self._partition_logs(record.hub_id, record.partition_count)

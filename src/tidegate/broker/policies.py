@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
@@ -16,12 +17,18 @@ from tidegate.model.errors import (
 )
 from tidegate.model.limits import (
     POLICIES_MAX,
+    POLICY_KEY_BYTES_SAFE,
     POLICY_KEY_CHARACTERS_MAX,
     POLICY_KEY_CHARACTERS_MIN,
     POLICY_NAME_CHARACTERS_MAX,
 )
 
 Policies = tuple[SharedAccessPolicy, ...]
+
+EMULATOR_KEY: Final = "SAS_KEY_VALUE"
+"""The root key in the connection string that the official emulator documents: known to everybody."""
+
+_log: Final = logging.getLogger(__name__)
 
 # What would end the key's part of a connection string; blanks at its ends would be lost there.
 _KEY_END: Final = ";"
@@ -83,6 +90,27 @@ def replace_key(policies: Policies, name: str, *, is_secondary: bool, key: str |
     fresh = key if key is not None else generate_key()
     changed = replace(found, secondary_key=fresh) if is_secondary else replace(found, key=fresh)
     return tuple(changed if policy is found else policy for policy in policies)
+
+
+def warn_of_short_keys(policy: SharedAccessPolicy, event_hub: str | None) -> None:
+    """Log a warning for each key of a policy that has fewer bytes than is safe.
+
+    event_hub: whose policy it is, None for the namespace.
+    """
+    for which, key in zip(("primary", "secondary"), policy.keys, strict=True):
+        size = len(key.encode())
+        # Whether everybody knows the key is another question, which the service answers with the address
+        # that it listens on.
+        if size < POLICY_KEY_BYTES_SAFE and key != EMULATOR_KEY:
+            _log.warning(
+                "the %s key of the policy %s of %s has %d bytes, and may be guessed: use %d or more, or have "
+                "one made (tidegate policy regenerate)",
+                which,
+                policy.name,
+                event_hub or "the namespace",
+                size,
+                POLICY_KEY_BYTES_SAFE,
+            )
 
 
 def _validate_key(key: str) -> None:

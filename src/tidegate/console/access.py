@@ -97,9 +97,10 @@ class Sessions:
         """Hear no more of changes. Harmless twice."""
         self._remove_listener()
 
-    def sign_in(self, policy_name: str, key: str, hub: str | None) -> Session:
-        """A new session for whoever knows a policy's key. Raises UnauthorizedError."""
-        return self._start(self._access.sign_in(policy_name, key, hub), is_automatic=False)
+    async def sign_in(self, policy_name: str, key: str, hub: str | None, *, address: str) -> Session:
+        """A new session for whoever knows a policy's key. Raises as ``AccessView.sign_in``."""
+        credential = await self._access.sign_in(policy_name, key, hub, address=address)
+        return self._start(credential, is_automatic=False)
 
     def sign_out(self, session: Session) -> None:
         """End a session; harmless when it has ended."""
@@ -167,6 +168,11 @@ class Sessions:
                 self.sign_out(session)
                 return
         self.sign_out(next(iter(self._sessions.values())))
+
+
+def address_of(request: HTTPConnection) -> str:
+    """Where a request comes from; empty where that is not known."""
+    return request.client.host if request.client is not None else ""
 
 
 def cookie_name(request: HTTPConnection) -> str:

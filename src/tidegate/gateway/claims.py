@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tidegate.broker import NEVER_EXPIRES, Broker, Claim, Grant
+from tidegate.broker import NEVER_EXPIRES, UNKNOWN_PEER, Broker, Claim, Grant, Peer
 from tidegate.model.audience import Audience, EntityPath
 from tidegate.model.clock import Clock
 from tidegate.model.errors import InvalidArgumentError, QuotaExceededError, UnauthorizedError
@@ -35,9 +35,12 @@ class ConnectionClaims:
         on_loss: Callable[[], None],
         *,
         on_first: Callable[[], None] | None = None,
+        find_peer: Callable[[], Peer] = lambda: UNKNOWN_PEER,
     ) -> None:
         """on_loss: called on the event loop when a grant has run out, or may have been taken away. on_first:
-        called when the first token or key was accepted."""
+        called when the first token or key was accepted. find_peer: who presents the tokens.
+        """
+        self._find_peer = find_peer
         self._broker = broker
         self._clock = clock
         self._on_loss = on_loss
@@ -58,9 +61,9 @@ class ConnectionClaims:
     def put_token(self, token: str, *, token_type: str, audience: str) -> None:
         """Verify a token presented for ``audience`` and keep what it allows, in place of an earlier one.
 
-        Raises UnauthorizedError (the token), InvalidArgumentError (an audience that is too long),
-        QuotaExceededError (too many tokens), NotFoundError (a genuine token for an event hub that does not
-        exist: known only to who holds a key).
+        Raises UnauthorizedError (the token), ServerBusyError (too many wrong keys before it),
+        InvalidArgumentError (an audience that is too long), QuotaExceededError (too many tokens),
+        NotFoundError (a genuine token for an event hub that does not exist: known only to who holds a key).
         """
         if token_type != SAS_TOKEN_TYPE:
             raise UnauthorizedError(
@@ -72,7 +75,7 @@ class ConnectionClaims:
                 f"An audience has at most {_AUDIENCE_CHARACTERS_MAX} characters, not {len(audience)}."
             )
         wanted = self._broker.authorizer.audience(audience)
-        grant = self._broker.authorize(token, wanted)
+        grant = self._broker.authorize(token, wanted, self._find_peer())
         entity = wanted.path.partition("/")[0]
         if entity and not entity.startswith("$"):
             self._broker.event_hub(entity)
@@ -83,7 +86,7 @@ class ConnectionClaims:
 
         Raises UnauthorizedError.
         """
-        for grant in self._broker.authorizer.authorize_key(name, key):
+        for grant in self._broker.authorize_key(name, key, self._find_peer()):
             self._keep(grant.resource, grant)
 
     def require(self, path: EntityPath, claim: Claim | None, *, token: str | None = None) -> None:
@@ -108,7 +111,7 @@ class ConnectionClaims:
                 self._permitted_until[path, claim] = max(expiries)
             return
         if token is not None:
-            grant = self._broker.authorize(token, Audience("", path))
+            grant = self._broker.authorize(token, Audience("", path), self._find_peer())
             if any(grant.permits(path, wanted, now_utc=now_utc) for wanted in claims):
                 return
         what = "Any" if claim is None else claim.value

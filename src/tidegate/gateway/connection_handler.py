@@ -33,7 +33,7 @@ from tidegate.amqp.events import (
 )
 from tidegate.amqp.link import Link
 from tidegate.amqp.performatives import Attach, Error
-from tidegate.broker import Broker
+from tidegate.broker import Broker, Door, Peer
 from tidegate.gateway.claims import ConnectionClaims
 from tidegate.gateway.egress import EgressLink
 from tidegate.gateway.idle_guard import IdleGuard, IdleLimits
@@ -42,8 +42,17 @@ from tidegate.gateway.management import ManagementService
 from tidegate.gateway.nodes import LinkNode, NodeOpener, OpenedNode
 from tidegate.gateway.request_node import RequestNodes
 from tidegate.model.clock import Clock
-from tidegate.model.errors import BrokenError, Fault, LocalProtocolError, TidegateError, UnauthorizedError
+from tidegate.model.errors import (
+    BrokenError,
+    Fault,
+    InvalidKeyError,
+    LocalProtocolError,
+    ServerBusyError,
+    TidegateError,
+    UnauthorizedError,
+)
 from tidegate.transport.memory import MemoryBudget
+from tidegate.transport.peers import address_in
 from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.conditions import error_description, to_amqp_error
 from tidegate.wire.names import TRACKING_ID
@@ -162,7 +171,11 @@ class ConnectionHandler:
     def __init__(self, owner: ConnectionOwner, *, age_s: float = 0.0) -> None:
         """age_s: seconds since the client has connected."""
         self.claims = ConnectionClaims(
-            owner.broker, owner.clock, self._on_claims_expired, on_first=self._on_admitted
+            owner.broker,
+            owner.clock,
+            self._on_claims_expired,
+            on_first=self._on_admitted,
+            find_peer=self._find_peer,
         )
         self._owner = owner
         self._driver: ConnectionDriver | None = None
@@ -455,11 +468,19 @@ class ConnectionHandler:
             if len(parts) != 3:
                 raise UnauthorizedError("SASL PLAIN takes a policy's name and its key.")
             self.claims.put_policy(parts[1].decode(), parts[2].decode())
-        except (UnauthorizedError, UnicodeDecodeError) as error:
+        except (UnauthorizedError, ServerBusyError, UnicodeDecodeError) as error:
             _log.info("%s: SASL PLAIN: %s", self._peer_name, error)
-            self._connection.complete_sasl(is_accepted=False)
+            if isinstance(error, InvalidKeyError) and error.answer_after_s:
+                asyncio.get_running_loop().call_later(error.answer_after_s, self._refuse_plain)
+            else:
+                self._connection.complete_sasl(is_accepted=False)
         else:
             self._connection.complete_sasl(is_accepted=True)
+
+    def _refuse_plain(self) -> None:
+        assert self._connection is not None
+        self._connection.complete_sasl(is_accepted=False)
+        self.schedule_flush()
 
     def _on_idle(self, limit_s: float) -> None:
         if self._connection is None or self._driver is None:
@@ -482,6 +503,9 @@ class ConnectionHandler:
             self._is_reading_paused = False
             self._driver.resume_reading()
         self._driver.flush()
+
+    def _find_peer(self) -> Peer:
+        return Peer(Door.AMQP, address_in(self._peer_name))
 
     @property
     def _peer_name(self) -> str:

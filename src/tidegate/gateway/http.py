@@ -29,7 +29,7 @@ from tidegate.gateway.metrics import MetricsPage, Sources
 from tidegate.model.audience import NAMESPACE
 from tidegate.model.capture import CaptureStatistics
 from tidegate.model.clock import Clock
-from tidegate.model.errors import UnauthorizedError
+from tidegate.model.errors import ServerBusyError, UnauthorizedError
 from tidegate.transport.origins import AllowedOrigins
 from tidegate.transport.peers import TrustedProxies, is_from_this_machine
 from tidegate.transport.tasks import TaskOwner
@@ -49,13 +49,14 @@ class HttpGateway:
         proxies: TrustedProxies,
         further_routes: Sequence[BaseRoute] = (),
         hsts_max_age_s: int | None = None,
+        tls_handshake_failures: Callable[[], int] = lambda: 0,
     ) -> None:
         """amqp: takes what comes in WebSockets; close it first, so that it ends them in order.
 
         capture_statistics: by the name of each hub that is captured now. origins: of pages that may open
         WebSockets. proxies: before the service, whose word about their clients is believed. further_routes:
         get what no address of this face takes (the console). hsts_max_age_s: for browsers that have come
-        by HTTPS; None: nothing.
+        by HTTPS; None: nothing. tls_handshake_failures: since the service started.
         """
         self._broker = broker
         self._amqp = amqp
@@ -63,7 +64,13 @@ class HttpGateway:
         self._proxies = proxies
         self._authorizer = RequestAuthorizer(broker, clock)
         self._metrics = MetricsPage(
-            Sources(broker, amqp.connection_counts, capture_statistics, amqp.budget.statistics)
+            Sources(
+                broker,
+                amqp.connection_counts,
+                capture_statistics,
+                amqp.budget.statistics,
+                tls_handshake_failures,
+            )
         )
         self._tasks = TaskOwner("HTTP gateway")
         self._servers: list[HttpServer] = []
@@ -123,7 +130,8 @@ class HttpGateway:
         if not is_from_this_machine(peer, request.headers, http_version=version, proxies=self._proxies):
             try:
                 self._authorizer.require(request, NAMESPACE, Claim.LISTEN, Claim.MANAGE)
-            except UnauthorizedError as error:
+            except (UnauthorizedError, ServerBusyError) as error:
+                await self._broker.key_guard.wait_before_answer(error)
                 return response_for(error)
         body, content_type = self._metrics.render(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})

@@ -90,6 +90,7 @@ class Administration:
         except TidegateError as error:
             level = logging.ERROR if error.remote_text else logging.INFO
             _log.log(level, "%s of %.300r refused: %s", operation.operation_id, request.scope["path"], error)
+            await self._broker.key_guard.wait_before_answer(error)
             return admin_error_response(error)
         if operation.method != "GET":
             target = request.scope["path"].removeprefix(PREFIX)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from starlette.requests import HTTPConnection
 
-from tidegate.broker import Broker, Claim, Grant
+from tidegate.broker import Broker, Claim, Door, Grant, Peer
 from tidegate.gateway.http_server import TICKET
 from tidegate.model.audience import Audience, EntityPath
 from tidegate.model.clock import Clock
@@ -24,8 +24,12 @@ class RequestAuthorizer:
         self._clock = clock
 
     def require(self, request: HTTPConnection, path: EntityPath, *claims: Claim) -> Grant:
-        """Raise UnauthorizedError unless the request's token gives one of ``claims`` on ``path`` now."""
-        grant = self._broker.authorize(_token(request), Audience("", path))
+        """Raise UnauthorizedError unless the request's token gives one of ``claims`` on ``path`` now.
+
+        After too many wrong keys ServerBusyError. Whoever answers an InvalidKeyError waits for
+        ``KeyGuard.wait_before_answer``.
+        """
+        grant = self._broker.authorize(_token(request), Audience("", path), peer_of(request))
         now_utc = self._clock.now_utc()
         if not any(grant.permits(path, claim, now_utc=now_utc) for claim in claims):
             wanted = " or ".join(claim.value for claim in claims)
@@ -36,6 +40,11 @@ class RequestAuthorizer:
             )
         _note_token(request)
         return grant
+
+
+def peer_of(request: HTTPConnection) -> Peer:
+    """Who sent a request."""
+    return Peer(Door.HTTP, request.client.host if request.client is not None else "")
 
 
 def _note_token(request: HTTPConnection) -> None:

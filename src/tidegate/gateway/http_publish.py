@@ -106,6 +106,7 @@ class Publishing:
             # What has a text for remote peers is told in full only here, and somebody should look at it.
             level = logging.ERROR if error.remote_text else logging.INFO
             _log.log(level, "publishing to %.300r refused: %s", request.scope["path"], error)
+            await self._broker.key_guard.wait_before_answer(error)
             return response_for(error)
         except ClientDisconnect:
             return error_response(400, "The request ended before its body was complete.")

@@ -55,6 +55,9 @@ RETRY_AFTER_S: Final = 5
 HEADER_NAMES: Final = "header_names"
 """In the ``state`` of a request's scope: the names of its headers as they were sent, by their lower case."""
 
+_CLIENT: Final = "client"
+"""There, too, where a trusted proxy named one: the client."""
+
 TICKET: Final = "ticket"
 """Beside it: the ``Ticket`` of the connection."""
 
@@ -151,7 +154,7 @@ class HttpServer(uvicorn.Server):
         return protocol
 
     def _make_websocket(self, *, app_state: dict[str, object], **_: object) -> WebSocketStream:
-        ticket = app_state[TICKET]
+        ticket, client = app_state[TICKET], app_state.get(_CLIENT)
         assert isinstance(ticket, Ticket)
         stream = WebSocketStream(
             path=WEBSOCKET_PATH,
@@ -161,6 +164,7 @@ class HttpServer(uvicorn.Server):
             admits_origin=self._admits_origin,
             ticket=ticket,
             turns=self._turns,
+            client_name=None if client is None else str(client),
         )
         self.websockets.add(stream)
         return stream
@@ -308,6 +312,7 @@ class _HttpProtocol(H11Protocol):
             headers = [(name.lower(), value) for name, value in request.headers]
             address = trusted.client_address(self._peer, headers)
             self.client = (str(address), 0)
+            self.app_state[_CLIENT] = f"{address}:0"
             if self.ticket.move(address, self.loop.time()) is not None:
                 self._refusal = NO_PLACE
                 raise h11.RemoteProtocolError(NO_PLACE)

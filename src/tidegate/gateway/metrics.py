@@ -20,7 +20,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from tidegate import __version__
-from tidegate.broker import Broker, EventHub
+from tidegate.broker import Broker, Door, EventHub
 from tidegate.model.capture import CaptureStatistics
 from tidegate.transport.memory import MemoryStatistics
 
@@ -45,6 +45,7 @@ class Sources:
     capture: Callable[[], Mapping[str, CaptureStatistics]]
     """By the name of each hub that is captured now."""
     memory: Callable[[], MemoryStatistics]
+    tls_handshake_failures: Callable[[], int] = lambda: 0
 
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -224,6 +225,19 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     ),
     _of_capture(
         "capture_failing", Kind.GAUGE, "1 while something keeps Capture from going on.", "is_failing"
+    ),
+    MetricRow(
+        "authentication_failures_total", Kind.COUNTER,
+        "Keys and tokens refused: wrong, expired, for something else, or unseen after many wrong ones.",
+        lambda sources: [
+            ((door.value,), sources.broker.key_guard.failures(door))
+            for door in (Door.AMQP, Door.HTTP, Door.CONSOLE)
+        ],
+        labels=("door",),
+    ),
+    _of_namespace(
+        "tls_handshake_failures_total", Kind.COUNTER, "TLS handshakes that failed, of AMQP and HTTP.",
+        lambda sources: sources.tls_handshake_failures(),
     ),
     MetricRow(
         "build_info", Kind.GAUGE, "1, with the release as a label.",

@@ -7,6 +7,7 @@ nobody could receive it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from tidegate.amqp.message import MessageId, Properties, decode_message
 from tidegate.amqp.performatives import Accepted, DeliveryState, Error, Rejected, Target
 from tidegate.gateway.claims import ConnectionClaims
 from tidegate.gateway.management import ManagementService
+from tidegate.model.errors import InvalidKeyError
 from tidegate.wire.addresses import NodeKind
 from tidegate.wire.cbs import PutToken, encode_put_token_accepted
 from tidegate.wire.conditions import http_status_for, to_amqp_error
@@ -98,7 +100,11 @@ class RequestNodes:
                 self._owner.note_use()
                 answer = self._management.handle(request, self._owner.claims)
         except Exception as error:  # As in ``_finish``: a failing disk must not end the connection.
-            self._refuse(route, error)
+            if isinstance(error, InvalidKeyError) and error.answer_after_s:
+                loop = asyncio.get_running_loop()
+                loop.call_later(error.answer_after_s, self._refuse_late, route, error)
+            else:
+                self._refuse(route, error)
             return
         if isinstance(answer, bytes):
             self._respond(route, answer)
@@ -120,6 +126,11 @@ class RequestNodes:
         else:
             self._respond(route, response)
         self._owner.schedule_flush()
+
+    def _refuse_late(self, route: _Route, error: Exception) -> None:
+        if self._response_links:  # Else the client has not waited for it.
+            self._refuse(route, error)
+            self._owner.schedule_flush()
 
     def _refuse(self, route: _Route, error: Exception) -> None:
         told = self._owner.amqp_error(error)

@@ -89,6 +89,13 @@ class UnauthorizedError(TidegateError):
     fault = Fault.CALLER
 
 
+class InvalidKeyError(UnauthorizedError):
+    """A key or signature that no policy of that name has."""
+
+    answer_after_s = 0.0
+    """Seconds by which the answer waits: a door that is told more than 0.0 keeps whoever guesses waiting."""
+
+
 class PublisherRevokedError(UnauthorizedError):
     """A publisher that was revoked on its event hub: it may not send until it is restored."""
 

@@ -43,6 +43,9 @@ POLICY_NAME_CHARACTERS_MAX: Final = 50
 """Length of a policy's name in characters (authorizationRules; Azure "Naming rules and restrictions",
 2026-09)."""
 
+POLICY_KEY_BYTES_SAFE: Final = 32
+"""A chosen key with fewer is taken, with a warning: it may be found by guessing."""
+
 POLICY_KEY_CHARACTERS_MIN: Final = 8
 POLICY_KEY_CHARACTERS_MAX: Final = 256
 """Length of a key that somebody chooses, in characters (our choice; one made by the service has 44)."""

@@ -79,3 +79,11 @@ def make_sas_token(*, audience: str, key_name: str, key: str, expiry: int) -> st
 def _sign(key: str, encoded_resource: str, encoded_expiry: str) -> str:
     to_sign = f"{encoded_resource}\n{encoded_expiry}".encode()
     return base64.b64encode(hmac.new(key.encode(), to_sign, hashlib.sha256).digest()).decode()
+
+
+def key_name_in(token: str) -> str:
+    """The policy that a token names, before anything of it is checked; empty where it names none."""
+    try:
+        return SharedAccessSignature.parse(token).key_name
+    except UnauthorizedError:
+        return ""

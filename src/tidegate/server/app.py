@@ -56,6 +56,7 @@ from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.origins import AllowedOrigins
 from tidegate.transport.peers import TrustedProxies
 from tidegate.transport.tasks import TaskOwner
+from tidegate.transport.tls import HandshakeFailures
 
 MEMORY_LOOK_INTERVAL_S: Final = 2.0
 MEMORY_FALL_BYTES: Final = 48 * 1024 * 1024
@@ -133,8 +134,10 @@ class TidegateServer:
         settings, stack = self.settings, self._exit_stack
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         live: LiveCertificate | None = None
+        handshake_failures: HandshakeFailures | None = None
         if settings.is_tls_used:
             live = LiveCertificate(self._certificate, clock=self._clock)
+            handshake_failures = HandshakeFailures(live.context)
         certificate, tls = (None, None) if live is None else (live.certificate, live.context)
         options = LogOptions(open_segments_max=min(LogOptions().open_segments_max, open_files_max() // 8))
         self._broker = await Broker.open(settings.data_dir, clock=self._clock, options=options)
@@ -188,11 +191,14 @@ class TidegateServer:
             proxies=TrustedProxies.parse(settings.trusted_proxies),
             further_routes=() if console is None else (console.route(),),
             hsts_max_age_s=settings.hsts_max_age_s,
+            tls_handshake_failures=lambda: 0 if handshake_failures is None else handshake_failures.count,
         )
         stack.push_async_callback(http.close)
         if console is not None:
             # Before the HTTP face, which waits for the answers that it streams.
             stack.callback(console.end_streams)
+        # Before the HTTP face, too: it waits for answers that are held back from whoever guesses keys.
+        stack.callback(self._broker.key_guard.release)
         # Before the HTTP face, whose WebSockets it uses.
         stack.push_async_callback(amqp.close, drain_timeout_s=settings.drain_timeout_s)
         addresses: dict[str, str | None] = {

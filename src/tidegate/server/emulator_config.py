@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
 
+from tidegate.broker import EMULATOR_KEY
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.server.declared import DeclaredEventHub, DeclaredNamespace
 from tidegate.server.plain_table import PlainTable
-
-EMULATOR_KEY: Final = "SAS_KEY_VALUE"
-"""The root key in the emulator's documented connection string: known to everybody."""
 
 _ROOT = "UserConfig"
 _NUMBER = re.compile("[0-9]{1,6}")
@@ -78,3 +75,6 @@ def _partition_count(entity: PlainTable) -> int:
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()) is not None:
         return int(value)
     raise InvalidArgumentError(f"{entity.place('PartitionCount')} is no number of partitions.")
+
+
+__all__ = ["EMULATOR_KEY", "declared_by_emulator_config", "is_emulator_config"]

@@ -38,7 +38,12 @@ _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 
 }
 
 
-_CLIENT_LOGGERS: Final = ("tidegate.gateway.", "tidegate.transport.", "tidegate.storage.write_errors")
+_CLIENT_LOGGERS: Final = (
+    "tidegate.gateway.",
+    "tidegate.transport.",
+    "tidegate.storage.write_errors",
+    "tidegate.broker.key_guard",
+)
 _LINES_MAX: Final = 20
 _WINDOW_S: Final = 10.0
 """Lines of one kind that clients may cause in a window (our choice: enough to see what is going on)."""

@@ -108,6 +108,12 @@ def parse_address(host: str | None) -> IpAddress | None:
     return address
 
 
+def address_in(peer_name: str) -> str:
+    """The address in a stream's ``peer_name`` (``192.0.2.1:4711``, ``::1:4711 (WebSocket)``)."""
+    name = peer_name.partition(" ")[0]
+    return name.rpartition(":")[0] or name
+
+
 def is_from_this_machine(
     peer: str | None, headers: Mapping[str, str], *, http_version: str, proxies: TrustedProxies
 ) -> bool:

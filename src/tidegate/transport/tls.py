@@ -29,6 +29,29 @@ _PIECE_BYTES: Final = 64 * 1024
 """What OpenSSL is given at once: its in-memory pipes never shrink, so this is what a connection may keep."""
 
 
+class HandshakeFailures:
+    """Counts the handshakes that fail in a context, whoever drives them."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        """Counts from now on: clients without the certificate authority, without TLS, with none of our
+        versions. Handshakes that are cut off or never end are not counted.
+        """
+        self.count = 0
+        failures = self
+
+        class Counted(ssl.SSLObject):
+            def do_handshake(self) -> None:
+                try:
+                    super().do_handshake()
+                except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    raise
+                except ssl.SSLError:
+                    failures.count += 1
+                    raise
+
+        context.sslobject_class = Counted
+
+
 class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
     """The protocol of a socket's transport, and the transport of a protocol that knows nothing of TLS.
 

@@ -77,9 +77,11 @@ class WebSocketStream(asyncio.Protocol):
         admits_origin: Callable[[str, str], bool],
         ticket: Ticket | None = None,
         turns: Turns | None = None,
+        client_name: str | None = None,
     ) -> None:
         """path: the one path served, in lower case, without a slash at its end.
 
+        client_name: ``address:port`` of the client behind a trusted proxy; None: the connection's.
         admits_origin: whether a page of an origin may open it, by a request with that Host header; asked only
         where a browser says the origin.
         on_connected: called after the handshake, may raise a TidegateError that refuses it; on_ended: called
@@ -112,6 +114,7 @@ class WebSocketStream(asyncio.Protocol):
         self._is_closing = False
         self._has_ended = False
         self._peer_name = "?"
+        self._client_name = client_name
         self._connected_at = 0.0
 
     def __repr__(self) -> str:
@@ -198,7 +201,8 @@ class WebSocketStream(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._connected_at = asyncio.get_running_loop().time()
         peer = transport.get_extra_info("peername")
-        self._peer_name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "local")
+        name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "local")
+        self._peer_name = self._client_name or name
 
     def data_received(self, data: bytes) -> None:
         """Bytes came: the request, or frames, whole or in parts."""

@@ -40,12 +40,13 @@ class Credential(Protocol):
 
 
 class AccessView(Protocol):
-    """Judges who signs in. Nothing here blocks."""
+    """Judges who signs in."""
 
-    def sign_in(self, policy_name: str, key: str, hub: str | None) -> Credential:
+    async def sign_in(self, policy_name: str, key: str, hub: str | None, *, address: str) -> Credential:
         """Check a policy's name and key; hub: whose policy it is (None: the namespace's, or the only one).
 
-        Raises UnauthorizedError.
+        address: who says so. Raises UnauthorizedError, after a while where many keys from there were wrong,
+        and ServerBusyError where too many were.
         """
         ...
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 from urllib.parse import quote
 
@@ -10,16 +9,14 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from tidegate.console.access import cookie_name, form_of, read_form, set_cookie
+from tidegate.console.access import address_of, cookie_name, form_of, read_form, set_cookie
 from tidegate.console.context import Console
 from tidegate.console.rendering import page
 from tidegate.model.connection_string import ConnectionString
-from tidegate.model.errors import ConnectionStringError, UnauthorizedError
+from tidegate.model.errors import ConnectionStringError, ServerBusyError, UnauthorizedError
 
 _FORM_BYTES_MAX: Final = 16 * 1024
 """Whoever sends it is nobody yet: room for a connection string and an address."""
-
-_log = logging.getLogger(__name__)
 
 
 def routes(console: Console) -> list[Route]:
@@ -59,14 +56,14 @@ class _Pages:
                 parsed = ConnectionString.parse(key)
                 name, hub = parsed.shared_access_key_name or "", parsed.entity_path or hub
                 key = parsed.shared_access_key or ""
-            session = self._console.sessions.sign_in(name, key, hub or None)
-        except (UnauthorizedError, ConnectionStringError) as error:
-            host = request.client.host if request.client is not None else "an unknown address"
-            _log.info("signing in to the console as %.80r from %s was refused", name, host)
+            session = await self._console.sessions.sign_in(
+                name, key, hub or None, address=address_of(request)
+            )
+        except (UnauthorizedError, ServerBusyError, ConnectionStringError) as error:
             return page(
                 request,
                 "sign_in.html",
-                status_code=403,
+                status_code=429 if isinstance(error, ServerBusyError) else 403,
                 wanted=wanted,
                 policy_name=name,
                 hub=hub,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, Grant
+from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, Door, Grant, Peer
 from tidegate.console.backend.access import Credential, Rights
 from tidegate.model.clock import Clock
 from tidegate.model.errors import UnauthorizedError
@@ -24,9 +24,13 @@ class BrokerAccess:
         self._broker = broker
         self._clock = clock
 
-    def sign_in(self, policy_name: str, key: str, hub: str | None) -> Credential:
+    async def sign_in(self, policy_name: str, key: str, hub: str | None, *, address: str) -> Credential:
         """See ``AccessView.sign_in``. A policy of the namespace goes before those of hubs."""
-        grants = self._broker.authorizer.authorize_key(policy_name, key)
+        try:
+            grants = self._broker.authorize_key(policy_name, key, Peer(Door.CONSOLE, address))
+        except UnauthorizedError as error:
+            await self._broker.key_guard.wait_before_answer(error)
+            raise
         if hub is not None:
             grants = tuple(grant for grant in grants if grant.scope in ("", hub.lower()))
         grants = tuple(sorted(grants, key=lambda grant: grant.scope != ""))
@@ -47,7 +51,8 @@ class BrokerAccess:
         policy = self._broker.authorizer.policy(ROOT_POLICY_NAME)
         if policy is None or EMULATOR_KEY not in policy.keys:
             return None
-        return self.sign_in(ROOT_POLICY_NAME, EMULATOR_KEY, None)
+        (grant, *_) = self._broker.authorizer.authorize_key(ROOT_POLICY_NAME, EMULATOR_KEY)
+        return _BrokerCredential(grant)
 
     def rights(self, credential: Credential) -> Rights | None:
         """See ``AccessView.rights``."""

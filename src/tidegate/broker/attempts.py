@@ -1,0 +1,100 @@
+"""How long the answer to a wrong key waits: longer with each failure of an address at a policy.
+
+Pure: times are seconds of a monotonic clock, passed in. A delay counts as under way until it is over, whether
+or not the peer waits for its answer, so that connecting again does not shorten it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final
+
+FREE_FAILURES: Final = 5
+"""Failures that are answered at once (our choice: somebody who mistypes, a program that is set up)."""
+
+DELAY_S_FIRST: Final = 0.1
+DELAY_S_MAX: Final = 10.0
+"""Seconds that the first failure after those waits, doubled by each further one, and the most."""
+
+WINDOW_S: Final = 900.0
+"""Seconds without a failure after which those before are forgotten."""
+
+WAITING_MAX: Final = 32
+"""Delayed answers of one address at one policy at a time. So it tries 3.2 keys a second for as long as it
+likes, which finds no random key; and as many programs that are left with an old key can wait for their
+answers before a right key from their address is refused, too.
+"""
+
+ADDRESSES_MAX: Final = 4_096
+POLICIES_MAX: Final = 8
+"""What is remembered at most: addresses (the one that failed longest ago makes room), and policies of each,
+beyond which the others count as one. A few MB."""
+
+
+@dataclass(slots=True)
+class _Failures:
+    count: int = 0
+    last_at: float = 0.0
+    answered_at: list[float] = field(default_factory=list)
+    """When the delays that are under way are over."""
+
+
+class FailedAttempts:
+    """The failures of all addresses. An IPv6 address counts as its /64, which one machine has to itself."""
+
+    def __init__(self) -> None:
+        self._by_address: OrderedDict[str, dict[str, _Failures]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Addresses and policies that are remembered."""
+        return sum(map(len, self._by_address.values()))
+
+    def refused_for_s(self, address: str, policy: str, *, now: float) -> float:
+        """Seconds for which a key of that policy is not even looked at; 0.0: it is."""
+        if not self._by_address:  # The usual case, for which nobody pays.
+            return 0.0
+        failures = self._by_address.get(_network(address), {})
+        if (found := failures.get(self._name(failures, policy))) is None:
+            return 0.0
+        found.answered_at = [time for time in found.answered_at if time > now]
+        return min(found.answered_at) - now if len(found.answered_at) >= WAITING_MAX else 0.0
+
+    def note(self, address: str, policy: str, *, now: float) -> float:
+        """Remember a wrong key; returns the seconds by which its answer is to wait."""
+        network = _network(address)
+        failures = self._by_address.setdefault(network, {})
+        self._by_address.move_to_end(network)
+        found = failures.setdefault(self._name(failures, policy), _Failures())
+        if now - found.last_at > WINDOW_S:
+            found.count = 0
+        found.count += 1
+        found.last_at = now
+        if len(self._by_address) > ADDRESSES_MAX:
+            self._by_address.popitem(last=False)
+        # The exponent is bounded: a float ends at 2.0 ** 1023.
+        doublings = min(found.count - FREE_FAILURES - 1, 32)
+        if doublings < 0:
+            return 0.0
+        delay_s = min(DELAY_S_FIRST * 2.0**doublings, DELAY_S_MAX)
+        found.answered_at.append(now + delay_s)
+        return delay_s
+
+    @staticmethod
+    def _name(failures: dict[str, _Failures], policy: str) -> str:
+        """Under which name failures at a policy are remembered; empty: with those of many others."""
+        name = policy[:80]
+        return name if name in failures or len(failures) < POLICIES_MAX - 1 else ""
+
+
+def _network(address: str) -> str:
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address[:80]
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.ip_network((parsed, 64), strict=False))
+    return address

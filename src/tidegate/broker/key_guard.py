@@ -1,0 +1,74 @@
+"""Where every key and token of a peer is proved: wrong ones are counted, logged, and answered late.
+
+A right key is never late, and does not forgive wrong ones: who guesses from behind the same address gains
+nothing from it. Only while an address has ``WAITING_MAX`` answers outstanding at a policy are keys of that
+policy from that address refused unseen, right ones too; else parallel connections would guess without any
+delay. The refusal says when to try again, and other policies and addresses are not touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from tidegate.broker.attempts import FailedAttempts
+from tidegate.broker.peers import Door, Peer
+from tidegate.model.clock import Clock
+from tidegate.model.errors import InvalidKeyError, ServerBusyError, TidegateError, UnauthorizedError
+
+T = TypeVar("T")
+
+_log: Final = logging.getLogger(__name__)
+
+
+class KeyGuard:
+    """The guard of one namespace."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._attempts = FailedAttempts()
+        self._failures: Counter[Door] = Counter()
+        self._is_released = asyncio.Event()
+
+    def failures(self, door: Door) -> int:
+        """Keys and tokens that were refused there since the service started, unseen ones included."""
+        return self._failures[door]
+
+    def judge(self, peer: Peer, policy: str, verify: Callable[[], T]) -> T:
+        """What ``verify`` returns, which looks at a key of ``policy`` (as the peer names it).
+
+        Raises what it raises, an InvalidKeyError with the delay for its answer; ServerBusyError where too
+        many answers to that address are outstanding.
+        """
+        now = self._clock.monotonic()
+        wait_s = self._attempts.refused_for_s(peer.address, policy, now=now)
+        if wait_s > 0.0:
+            self._failures[peer.door] += 1
+            raise ServerBusyError(
+                "Too many wrong keys came from this address: no more are looked at for now.",
+                next_step="Try again later.",
+                retry_after_s=wait_s,
+            )
+        try:
+            return verify()
+        except UnauthorizedError as error:
+            self._failures[peer.door] += 1
+            if isinstance(error, InvalidKeyError):
+                error.answer_after_s = self._attempts.note(peer.address, policy, now=now)
+                _log.info("a wrong key for the policy %.80r came from %s", policy, peer)
+            raise
+
+    async def wait_before_answer(self, error: TidegateError) -> None:
+        """Return when ``error`` may be answered: at once, unless it is of a wrong key that is to wait."""
+        if isinstance(error, InvalidKeyError) and error.answer_after_s:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(error.answer_after_s):
+                    await self._is_released.wait()
+
+    def release(self) -> None:
+        """Let nobody wait any more, because the service stops."""
+        self._is_released.set()
