@@ -210,7 +210,7 @@ def _wait_until_listening(process: subprocess.Popen[bytes], port: int) -> None:
 
 
 def test_a_proxy_lets_sdks_and_the_console_through(service: HubService, proxy: SdkTarget) -> None:
-    """Official clients by WebSocket, and signing in; cookies are for HTTPS only; nobody counts as local."""
+    """Official clients by WebSocket, signing in, live pages; cookies are for HTTPS only; nobody is local."""
     hub = service.create_hub(partition_count=1)
     with proxy.producer(hub) as producer:
         producer.send_event(EventData(b"through the proxy"))
@@ -239,3 +239,13 @@ def test_a_proxy_lets_sdks_and_the_console_through(service: HubService, proxy: S
     answer = ask("POST", "/console/sign-in", form)
     assert answer.status == 303
     assert "secure" in str(answer.headers["Set-Cookie"]).lower()
+
+    connection = http.client.HTTPSConnection("localhost", port, timeout=_DEADLINE_S, context=context)
+    connection.request(
+        "GET", f"/console/live/hubs/{hub}", headers={"Cookie": answer.headers["Set-Cookie"].partition(";")[0]}
+    )
+    stream = connection.getresponse()
+    assert stream.headers["Content-Type"].startswith("text/event-stream")
+    # It comes while the answer goes on.
+    assert stream.readline()
+    connection.close()
