@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tidegate.client import EventHubAdministrator, EventHubProducer
+from tidegate.model.errors import LogFailedError
 from tidegate.model.events import EventData
 from tidegate.server.app import TidegateServer
+from tidegate.server.ready import ReadyInformation
 from tidegate.server.settings import ServerSettings
 from tidegate.transport.admission import Face, Refusal
 
@@ -35,8 +41,9 @@ async def _serving(tmp_path: Path, **settings: object) -> AsyncIterator[Tidegate
 class _Peer:
     """One address, and the connections that it has opened."""
 
-    def __init__(self, server: TidegateServer, host: str, *, face: str = "amqp") -> None:
-        address = getattr(server.ready, face)
+    def __init__(self, server: TidegateServer | ReadyInformation, host: str, *, face: str = "amqp") -> None:
+        ready = server.ready if isinstance(server, TidegateServer) else server
+        address = getattr(ready, face)
         service, _, port = address.rpartition(":")
         self._address = (service, int(port))
         self._host = host
@@ -141,3 +148,119 @@ async def test_a_silent_peer_before_its_tls_handshake_counts(tmp_path: Path, fac
         assert await peer.answer(2 if face == "amqps" else 0) == b""
         peer.close()
         await _settled(server, kind, 0)
+
+
+async def test_slow_heads_of_one_peer_do_not_hide_the_health(tmp_path: Path) -> None:
+    """Heads that never end make room for each other, and for the requests of others, /health among them."""
+    limits = {"connections_without_token_max": 20}
+    async with _serving(tmp_path, **limits) as server:
+        slow = _Peer(server, "127.0.0.2", face="http")
+        await slow.connect(60, b"GET /health HTTP/1.1\r\nX-Slow: ")
+        for host in ("127.0.0.2", "127.0.0.3"):
+            status, answer = await _get(server, host, "/health")
+            assert (status, answer["status"]) == (200, "healthy")
+        assert server.connection_statistics().open[Face.HTTP, False] <= 20
+        assert server.connection_statistics().refused[Refusal.DISPLACED] >= 40
+        slow.close()
+
+
+async def test_health_and_metrics_tell_of_trouble(tmp_path: Path) -> None:
+    """A limit that was reached, few descriptors and a failed partition are told; the status code stays 200,
+    for a load balancer must not take all away because of a part."""
+    async with _serving(tmp_path, connections_max=1) as server:
+        hub = server.broker.create_event_hub("hub", partition_count=2)
+        async with EventHubAdministrator.from_connection_string(server.ready.connection_string) as client:
+            await client.get_event_hub("hub")
+            refused = _Peer(server, "127.0.0.2")
+            await refused.connect(1)
+            assert await refused.answer(0) == b""
+            refused.close()
+            status, answer = await _get(server, "127.0.0.2", "/health")
+            assert (status, answer["status"], answer["event_hubs"]) == (200, "degraded", 1)
+            assert "connections_max" in str(answer["problems"])
+        while server.connection_statistics().open[Face.AMQP, True]:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        assert server._amqp is not None
+        admission = server._amqp.admission
+        hub.partitions[1]._log.writer.failure = LogFailedError("the disk")
+        admission.limits = replace(admission.limits, descriptors_max=3)
+        _, answer = await _get(server, "127.0.0.2", "/health")
+        assert "1 partitions take no events" in str(answer["problems"])
+        assert "ulimit" in str(answer["problems"])
+        admission.limits = replace(admission.limits, descriptors_max=None)
+        status, text = await _get_text(server, "127.0.0.1", "/metrics")
+        assert status == 200
+        assert 'tidegate_refused_connections_total{limit="total"} ' in text
+        assert 'tidegate_open_connections{speaks="amqp",token="yes"} 0.0' in text
+        assert 'tidegate_failed_partitions{event_hub="hub"} 1.0' in text
+        assert "tidegate_open_connections_max 1.0" in text
+
+
+@pytest.mark.timeout(180)
+async def test_silent_connections_fail_no_partition(tmp_path: Path) -> None:
+    """The attack of issue 18: more silent sockets than the process may open files. A producer that was there
+    before sends to every partition meanwhile, others do afterwards, and the log says so in few lines.
+    """
+    ready_file, log_file = tmp_path / "ready.json", tmp_path / "log"
+    command = [sys.executable, "-m", "tidegate.cli", "serve", "--data-dir", str(tmp_path / "data")]
+    command += ["--amqp-port", "0", "--http-port", "0", "--no-console", "--ready-file", str(ready_file)]
+    with log_file.open("wb") as log:
+        service = await asyncio.create_subprocess_exec(
+            *("/bin/sh", "-c", 'ulimit -n 200; exec "$@"', "sh", *command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=os.environ | {"TIDEGATE_CONFIG_DIR": str(tmp_path)},
+        )
+    try:
+        async with asyncio.timeout(90):
+            while not ready_file.exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            await _attack(ReadyInformation.from_json(ready_file.read_text()))
+    finally:
+        service.terminate()
+        await service.wait()
+    told = log_file.read_text()
+    assert "takes no more events" not in told
+    assert "open files" not in told.lower()
+    assert len([line for line in told.splitlines() if "refused" in line]) < 10
+
+
+async def _attack(ready: ReadyInformation) -> None:
+    string = ready.connection_string
+    async with EventHubAdministrator.from_connection_string(string) as administrator:
+        await administrator.create_event_hub("hub", partition_count=8)
+    async with EventHubProducer.from_connection_string(string, "hub") as producer:
+        await producer.send([EventData(b"x")], partition_id="0")
+        peer = _Peer(ready, "127.0.0.1")
+        try:
+            await peer.connect(400)
+            for partition in range(8):
+                await producer.send([EventData(b"x")], partition_id=str(partition))
+        finally:
+            peer.close()
+        health = _Peer(ready, "127.0.0.1", face="http")
+        await health.connect(1, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b" 200 " in await health.answer(0)
+        health.close()
+    async with EventHubProducer.from_connection_string(string, "hub") as producer:
+        for partition in range(8):
+            await producer.send([EventData(b"y")], partition_id=str(partition))
+
+
+async def _get_text(server: TidegateServer, host: str, path: str) -> tuple[int, str]:
+    """Status and body of a request from ``host``."""
+    peer = _Peer(server, host, face="http")
+    request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    await peer.connect(1, request.encode())
+    answer = b""
+    while part := await peer.answer(0):
+        answer += part
+    peer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body.decode()
+
+
+async def _get(server: TidegateServer, host: str, path: str) -> tuple[int, dict[str, object]]:
+    status, text = await _get_text(server, host, path)
+    return status, json.loads(text)

@@ -38,6 +38,7 @@ from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
 from tidegate.transport.admission import Admission, ConnectionLimits
+from tidegate.transport.peers import TrustedProxies
 from tidegate.transport.streams import StreamReceiver
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.websocket import WebSocketStream
@@ -656,6 +657,47 @@ async def test_connections_over_the_limit_may_ask_for_health_only() -> None:
     await server.stop()
     await tasks.close()
     assert not any(server.admission.statistics().open.values())
+
+
+async def test_clients_of_a_trusted_proxy_have_their_own_shares() -> None:
+    """Behind a proxy the address in X-Forwarded-For has the limits, and is the one that handlers see; nobody
+    else's word about it counts.
+    """
+    goes_on, has_begun = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def answer(request: Request) -> Response:
+        assert request.client is not None
+        if "wait" in request.query_params:
+            has_begun.release()
+            await goes_on.wait()
+        return Response(request.client.host)
+
+    application = Starlette(routes=[Route("/", answer)])
+    limits = ConnectionLimits(connections_without_token_per_address_max=1)
+    proxies = Admission(limits, trusted=TrustedProxies.parse(["127.0.0.1"]))
+    server, (host, port), tasks = await _serve(application, admission=proxies)
+    other, (other_host, other_port), other_tasks = await _serve(application, admission=Admission(limits))
+
+    async def ask(path: str, address: str, *, port: int = port) -> bytes:
+        reader, writer = await asyncio.open_connection(host, port)
+        forwarded = f"X-Forwarded-For: 127.0.0.1, {address}\r\nConnection: close"
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\n{forwarded}\r\n\r\n".encode())
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    async with asyncio.timeout(60):
+        held = tasks.start(ask("/?wait", "192.0.2.1"), name="ask")
+        await has_begun.acquire()
+        assert (await ask("/", "192.0.2.1")).startswith(b"HTTP/1.1 503 ")
+        assert (await ask("/", "192.0.2.2")).endswith(b"192.0.2.2")
+        goes_on.set()
+        assert (await held).endswith(b"192.0.2.1")
+        assert (await ask("/", "192.0.2.1")).endswith(b"192.0.2.1")
+        assert (await ask("/", "192.0.2.1", port=other_port)).endswith(other_host.encode())
+    for each, owner in ((server, tasks), (other, other_tasks)):
+        await each.stop()
+        await owner.close()
 
 
 async def test_a_connection_whose_answer_nobody_reads_ends() -> None:

@@ -25,6 +25,7 @@ from tidegate.model.events import EventData as ModelEvent
 from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
+from tidegate.transport.admission import Admission
 from tidegate.transport.memory import MemoryBudget
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.event_codec import encode_event
@@ -117,6 +118,7 @@ def test_capture_is_told(service: HubService) -> None:
             lambda: ConnectionCounts(3, 1),
             lambda: {"hub": stands},
             MemoryBudget(1 << 20).statistics,
+            Admission().statistics,
         )
         return _numbers(MetricsPage(sources).render("")[0].decode())
 

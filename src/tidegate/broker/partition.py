@@ -152,6 +152,11 @@ class Partition:
         return self._log.add_append_listener(listener)
 
     @property
+    def is_failed(self) -> bool:
+        """Whether its log takes no more events until the service is restarted."""
+        return self._log.is_failed
+
+    @property
     def is_closed(self) -> bool:
         """True once the hub was deleted or the service is stopping: nothing more will come."""
         return self._log.is_closed

@@ -7,6 +7,7 @@ of Event Hubs' REST interface, and under the administration's addresses in JSON.
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,6 +21,7 @@ from tidegate.amqp.errors import INTERNAL_ERROR, NOT_ALLOWED, NOT_FOUND
 from tidegate.broker import Broker, Claim
 from tidegate.gateway.admin_operations import PREFIX
 from tidegate.gateway.amqp_server import AmqpGateway
+from tidegate.gateway.health import Health
 from tidegate.gateway.http_admin import Administration, admin_error
 from tidegate.gateway.http_authorization import RequestAuthorizer
 from tidegate.gateway.http_errors import error_response, response_for
@@ -69,9 +71,11 @@ class HttpGateway:
                 amqp.connection_counts,
                 capture_statistics,
                 amqp.budget.statistics,
+                amqp.admission.statistics,
                 tls_handshake_failures,
             )
         )
+        self._state = Health(broker, amqp.admission)
         self._tasks = TaskOwner("HTTP gateway")
         self._servers: list[HttpServer] = []
         self._hsts_max_age_s = hsts_max_age_s
@@ -121,7 +125,7 @@ class HttpGateway:
         return self._origins.admits(origin, host, self._broker.authorizer.host_names)
 
     async def _health(self, request: Request) -> Response:
-        return JSONResponse({"status": "healthy", "event_hubs": len(self._broker.list_event_hubs())})
+        return JSONResponse(self._state.report(asyncio.get_running_loop().time()))
 
     async def _show_metrics(self, request: Request) -> Response:
         # They name event hubs and tell how busy they are: whoever is not on this machine needs a token.

@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from tidegate import __version__
 from tidegate.broker import Broker, Door, EventHub
 from tidegate.model.capture import CaptureStatistics
+from tidegate.transport.admission import AdmissionStatistics
 from tidegate.transport.memory import MemoryStatistics
 
 PREFIX: Final = "tidegate_"
@@ -45,6 +46,7 @@ class Sources:
     capture: Callable[[], Mapping[str, CaptureStatistics]]
     """By the name of each hub that is captured now."""
     memory: Callable[[], MemoryStatistics]
+    admission: Callable[[], AdmissionStatistics]
     tls_handshake_failures: Callable[[], int] = lambda: 0
 
 
@@ -169,6 +171,35 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     _of_namespace(
         "active_connections", Kind.GAUGE, "AMQP connections that are open, over all transports.",
         lambda sources: sources.connections().active, "ActiveConnections",
+    ),
+    MetricRow(
+        "open_connections", Kind.GAUGE,
+        "Connections that are open, by what they speak (WebSockets: amqp), with a token shown or not.",
+        lambda sources: [
+            ((face.value, "yes" if has_token else "no"), count)
+            for (face, has_token), count in sources.admission().open.items()
+        ],
+        labels=("speaks", "token"),
+    ),
+    MetricRow(
+        "refused_connections_total", Kind.COUNTER,
+        "Connections refused, or ended to make room (displaced), by the limit that was reached.",
+        lambda sources: [
+            ((refusal.value,), count) for refusal, count in sources.admission().refused.items()
+        ],
+        labels=("limit",),
+    ),
+    _of_namespace(
+        "open_connections_max", Kind.GAUGE, "Connections that may be open; process_max_fds bounds it.",
+        lambda sources: sources.admission().limits.connections_max,
+    ),
+    MetricRow(
+        "failed_partitions", Kind.GAUGE, "Partitions that take no events until the service is restarted.",
+        lambda sources: [
+            ((hub.name,), sum(partition.is_failed for partition in hub.partitions))
+            for hub in sources.broker.list_event_hubs()
+        ],
+        labels=("event_hub",),
     ),
     _of_namespace(
         "memory_held_bytes", Kind.GAUGE,

@@ -70,6 +70,11 @@ class PartitionLog:
         self._appended_events = 0
         self._appended_bytes = 0
 
+    @property
+    def is_failed(self) -> bool:
+        """Whether it takes no more events until a restart."""
+        return self.writer.failure is not None
+
     # -- appending
 
     def append_nowait(

@@ -70,9 +70,26 @@ class Refusal(Enum):
     """It had said nothing, and made room for another one."""
 
     @property
+    def words(self) -> str:
+        """What to tell an operator, with the setting."""
+        return _WORDS[self]
+
+    @property
     def is_about_all(self) -> bool:
         """Whether it says that the service is full, not that one address has its share."""
         return self in (Refusal.DESCRIPTORS, Refusal.TOTAL, Refusal.WITHOUT_TOKEN)
+
+
+_WORDS: Final = {
+    Refusal.DESCRIPTORS: "the file descriptors that are left are kept for the log (ulimit -n)",
+    Refusal.TOTAL: "there are as many connections as the service takes (connections_max)",
+    Refusal.ADDRESS: "their address has as many connections as it may (connections_per_address_max)",
+    Refusal.WITHOUT_TOKEN: "there are as many connections without a token as the service takes "
+    "(connections_without_token_max)",
+    Refusal.WITHOUT_TOKEN_ADDRESS: "their address has as many connections without a token as it may "
+    "(connections_without_token_per_address_max)",
+    Refusal.DISPLACED: "they had said nothing and made room for others",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +229,11 @@ class Admission:
             return refusal
         self._enter(ticket)
         return ticket
+
+    @property
+    def displaced(self) -> int:
+        """Connections that made room for others, since the start."""
+        return self._refused[Refusal.DISPLACED]
 
     def statistics(self) -> AdmissionStatistics:
         """Connections now, and what was refused."""

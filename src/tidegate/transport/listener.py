@@ -123,6 +123,7 @@ class Listener:
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         host = parse_address(address[0] if isinstance(address, tuple) else None)
         now, descriptor = self._loop.time(), accepted.fileno()
+        displaced = self._admission.displaced
         ticket = self._admission.admit(host, self._face, now=now, descriptor=descriptor)
         if isinstance(ticket, Refusal):
             self._note_refusal(ticket, address)
@@ -131,6 +132,8 @@ class Listener:
             if isinstance(ticket, Refusal):
                 accepted.close()
                 return
+        if self._admission.displaced > displaced:
+            self._note_refusal(Refusal.DISPLACED, "others")
         self._waiting.add(accepted)
         ticket.close = accepted.close
         task = self._tasks.start(self._connect(accepted, ticket), name="connect")
@@ -172,8 +175,9 @@ class Listener:
         self._loop.add_reader(listening, self._on_readable, listening)
 
     def _note_refusal(self, refusal: Refusal, address: object) -> None:
+        """Log the first refusal at once, and then how many there are in a while."""
         if self._telling is None:
-            _logger.warning("A connection of %s is refused: %s.", address, _WORDS[refusal])
+            _logger.warning("A connection of %s was refused or ended: %s.", address, refusal.words)
             self._telling = self._loop.call_later(REFUSALS_TOLD_EVERY_S, self._tell)
         else:
             self._refused[refusal] += 1
@@ -182,8 +186,8 @@ class Listener:
         self._telling = None
         refused, self._refused = self._refused, Counter()
         if refused:
-            reasons = "; ".join(f"{count}: {_WORDS[refusal]}" for refusal, count in refused.most_common())
-            _logger.warning("%d more connections were refused. %s.", refused.total(), reasons)
+            reasons = "; ".join(f"{count}: {refusal.words}" for refusal, count in refused.most_common())
+            _logger.warning("%d more connections were refused or ended. %s.", refused.total(), reasons)
             if not self._is_closed:
                 self._telling = self._loop.call_later(REFUSALS_TOLD_EVERY_S, self._tell)
 
@@ -212,15 +216,3 @@ def listening_sockets(host: str, port: int) -> list[socket.socket]:
 
 def _do_nothing() -> None:
     """Ends a connection that is not there yet."""
-
-
-_WORDS: Final = {
-    Refusal.DESCRIPTORS: "the file descriptors that are left are kept for the log (ulimit -n)",
-    Refusal.TOTAL: "there are as many connections as the service takes (connections_max)",
-    Refusal.ADDRESS: "its address has as many connections as it may (connections_per_address_max)",
-    Refusal.WITHOUT_TOKEN: "there are as many connections without a token as the service takes "
-    "(connections_without_token_max)",
-    Refusal.WITHOUT_TOKEN_ADDRESS: "its address has as many connections without a token as it may "
-    "(connections_without_token_per_address_max)",
-    Refusal.DISPLACED: "it made room for another one",
-}

@@ -1,0 +1,60 @@
+"""What ``/health`` answers: whether the service serves, and what an operator should look at.
+
+The status code is 200 in any case. Load balancers go by it, and to take the only node out because one
+partition has failed, or because a peer has used up a limit, would make the trouble of a part that of all.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from tidegate.broker import Broker
+from tidegate.transport.admission import Admission
+
+FULL_RECENTLY_S: Final = 10.0
+"""How long a limit that refused somebody is told (our choice: checks come every some seconds)."""
+
+
+class Health:
+    """Asked each time."""
+
+    def __init__(self, broker: Broker, admission: Admission) -> None:
+        self._broker = broker
+        self._admission = admission
+
+    def report(self, now: float) -> dict[str, object]:
+        """``status`` is ``healthy``, or ``degraded`` with ``problems`` in words; names nothing of clients.
+
+        now: on the clock that connections are admitted by.
+        """
+        event_hubs = self._broker.list_event_hubs()
+        problems: list[str] = []
+        failed = sum(partition.is_failed for hub in event_hubs for partition in hub.partitions)
+        if failed:
+            problems.append(
+                f"{failed} partitions take no events until the service is restarted; its log says why"
+            )
+        statistics = self._admission.statistics()
+        problems += [
+            f"connections were refused: {refusal.words}"
+            for refusal, at in statistics.full_at.items()
+            if now - at < FULL_RECENTLY_S
+        ]
+        if _are_descriptors_short(statistics.limits.descriptors_max):
+            problems.append("file descriptors are short (ulimit -n)")
+        if problems:
+            return {"status": "degraded", "event_hubs": len(event_hubs), "problems": problems}
+        return {"status": "healthy", "event_hubs": len(event_hubs)}
+
+
+def _are_descriptors_short(descriptors_max: int | None) -> bool:
+    """Whether connections are refused for the number that the next file gets: the lowest that is free."""
+    if descriptors_max is None:
+        return False
+    try:
+        descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return True
+    os.close(descriptor)
+    return descriptor >= descriptors_max
