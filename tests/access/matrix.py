@@ -18,6 +18,9 @@ Entity = tuple[str, ...]
 ALPHA, BETA, GONE = "alpha-k", "beta", "gone"
 """Two event hubs, and one that was deleted."""
 
+OWN_NAME = "gate.example"
+"""A name of the service, by its setting ``host_names``."""
+
 SCOPES = ("", ALPHA, BETA)
 """Of policies; empty: the namespace."""
 
@@ -121,6 +124,8 @@ def audiences() -> list[Audience]:
         for write in _SPELLINGS
         if entity or write is not _plain
     ]
+    # Azure's Go SDK makes tokens with the host alone (azeventhubs 2.0.2, internal/sas).
+    found += [Audience(text, ()) for text in ("localhost", "LOCALHOST:5671", "[::1]:5672", OWN_NAME, "/")]
     for entity in ENTITIES:
         path = "/".join(entity)
         names = "/".join([*entity[:1], *map(quote_all, entity[1:])])
@@ -145,6 +150,7 @@ _SPELLINGS: tuple[Callable[[str], str], ...] = (
     lambda path: f"https://[::1]:443//{path}",
     lambda path: f"localhost/{path}",
     lambda path: f"127.0.0.1:5672/{path}",
+    lambda path: f"{OWN_NAME.upper()}/{path}",
 )
 
 

@@ -22,6 +22,7 @@ from tests.access.matrix import (
     ALPHA,
     BETA,
     GONE,
+    OWN_NAME,
     RIGHTS,
     SCOPES,
     Audience,
@@ -53,7 +54,7 @@ pytestmark = pytest.mark.usefixtures("guesses_are_free")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubService]:
     """Two event hubs, one that is gone, and the policies of all scopes."""
     config = tmp_path_factory.mktemp("matrix") / "settings.json"
-    config.write_text("{}")
+    config.write_text(json.dumps({"host_names": [OWN_NAME]}))
     with HubService(is_http_used=True, config=config) as service:
         _repair(service)
         service.create_hub(GONE, partition_count=1)

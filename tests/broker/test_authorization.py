@@ -189,7 +189,7 @@ def test_a_grant_of_a_hubs_policy_permits_nothing_outside_the_hub(resource: str)
 
 async def test_a_host_without_a_scheme_counts_while_no_hub_has_its_name(broker: Broker) -> None:
     """Judged each time: before, while and after an event hub has the name of the service; grants follow."""
-    broker.authorizer.host_names = HostNames.of(["Gate.example"])
+    broker.authorizer.set_host_names(HostNames.of(["Gate.example"]))
     policy = broker.authorizer.policies[0]
     heard: list[bool] = []
 
@@ -212,4 +212,9 @@ async def test_a_host_without_a_scheme_counts_while_no_hub_has_its_name(broker: 
             grant_for("gate.example", wanted)
     assert grant_for("gate.example", "gate.example").scope == ""
     await broker.delete_event_hub("GATE.example")
-    assert grant_for("gate.example").resource == Audience("gate.example", NAMESPACE)
+    grant = grant_for("gate.example")
+    assert grant.resource == Audience("gate.example", NAMESPACE)
+    heard.clear()
+    broker.authorizer.add_change_listener(lambda: heard.append(broker.authorizer.is_in_force(grant)))
+    broker.authorizer.set_host_names(HostNames())
+    assert heard[-1] is False

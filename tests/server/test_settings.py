@@ -88,3 +88,19 @@ def test_trusted_proxies_are_addresses_or_networks(tmp_path: Path) -> None:
     assert ServerSettings(tmp_path, trusted_proxies=("10.0.0.0/8", "::1")).trusted_proxies
     with pytest.raises(InvalidArgumentError, match=r"trusted proxy.*proxy\.example"):
         ServerSettings(tmp_path, trusted_proxies=("proxy.example",))
+
+
+@pytest.mark.parametrize("name", ["gate.example:5671", "https://gate.example", "*.example", "", "a b", "a/b"])
+def test_host_names_are_names_or_addresses(tmp_path: Path, name: str) -> None:
+    """Anything else would be no host that a token can name, in silence."""
+    assert ServerSettings(tmp_path, host_names=("gate.example", "10.0.0.7", "2001:db8::7")).host_names
+    with pytest.raises(InvalidArgumentError, match="host_names"):
+        ServerSettings(tmp_path, host_names=(name,))
+
+
+def test_allowed_origins_are_origins(tmp_path: Path) -> None:
+    """As browsers send them: a name alone would let no page in."""
+    settings = settings_from_mapping({"allowed_origins": ["https://app.example"]}, data_dir=tmp_path)
+    assert settings.allowed_origins == ("https://app.example",)
+    with pytest.raises(InvalidArgumentError, match=r"allowed origin.*'app\.example'"):
+        ServerSettings(tmp_path, allowed_origins=("app.example",))

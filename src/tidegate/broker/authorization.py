@@ -132,9 +132,7 @@ class Authorizer:
 
         is_event_hub: whether there is an event hub of that name now, in whatever letter case.
         """
-        self.host_names = HostNames()
-        """The names of the service itself. With one of them an audience without a scheme may begin, as long
-        as no event hub has it."""
+        self._host_names = HostNames()
         self._is_event_hub = is_event_hub
         self._scopes = {_NAMESPACE: {policy.name: policy for policy in policies}}
         # Checked in place of a policy that does not exist, so that its absence takes no less time.
@@ -145,6 +143,18 @@ class Authorizer:
     def policies(self) -> tuple[SharedAccessPolicy, ...]:
         """All policies of the namespace, in the order of the catalog."""
         return tuple(self._scopes[_NAMESPACE].values())
+
+    @property
+    def host_names(self) -> HostNames:
+        """The names of the service itself. With one of them an audience without a scheme may begin, as long
+        as no event hub has it.
+        """
+        return self._host_names
+
+    def set_host_names(self, names: HostNames) -> None:
+        """Replace the names of the service. Tells the listeners."""
+        self._host_names = names
+        self.announce_change()
 
     def policy(self, name: str) -> SharedAccessPolicy | None:
         """The namespace's policy of that name; None where there is none. Names are compared as they stand."""
@@ -261,7 +271,7 @@ class Authorizer:
             return False
 
     def _is_own_host(self, host: str) -> bool:
-        return host in self.host_names and not self._is_event_hub(host)
+        return host in self._host_names and not self._is_event_hub(host)
 
     def _find(self, scope: str, name: str) -> SharedAccessPolicy | None:
         return self._scopes.get(scope, {}).get(name)

@@ -45,6 +45,11 @@ def split_authority(authority: str) -> tuple[str, int | None] | None:
     return (found[1] or found[2]).lower(), int(found[3]) if found[3] else None
 
 
+def is_host(name: str) -> bool:
+    """Whether ``name`` is a host's name or address, without brackets or a port."""
+    return split_authority(f"[{name}]" if ":" in name else name) is not None
+
+
 def normalise_host(host: str) -> str:
     """One spelling for each host: lower case, and the shortest form of an address."""
     try:

@@ -146,7 +146,7 @@ class TidegateServer:
             settings.capture_destinations, unset=str(settings.data_dir.absolute() / "capture")
         )
         self._broker.is_lost_position_refused = settings.is_lost_position_refused
-        self._broker.authorizer.host_names = self._host_names(certificate)
+        self._broker.authorizer.set_host_names(self._host_names(certificate))
         self._prepare(self._broker)
         if settings.ready_file is not None:
             # Left by a service that was killed: whoever waits for the file must not read it.
@@ -348,7 +348,7 @@ class TidegateServer:
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             if live.refresh():
-                self.broker.authorizer.host_names = self._host_names(live.certificate)
+                self.broker.authorizer.set_host_names(self._host_names(live.certificate))
                 on_changed()
 
     async def _apply_retention(self, broker: Broker) -> None:

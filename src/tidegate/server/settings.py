@@ -14,6 +14,7 @@ from typing import Final
 
 from tidegate.model.capture_destination import CaptureDestinations
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.hosts import is_host
 from tidegate.server.declared import DeclaredNamespace
 from tidegate.transport.admission import WITHOUT_TOKEN_MAX_DEFAULT
 from tidegate.transport.origins import AllowedOrigins
@@ -185,9 +186,14 @@ class ServerSettings:
                 "Of the settings tls_certificate and tls_key there is only one.",
                 next_step="Give both, or neither: then the service makes a certificate.",
             )
-        for setting in ("tls_names", "host_names"):
-            if any(not name.strip() or "/" in name for name in getattr(self, setting)):
-                raise InvalidArgumentError(f"The setting {setting} holds something that is not a host name.")
+        if any(not name.strip() or "/" in name for name in self.tls_names):
+            raise InvalidArgumentError("The setting tls_names holds something that is not a host name.")
+        for name in self.host_names:
+            if not is_host(name):
+                raise InvalidArgumentError(
+                    f"The setting host_names has {name[:80]!r}, which is neither a host name nor an address.",
+                    next_step="Write names without a scheme, a port or a wildcard, and addresses.",
+                )
         AllowedOrigins.parse(self.allowed_origins)
         TrustedProxies.parse(self.trusted_proxies)
         CaptureDestinations(self.capture_destinations)
