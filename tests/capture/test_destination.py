@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,28 @@ def test_a_directory_shows_whole_files_alone(tmp_path: Path, is_url: bool) -> No
     assert (root / "a/b/c.avro").read_bytes() == b"second"
     assert destination.exists("a/b/c.avro")
     assert [path.name for path in root.rglob("*") if path.is_file()] == ["c.avro"]
+
+
+def test_what_is_made_is_for_this_user_alone(tmp_path: Path) -> None:
+    """Captured events are not for every user of the machine, whatever the umask, and the mode of a spool."""
+    root = tmp_path / "not" / "there"
+    destination = DirectoryDestination(root)
+    earlier = os.umask(0)
+    try:
+        spool = destination.spool("t-1")
+        spool.write_bytes(b"of an earlier version")
+        _publish(destination, "a/b/c.avro", b"data")
+    finally:
+        os.umask(earlier)
+    made = [root.parent, root, *root.rglob("*")]
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in made} == {
+        "not": 0o700,
+        "there": 0o700,
+        ".tidegate-capture": 0o700,
+        "a": 0o700,
+        "b": 0o700,
+        "c.avro": 0o600,
+    }
 
 
 def test_a_power_loss_takes_no_directory_of_a_published_file(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,6 +141,31 @@ def test_list_count_and_show(aftermath: Aftermath, environment: dict[str, str]) 
     assert json.loads(shown["body"]) == {"celsius": None}
     assert "first" in shown["traceback"]
     assert run_tidegate("dlq", "show", aftermath.hub, "0", "4", *database, environment=environment).code == 1
+
+
+def test_an_export_is_for_this_user_alone(
+    aftermath: Aftermath, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Dead letters hold what is in events: a file of them has mode 0600, also where one was before."""
+    file = tmp_path / "letters.jsonl"
+    file.write_text("of an earlier export")
+    file.chmod(0o644)
+    words = ("--database", aftermath.database_url, "--nl", "--output", str(file))
+    listed = run_tidegate("dlq", "list", *words, environment=environment)
+    assert (listed.code, listed.out) == (0, ""), listed.err
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    letters = [json.loads(line) for line in file.read_text().splitlines()]
+    plain = run_tidegate("dlq", "list", "--database", aftermath.database_url, "--nl", environment=environment)
+    assert letters == [json.loads(line) for line in plain.out.splitlines()]
+    first = letters[0]
+    place = (aftermath.hub, "0", str(first["sequence_number"]))
+    shown = run_tidegate("dlq", "show", *place, *words, environment=environment)
+    assert (shown.code, shown.out) == (0, ""), shown.err
+    assert "traceback" in json.loads(file.read_text())
+    assert not list(tmp_path.glob(".letters*"))
+    refused = run_tidegate("dlq", "list", *words[:-1], str(tmp_path / "none" / "x"), environment=environment)
+    assert refused.code == 2
+    assert "cannot be written" in refused.err
 
 
 def test_show_has_the_traceback_line_by_line(aftermath: Aftermath, environment: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import stat
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -307,6 +308,9 @@ def test_strays_are_removed_and_nobody_elses(database: Database) -> None:
         sink.owner.database_url, "other", other.claim(MicroBatch("o", "run", 0, "0")), batch_id=0
     )
     kept = stage_one_row(foreign)
+    if foreign.spool_folder is not None:  # what is in events is for this user alone
+        modes = (foreign.spool_folder, foreign.spool_folder / kept)
+        assert [stat.S_IMODE(path.stat().st_mode) for path in modes] == [0o700, 0o600]
     assert drop_strays(database, sink.owner) == 0
     sink.commit(contents)
     assert drop_strays(database, sink.owner) == 1

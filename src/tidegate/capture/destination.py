@@ -11,11 +11,12 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import BinaryIO, Final, Protocol, TypeVar
 
 from tidegate.capture.state import sync_directory
 from tidegate.model.capture_destination import CaptureDestinations, CapturePlace, check_host
 from tidegate.model.errors import InvalidArgumentError, TidegateError
+from tidegate.transport.private_files import make_private_directory, open_private
 
 T = TypeVar("T")
 
@@ -61,11 +62,11 @@ class Spool:
     """
 
     def __init__(self, path: Path) -> None:
-        """path: made, or emptied. Raises CaptureDestinationError."""
+        """path: made anew, for this user alone. Raises CaptureDestinationError."""
         self.path = path
         self.size_bytes = 0
         """What was written so far."""
-        self._file = _guarded(str(path.parent), "write to", lambda: path.open("wb"))
+        self._file = _guarded(str(path.parent), "write to", lambda: _create(path))
 
     def write(self, data: bytes) -> None:
         """Add bytes."""
@@ -123,7 +124,9 @@ def _addresses_of(place: CapturePlace) -> set[str]:
 
 
 class DirectoryDestination:
-    """A directory of this machine, made when missing. A file appears whole and survives a power loss."""
+    """A directory of this machine, made when missing. A file appears whole and survives a power loss. What is
+    made is for this user alone.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -143,7 +146,7 @@ class DirectoryDestination:
 
     def _publish(self, spool: Path, target: Path) -> None:
         directory = target.parent
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private_directory(directory)
         spool.replace(target)
         # All of them, whoever made them: another partition may be about to sync them, and an attempt that
         # failed did not come to it.
@@ -253,8 +256,13 @@ def _file_system(url: str) -> tuple[_FileSystem, str]:
 
 
 def _spool_file(directory: Path, token: str) -> Path:
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_directory(directory)
     return directory / f"{token}.tmp"
+
+
+def _create(path: Path) -> BinaryIO:
+    path.unlink(missing_ok=True)  # left by an earlier version, it would keep the mode that it has
+    return open(path, "xb", opener=open_private)
 
 
 def _discard(directory: Path, token_prefix: str) -> None:

@@ -23,6 +23,7 @@ from typing import Final
 from tidegate.capture.state import PlannedFile
 from tidegate.model.capture import CapturedFile, WindowEnd
 from tidegate.model.limits import CAPTURE_FILES_LISTED_BYTES_MAX
+from tidegate.transport.private_files import make_private_directory, open_private
 
 _TEXTS = ("name", "destination", "partition_id")
 _NUMBERS = ("start_sequence_number", "until_sequence_number")
@@ -54,10 +55,10 @@ class FileJournal:
         with self._lock:
             if is_again and any(_place(file) in data for data in self._read()):
                 return
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_directory(self.path.parent)
             if _size(self.path) + len(line) > self._half_bytes:
                 self.path.replace(self._before)
-            with open(self.path, "a+b", opener=_open_private) as journal:
+            with open(self.path, "a+b", opener=open_private) as journal:
                 # A line that was cut by a crash is ended, so that it takes no other with it.
                 end = journal.seek(0, os.SEEK_END)
                 journal.seek(max(0, end - 1))
@@ -163,7 +164,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

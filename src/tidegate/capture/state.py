@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from tidegate.model.errors import LogCorruptError
+from tidegate.transport.private_files import make_private_directory, open_private
 
 _FORMAT_VERSION = 1
 
@@ -96,11 +97,11 @@ class StateFile:
     def save(self, state: PartitionState) -> None:
         """See ``StateStore``."""
         directory = self.path.parent
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_directory(directory)
         document = {"format_version": _FORMAT_VERSION, **asdict(state)}
         temporary = self.path.with_name(self.path.name + ".new")
         try:
-            with open(temporary, "wb", opener=_open_private) as file:
+            with open(temporary, "wb", opener=open_private) as file:
                 file.write(json.dumps(document, indent=2).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -130,7 +131,3 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -55,6 +55,16 @@ _LIST_COLUMNS = (
 _COUNT_COLUMNS = ("error_type", "reason", "count", "first_failed_at", "last_failed_at")
 
 
+OutputFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        metavar="FILE",
+        help="Write into this file instead, which only you may read: events may be personal.",
+    ),
+]
+
+
 @dlq_app.command("list")
 @with_output()
 def list_dead_letters(
@@ -74,6 +84,7 @@ def list_dead_letters(
     sequence_number: NumberFilter = None,
     failed_since: SinceFilter = None,
     failed_until: UntilFilter = None,
+    output_file: OutputFileOption = None,
 ) -> None:
     """List dead letters, open ones unless told otherwise.
 
@@ -100,15 +111,19 @@ def list_dead_letters(
         dead_letters = DeadLetters(opened)
         if by_reason:
             counts = dead_letters.counts_by_reason(chosen)[:limit]
-            output.records(
-                ({name: getattr(item, name) for name in _COUNT_COLUMNS} for item in counts),
-                columns=_COUNT_COLUMNS,
-                title="Dead letters by reason",
-            )
+            with output.into(output_file) as opened_output:
+                opened_output.records(
+                    ({name: getattr(item, name) for name in _COUNT_COLUMNS} for item in counts),
+                    columns=_COUNT_COLUMNS,
+                    title="Dead letters by reason",
+                )
             return
         found = dead_letters.list(chosen, limit=limit)
         count = len(found) if len(found) < limit else dead_letters.count(chosen)
-    output.records((_list_record(item) for item in found), columns=_LIST_COLUMNS, title="Dead letters")
+    with output.into(output_file) as opened_output:
+        opened_output.records(
+            (_list_record(item) for item in found), columns=_LIST_COLUMNS, title="Dead letters"
+        )
     if count > len(found):
         sys.stderr.write(
             f"Showing {len(found):,} of {count:,}: --limit shows more, --by-reason counts them.\n"
@@ -135,6 +150,7 @@ def show(
     data_dir: DataDirOption = None,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
+    output_file: OutputFileOption = None,
 ) -> None:
     """Show one dead letter with its traceback, and the event if asked.
 
@@ -164,9 +180,10 @@ def show(
     if event:
         contents = event_record(_event_of(letter, data_dir, connection_string, ca_file))
         record |= {name: contents[name] for name in ("properties", "body", "body_base64")}
-    output.record(record, title="Dead letter")
-    if output.is_table and letter.traceback:
-        output.lines("traceback", letter.traceback)
+    with output.into(output_file) as opened_output:
+        opened_output.record(record, title="Dead letter")
+        if output.is_table and letter.traceback:
+            opened_output.lines("traceback", letter.traceback)
 
 
 @dlq_app.command("history")

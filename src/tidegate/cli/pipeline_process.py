@@ -30,6 +30,7 @@ from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 from tidegate.spark.progress_metrics import metrics_server
 from tidegate.spark.progress_report import CountDeadLetters, PipelineReporter, Watch
 from tidegate.transport.clock import SystemClock
+from tidegate.transport.private_files import open_private
 from tidegate.transport.status_files import PipelineFiles, this_process
 
 if TYPE_CHECKING:
@@ -258,7 +259,7 @@ def _standard_error_to(path: Path) -> Iterator[None]:
     sys.stderr.flush()
     saved = os.dup(2)
     try:
-        with path.open("wb") as file:
+        with open(path, "wb", opener=open_private) as file:  # its errors may quote events
             os.dup2(file.fileno(), 2)
         yield
     finally:

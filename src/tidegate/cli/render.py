@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import base64
 import csv
+import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from enum import Enum
+from pathlib import Path
 from typing import TextIO
 
 import orjson
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.transport.private_files import open_private
 
 Record = Mapping[str, object]
 """Names to plain values: text, numbers, booleans, times, bytes, None, and lists and mappings of them."""
@@ -53,6 +59,30 @@ class Output:
     def stream(self) -> TextIO:
         """Where the result goes."""
         return sys.stdout if self._stream is None else self._stream
+
+    @contextmanager
+    def into(self, path: Path | None) -> Iterator[Output]:
+        """The same into a file that only this user may read, whole or not at all; None: where it goes anyway.
+
+        Raises InvalidArgumentError where it cannot be written.
+        """
+        if path is None:
+            yield self
+            return
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            temporary.unlink(missing_ok=True)
+            with open(temporary, "x", encoding="utf-8", opener=open_private) as file:
+                yield Output(self.format, stream=file)
+            os.replace(temporary, path)
+        except OSError as error:
+            raise InvalidArgumentError(
+                f"{path} cannot be written: {error.strerror or error}.",
+                next_step="Name a file in a directory that you may write to.",
+            ) from error
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
     @property
     def is_terminal(self) -> bool:

@@ -9,6 +9,7 @@ attempts named; all others of its query that are not of a later epoch or batch a
 from __future__ import annotations
 
 import hashlib
+import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -42,6 +43,7 @@ from tidegate.sql.lost_commit import CommitOutcome
 from tidegate.sql.schema import UtcDateTime, ledger_query, ledger_stage
 from tidegate.sql.unit_of_work import UnitOfWork
 from tidegate.sql.values import ConsumerKey
+from tidegate.transport.private_files import make_private_directory, open_private
 
 EVENT_COLUMNS: Final[Mapping[str, Any]] = {
     "partition": String(),
@@ -183,8 +185,10 @@ class StageWriter:
         if self._file is None:
             assert self._folder is not None
             try:
-                self._folder.mkdir(exist_ok=True)
-                sink = self._stack.enter_context(pa.OSFile(str(self._folder / self._stage.name), "wb"))
+                make_private_directory(self._folder)
+                path = self._folder / self._stage.name
+                os.close(open_private(path, os.O_WRONLY | os.O_CREAT))
+                sink = self._stack.enter_context(pa.OSFile(str(path), "wb"))
             except OSError as error:
                 raise DatabaseError(
                     f"Rows cannot be staged in {self._folder}: {error}.",
