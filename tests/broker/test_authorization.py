@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 from datetime import UTC, datetime, timedelta
+from urllib.parse import unquote
 
 import pytest
 from azure.eventhub import EventHubSharedKeyCredential
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tidegate.broker import ROOT_POLICY_NAME, Authorizer, Broker, Claim, Grant, SharedAccessPolicy
-from tidegate.model.audience import NAMESPACE, Audience, entity_path
+from tidegate.model.audience import NAMESPACE, Audience, entity_path, lies_in
 from tidegate.model.errors import UnauthorizedError
 from tidegate.model.hosts import HostNames
 from tidegate.model.sas import make_sas_token
@@ -218,3 +221,30 @@ async def test_a_host_without_a_scheme_counts_while_no_hub_has_its_name(broker: 
     broker.authorizer.add_change_listener(lambda: heard.append(broker.authorizer.is_in_force(grant)))
     broker.authorizer.set_host_names(HostNames())
     assert heard[-1] is False
+
+
+_NAMES = st.lists(
+    st.text(alphabet=st.sampled_from("aAkK\u212a/%?#.$ 2fé\\"), min_size=1, max_size=4), max_size=3
+)
+
+
+@given(_NAMES, _NAMES)
+def test_paths_are_equal_for_equal_names_only(names: list[str], others: list[str]) -> None:
+    """Whatever is in names: none gets out of its part of a path, so that none reaches another entity."""
+    lower, others_lower = ([name.lower() for name in each] for each in (names, others))
+    path, other = entity_path(*names), entity_path(*others)
+    assert (path == other) == (lower == others_lower)
+    assert lies_in(other, path) == (others_lower[: len(lower)] == lower)
+
+
+@given(st.text(alphabet=st.sampled_from("ab:/@%25?#.[]\\$ \t\0é2f"), max_size=12), st.booleans())
+def test_an_audience_has_one_meaning(text: str, is_host: bool) -> None:
+    """What is not refused keeps its meaning when it is written plainly, and when it is read once more."""
+    try:
+        audience = Audience.parse(text, is_own_host=lambda host: is_host)
+    except UnauthorizedError:
+        return
+    assert Audience.parse(f"sb://host/{audience.path}") == Audience("host", audience.path)
+    first = audience.path.partition("/")[0]
+    assert unquote(first) == first
+    assert not set("?#\\") & set(text)

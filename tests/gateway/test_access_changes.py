@@ -176,3 +176,44 @@ async def test_the_secret_is_in_no_log_line(
     broker.delete_policy("hub", "both")
     for key in (*policy.keys, *renewed.keys):
         assert key not in caplog.text
+
+
+async def test_a_hub_made_again_knows_no_grants_of_the_one_before(broker: Broker, clock: ManualClock) -> None:
+    """The same name, policy and key: a connection that is left over has to show its token again."""
+    broker.create_event_hub("tenant", partition_count=1)
+    policy = broker.create_policy("tenant", "both", [Claim.SEND])
+    pair = Pair(broker, clock)
+    audience = f"sb://{HOST}/tenant"
+
+    def show_token() -> None:
+        assert pair.put_token(broker, audience, key=policy.key, policy_name="both").status_code == 202
+
+    show_token()
+    await broker.delete_event_hub("tenant")
+    broker.create_event_hub("tenant", partition_count=1)
+    broker.create_policy("tenant", "both", [Claim.SEND], key=policy.key, secondary_key=policy.secondary_key)
+    before = pair.session.attach_sender("before", target="tenant")
+    pair.exchange()
+    assert not before.is_open
+    show_token()
+    after = pair.session.attach_sender("after", target="tenant")
+    pair.exchange()
+    assert after.is_open
+
+
+@pytest.mark.parametrize("audience", ["localhost", "localhost/hub", "localhost:5671/hub"])
+async def test_links_end_when_a_hub_takes_the_name_that_was_the_services(
+    broker: Broker, clock: ManualClock, audience: str
+) -> None:
+    """A token for ``HOST`` or ``HOST/HUB`` is for the service only while no event hub is called HOST."""
+    pair = Pair(broker, clock)
+    assert pair.put_token(broker, audience).status_code == 202
+    link = pair.session.attach_sender("s", target="hub")
+    pair.exchange()
+    assert link.is_open
+    broker.create_event_hub("another", partition_count=1)
+    pair.exchange()
+    assert link.is_open
+    broker.create_event_hub("localhost", partition_count=1)
+    pair.exchange()
+    assert not link.is_open
