@@ -158,6 +158,8 @@ def test_publish_a_batch_to_a_partition(hub_service: HubService, event_hub: str)
     [
         (b"x" * 1_100_000, "text/plain", 413, "1048576"),
         (b"{", BATCH, 400, "not JSON"),
+        (b"[" * 1_000_000, BATCH, 400, "not JSON"),
+        (b'[{"Body": "a", "UserProperties": {"x": ' + b"9" * 1_000_000 + b"}}]", BATCH, 400, "not JSON"),
         (b"[]", BATCH, 400, "at least one"),
         (b'[{"Body": 1}]', BATCH, 400, "Event 0"),
         (b'[{"Body": "\\ud800"}]', BATCH, 400, "event 0"),
