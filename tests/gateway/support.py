@@ -69,12 +69,18 @@ class Pair:
     """
 
     def __init__(
-        self, broker: Broker, clock: Clock, *, idle_limits: IdleLimits | None = None, **client: Any
+        self,
+        broker: Broker,
+        clock: Clock,
+        *,
+        idle_limits: IdleLimits | None = None,
+        age_s: float = 0.0,
+        **client: Any,
     ) -> None:
         now = clock.monotonic()
         self._clock = clock
         self.owner = FakeOwner(broker, clock, idle_limits or IdleLimits())
-        self.handler = ConnectionHandler(self.owner)
+        self.handler = ConnectionHandler(self.owner, age_s=age_s)
         self.server = Connection(ConnectionConfiguration("service"), role=Role.SERVER, now=now)
         self.handler.attach_driver(self, self.server)
         client.setdefault("sasl_mechanism", "ANONYMOUS")
@@ -89,6 +95,7 @@ class Pair:
         """How often the handler had its turn."""
         self.bytes_to_client = 0
         self.held_bytes = 0
+        self.blocked_bytes_peak = 0
         self._changed = asyncio.Event()
         self.client.open()
         self.session = self.client.begin_session()
@@ -144,6 +151,7 @@ class Pair:
                 self.turns += 1
                 self._is_turn_due = self.handler.on_turn()
                 is_busy = True
+            self.blocked_bytes_peak = max(self.blocked_bytes_peak, self.server.blocked_bytes)
             if self.server.has_data_to_send:
                 data = b"".join(self.server.data_to_send())
                 self.bytes_to_client += len(data)

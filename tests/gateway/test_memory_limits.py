@@ -1,0 +1,231 @@
+"""What the gateway holds for a client is counted, given back when memory is short, and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.gateway.conftest import ManualClock
+from tests.gateway.support import HOST, Pair
+
+from tidegate.amqp.events import ConnectionClosed, DeliveriesSettled, LinkDetached
+from tidegate.amqp.link import ReceiverLink, SenderLink
+from tidegate.amqp.message import Message, encode_message
+from tidegate.amqp.performatives import Accepted, Rejected
+from tidegate.broker import Broker
+from tidegate.gateway import claims, ingress
+from tidegate.gateway.amqp_server import AmqpGateway
+from tidegate.gateway.idle_guard import IdleLimits
+from tidegate.model.sas import make_sas_token
+from tidegate.transport.clock import SystemClock
+from tidegate.transport.memory import MemoryBudget
+from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, wrap_event
+from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
+from tidegate.wire.management import ManagementRequest, Operation
+
+_EVENT = encode_message(Message(data=(bytes(1000),)))
+
+
+async def _fill(pair: Pair, batches: int, *, events: int = 100, target: str = "hub/Partitions/0") -> None:
+    sender = pair.session.attach_sender(f"fill {target}", target=target)
+    pair.exchange()
+    for _ in range(batches):
+        sender.send(wrap_event(_EVENT) * events, message_format=BATCH_MESSAGE_FORMAT)
+    await pair.wait_for(lambda: len(_settled_ids(pair, sender)) == batches)
+
+
+def _settled_ids(pair: Pair, link: SenderLink) -> list[int]:
+    return [
+        number
+        for event in pair.settled(link)
+        for number in range(event.first_delivery_id, event.last_delivery_id + 1)
+    ]
+
+
+def _receiver(pair: Pair, credit: int, partition: int = 0, name: str = "in") -> ReceiverLink:
+    link = pair.session.attach_receiver(
+        name, source=f"hub/ConsumerGroups/$Default/Partitions/{partition}", target="client"
+    )
+    link.grant_credit(credit)
+    pair.exchange()
+    return link
+
+
+async def test_read_ahead_is_counted_and_given_back(pair: Pair) -> None:
+    """A receiver without credit keeps what was read, until memory is short; then it is read again."""
+    await _fill(pair, 1)
+    link = _receiver(pair, 10)
+    await pair.wait_for(lambda: len(pair.deliveries(link)) == 10)
+    assert pair.held_bytes > 90_000
+    pair.handler.on_memory_pressure(True)
+    assert pair.held_bytes == 0
+    link.grant_credit(200)
+    await pair.wait_for(lambda: len(pair.deliveries(link)) == 100)
+    assert pair.held_bytes == 0
+
+
+async def test_nothing_is_read_ahead_while_memory_is_short(pair: Pair) -> None:
+    """Who fills memory asks first: a receiver keeps nothing that it could read again."""
+    await _fill(pair, 1)
+    pair.owner.budget = MemoryBudget(1000)
+    pair.owner.budget.add_queued(900)
+    link = _receiver(pair, 10)
+    await pair.wait_for(lambda: len(pair.deliveries(link)) == 10)
+    assert pair.held_bytes == 0
+
+
+async def test_a_receiver_that_is_gone_holds_nothing(pair: Pair) -> None:
+    """The count goes down with the link, however it ends."""
+    await _fill(pair, 1)
+    link = _receiver(pair, 10)
+    await pair.wait_for(lambda: len(pair.deliveries(link)) == 10)
+    link.detach()
+    pair.exchange()
+    assert pair.held_bytes == 0
+
+
+async def test_a_burst_is_bounded_in_bytes(pair: Pair) -> None:
+    """What a client that stops reading leaves unsent is one burst, not a thousand events of any size."""
+    await _fill(pair, 1, events=900)
+    pair.is_writable = False
+    link = _receiver(pair, 1000)
+    assert not pair.deliveries(link)
+    pair.is_writable = True
+    sent_before = pair.bytes_to_client
+    pair.handler.on_writable()
+    pair.is_writable = False
+    pair.exchange()
+    assert 200_000 < pair.bytes_to_client - sent_before < 400_000
+
+
+async def test_new_clients_are_refused_when_memory_is_exhausted(broker: Broker, clock: ManualClock) -> None:
+    """A client that connects while nothing is free is told so, with the condition for it."""
+    pair = Pair(broker, clock)
+    pair.owner.budget = MemoryBudget(1000)
+    pair.owner.budget.add_queued(1000)
+    pair.exchange()
+    (closed,) = pair.of_kind(ConnectionClosed)
+    assert closed.error is not None
+    assert closed.error.condition == "amqp:resource-limit-exceeded"
+
+
+async def test_tokens_are_counted(
+    broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection keeps so many tokens; expired ones make room, renewed ones take none."""
+    monkeypatch.setattr(claims, "GRANTS_MAX", 3)
+    pair = Pair(broker, clock)
+    sender, receiver = pair.request_links("$cbs")
+    key = broker.policies()[0]
+    soon = int(clock.now.timestamp()) + 60
+
+    def put(audience: str, expiry: int = 4_000_000_000) -> int:
+        token = make_sas_token(audience=audience, key_name=key.name, key=key.key, expiry=expiry)
+        message = put_token_request(PutToken(SAS_TOKEN_TYPE, audience, token))
+        return pair.request(sender, receiver, message).status_code
+
+    assert put(f"sb://{HOST}/hub/Partitions/0", soon) == 202
+    assert put(f"sb://{HOST}/hub/Partitions/1") == 202
+    assert put(f"sb://{HOST}/hub") == 202
+    assert put(f"sb://{HOST}/") == 429
+    assert put(f"sb://{HOST}/hub") == 202
+    clock.advance(61)
+    assert put(f"sb://{HOST}/") == 202
+    assert put(f"sb://{HOST}/hub/{'x' * 3000}") == 400
+
+
+async def test_time_before_the_handshake_counts(broker: Broker, clock: ManualClock) -> None:
+    """The time to authenticate runs from the connection on: a TLS handshake does not prolong it."""
+    early = Pair(broker, clock, idle_limits=IdleLimits(600.0, 600.0), age_s=599.95)
+    late = Pair(broker, clock, idle_limits=IdleLimits(600.0, 600.0))
+    await early.wait_for(lambda: bool(early.of_kind(ConnectionClosed)))
+    assert not late.owner.ended
+
+
+async def test_requests_without_a_token_prolong_nothing(broker: Broker, clock: ManualClock) -> None:
+    """Who has no token cannot stay by asking $management over and over."""
+    pair = Pair(broker, clock, idle_limits=IdleLimits(0.3, 600.0))
+    sender, receiver = pair.request_links("$management")
+    request = encode_message(ManagementRequest(Operation.READ_EVENT_HUB, "hub").to_message())
+    async with asyncio.timeout(30.0):
+        while not pair.of_kind(ConnectionClosed):
+            if sender.credit > 0 and sender.is_open:
+                receiver.grant_credit(1)
+                sender.send(request, settled=True)
+            pair.exchange()
+            await asyncio.sleep(0.02)
+
+
+async def test_large_batches_of_a_publisher_stay_in_order(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches whose events are rewritten in slices are stored, and answered, in the order they were sent; one
+    that is refused in between is told so."""
+    monkeypatch.setattr(ingress, "_EVENTS_AT_ONCE", 2)
+    sender = pair.session.attach_sender("publisher", target="hub/Publishers/p")
+    pair.exchange()
+    bodies = [[f"{batch}-{number}" for number in range(1 + 3 * (batch % 2))] for batch in range(6)]
+    for batch in bodies:
+        events = b"".join(wrap_event(encode_message(Message(data=(body.encode(),)))) for body in batch)
+        sender.send(events, message_format=BATCH_MESSAGE_FORMAT)
+    garbled = wrap_event(b"\x00\x53\x72\xc1\x03") * 3
+    sender.send(garbled, message_format=BATCH_MESSAGE_FORMAT)
+    await pair.wait_for(lambda: len(_settled_ids(pair, sender)) == 7)
+    assert _settled_ids(pair, sender) == sorted(_settled_ids(pair, sender))
+    states = [event.state for event in pair.of_kind(DeliveriesSettled) if event.link is sender]
+    assert isinstance(states[-1], Rejected)
+    assert all(isinstance(state, Accepted) for state in states[:-1])
+    stored = [
+        bytes(batch.payload)
+        for partition in pair.owner.broker.event_hub("hub").partitions
+        for batch in partition.read_nowait(0, bytes_max=1 << 20)
+    ]
+    wanted = [body.encode() for batch in bodies for body in batch]
+    found = b"".join(stored)
+    positions = [found.index(body) for body in wanted]
+    assert positions == sorted(positions)
+    assert pair.owner.unacknowledged_bytes == 0
+
+
+async def test_sessions_share_what_waits_for_their_windows(
+    broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client with closed windows in many sessions is sent little; what one of them frees, the next gets."""
+    monkeypatch.setattr("tidegate.gateway.connection_handler._BLOCKED_BYTES_MAX", 10_000)
+    filler = Pair(broker, clock)
+    assert filler.put_token(broker, f"sb://{HOST}/").status_code == 202
+    await _fill(filler, 2, events=50)
+    pair = Pair(broker, clock, max_frame_size=512)
+    assert pair.put_token(broker, f"sb://{HOST}/").status_code == 202
+    sessions = [pair.client.begin_session(incoming_window=2) for _ in range(3)]
+    # Batched delivery: one delivery is many frames of 512 bytes.
+    links = [
+        session.attach_receiver(
+            f"in-{number}",
+            source="hub/ConsumerGroups/$Default/Partitions/0",
+            target="client",
+            desired_capabilities=("tidegate:batch-delivery",),
+        )
+        for number, session in enumerate(sessions)
+    ]
+    for link in links:
+        link.grant_credit(10)
+    await pair.wait_for(lambda: all(len(pair.deliveries(link)) == 2 for link in links))
+    assert 10_000 < pair.blocked_bytes_peak < 10_000 + 60_000  # and one delivery
+    assert pair.server.blocked_bytes == 0
+    assert not pair.of_kind(LinkDetached)
+
+
+async def test_producers_share_what_waits_for_the_disk(broker: Broker) -> None:
+    """The more is under way in all, the less each connection may have; a little is always allowed."""
+    gateway = AmqpGateway(broker, clock=SystemClock(), unacknowledged_bytes_max=16 << 20)
+    alone = gateway.unacknowledged_bytes_max
+    gateway.add_unacknowledged(alone // 2)
+    shared = gateway.unacknowledged_bytes_max
+    assert shared == alone // 2
+    gateway.add_unacknowledged(alone)
+    assert gateway.unacknowledged_bytes_max == 64 * 1024
+    assert gateway.budget.statistics().used_bytes == alone + alone // 2
+    gateway.add_unacknowledged(-alone - alone // 2)
+    assert gateway.unacknowledged_bytes_max == alone
+    await gateway.close()
