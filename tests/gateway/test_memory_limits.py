@@ -93,6 +93,7 @@ async def test_a_burst_is_bounded_in_bytes(pair: Pair) -> None:
     pair.is_writable = True
     sent_before = pair.bytes_to_client
     pair.handler.on_writable()
+    pair.handler.on_turn()
     pair.is_writable = False
     pair.exchange()
     assert 200_000 < pair.bytes_to_client - sent_before < 400_000
