@@ -25,7 +25,7 @@ class Tenants:
 
 
 @pytest.fixture(scope="module")
-def tenants() -> Iterator[Tenants]:
+def tenants(guesses_are_free: None) -> Iterator[Tenants]:
     """``tenant-a``, ``tenant-b``; ``gone`` was deleted."""
     with HubService(is_http_used=True) as service:
         for name in ("tenant-a", "tenant-b", "gone"):
