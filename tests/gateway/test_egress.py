@@ -92,6 +92,22 @@ async def test_reader_at_the_end_is_woken_by_appends(pair: Pair, broker: Broker)
     assert _texts(pair, link) == ["new"]
 
 
+async def test_an_append_wakes_its_readers_in_turns(pair: Pair, broker: Broker) -> None:
+    """Protects the loop where many read one partition: an append sends nothing itself, each reader has its
+    turn."""
+    names = [f"receiver {number}" for number in range(5)]
+    links = [_attach(pair, EventPosition.latest(), name=name, credit=10) for name in names]
+    before = pair.turns, pair.bytes_to_client
+    seen = []
+    partition = broker.event_hub("hub").partition("0")
+    remove = partition.add_append_listener(lambda: seen.append((pair.turns, pair.bytes_to_client)))
+    await _append(broker, "new")
+    await pair.wait_for(lambda: all(pair.deliveries(link) for link in links))
+    remove()
+    assert seen == [before]  # the last that was told: by then none of the others had sent anything
+    assert pair.turns == before[0] + len(links)
+
+
 @pytest.mark.parametrize(
     ("position", "expected"),
     [

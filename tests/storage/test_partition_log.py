@@ -17,9 +17,11 @@ from tidegate.model.errors import (
     OutOfOrderSequenceError,
     ServerBusyError,
 )
+from tidegate.storage.group_commit import ROUND_MAX
 from tidegate.storage.log_manager import LogManager
 from tidegate.storage.options import LogOptions
 from tidegate.storage.partition_log import PartitionLog
+from tidegate.storage.partition_writer import AppendRequest
 from tidegate.storage.record import AppendResult, ProducerBatch
 
 _OPTIONS = LogOptions(segment_bytes_max=2000, index_interval_bytes=300, snapshot_interval_bytes=1500)
@@ -45,6 +47,25 @@ def open_log(tmp_path: Path) -> OpenLog:
 async def _append(log: PartitionLog, number: int, *, count: int = 1, size: int = 100) -> AppendResult:
     payload = number.to_bytes(4, "big") * (size // 4) * count
     return await log.append(payload, [size] * count, enqueued_time_ms=1000 + number)
+
+
+async def test_a_burst_of_appends_is_answered_in_rounds(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects everybody else on the event loop, which answers what one round has stored in one go."""
+    sizes: list[int] = []
+    deliver = PartitionLog.deliver
+
+    def counted(log: PartitionLog, requests: list[AppendRequest]) -> None:
+        sizes.append(len(requests))
+        deliver(log, requests)
+
+    monkeypatch.setattr(PartitionLog, "deliver", counted)
+    async with open_log() as (_, log):
+        results = await asyncio.gather(*(_append(log, number) for number in range(1300)))
+        assert [result.start_sequence_number for result in results] == list(range(1300))
+    assert sum(sizes) == 1300
+    assert max(sizes) <= ROUND_MAX
 
 
 async def test_events_are_read_back_in_order_after_a_restart(open_log: OpenLog) -> None:

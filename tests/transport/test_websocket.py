@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import os
 import random
 from collections.abc import AsyncIterator, Callable
@@ -12,11 +13,13 @@ from contextlib import asynccontextmanager
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame
 from websockets.typing import Subprotocol
 
 from tidegate.model.errors import RemoteProtocolError, TidegateError
 from tidegate.transport import websocket
-from tidegate.transport.websocket import MESSAGE_BYTES_MAX, WebSocketStream
+from tidegate.transport.turns import PASS_S, SLICE_S, Turns
+from tidegate.transport.websocket import MESSAGE_BYTES_MAX, PIECE_BYTES_MIN, WebSocketStream
 
 WAIT_S = 60.0
 HANDSHAKE = (
@@ -65,7 +68,8 @@ class Receiver:
 class Service:
     """A listening socket; ``receivers`` are those of the streams that came in."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Turns | None = None) -> None:
+        self.turns = turns
         self.receivers: list[Receiver] = []
         self.gone: list[WebSocketStream] = []
         self.port = 0
@@ -77,6 +81,7 @@ class Service:
             path="/path", on_connected=self._on_connected, on_ended=self.gone.append,
             admits_origin=lambda origin, host: False,
             format_refusal=lambda status, detail: ("text/plain", detail),
+            turns=self.turns,
         )  # fmt: skip
 
     def _on_connected(self, stream: WebSocketStream) -> Receiver:
@@ -93,8 +98,8 @@ class Service:
 
 
 @asynccontextmanager
-async def _serving() -> AsyncIterator[Service]:
-    service = Service()
+async def _serving(turns: Turns | None = None) -> AsyncIterator[Service]:
+    service = Service(turns)
     server = await asyncio.get_running_loop().create_server(service.stream, "127.0.0.1", 0)
     service.port = server.sockets[0].getsockname()[1]
     try:
@@ -134,6 +139,40 @@ async def test_bytes_both_ways() -> None:
         receiver.stream.write([data[:5], bytearray(data[5:100]), memoryview(data)[100:]])
         assert await _read(client, len(data)) == (data, MESSAGE_BYTES_MAX)
         assert receiver.stream.peer_name.endswith("(WebSocket)")
+
+
+async def test_a_flood_of_small_frames_is_parsed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects neighbours: 40,000 empty frames that come at once are not parsed in one go, and the bytes
+    behind them arrive. The clock moves whenever it is read, so the machine does not matter."""
+    loop = asyncio.get_running_loop()
+    clock = itertools.count()
+    in_pass: list[int] = [0]
+    is_over = False
+
+    def tick() -> None:
+        in_pass.append(0)
+        if not is_over:
+            loop.call_soon(tick)
+
+    tick()
+    on_frame = WebSocketStream._on_frame
+
+    def counted(stream: WebSocketStream, frame: Frame) -> None:
+        in_pass[-1] += 1
+        on_frame(stream, frame)
+
+    monkeypatch.setattr(WebSocketStream, "_on_frame", counted)
+    async with _serving(Turns(monotonic=lambda: next(clock) * 0.0005, call_soon=loop.call_soon)) as service:
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        writer.write(HANDSHAKE)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"\x82\x80abcd" * 40_000 + b"\x82\x83\0\0\0\0end")
+        receiver = await service.receiver()
+        await receiver.until(lambda: receiver.received == b"end")
+        writer.close()
+    is_over = True
+    assert sum(in_pass) == 40_001
+    assert max(in_pass) <= 2 * (PASS_S + SLICE_S) / 0.0005 * (PIECE_BYTES_MIN // 6 + 1)
 
 
 async def test_a_peer_that_does_not_read_is_noticed() -> None:
