@@ -223,7 +223,8 @@ class AmqpDriver:
         if self._turns is not None:
             self._count_read(self._turns, len(data))
         self._share.serve()
-        self._update_reading()
+        if self._share.is_waiting:
+            self._update_reading()
 
     def eof_received(self) -> None:
         """The peer sends no more."""

@@ -208,8 +208,8 @@ class WebSocketStream(asyncio.Protocol):
         """Bytes came: the request, or frames, whole or in parts."""
         if self._has_ended:
             return
-        # Nothing is left of what came before: the transport is paused while there is.
-        self._unparsed = memoryview(data)
+        # Mostly nothing is left of what came before: the transport is paused while there is.
+        self._unparsed = memoryview(bytes(self._unparsed) + data if self._unparsed else data)
         self._share.serve()
         self._update_transport()
 
