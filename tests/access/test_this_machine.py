@@ -110,6 +110,9 @@ def test_a_trusted_proxy_is_never_this_machine(tmp_path: Path) -> None:
         assert service.ready.http is not None
         with RawHttp(service.ready.http) as http:
             assert _statuses(http, [("Host", "localhost")]) == (303, 401)
+            for name in ("X-Forwarded-For", "Forwarded"):
+                headers = [("Host", "localhost"), (name, "for=127.0.0.1" if name == "Forwarded" else "::1")]
+                assert _statuses(http, headers) == (303, 401), name
 
 
 def _websocket_status(http: RawHttp, headers: list[Header]) -> int:
