@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.broker import ROOT_POLICY_NAME
 from tidegate.client import EventHubAdministrator, EventHubProducer
 from tidegate.model.errors import LogFailedError
 from tidegate.model.events import EventData
+from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
 from tidegate.server.ready import ReadyInformation
 from tidegate.server.settings import ServerSettings
@@ -133,6 +135,37 @@ async def test_a_token_gives_a_place_of_its_own(tmp_path: Path) -> None:
                     assert await silent.answer(1) == b""
                     assert server.connection_statistics().refused[Refusal.ADDRESS] == 1
                     await producer.send([EventData(b"2")])
+
+
+async def test_a_token_or_a_session_counts_over_http(tmp_path: Path) -> None:
+    """Publishers with a token and people who have signed in hold no place of those without; a WebSocket holds
+    one of AMQP's.
+    """
+    key = "SAS_KEY_VALUE"
+    async with _serving(tmp_path, is_console_served=True, root_key=key) as server:
+        server.broker.create_event_hub("hub", partition_count=1)
+        token = make_sas_token(
+            audience="sb://localhost/hub", key_name=ROOT_POLICY_NAME, key=key, expiry=2**31
+        )
+        peer = _Peer(server, "127.0.0.1", face="http")
+        requests = (
+            (f"POST /hub/messages HTTP/1.1\r\nAuthorization: {token}\r\nContent-Length: 0\r\n", b" 201 "),
+            ("GET / HTTP/1.1\r\n", b" 200 "),
+            (
+                "GET /$servicebus/websocket HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: AMQPWSB10\r\n"
+                f"Sec-WebSocket-Key: {'A' * 22}==\r\n",
+                b" 101 ",
+            ),
+        )
+        for index, (head, status) in enumerate(requests):
+            await peer.connect(1, f"{head}Host: localhost\r\n\r\n".encode())
+            assert status in await peer.answer(index)
+        found = server.connection_statistics().open
+        assert (found[Face.HTTP, True], found[Face.HTTP, False], found[Face.AMQP, False]) == (2, 0, 1)
+        peer.close()
+        while any(server.connection_statistics().open.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("face", ["amqps", "https"])

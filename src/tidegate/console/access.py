@@ -25,6 +25,7 @@ from tidegate.console.backend.access import AccessView, Credential, Rights
 from tidegate.model.clock import Clock
 from tidegate.model.errors import InvalidArgumentError, UnauthorizedError
 from tidegate.model.hosts import split_authority
+from tidegate.transport.admission import authenticate_peer
 from tidegate.transport.peers import TrustedProxies, is_from_this_machine
 
 COOKIE: Final = "tidegate-console"
@@ -131,6 +132,7 @@ class Sessions:
             return None
         session.used_at = self._clock.monotonic()
         self._sessions.move_to_end(session.session_id)
+        authenticate_peer(request.scope)
         return session, rights
 
     def _end_those_without_rights(self) -> None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from starlette.requests import HTTPConnection
 
 from tidegate.broker import Broker, Claim, Door, Grant, Peer
-from tidegate.gateway.http_server import TICKET
 from tidegate.model.audience import Audience, EntityPath
 from tidegate.model.clock import Clock
 from tidegate.model.errors import UnauthorizedError
-from tidegate.transport.admission import Ticket
+from tidegate.transport.admission import authenticate_peer
 
 
 class RequestAuthorizer:
@@ -38,20 +37,13 @@ class RequestAuthorizer:
                 f"Resource: '{path}'.",
                 next_step="Use a policy that has the claim.",
             )
-        _note_token(request)
+        authenticate_peer(request.scope)
         return grant
 
 
 def peer_of(request: HTTPConnection) -> Peer:
     """Who sent a request."""
     return Peer(Door.HTTP, request.client.host if request.client is not None else "")
-
-
-def _note_token(request: HTTPConnection) -> None:
-    """Count the connection as one whose peer has shown a token."""
-    ticket = request.scope.get("state", {}).get(TICKET)
-    if isinstance(ticket, Ticket):
-        ticket.authenticate()
 
 
 def _token(request: HTTPConnection) -> str:

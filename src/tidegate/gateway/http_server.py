@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from tidegate.gateway.http_errors import error_response, format_error
-from tidegate.transport.admission import Admission, Face, Ticket
+from tidegate.transport.admission import TICKET, Admission, Face, Ticket
 from tidegate.transport.listener import Listener
 from tidegate.transport.peers import IpAddress, parse_address
 from tidegate.transport.streams import StreamReceiver
@@ -57,9 +57,6 @@ HEADER_NAMES: Final = "header_names"
 
 _CLIENT: Final = "client"
 """There, too, where a trusted proxy named one: the client."""
-
-TICKET: Final = "ticket"
-"""Beside it: the ``Ticket`` of the connection."""
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tidegate.transport.peers import IpAddress, TrustedProxies
 
@@ -42,6 +42,9 @@ _DESCRIPTORS_RESERVED: Final = 416
 or sockets: listening, Capture, the console's database (our choice)."""
 _DESCRIPTORS_PER_PARTITION: Final = 2
 """Its segment open for writing, and a file that replaces another."""
+
+TICKET: Final = "ticket"
+"""Where the ``state`` of an ASGI request's scope has the ``Ticket`` of its connection."""
 
 _IPV6_SITE_BITS: Final = 64
 """IPv6 addresses count by their /64: that much a single customer has."""
@@ -196,6 +199,13 @@ class Ticket:
             self._admission._leave(self)
             self.is_waiting = is_waiting
             self._admission._enter(self)
+
+
+def authenticate_peer(scope: Mapping[str, Any]) -> None:
+    """Count the connection of an ASGI request as one whose peer has shown who it is."""
+    ticket = scope.get("state", {}).get(TICKET)
+    if isinstance(ticket, Ticket):
+        ticket.authenticate()
 
 
 class Admission:
