@@ -72,7 +72,7 @@ def administration() -> Iterator[Endpoint]:
             path = re.sub(r"\{(?!hub)\w+\}", "nothing", operation.path).replace("{hub}", hub)
             is_capture = (operation.method, operation.path) == ("PUT", "/event-hubs/{hub}/capture")
             entity = (hub,) if hub and not is_capture else ()
-            rights = SEE if operation.method == "GET" else MANAGE
+            rights = SEE if operation.method == "GET" and operation.path != "/audit" else MANAGE
             body = "{" if operation.request is not None else ""
             yield Endpoint(operation.method, PREFIX + path, entity, rights, body)
 

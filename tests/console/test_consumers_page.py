@@ -143,7 +143,7 @@ def test_moving_shows_first_what_it_does(
     assert "Moved 3" in done
     assert _following(database, "moved") == {"0": 6, "1": 6, "2": 6}
     stored = CheckpointReader(database).read(ConsumerKey(HUB, "moved"))["0"]
-    assert (stored.offset, stored.owner) == ("5", "console: RootManageSharedAccessKey")
+    assert (stored.offset, stored.owner) == ("5", "policy RootManageSharedAccessKey from 127.0.0.1")
     assert stored.enqueued_time_ms is not None
     assert plain_browser.post(address, {**fields, "rewind": "yes"}).status == 404
 

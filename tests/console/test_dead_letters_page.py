@@ -284,7 +284,7 @@ def test_discarding_says_first_what_it_means(letters: DeadLetters, plain_browser
     assert "Discarded 3" in text_of(done)
     assert [letter.reason for letter in letters.list(DeadLetterFilter(event_hub=HUB))] == ["came later"]
     trail = text_of(plain_browser.get(f"/dead-letters/history?hub={HUB}").text)
-    assert trail.count("console: RootManageSharedAccessKey test data") == 3
+    assert trail.count("policy RootManageSharedAccessKey from 127.0.0.1 test data") == 3
     assert letters.count(DeadLetterFilter(event_hub="other")) == 1
 
 
@@ -307,7 +307,10 @@ def test_redriving_is_tried_and_then_done(
     assert _numbers(letters, DeadLetterStatus.REDRIVEN) == [3, 5]
     (broken,) = letters.list(DeadLetterFilter(event_hub=HUB))
     history = text_of(plain_browser.get(f"/dead-letters/{HUB}/%24Default/0/{broken.sequence_number}").text)
-    assert "redrive failed console: RootManageSharedAccessKey ValueError: the sensor is broken" in history
+    assert (
+        "redrive failed policy RootManageSharedAccessKey from 127.0.0.1 ValueError: the sensor is broken"
+        in history
+    )
     assert "Attempts 2" in history
     assert "Redriven 2" in text_of(done)
     assert "Redrive" in text_of(plain_browser.get("/console/jobs").text)

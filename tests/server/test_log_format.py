@@ -97,7 +97,7 @@ def test_clients_cannot_flood_the_log() -> None:
     for number in range(1000):
         gateway.info("%s: a batch was refused", number)
         gateway.info("%s: another kind", number)
-        gateway.info("made %s", number, extra={"operation": "CREATE_EVENT_HUB"})
+        logging.getLogger("tidegate.audit").info("made %s", number, extra={"audit": {"number": number}})
         gateway.error("failed %s", number)
         logging.getLogger("tidegate.server.app").info("our own %s", number)
     lines = stream.getvalue().splitlines()

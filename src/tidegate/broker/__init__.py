@@ -3,6 +3,7 @@
 Faces import from here (they may not import ``tidegate.storage``); everything runs on one event loop.
 """
 
+from tidegate.broker.audit import Action, Actor, AuditRecord, AuditTrail, acting_as
 from tidegate.broker.authorization import (
     NEVER_EXPIRES,
     ROOT_POLICY_NAME,
@@ -50,6 +51,11 @@ __all__ = [
     "NEVER_EXPIRES",
     "ROOT_POLICY_NAME",
     "EMULATOR_KEY",
+    "Action",
+    "Actor",
+    "AuditRecord",
+    "AuditTrail",
+    "acting_as",
     "Door",
     "Peer",
     "UNKNOWN_PEER",

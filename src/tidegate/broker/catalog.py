@@ -54,6 +54,15 @@ class EventHubRecord:
     capture: CaptureSettings | None = None
     """None: its events are not captured."""
 
+    def settings(self) -> dict[str, object]:
+        """What can be chosen of the hub itself, as plain values."""
+        return {
+            "partition_count": self.partition_count,
+            "retention_hours": self.retention_hours,
+            "retention_bytes": self.retention_bytes,
+            "event_bytes_max": self.event_bytes_max,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class CatalogContents:

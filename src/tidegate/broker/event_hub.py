@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Final
 
+from tidegate.broker.audit import Action, AuditTrail
 from tidegate.broker.authorization import Authorizer, SharedAccessPolicy
 from tidegate.broker.catalog import Catalog, EventHubRecord
 from tidegate.broker.names import validate_name, validate_publisher_name
@@ -99,10 +100,12 @@ class EventHub:
         authorizer: Authorizer,
         throughput: Throughput,
         on_change: Callable[[], None],
+        audit: AuditTrail,
     ) -> None:
         """on_change: called after something of the hub has changed."""
         self._record = record
         self._on_change = on_change
+        self._audit = audit
         self._catalog = catalog
         self._authorizer = authorizer
         self._partitions = tuple(
@@ -127,6 +130,10 @@ class EventHub:
     def name(self) -> str:
         """As its creator wrote it."""
         return self._record.name
+
+    def settings(self) -> dict[str, object]:
+        """See ``EventHubRecord.settings``."""
+        return self._record.settings()
 
     @property
     def description(self) -> EventHubDescription:
@@ -198,6 +205,7 @@ class EventHub:
                 f"{self._catalog.contents.tier.value} tier allows."
             )
         self._replace_record(replace(self._record, consumer_groups=(*groups, name)))
+        self._audit.record(Action.CREATE_CONSUMER_GROUP, f"{self.name}/consumergroups/{name}")
 
     def delete_consumer_group(self, name: str) -> None:
         """Remove a consumer group; receivers in it stay until they close.
@@ -209,6 +217,7 @@ class EventHub:
             raise InvalidArgumentError(f"The consumer group {DEFAULT_CONSUMER_GROUP} cannot be deleted.")
         groups = tuple(group for group in self._record.consumer_groups if group != found)
         self._replace_record(replace(self._record, consumer_groups=groups))
+        self._audit.record(Action.DELETE_CONSUMER_GROUP, f"{self.name}/consumergroups/{found}")
 
     def update(
         self,
@@ -237,12 +246,27 @@ class EventHub:
             validate_event_bytes_max(event_bytes_max, limits)
             record = replace(record, event_bytes_max=event_bytes_max)
         if record != self._record:
+            before, after = self._record.settings(), record.settings()
             self._replace_record(record)
+            changed = [name for name in after if after[name] != before[name]]
+            self._audit.record(
+                Action.UPDATE_EVENT_HUB,
+                self.name,
+                old={name: before[name] for name in changed},
+                new={name: after[name] for name in changed},
+            )
 
     def set_capture(self, settings: CaptureSettings | None) -> None:
         """See ``Broker.set_capture``."""
-        if settings != self._record.capture:
+        before = self._record.capture
+        if settings != before:
             self._replace_record(replace(self._record, capture=settings))
+            self._audit.record(
+                Action.DELETE_CAPTURE if settings is None else Action.SET_CAPTURE,
+                self.name,
+                old=None if before is None else before.to_mapping(),
+                new=None if settings is None else settings.to_mapping(),
+            )
 
     # -- admission
 
@@ -278,6 +302,7 @@ class EventHub:
             )
         self._replace_record(replace(self._record, revoked_publishers=(*revoked, name)))
         self._authorizer.announce_change()
+        self._audit.record(Action.REVOKE_PUBLISHER, f"{self.name}/publishers/{name}")
 
     def restore_publisher(self, name: str) -> None:
         """Let a revoked publisher send again. Durable on return. Raises NotFoundError, LogFullError."""
@@ -286,6 +311,7 @@ class EventHub:
             raise NotFoundError(f"The publisher {name[:80]!r} of {self.name!r} is not revoked.")
         left = tuple(known for known in self._record.revoked_publishers if known.lower() != wanted)
         self._replace_record(replace(self._record, revoked_publishers=left))
+        self._audit.record(Action.RESTORE_PUBLISHER, f"{self.name}/publishers/{name}")
 
     def is_publisher_revoked(self, name: str) -> bool:
         """Whether the publisher, in any letter case, may not send."""

@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Final
 
+from tidegate.broker.audit import Action, AuditTrail
 from tidegate.broker.authorization import Authorizer, Claim, Grant, SharedAccessPolicy
 from tidegate.broker.catalog import Catalog, EventHubRecord
 from tidegate.broker.event_hub import (
@@ -58,7 +60,7 @@ _logger = logging.getLogger(__name__)
 class Broker:
     """A namespace; open it with ``await Broker.open(...)`` and ``await close()`` it."""
 
-    def __init__(self, catalog: Catalog, logs: LogManager, clock: Clock) -> None:
+    def __init__(self, catalog: Catalog, logs: LogManager, clock: Clock, audit: AuditTrail) -> None:
         """Use ``open``."""
         self.is_lost_position_refused = False
         """True: a reader whose next event retention has removed is told so. False: as in Event Hubs it goes
@@ -72,6 +74,8 @@ class Broker:
             catalog.contents.policies, is_event_hub=lambda name: name.lower() in self._event_hubs
         )
         self._key_guard = KeyGuard(clock)
+        self.audit: Final = audit
+        """Who changed what. What changes the namespace records it by itself."""
         self._throughput = Throughput(clock, catalog.contents.throughput_units)
         self._statistics_of_deleted = EventHubStatistics()
         self._listeners = Listeners("event hubs")
@@ -96,7 +100,7 @@ class Broker:
         logs = await LogManager.open(data_directory, options=options, files=files)
         try:
             catalog = Catalog.open(files, data_directory)
-            broker = cls(catalog, logs, clock)
+            broker = cls(catalog, logs, clock, AuditTrail(clock, files, data_directory))
             for record in catalog.contents.event_hubs:
                 broker._add_event_hub(record)
             broker._warn_of_short_keys()
@@ -114,6 +118,7 @@ class Broker:
         twice.
         """
         await self._logs.close()
+        self.audit.close()
 
     # -- authorization
 
@@ -170,6 +175,10 @@ class Broker:
         policies = add_policy(self.policies(event_hub), name, claims, key=key, secondary_key=secondary_key)
         self._replace_policies(event_hub, policies)
         warn_of_short_keys(policies[-1], event_hub)
+        given = {"primary": key, "secondary": secondary_key}
+        chosen = [which for which, value in given.items() if value is not None]
+        new = {"claims": _claim_names(policies[-1]), "chosen_keys": chosen}
+        self.audit.record(Action.CREATE_POLICY, _policy_target(event_hub, name), new=new)
         return policies[-1]
 
     def delete_policy(self, event_hub: str | None, name: str) -> None:
@@ -185,7 +194,9 @@ class Broker:
                 f"The policy {name!r} is the namespace's last one with Manage.",
                 next_step="Create another one first, or regenerate its keys.",
             )
+        old = {"claims": _claim_names(self.policy(event_hub, name))}
         self._replace_policies(event_hub, policies)
+        self.audit.record(Action.DELETE_POLICY, _policy_target(event_hub, name), old=old)
 
     def regenerate_key(
         self, event_hub: str | None, name: str, *, is_secondary: bool = False, key: str | None = None
@@ -200,6 +211,8 @@ class Broker:
         self._replace_policies(event_hub, policies)
         policy = find_policy(policies, name)
         warn_of_short_keys(policy, event_hub)
+        new = {"key": "secondary" if is_secondary else "primary", "chosen": key is not None}
+        self.audit.record(Action.REGENERATE_KEY, _policy_target(event_hub, name), new=new)
         return policy
 
     # -- limits
@@ -220,7 +233,9 @@ class Broker:
         The largest event changes at once (links that are open learn it when they exceed it); partitions,
         consumer groups and retention of what exists stay as they are. Raises LogFullError.
         """
+        old = self.tier
         self._catalog.replace_contents(replace(self._catalog.contents, tier=tier))
+        self.audit.record(Action.UPDATE_NAMESPACE, old={"tier": old.value}, new={"tier": tier.value})
 
     @property
     def throughput(self) -> Throughput:
@@ -233,8 +248,12 @@ class Broker:
         Raises InvalidArgumentError, LogFullError.
         """
         validate_units(units)
+        old = self._throughput.units
         self._catalog.replace_contents(replace(self._catalog.contents, throughput_units=units))
         self._throughput.set_units(units)
+        self.audit.record(
+            Action.UPDATE_NAMESPACE, old={"throughput_units": old}, new={"throughput_units": units}
+        )
 
     # -- event hubs
 
@@ -286,6 +305,7 @@ class Broker:
         if name in self._authorizer.host_names:
             # Tokens whose audience began with it meant the service, and mean the event hub from now on.
             self._authorizer.announce_change()
+        self.audit.record(Action.CREATE_EVENT_HUB, name, new=record.settings())
         self._listeners.call()
         return event_hub
 
@@ -359,6 +379,7 @@ class Broker:
         contents = self._catalog.contents
         remaining = tuple(record for record in contents.event_hubs if record.hub_id != hub_id)
         self._catalog.replace_contents(replace(contents, event_hubs=remaining))
+        self.audit.record(Action.DELETE_EVENT_HUB, event_hub.name, old=event_hub.settings())
         del self._event_hubs[name.lower()]
         self._statistics_of_deleted += event_hub.statistics()
         self._authorizer.set_policies((), event_hub=name)
@@ -419,6 +440,7 @@ class Broker:
             authorizer=self._authorizer,
             throughput=self._throughput,
             on_change=self._listeners.call,
+            audit=self.audit,
         )
         self._event_hubs[record.name.lower()] = event_hub
         if record.policies:
@@ -437,6 +459,14 @@ class Broker:
 
     def __repr__(self) -> str:
         return f"<Broker event_hubs={len(self._event_hubs)}>"
+
+
+def _claim_names(policy: SharedAccessPolicy) -> list[str]:
+    return [claim.value for claim in Claim if claim in policy.claims]
+
+
+def _policy_target(event_hub: str | None, name: str) -> str:
+    return f"policies/{name}" if event_hub is None else f"{event_hub}/policies/{name}"
 
 
 def _ms(time_utc: datetime) -> int:

@@ -30,7 +30,7 @@ from tidegate.cli.options import (
     with_output,
 )
 from tidegate.cli.render import Output
-from tidegate.cli.stores import open_database
+from tidegate.cli.stores import default_actor, open_database
 from tidegate.model.errors import TidegateError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 
@@ -276,7 +276,7 @@ def discard(
             return
         if not yes and sys.stdin.isatty():
             typer.confirm(f"Discard {dead_letters.count(chosen):,} dead letters?", abort=True, err=True)
-        count = dead_letters.discard(chosen, reason=because)
+        count = dead_letters.discard(chosen, reason=because, actor=default_actor())
     sys.stderr.write(f"Discarded {count:,} dead letters.\n")
 
 

@@ -34,7 +34,7 @@ from tidegate.cli.options import (
     with_output,
 )
 from tidegate.cli.render import Output, OutputFormat
-from tidegate.cli.stores import open_database
+from tidegate.cli.stores import default_actor, open_database
 from tidegate.model.errors import InvalidArgumentError, TidegateError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def redrive(
     ] = 10,
     actor: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Who does it, for the audit trail; else host and process."),
+        typer.Option(metavar="TEXT", help="Who does it, for the audit trail; else USER@HOST."),
     ] = None,
     progress: Annotated[
         bool,
@@ -157,7 +157,7 @@ def redrive(
                 dry_run=dry_run,
                 attempts_max=attempts_max,
                 progress=on_progress,
-                actor=actor,
+                actor=actor or default_actor(),
             )
     if output.is_table and _found_nothing(report):
         sys.stderr.write(f"No open dead letter of the pipeline {loaded.name} ({consumer}) matches.\n")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -208,3 +210,12 @@ def time_of(milliseconds: int | None) -> datetime | None:
 def milliseconds_of(time: datetime) -> int:
     """Milliseconds since 1970-01-01 UTC of an aware time."""
     return (time - EPOCH) // timedelta(milliseconds=1)
+
+
+def default_actor() -> str:
+    """``user@host``: who works on a database by the command line."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a user without a name, as in containers
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

@@ -21,12 +21,13 @@ from starlette.routing import BaseRoute, Match, Mount, NoMatchFound
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tidegate.console.access import Sessions, check_origin, cookie_name, set_cookie
+from tidegate.console.access import Session, Sessions, address_of, check_origin, cookie_name, set_cookie
 from tidegate.console.backend import ConsoleBackend
 from tidegate.console.context import Console
 from tidegate.console.errors import answer_of_exception, error_page
 from tidegate.console.live import LiveStreams
 from tidegate.console.pages import (
+    audit,
     consumers,
     consumers_move,
     dead_letters,
@@ -71,10 +72,11 @@ PAGES: Final = (
     dead_letters,
     dead_letters_actions,
     jobs,
+    audit,
 )
 """The modules of ``console.pages``, by the address of their page."""
 
-PLACES: Final = ("hubs", "consumers", "dead-letters", "pipelines", "homes", "console")
+PLACES: Final = ("hubs", "consumers", "dead-letters", "pipelines", "homes", "audit", "console")
 """First segments of the console's addresses, besides ``/``."""
 
 METHODS: Final = ("GET", "HEAD", "POST")
@@ -210,6 +212,12 @@ class _SignedIn:
             return
         session, request.state.rights = found
         request.state.session = session
+        with self._console.backend.access.acting(session.credential, address_of(request)):
+            await self._answer(request, session, scope, receive, send)
+
+    async def _answer(
+        self, request: Request, session: Session, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         if request.cookies.get(cookie_name(request)) == session.session_id:
             await self._app(scope, receive, send)
             return

@@ -32,6 +32,7 @@ NAVIGATION: Final = (
     ("/dead-letters", "Dead letters"),
     ("/pipelines", "Pipelines"),
     ("/homes", "Homes"),
+    ("/audit", "Audit"),
 )
 
 ABSENT: Final = "–"

@@ -6,8 +6,9 @@ between plain values and one call of the broker; ``gateway.administration`` is t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Final, cast
@@ -31,6 +32,10 @@ from tidegate.model.limits import Tier
 
 PREFIX: Final = "/api/v1"
 """Before every address of the administration. (``$admin`` would be a variable to a shell.)"""
+
+
+AUDIT_RECORDS_MAX: Final = 1_000
+"""Records that one answer has (our choice: some 300 KB)."""
 
 
 class Needs(Enum):
@@ -134,6 +139,15 @@ def _update_namespace(call: Call) -> object:
 
 def _read_statistics(call: Call) -> object:
     return _statistics(call.broker.statistics())
+
+
+def _list_audit_records(call: Call) -> object:
+    records = call.broker.audit.newest_first()[:AUDIT_RECORDS_MAX]
+    return [
+        asdict(record)
+        | {name: value and json.dumps(value) for name, value in (("old", record.old), ("new", record.new))}
+        for record in records
+    ]
 
 
 def _list_event_hubs(call: Call) -> object:
@@ -306,6 +320,10 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "GET", "/statistics", "readStatistics", "Counts of the namespace since the service started.",
         Needs.SEE, _read_statistics, answer=shapes.STATISTICS,
+    ),
+    Operation(
+        "GET", "/audit", "listAuditRecords", "The newest changes and sign-ins, the last one first.",
+        Needs.MANAGE, _list_audit_records, answer=shapes.AUDIT_RECORD, is_list=True,
     ),
     *_policy_operations("", "", "the namespace"),
     Operation(

@@ -46,6 +46,21 @@ NAMESPACE_UPDATE: Final = Shape(
     ),
 )
 
+AUDIT_RECORD: Final = Shape(
+    "AuditRecord",
+    (
+        _text("time", "When: UTC, in ISO 8601."),
+        _text("action", "What was done."),
+        _text("target", "To what: HUB, HUB/policies/NAME; empty is the namespace."),
+        _text("policy", "Whose key proved it; empty: the service itself, or nobody whose key was right."),
+        _text("scope", "The event hub of that policy; empty is the namespace."),
+        _text("address", "From where; empty where it is not known."),
+        _text("door", "amqp, http, console, or service."),
+        _text("old", "What was before, as JSON; null where there was nothing.", is_nullable=True),
+        _text("new", "What is now, as JSON; null where there is nothing.", is_nullable=True),
+    ),
+)
+
 STATISTICS: Final = Shape(
     "Statistics",
     (
@@ -182,6 +197,7 @@ _ERROR_DETAIL: Final = Shape(
 ERROR: Final = Shape("Error", (Field("error", Kind.OBJECT, "What is wrong.", shape=_ERROR_DETAIL),))
 
 SHAPES: Final = (
+    AUDIT_RECORD,
     NAMED,
     NAMESPACE,
     NAMESPACE_UPDATE,

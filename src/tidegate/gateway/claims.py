@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tidegate.broker import NEVER_EXPIRES, UNKNOWN_PEER, Broker, Claim, Grant, Peer
+from tidegate.broker import NEVER_EXPIRES, UNKNOWN_PEER, Actor, Broker, Claim, Grant, Peer
 from tidegate.model.audience import AUDIENCE_CHARACTERS_MAX, Audience, EntityPath
 from tidegate.model.clock import Clock
 from tidegate.model.errors import QuotaExceededError, UnauthorizedError
@@ -82,6 +82,20 @@ class ConnectionClaims:
         """
         for grant in self._broker.authorize_key(name, key, self._find_peer()):
             self._keep(grant.resource, grant)
+
+    def actor(self, path: EntityPath, *, token: str | None = None) -> Actor:
+        """Who has Manage on ``path`` by this connection, or by a token that came with the request.
+
+        Raises as ``require``.
+        """
+        now_utc = self._clock.now_utc()
+        self.require(path, Claim.MANAGE, token=token)
+        for grant in self._grants.values():
+            if grant.permits(path, Claim.MANAGE, now_utc=now_utc):
+                return Actor.of(grant, self._find_peer())
+        assert token is not None  # ``require`` found nothing else
+        peer = self._find_peer()
+        return Actor.of(self._broker.authorize(token, Audience("", path), peer), peer)
 
     def require(self, path: EntityPath, claim: Claim | None, *, token: str | None = None) -> None:
         """Raise UnauthorizedError unless a grant gives ``claim`` (None: any claim) on ``path`` now.

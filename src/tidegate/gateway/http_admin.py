@@ -19,9 +19,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from tidegate.broker import Broker, Claim
+from tidegate.broker import Actor, Broker, Claim, acting_as
 from tidegate.gateway.admin_operations import OPERATIONS, PREFIX, Call, Operation
-from tidegate.gateway.http_authorization import RequestAuthorizer
+from tidegate.gateway.http_authorization import RequestAuthorizer, peer_of
 from tidegate.gateway.http_errors import headers_for
 from tidegate.gateway.openapi import openapi_document
 from tidegate.model.audience import NAMESPACE, entity_path
@@ -92,10 +92,6 @@ class Administration:
             _log.log(level, "%s of %.300r refused: %s", operation.operation_id, request.scope["path"], error)
             await self._broker.key_guard.wait_before_answer(error)
             return admin_error_response(error)
-        if operation.method != "GET":
-            target = request.scope["path"].removeprefix(PREFIX)
-            extra = {"operation": operation.operation_id, "target": target}
-            _log.info("%s of %.300r is done", operation.operation_id, target, extra=extra)
         if operation.answer is None:
             return Response(status_code=operation.status)
         return _json_response(value, operation.status)
@@ -112,8 +108,9 @@ class Administration:
         values = {} if operation.request is None else operation.request.parse(body)
         is_manager = Claim.MANAGE in grant.claims
         call = Call(self._broker, self._capture_statistics, parameters, values, is_manager)
-        value = operation.handler(call)
-        return await value if isinstance(value, Awaitable) else value
+        with acting_as(Actor.of(grant, peer_of(request))):
+            value = operation.handler(call)
+            return await value if isinstance(value, Awaitable) else value
 
 
 def admin_error_response(error: TidegateError) -> Response:

@@ -5,11 +5,10 @@ Reading an entity takes any claim on it; making, deleting and listing event hubs
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable
 
 from tidegate.amqp.message import MessageId
-from tidegate.broker import Broker, Claim, Partition
+from tidegate.broker import Actor, Broker, Partition, acting_as
 from tidegate.gateway.administration import describe_event_hub, perform_administration
 from tidegate.gateway.claims import ConnectionClaims
 from tidegate.model.audience import NAMESPACE, entity_path
@@ -26,8 +25,6 @@ from tidegate.wire.request_response import Request
 
 PARTITION_COUNT_DEFAULT = 4
 """Partitions of a hub whose creator names no number (our choice)."""
-
-_log = logging.getLogger(__name__)
 
 
 class ManagementService:
@@ -46,52 +43,54 @@ class ManagementService:
         if administration is not None:
             operation = administration.operation
             hub = "" if operation.value.is_of_namespace else administration.event_hub
-            claims.require(
-                entity_path(hub) if hub else NAMESPACE, Claim.MANAGE, token=administration.security_token
-            )
-            body = perform_administration(self._broker, administration)
-            if operation.value.operation not in ("READ", "QUERY"):
-                _log_change(operation.name, administration.event_hub, administration.name)
+            actor = claims.actor(entity_path(hub) if hub else NAMESPACE, token=administration.security_token)
+            with acting_as(actor):
+                body = perform_administration(self._broker, administration)
             return encode_administration_response(request.message_id, operation, body)
         wanted = ManagementRequest.from_request(request)
         # JavaScript's client has a token for this path only, Python's one for the whole hub, which covers it.
         path = NodeAddress(NodeKind.MANAGEMENT, wanted.event_hub).entity
         # Java's processor puts none to $cbs before it asks: its token is in the request (observed: 5.21.0).
-        needed = Claim.MANAGE if wanted.operation.needs_manage_claim else None
-        claims.require(path, needed, token=wanted.security_token)
+        if wanted.operation.needs_manage_claim:
+            with acting_as(actor := claims.actor(path, token=wanted.security_token)):
+                return self._perform(wanted, request.message_id, actor)
+        claims.require(path, None, token=wanted.security_token)
+        return self._perform(wanted, request.message_id, Actor())
+
+    def _perform(
+        self, wanted: ManagementRequest, message_id: MessageId | None, actor: Actor
+    ) -> bytes | Awaitable[bytes]:
         match wanted.operation:
             case Operation.READ_EVENT_HUB:
                 event_hub = self._broker.event_hub(wanted.event_hub)
-                return encode_management_response(request.message_id, describe_event_hub(event_hub))
+                return encode_management_response(message_id, describe_event_hub(event_hub))
             case Operation.READ_PARTITION:
                 assert wanted.partition_id is not None
                 partition = self._broker.event_hub(wanted.event_hub).partition(wanted.partition_id)
-                return encode_management_response(request.message_id, describe_partition(partition))
+                return encode_management_response(message_id, describe_partition(partition))
             case Operation.QUERY_PARTITIONS:
                 partitions = self._broker.event_hub(wanted.event_hub).partitions
                 return encode_management_response(
-                    request.message_id, [describe_partition(partition) for partition in partitions]
+                    message_id, [describe_partition(partition) for partition in partitions]
                 )
             case Operation.CREATE_EVENT_HUB:
-                return self._create(wanted, request.message_id)
+                return self._create(wanted, message_id)
             case Operation.DELETE_EVENT_HUB:
-                return self._delete(wanted, request.message_id)
+                return self._delete(wanted, message_id, actor)
             case Operation.QUERY_EVENT_HUBS:
                 found = [describe_event_hub(event_hub) for event_hub in self._broker.list_event_hubs()]
-                return encode_management_response(request.message_id, found)
+                return encode_management_response(message_id, found)
             case Operation.CREATE_CONSUMER_GROUP:
                 assert wanted.consumer_group is not None
                 self._broker.event_hub(wanted.event_hub).create_consumer_group(wanted.consumer_group)
-                _log_change(wanted.operation.name, wanted.event_hub, wanted.consumer_group)
-                return encode_management_response(request.message_id, None, status_code=201)
+                return encode_management_response(message_id, None, status_code=201)
             case Operation.DELETE_CONSUMER_GROUP:
                 assert wanted.consumer_group is not None
                 self._broker.event_hub(wanted.event_hub).delete_consumer_group(wanted.consumer_group)
-                _log_change(wanted.operation.name, wanted.event_hub, wanted.consumer_group)
-                return encode_management_response(request.message_id, None)
+                return encode_management_response(message_id, None)
             case Operation.QUERY_CONSUMER_GROUPS:
                 groups = self._broker.event_hub(wanted.event_hub).description.consumer_groups
-                return encode_management_response(request.message_id, groups)
+                return encode_management_response(message_id, groups)
 
     def _create(self, wanted: ManagementRequest, message_id: MessageId | None) -> bytes:
         event_hub = self._broker.create_event_hub(
@@ -103,12 +102,11 @@ class ManagementService:
             retention_bytes=wanted.retention_bytes,
             event_bytes_max=wanted.event_bytes_max,
         )
-        _log_change(wanted.operation.name, wanted.event_hub)
         return encode_management_response(message_id, describe_event_hub(event_hub), status_code=201)
 
-    async def _delete(self, wanted: ManagementRequest, message_id: MessageId | None) -> bytes:
-        await self._broker.delete_event_hub(wanted.event_hub)
-        _log_change(wanted.operation.name, wanted.event_hub)
+    async def _delete(self, wanted: ManagementRequest, message_id: MessageId | None, actor: Actor) -> bytes:
+        with acting_as(actor):  # In a task of its own.
+            await self._broker.delete_event_hub(wanted.event_hub)
         return encode_management_response(message_id, None)
 
 
@@ -125,8 +123,3 @@ def describe_partition(partition: Partition) -> PartitionDescription:
         last_enqueued_time_ms=NEVER_ENQUEUED_MS if last_ms is None else last_ms,
         is_empty=information.is_empty,
     )
-
-
-def _log_change(operation: str, event_hub: str, name: str = "") -> None:
-    target = "/".join(part for part in (event_hub, name) if part) or "the namespace"
-    _log.info("%s of %.300r is done", operation, target, extra={"operation": operation, "target": target})

@@ -79,8 +79,8 @@ class _Window:
 class FloodFilter(logging.Filter):
     """Leaves out lines that clients cause, beyond ``_LINES_MAX`` of one kind in ``_WINDOW_S``.
 
-    The next one of the kind that passes says how many. Errors, and changes by administrators (which carry
-    ``operation``), always pass.
+    The next one of the kind that passes says how many. Errors always pass, and so do changes by
+    administrators, which ``tidegate.audit`` tells.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -91,7 +91,7 @@ class FloodFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is written; its message may have been added to."""
         is_limited = record.name.startswith(_CLIENT_LOGGERS) and record.levelno < logging.ERROR
-        if not is_limited or hasattr(record, "operation"):
+        if not is_limited:
             return True
         now = self._clock.monotonic()
         # The message without its values: one kind is one place in the code.
@@ -116,6 +116,8 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line, without its end."""
         message = record.getMessage().translate(_CONTROLS)
+        if (audit := getattr(record, "audit", None)) is not None:
+            message += f" {json.dumps(audit)}"
         line = f"{_time_text(record)} {record.levelname} {record.name}: {message}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 

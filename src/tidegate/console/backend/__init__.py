@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidegate.console.backend.access import AccessView, Credential, Rights
+from tidegate.console.backend.audit import AuditView
 from tidegate.console.backend.events import EventsView
 from tidegate.console.backend.homes import HomesView
 from tidegate.console.backend.paging import PAGE_SIZE, Page
@@ -20,6 +21,7 @@ class ConsoleBackend:
     access: AccessView
     service: ServiceView
     pipelines: PipelinesView
+    audit: AuditView
     events: EventsView | None = None
     processing: ProcessingView | None = None
     """None: the service was given no database."""
@@ -30,6 +32,7 @@ class ConsoleBackend:
 __all__ = [
     "ConsoleBackend",
     "AccessView",
+    "AuditView",
     "Credential",
     "Rights",
     "ServiceView",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,4 +64,12 @@ class AccessView(Protocol):
 
         It is called from within the change, and must neither block nor raise.
         """
+        ...
+
+    def acting(self, credential: Credential, address: str) -> AbstractContextManager[None]:
+        """Have what is changed within be recorded as done by whoever the credential proves."""
+        ...
+
+    def note_sign_out(self, credential: Credential, address: str) -> None:
+        """Record that somebody has left."""
         ...

@@ -8,8 +8,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from tidegate.console.access import form_of, require_manage, rights_of
-from tidegate.console.backend.access import Rights
+from tidegate.console.access import address_of, form_of, require_manage, rights_of
 from tidegate.console.backend.consumers import ConsumersView, MovePlan, MoveRequest, MoveTo
 from tidegate.console.context import Console
 from tidegate.console.errors import status_of
@@ -35,9 +34,11 @@ def routes(console: Console) -> list[Route]:
     ]
 
 
-def actor_of(rights: Rights) -> str:
-    """Who acts, for the audit trail."""
-    return f"console: {rights.policy_name}" + (f" of {rights.hub}" if rights.hub else "")
+def actor_of(request: Request) -> str:
+    """Who acts, for the history in the database: the policy, and from where."""
+    rights = rights_of(request)
+    of = f" of {rights.hub}" if rights.hub else ""
+    return f"policy {rights.policy_name}{of} from {address_of(request) or 'an unknown address'}"
 
 
 class _Pages:
@@ -72,7 +73,7 @@ class _Pages:
         try:
             job = self._view.start_move(
                 plan.plan_id,
-                actor=actor_of(rights_of(request)),
+                actor=actor_of(request),
                 is_rewind_allowed=form.get("rewind") == "yes",
                 is_forced=form.get("force") == "yes",
             )

@@ -62,9 +62,7 @@ class _Pages:
         require_manage(request, query.hub)
         because = str(form.get("because", "")).strip()[:2_000]
         try:
-            job = self._view.start_discard(
-                self._meant(query), because=because, actor=actor_of(rights_of(request))
-            )
+            job = self._view.start_discard(self._meant(query), because=because, actor=actor_of(request))
         except InvalidArgumentError as error:
             return await self._page(request, "dead_letters_discard.html", query, {"because": because}, error)
         return await self._job(job)
@@ -91,7 +89,7 @@ class _Pages:
                     attempts_max=_count(asked["attempts_max"], "the number of attempts")
                     or ATTEMPTS_MAX_DEFAULT,
                     is_dry_run=form.get("mode") != "earnest",
-                    actor=actor_of(rights_of(request)),
+                    actor=actor_of(request),
                 )
             )
         except InvalidArgumentError as error:

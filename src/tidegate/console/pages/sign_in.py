@@ -77,7 +77,9 @@ class _Pages:
     async def sign_out(self, request: Request) -> Response:
         if request.state.session is not None:
             await form_of(request)
-            self._console.sessions.sign_out(request.state.session)
+            session = request.state.session
+            self._console.backend.access.note_sign_out(session.credential, address_of(request))
+            self._console.sessions.sign_out(session)
         response = RedirectResponse("/console/sign-in", status_code=303)
         response.delete_cookie(cookie_name(request))
         return response

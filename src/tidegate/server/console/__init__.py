@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from tidegate.console.app import ConsoleApp
 from tidegate.console.backend import ConsoleBackend
 from tidegate.server.console.access import BrokerAccess
+from tidegate.server.console.audit import BrokerAudit
 from tidegate.server.console.events import BrokerEvents
 from tidegate.server.console.homes import HomeSummaries
 from tidegate.server.console.parts import ConsoleParts
@@ -36,6 +37,7 @@ async def console_of(parts: ConsoleParts) -> AsyncIterator[ConsoleApp]:
             processing = await stack.enter_async_context(SqlProcessing(parts, parts.settings.database))
         backend = ConsoleBackend(
             access=BrokerAccess(parts.broker, parts.clock),
+            audit=BrokerAudit(parts.broker.audit),
             service=service,
             pipelines=pipelines,
             events=events,

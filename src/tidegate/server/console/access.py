@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, Door, Grant, Peer
+from tidegate.broker import (
+    ROOT_POLICY_NAME,
+    Action,
+    Actor,
+    Broker,
+    Claim,
+    Door,
+    Grant,
+    Peer,
+    acting_as,
+)
 from tidegate.console.backend.access import Credential, Rights
 from tidegate.model.clock import Clock
-from tidegate.model.errors import UnauthorizedError
+from tidegate.model.errors import ServerBusyError, UnauthorizedError
 from tidegate.server.emulator_config import EMULATOR_KEY
 
 
@@ -27,10 +38,27 @@ class BrokerAccess:
     async def sign_in(self, policy_name: str, key: str, hub: str | None, *, address: str) -> Credential:
         """See ``AccessView.sign_in``. A policy of the namespace goes before those of hubs."""
         try:
-            grants = self._broker.authorize_key(policy_name, key, Peer(Door.CONSOLE, address))
-        except UnauthorizedError as error:
+            credential = self._credential(policy_name, key, hub, address)
+        except (UnauthorizedError, ServerBusyError) as error:
+            self._broker.audit.record_refused_sign_in(policy_name, address, error.message)
             await self._broker.key_guard.wait_before_answer(error)
             raise
+        with self.acting(credential, address):
+            self._broker.audit.record(Action.SIGN_IN)
+        return credential
+
+    def acting(self, credential: Credential, address: str) -> AbstractContextManager[None]:
+        """See ``AccessView.acting``."""
+        assert isinstance(credential, _BrokerCredential)  # made here
+        return acting_as(Actor.of(credential.grant, Peer(Door.CONSOLE, address)))
+
+    def note_sign_out(self, credential: Credential, address: str) -> None:
+        """See ``AccessView.note_sign_out``."""
+        with self.acting(credential, address):
+            self._broker.audit.record(Action.SIGN_OUT)
+
+    def _credential(self, policy_name: str, key: str, hub: str | None, address: str) -> _BrokerCredential:
+        grants = self._broker.authorize_key(policy_name, key, Peer(Door.CONSOLE, address))
         if hub is not None:
             grants = tuple(grant for grant in grants if grant.scope in ("", hub.lower()))
         grants = tuple(sorted(grants, key=lambda grant: grant.scope != ""))

@@ -7,8 +7,9 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
+from tidegate.broker import Action, AuditTrail
 from tidegate.console.backend.jobs import JOBS_KEPT_MAX, JOBS_RUNNING_MAX, Job, JobKind, JobState
 from tidegate.model.clock import Clock
 from tidegate.model.errors import NotFoundError, QuotaExceededError, TidegateError
@@ -28,6 +29,13 @@ class RunningJob:
         self.job = replace(self.job, **changes)
 
 
+_ACTIONS: Final = {
+    JobKind.REDRIVE: Action.REDRIVE,
+    JobKind.DISCARD: Action.DISCARD,
+    JobKind.MOVE: Action.MOVE_CHECKPOINTS,
+}
+"""What is recorded when a job begins; a dry run changes nothing."""
+
 Work = Callable[[RunningJob], Awaitable[None]]
 """Does a job; what it raises ends the job as failed, a cancellation as cancelled."""
 
@@ -35,8 +43,10 @@ Work = Callable[[RunningJob], Awaitable[None]]
 class Jobs:
     """``console.backend.JobsView``."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, audit: AuditTrail) -> None:
+        """audit: takes down who starts what."""
         self._clock = clock
+        self._audit = audit
         self._tasks = TaskOwner("console jobs")
         self._jobs: OrderedDict[str, RunningJob] = OrderedDict()
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -53,6 +63,8 @@ class Jobs:
         self._jobs[job_id] = running
         self._forget()
         self._running[job_id] = self._tasks.start(self._run(running, work), name=f"{kind} {job_id}")
+        if kind in _ACTIONS:
+            self._audit.record(_ACTIONS[kind], event_hub or "", new={"job": title})
         return running.job
 
     def job(self, job_id: str) -> Job:

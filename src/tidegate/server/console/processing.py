@@ -17,7 +17,7 @@ class SqlProcessing:
 
     def __init__(self, parts: ConsoleParts, url: str) -> None:
         self._database = LazyDatabase(url)
-        self._jobs = Jobs(parts.clock)
+        self._jobs = Jobs(parts.clock, parts.broker.audit)
         self._consumers = SqlConsumers(parts, self._database, self._jobs)
         self._dead_letters = SqlDeadLetters(parts, self._database, self._jobs)
 

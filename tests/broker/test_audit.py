@@ -1,0 +1,151 @@
+"""The audit trail's file: kept over restarts, bounded, and never in the way of a change."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from tests.broker.conftest import SetClock
+
+from tidegate.broker import Action, Actor, AuditTrail, Broker, Claim, Door, Peer, acting_as, audit
+from tidegate.storage.files import OsFiles, WritableFile
+from tidegate.transport.tasks import TaskOwner
+
+ANN = Actor(Peer(Door.HTTP, "192.0.2.7"), "ann", "hub")
+
+
+class _FullFiles(OsFiles):
+    """A disk without room for the audit trail."""
+
+    def create(self, path: Path) -> WritableFile:
+        """No room."""
+        if path.name == audit.FILE_NAME:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().create(path)
+
+
+def _trail(directory: Path) -> AuditTrail:
+    return AuditTrail(SetClock(), OsFiles(), directory)
+
+
+async def test_every_change_is_recorded_with_the_old_value(tmp_path: Path) -> None:
+    """All that changes the namespace records itself, as whoever acts; what is refused is no change."""
+    broker = await Broker.open(tmp_path, clock=SetClock())
+    with acting_as(ANN):
+        broker.create_event_hub("hub", partition_count=2, retention_hours=24)
+        broker.update_event_hub("hub", retention_hours=48)
+        broker.update_event_hub("hub", retention_hours=48)
+        broker.event_hub("hub").create_consumer_group("g")
+        broker.event_hub("hub").delete_consumer_group("G")
+        broker.event_hub("hub").revoke_publisher("p")
+        broker.event_hub("hub").restore_publisher("p")
+        key = broker.create_policy("hub", "q", [Claim.SEND], key="a key that somebody has chosen").key
+        broker.regenerate_key("hub", "q", is_secondary=True)
+        broker.delete_policy("hub", "q")
+        broker.set_throughput_units(3)
+        await broker.delete_event_hub("hub")
+        with pytest.raises(Exception, match="could not be found"):
+            await broker.delete_event_hub("hub")
+    records = list(reversed(broker.audit.newest_first()))
+    await broker.close()
+    assert {(each.policy, each.scope, each.address, each.door) for each in records} == {
+        ("ann", "hub", "192.0.2.7", "http")
+    }
+    settings = {"partition_count": 2, "retention_bytes": None, "event_bytes_max": None}
+    assert [(each.action, each.target, each.old, each.new) for each in records] == [
+        ("createEventHub", "hub", None, {**settings, "retention_hours": 24}),
+        ("updateEventHub", "hub", {"retention_hours": 24}, {"retention_hours": 48}),
+        ("createConsumerGroup", "hub/consumergroups/g", None, None),
+        ("deleteConsumerGroup", "hub/consumergroups/g", None, None),
+        ("revokePublisher", "hub/publishers/p", None, None),
+        ("restorePublisher", "hub/publishers/p", None, None),
+        ("createPolicy", "hub/policies/q", None, {"claims": ["Send"], "chosen_keys": ["primary"]}),
+        ("regenerateKey", "hub/policies/q", None, {"key": "secondary", "chosen": False}),
+        ("deletePolicy", "hub/policies/q", {"claims": ["Send"]}, None),
+        ("updateNamespace", "", {"throughput_units": None}, {"throughput_units": 3}),
+        ("deleteEventHub", "hub", {**settings, "retention_hours": 48}, None),
+    ]
+    file = tmp_path / audit.FILE_NAME
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert key not in file.read_text()
+    assert [json.loads(line)["action"] for line in file.read_text().splitlines()] == [
+        each.action for each in records
+    ]
+
+
+async def test_who_acts_is_passed_on_to_tasks_and_threads(tmp_path: Path) -> None:
+    """And to nobody beside: what no door was opened for is the service itself."""
+    trail, tasks = _trail(tmp_path), TaskOwner("test")
+    with acting_as(ANN):
+        task = tasks.start(asyncio.to_thread(trail.record, Action.SIGN_IN), name="sign in")
+    trail.record(Action.SIGN_OUT)
+    await task
+    await tasks.close()
+    assert {(each.action, each.policy) for each in trail.newest_first()} == {
+        ("signOut", ""),
+        ("signIn", "ann"),
+    }
+    trail.close()
+
+
+def test_records_are_read_back(tmp_path: Path) -> None:
+    """Those before a restart, without a line that a crash has torn, which is written over."""
+    first = _trail(tmp_path)
+    first.record(Action.SIGN_IN, "one")
+    first.close()
+    with (tmp_path / audit.FILE_NAME).open("a") as file:
+        file.write('{"time": "torn')
+    second = _trail(tmp_path)
+    second.record(Action.SIGN_IN, "two")
+    second.close()
+    third = _trail(tmp_path)
+    assert [record.target for record in third.newest_first()] == ["two", "one"]
+
+
+def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One older file is kept; the newest records are held, over a restart, too."""
+    monkeypatch.setattr(audit, "FILE_BYTES_MAX", 2_000)
+    monkeypatch.setattr(audit, "RECORDS_MAX", 8)
+    trail = _trail(tmp_path)
+    for number in range(100):
+        trail.record(Action.SIGN_IN, str(number))
+    trail.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [audit.OLDER_FILE_NAME, audit.FILE_NAME]
+    assert all(path.stat().st_size <= 2_000 for path in tmp_path.iterdir())
+    newest = [str(number) for number in range(99, 91, -1)]
+    assert [record.target for record in trail.newest_first()] == newest
+    assert [record.target for record in _trail(tmp_path).newest_first()] == newest
+
+
+async def test_a_file_that_cannot_be_written_is_an_error_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The change stands, and is told in the log and in the console; later ones try again."""
+    broker = await Broker.open(tmp_path, clock=SetClock(), files=_FullFiles())
+    with caplog.at_level(logging.INFO):
+        broker.create_event_hub("hub", partition_count=1)
+    assert broker.event_hub("hub").name == "hub"
+    assert [record.target for record in broker.audit.newest_first()] == ["hub"]
+    lines = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert ("INFO", "createEventHub hub") in lines
+    assert any(level == "ERROR" and "audit trail cannot be written" in text for level, text in lines)
+    await broker.close()
+
+
+def test_refused_sign_ins_do_not_fill_the_trail(tmp_path: Path) -> None:
+    """So many an hour are recorded; the first of the next hour tells how many were not."""
+    clock = SetClock()
+    trail = AuditTrail(clock, OsFiles(), tmp_path)
+    for number in range(audit.REFUSALS_MAX + 40):
+        trail.record_refused_sign_in(f"guess {number}", "192.0.2.1", "wrong")
+    assert len(trail.newest_first()) == audit.REFUSALS_MAX
+    clock.advance(seconds=3_601)
+    trail.record_refused_sign_in("x" * 1_000, "192.0.2.1", "wrong")
+    newest = trail.newest_first()[0]
+    assert newest.new == {"asked_as": "x" * 80, "reason": "wrong", "refusals_not_recorded": 40}
+    assert (newest.policy, newest.address, newest.door) == ("", "192.0.2.1", "console")
+    trail.close()
