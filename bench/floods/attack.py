@@ -215,6 +215,8 @@ def main() -> NoReturn:
     attack = Attack(Target(**order["target"]), order["seconds"], order["scale"])
     print(time.monotonic(), flush=True)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        # uvloop has much to say of connections that end while they shake hands.
+        runner.get_loop().set_exception_handler(lambda loop, context: None)
         runner.run(_run(flood, attack))
         print(json.dumps(attack.tally), flush=True)
         os._exit(0)  # thousands of connections are left to the kernel
