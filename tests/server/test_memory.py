@@ -73,3 +73,35 @@ def test_the_limit_of_a_container_or_unit_counts(tmp_path: Path, group: str) -> 
     assert default("400000000\n") == 100_000_000
     assert default("max\n") == of_the_machine
     assert default("1000000\n") == MEMORY_BYTES_MIN
+
+
+_SERVING = """
+import asyncio, gc, sys
+from pathlib import Path
+from tidegate.server.app import run_server
+from tidegate.server.settings import ServerSettings
+
+async def serve():
+    served = asyncio.get_running_loop().create_future()
+    settings = ServerSettings(Path(sys.argv[1]), amqp_port=0, http_port=None)
+    task = asyncio.get_running_loop().create_task(run_server(settings, on_ready=served.set_result))
+    await served
+    print(gc.get_freeze_count() > 50_000, len(gc.get_objects()) < 50_000)
+    task.cancel()
+    await asyncio.wait([task])
+    print(gc.get_freeze_count())
+
+asyncio.run(serve())
+"""
+
+
+def test_collections_do_not_walk_what_the_start_has_made(tmp_path: Path) -> None:
+    """While it serves, a full collection is about what clients have left, and not about all modules."""
+    completed = subprocess.run(
+        [sys.executable, "-c", _SERVING, str(tmp_path / "data")],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert completed.stdout.split() == ["True", "True", "0"]

@@ -46,6 +46,7 @@ from tidegate.server.memory import (
     keep_freed_memory,
     memory_max_bytes_default,
     open_files_max,
+    start_kept_from_collections,
 )
 from tidegate.server.ready import ReadyInformation, read_profile, write_profile, write_ready_file
 from tidegate.server.settings import ServerSettings
@@ -385,9 +386,10 @@ async def run_server(
     server = TidegateServer(settings)
     ready = await server.start()
     try:
-        if on_ready is not None:
-            on_ready(ready)
-        await asyncio.get_running_loop().create_future()
+        with start_kept_from_collections():
+            if on_ready is not None:
+                on_ready(ready)
+            await asyncio.get_running_loop().create_future()
     finally:
         await server.close()
 
