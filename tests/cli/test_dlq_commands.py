@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
 import stat
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.support import run_tidegate
 
+from tidegate.cli.stores import default_actor
 from tidegate.client import BlockingConsumer
 from tidegate.model.events import EventData
 from tidegate.sql import (
@@ -310,6 +313,10 @@ def test_discard_needs_a_reason_and_closes(aftermath: Aftermath, environment: di
         environment=environment,
     )
     assert len(listed.out.splitlines()) == 3
+    words = ["dlq", "history", aftermath.hub, "--database", aftermath.database_url, "--json"]
+    history: Any = run_tidegate(*words, environment=environment)
+    assert {entry["actor"] for entry in history.json()} == {default_actor()}
+    assert default_actor().endswith(f"@{socket.gethostname()}")
 
 
 def test_redrive_reads_a_data_directory_itself(tmp_path: Path, lonely: dict[str, str]) -> None:

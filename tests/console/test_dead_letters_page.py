@@ -285,6 +285,8 @@ def test_discarding_says_first_what_it_means(letters: DeadLetters, plain_browser
     assert [letter.reason for letter in letters.list(DeadLetterFilter(event_hub=HUB))] == ["came later"]
     trail = text_of(plain_browser.get(f"/dead-letters/history?hub={HUB}").text)
     assert trail.count("policy RootManageSharedAccessKey from 127.0.0.1 test data") == 3
+    audit = text_of(plain_browser.get("/audit?action=discard").text)
+    assert f"discard {HUB} RootManageSharedAccessKey 127.0.0.1 (console)" in audit
     assert letters.count(DeadLetterFilter(event_hub="other")) == 1
 
 

@@ -13,7 +13,12 @@ from typing import Any
 
 import pytest
 from tests.console.support import PlainBrowser, console_service
+from tests.server.test_websocket import AmqpClient
+from websockets.sync.client import connect
+from websockets.typing import Subprotocol
 
+from tidegate.amqp.events import CreditGranted, DeliveriesReceived
+from tidegate.amqp.message import encode_message
 from tidegate.broker import Claim
 from tidegate.client import EventHubAdministrator
 from tidegate.model.connection_string import ConnectionString
@@ -22,6 +27,8 @@ from tidegate.server.app import TidegateServer
 from tidegate.server.log_format import LogFormat, start_logging
 from tidegate.testing.hub import HubService
 from tidegate.transport.clock import SystemClock
+from tidegate.wire.administration import Administration, AdministrationRequest
+from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
 
 KEY = "a key of the tests of the audit trail"
 
@@ -108,6 +115,54 @@ def test_the_console(service: HubService) -> None:
     assert _newest(service) == _record("revokePublisher", "hub/publishers/p", "console")
     assert browser.post("/console/sign-out").status == 303
     assert _newest(service) == _record("signOut", "", "console")
+
+
+def test_behind_a_trusted_proxy_the_client_counts(tmp_path: Path) -> None:
+    """Its word about the client goes into the trail, over HTTP, in a WebSocket and in the console."""
+    forwarded = {"X-Forwarded-For": "203.0.113.9"}
+    with console_service(tmp_path, root_key=KEY * 2, trusted_proxies=["127.0.0.1"]) as service:
+        service.create_hub("hub")
+        assert service.ready.console is not None
+        browser = PlainBrowser(service.ready.console)
+        fields = {"policy": "RootManageSharedAccessKey", "key": KEY * 2}
+        assert browser.post("/console/sign-in", fields, headers=forwarded).status == 303
+        assert (_newest(service)["action"], _newest(service)["address"]) == ("signIn", "203.0.113.9")
+        token = make_sas_token(
+            audience="sb://127.0.0.1/", key_name=fields["policy"], key=KEY * 2, expiry=4_000_000_000
+        )
+        answer = browser.ask(
+            "POST",
+            "/api/v1/event-hubs/hub/consumer-groups",
+            '{"name": "g"}',
+            {"Authorization": token, **forwarded},
+        )
+        assert answer.status == 201
+        assert (_newest(service)["action"], _newest(service)["address"]) == (
+            "createConsumerGroup",
+            "203.0.113.9",
+        )
+        with connect(
+            f"ws://{service.ready.http}/$servicebus/websocket",
+            subprotocols=[Subprotocol("AMQPWSB10")],
+            additional_headers=forwarded,
+            compression=None,
+        ) as socket:
+            client = AmqpClient(socket)
+            session = client.connection.begin_session()
+            for node in ("$cbs", "$management"):
+                requests = session.attach_sender(f"to {node}", target=node)
+                answers = session.attach_receiver(f"from {node}", source=node, target="client")
+                answers.grant_credit(1)
+                message = put_token_request(PutToken(SAS_TOKEN_TYPE, "sb://127.0.0.1/", token))
+                if node == "$management":
+                    asked = AdministrationRequest(Administration.UPDATE_THROUGHPUT, values={"units": 2})
+                    message = asked.to_message()
+                while requests.sendable == 0:
+                    client.wait(CreditGranted)
+                requests.send(encode_message(message))
+                client.wait(DeliveriesReceived)
+        newest = _newest(service)
+    assert (newest["action"], newest["address"], newest["door"]) == ("updateNamespace", "203.0.113.9", "amqp")
 
 
 def test_settings_at_the_start_are_the_services(tmp_path: Path) -> None:

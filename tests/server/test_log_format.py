@@ -94,9 +94,11 @@ def test_clients_cannot_flood_the_log() -> None:
     stream, clock = io.StringIO(), _Clock()
     start_logging(LogFormat.TEXT, stream, clock=clock)
     gateway = logging.getLogger("tidegate.gateway.ingress")
+    guard = logging.getLogger("tidegate.broker.key_guard")
     for number in range(1000):
         gateway.info("%s: a batch was refused", number)
         gateway.info("%s: another kind", number)
+        guard.info("a wrong key from %s", number)
         logging.getLogger("tidegate.audit").info("made %s", number, extra={"audit": {"number": number}})
         gateway.error("failed %s", number)
         logging.getLogger("tidegate.server.app").info("our own %s", number)
@@ -105,7 +107,7 @@ def test_clients_cannot_flood_the_log() -> None:
     def count(text: str) -> int:
         return sum(text in line for line in lines)
 
-    assert 0 < count("a batch was refused") == count("another kind") < 100
+    assert 0 < count("a batch was refused") == count("another kind") == count("a wrong key") < 100
     assert [count(text) for text in ("made", "failed", "our own")] == [1000, 1000, 1000]
     clock.now += 60
     gateway.info("%s: a batch was refused", "at last")
