@@ -152,6 +152,29 @@ def test_accepting_goes_on_after_descriptors_ran_out(
     assert caplog.text.count("Too many open files") == 3
 
 
+def test_a_mistake_in_a_protocol_costs_no_place(caplog: pytest.LogCaptureFixture) -> None:
+    """A protocol that cannot be made leaves no connection behind that counts, and others are served."""
+    made: list[Ticket] = []
+
+    def make(ticket: Ticket) -> asyncio.Protocol:
+        made.append(ticket)
+        if len(made) == 1:
+            raise ZeroDivisionError
+        return _Echo(ticket)
+
+    async def work() -> None:
+        admission = Admission()
+        listener = Listener(listening_sockets("127.0.0.1", 0), make, admission=admission, face=Face.AMQP)
+        assert await _echoed(listener.addresses[0]) == b""
+        assert await _echoed(listener.addresses[0]) == b"hello"
+        await _idle(admission)
+        listener.close()
+        await listener.wait_closed()
+
+    _run(asyncio.new_event_loop, work())
+    assert "task failed" in caplog.text
+
+
 def test_refusals_are_told_by_number(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,6 +10,7 @@ accepting goes on PAUSE_S later.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import socket
@@ -120,7 +121,8 @@ class Listener:
     def _on_accepted(self, accepted: socket.socket, address: object) -> None:
         accepted.setblocking(False)
         # asyncio leaves that to the socket's maker.
-        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):  # macOS: the client has given up already
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         host = parse_address(address[0] if isinstance(address, tuple) else None)
         now, descriptor = self._loop.time(), accepted.fileno()
         displaced = self._admission.displaced
@@ -137,7 +139,7 @@ class Listener:
         self._waiting.add(accepted)
         ticket.close = accepted.close
         task = self._tasks.start(self._connect(accepted, ticket), name="connect")
-        task.add_done_callback(lambda _: ticket.end() if task.cancelled() else None)
+        task.add_done_callback(partial(_end_unless_done, ticket))
 
     async def _connect(self, accepted: socket.socket, ticket: Ticket) -> None:
         """Have the event loop carry the connection, and TLS where it does that."""
@@ -150,8 +152,13 @@ class Listener:
         ticket.close = _do_nothing if self._ssl is None else task.cancel
         timeout_s = None if self._ssl is None else self._handshake_timeout_s
         try:
+            protocol = self._make_protocol(ticket)
+        except BaseException:
+            accepted.close()  # nobody else's yet
+            raise
+        try:
             transport, _ = await self._loop.connect_accepted_socket(
-                partial(self._make_protocol, ticket),
+                lambda: protocol,
                 accepted,
                 ssl=self._ssl,
                 ssl_handshake_timeout=timeout_s,
@@ -212,6 +219,12 @@ def listening_sockets(host: str, port: int) -> list[socket.socket]:
             listening.close()
         raise
     return sockets
+
+
+def _end_unless_done(ticket: Ticket, task: asyncio.Task[None]) -> None:
+    """Give the place back where the connection was given up, or our own code failed."""
+    if task.cancelled() or task.exception() is not None:
+        ticket.end()
 
 
 def _do_nothing() -> None:
