@@ -16,12 +16,15 @@ from tidegate.client import EventHubAdministrator
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import ClosedError, InvalidArgumentError, TidegateError
+from tidegate.model.events import EventData
 from tidegate.server.app import TidegateServer, run_server
 from tidegate.server.certificates import ensure_server_certificate
 from tidegate.server.ready import ReadyInformation, profile_path
 from tidegate.server.settings import ServerSettings
 from tidegate.testing.hub import HubProcess, HubService
 from tidegate.transport.clock import SystemClock
+from tidegate.wire.batch import wrap_event
+from tidegate.wire.event_codec import encode_event
 
 
 def _settings(tmp_path: Path, **kwargs: object) -> ServerSettings:
@@ -227,3 +230,19 @@ async def test_a_root_key_that_everybody_knows_is_warned_of(
     assert "SharedAccessKey=SAS_KEY_VALUE" in ready.connection_string
     assert any("everybody knows" in record.getMessage() for record in caplog.records) == is_warned
     assert "SAS_KEY_VALUE" not in caplog.text
+
+
+async def test_nothing_in_the_data_directory_is_for_other_users(tmp_path: Path) -> None:
+    """Events, keys and the audit trail are the service's user's alone, whatever the umask says."""
+    earlier = os.umask(0)
+    try:
+        server = TidegateServer(_settings(tmp_path / "made", amqps_port=0, http_port=0))
+        await server.start()
+        hub = server.broker.create_event_hub("hub", partition_count=1)
+        event = wrap_event(encode_event(EventData(b"private")))
+        await hub.partition("0").append(event, [len(event)])
+        await server.close()
+    finally:
+        os.umask(earlier)
+    found = {path for path in (tmp_path / "made").rglob("*") if path.stat().st_mode & 0o077}
+    assert {path.name for path in found} == {"ca.pem", "server.pem"}  # in a directory that is not for others

@@ -56,6 +56,7 @@ from tidegate.transport.clock import SystemClock
 from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.origins import AllowedOrigins
 from tidegate.transport.peers import TrustedProxies
+from tidegate.transport.private_files import make_private_directory
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.tls import HandshakeFailures
 
@@ -133,7 +134,7 @@ class TidegateServer:
 
     async def _start(self) -> ReadyInformation:
         settings, stack = self.settings, self._exit_stack
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        make_private_directory(settings.data_dir)
         live: LiveCertificate | None = None
         handshake_failures: HandshakeFailures | None = None
         if settings.is_tls_used:

@@ -233,7 +233,9 @@ class OsFiles:
 
     def make_directory(self, directory: Path) -> None:
         """See ``Files``."""
-        directory.mkdir(mode=_PRIVATE_DIRECTORY_MODE, parents=True, exist_ok=True)
+        missing = [each for each in (directory, *directory.parents) if not each.exists()]
+        for each in reversed(missing):  # with parents=True, the mode is the last one's alone
+            each.mkdir(mode=_PRIVATE_DIRECTORY_MODE, exist_ok=True)
 
     def create(self, path: Path) -> WritableFile:
         """See ``Files``."""
