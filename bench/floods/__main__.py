@@ -22,7 +22,7 @@ from bench.floods.catalog import FLOODS
 from bench.floods.report import as_json, broken_bounds, is_base_disturbed, print_table, read_json
 from bench.floods.trial import Outcome, Timing, run_trial
 
-_TRIES = 3
+_TRIES = 2
 _HERE = Path(__file__).parents[2]
 _progress = Console(stderr=True)
 

@@ -1,7 +1,7 @@
 """What every attack program is given: where the service is, until when, and a count of what came back.
 
-``python -m bench.floods.attack NAME`` runs one, in a process of its own: it reads a JSON object with the
-service's addresses from standard input, says when it begins, and prints what it counted.
+``python -m bench.floods.attack`` runs one, in a process of its own: it reads a JSON object with the flood's
+name and the service's addresses from standard input, says when it begins, and prints what it counted.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ async def _run(flood: Flood, attack: Attack) -> None:
 
 
 def main() -> NoReturn:
-    """Run the flood that the command line names, and print what it counted."""
+    """Run the flood that standard input names, and print what it counted."""
     from bench.floods.catalog import FLOODS  # its modules import this one
 
     order = json.load(sys.stdin)

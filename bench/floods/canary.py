@@ -6,7 +6,8 @@
     connect  a new connection, a token, the hub's properties
 
 A time counts from when the thing was due, so that a service that stands still is not asked less often.
-``python -m bench.floods.canary CONNECTION_STRING_HOST:PORT FILE`` runs until SIGTERM.
+``python -m bench.floods.canary HTTP_HOST:PORT FILE`` runs until SIGTERM; the connection string is in the
+environment, as it holds a key.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ TIMEOUT_S: Final = 15.0
 """After which something counts as failed; what fails counts as having taken this long."""
 _UNDER_WAY_S: Final = 3.0
 """What is younger than that when the canary is stopped says nothing."""
-_HUB: Final = "canary"
-_PARTITIONS: Final = 32
+CANARY_HUB: Final = "canary"
+CANARY_PARTITIONS: Final = 32
 _EVERY_S: Final = {"send": 0.02, "append": 0.25, "health": 0.05, "connect": 0.5}
 
 
@@ -106,11 +107,11 @@ class _Canary:
 
     async def run(self) -> None:
         """Do everything at its times, until cancelled."""
-        for partition in range(_PARTITIONS):
+        for partition in range(CANARY_PARTITIONS):
             await self._sending(partition)
         work: dict[str, Callable[[int], Awaitable[int]]] = {
             "send": lambda turn: self._send(0),
-            "append": lambda turn: self._send(1 + turn % (_PARTITIONS - 1)),
+            "append": lambda turn: self._send(1 + turn % (CANARY_PARTITIONS - 1)),
             "health": self._health,
             "connect": self._connect,
         }
@@ -146,9 +147,11 @@ class _Canary:
             if found is not None and found[1].failure is None:
                 return found
             authorized = await self._connector.connected()
-            await authorized.authorize(entity_audience(self._connector.namespace.host, _HUB))
+            await authorized.authorize(entity_audience(self._connector.namespace.host, CANARY_HUB))
             sending = _Sending()
-            sending.link = authorized.connection.attach_sender(f"{_HUB}/Partitions/{partition}", sending)
+            sending.link = authorized.connection.attach_sender(
+                f"{CANARY_HUB}/Partitions/{partition}", sending
+            )
             self._links[partition] = authorized.connection, sending
         return self._links[partition]
 
@@ -179,7 +182,7 @@ class _Canary:
 
     async def _connect(self, turn: int) -> int:
         consumer = EventHubConsumer.from_connection_string(
-            self._connection_string, _HUB, retry=RetryPolicy(retries_max=0)
+            self._connection_string, CANARY_HUB, retry=RetryPolicy(retries_max=0)
         )
         async with consumer:
             await consumer.get_event_hub_properties()

@@ -18,12 +18,11 @@ from types import TracebackType
 from typing import Final, Self
 
 from bench.floods.attack import GROUPS, HUB, PARTITIONS, POLICY, Flood, Target
+from bench.floods.canary import CANARY_HUB, CANARY_PARTITIONS
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import BrokenError
 from tidegate.server.ready import ReadyInformation
 
-CANARY_HUB: Final = "canary"
-CANARY_PARTITIONS: Final = 32
 _START_TIMEOUT_S: Final = 60.0
 _STOP_TIMEOUT_S: Final = 30.0
 _STOPPING: Final = "the service stops"

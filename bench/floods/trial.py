@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Final
 
 from bench.floods.attack import HUB, PARTITIONS, Flood
-from bench.floods.canary import CONNECTION_STRING_VARIABLE, TIMEOUT_S, Sample
-from bench.floods.service import CANARY_HUB, CANARY_PARTITIONS, FloodedService
+from bench.floods.canary import CANARY_HUB, CANARY_PARTITIONS, CONNECTION_STRING_VARIABLE, TIMEOUT_S, Sample
+from bench.floods.service import FloodedService
 from bench.measure import process_cpu_s
 from tidegate.client import EventHubConsumer, EventHubProducer, RetryPolicy
 from tidegate.model.errors import TidegateError
