@@ -132,7 +132,7 @@ async def test_tokens_are_counted(
     assert put(f"sb://{HOST}/hub") == 202
     clock.advance(61)
     assert put(f"sb://{HOST}/") == 202
-    assert put(f"sb://{HOST}/hub/{'x' * 3000}") == 400
+    assert put(f"sb://{HOST}/hub/{'x' * 3000}") == 401
 
 
 async def test_time_before_the_handshake_counts(broker: Broker, clock: ManualClock) -> None:
