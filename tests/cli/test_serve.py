@@ -165,12 +165,13 @@ def test_the_log_as_json_holds_no_secret(tmp_path: Path, lonely: dict[str, str])
     assert (started["amqp"], started["data_dir"]) == (ready["amqp"], ready["data_dir"])
     assert any("refused" in message and "missing" in message for message in messages)
     assert messages[-1] == "the service has stopped"
-    changes = [(entry["operation"], entry["target"]) for entry in entries if "operation" in entry]
-    assert changes == [
-        ("CREATE_EVENT_HUB", "made"),
-        ("CREATE_POLICY", "feed"),
-        ("createConsumerGroup", "/event-hubs/made/consumer-groups"),
+    changes = [entry["audit"] for entry in entries if "audit" in entry]
+    assert [(change["action"], change["target"], change["door"]) for change in changes] == [
+        ("createEventHub", "made", "amqp"),
+        ("createPolicy", "policies/feed", "amqp"),
+        ("createConsumerGroup", "made/consumergroups/reports", "http"),
     ]
+    assert {change["policy"] for change in changes} == {"RootManageSharedAccessKey"}
     assert out == b""
     for text in (str(ready["connection_string"]), str(policy["primary_connection_string"])):
         key = ConnectionString.parse(text).shared_access_key
