@@ -7,7 +7,7 @@
 ``Content-Type: application/vnd.microsoft.servicebus.json`` is a batch: a JSON list of ``{"Body",
 "UserProperties", "BrokerProperties"}``; anything else is one event whose body is the request's, whose
 partition key is in the header ``BrokerProperties`` and whose properties are the other headers that mean
-nothing to HTTP. ``?timeout=`` is in seconds. 201 once the events are durable.
+nothing to HTTP. UserProperties are 1,000 at most. ``?timeout=`` is in seconds. 201 once all is durable.
 Source: Azure "Event Hubs service REST", "Send event", "Send partition event", "Send event with publisher ID",
 "Send batch events" (2026-09); the codes for 404, 408, 413 and 429 are our choice, as HTTP has them.
 """

@@ -1,11 +1,12 @@
 """Connections that nobody uses end, however alive their clients keep them: heartbeats do not count.
 
-    no token accepted yet        unauthorized_s from the start
+    no token accepted yet        unauthorized_s from when the client has connected
     no link for events           linkless_s since there was one, or since $management was asked
     a link for events            for ever
 
-Source of the times and the text: the service's closes in MicrosoftDocs/azure-docs#90372 (60,000 ms) and in
-Azure/azure-sdk-for-java#15926 and #42987 (300,000 ms, while links to $cbs and $management were open).
+Source of the times and the text: the service's closes in MicrosoftDocs/azure-docs#90372 (60,000 ms; our
+default is less) and in Azure/azure-sdk-for-java#15926 and #42987 (300,000 ms, while links to $cbs and
+$management were open).
 """
 
 from __future__ import annotations
