@@ -48,6 +48,10 @@ STRANGER_PASS_BYTES: Final = 16 * 1024
 """What is read from one peer in a pass of the event loop; the second before it has proved who it is. Our
 choice: time is the limit in general (``turns``), so the first only bounds what is kept."""
 
+TURN_BUFFERS_MAX: Final = 32
+"""Buffers that pieces of the owner's work may leave unwritten (our choice: a burst has more, and small
+deliveries to several links still share a write)."""
+
 EventHandler = Callable[[Event], None]
 """Takes one event; called from the event loop; must not block."""
 
@@ -310,6 +314,8 @@ class AmqpDriver:
             self._is_turn_wanted = False
             if self.on_turn is not None and self.stop_reason is None:
                 self._call(self._take_turn)
+                if len(connection.output) >= TURN_BUFFERS_MAX:
+                    self._write()  # so that ``is_writable`` tells of it before the owner sends more
             return True
         if has_input:
             return True

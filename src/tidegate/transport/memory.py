@@ -6,8 +6,8 @@ per read or write, so a silent peer costs nothing.
 
     used                      state        what happens
     below half of the limit   plenty       nothing
-    from half on              short        accounts are measured again and give back what can be read again;
-                                           whoever fills memory asks ``is_short`` and holds less
+    from half on, until it    short        accounts are measured again and give back what can be read again;
+    is below a quarter                     whoever fills memory asks ``is_short`` and holds less
     from the limit on         exhausted    new peers are refused, and peers that hold most for longest without
                                            progress are ended, until a tenth is free again
 """
@@ -25,6 +25,10 @@ RELIEF_INTERVAL_S: Final = 0.25
 """How often accounts are measured again while memory is short (our choice: 5,000 take about 10 ms)."""
 
 _SHORT_PART: Final = 0.5
+_PLENTY_PART: Final = 0.25
+"""Apart, because what was given back comes again at once: were they one, each crossing would leave more with
+those who do not read."""
+
 _RELIEVED_PART: Final = 0.9
 _PROGRESS_PART: Final = 0.75
 """An account has made progress when it holds so much less than it did at most since the last time."""
@@ -69,7 +73,8 @@ class MemoryBudget:
     @property
     def is_short(self) -> bool:
         """Whether to hold as little as work allows."""
-        return self._used_bytes >= self.bytes_max * _SHORT_PART
+        part = _PLENTY_PART if self._was_short else _SHORT_PART
+        return self._used_bytes >= self.bytes_max * part
 
     @property
     def is_exhausted(self) -> bool:
