@@ -17,7 +17,13 @@ from tests.transport.test_driver import Recorder, Service, _tls_contexts
 
 from tidegate.amqp.connection import ConnectionConfiguration, PeerLimits
 from tidegate.amqp.errors import ResourceLimitError
-from tidegate.amqp.events import ConnectionFailed, ConnectionOpened, CreditGranted, LinkAttached
+from tidegate.amqp.events import (
+    ConnectionFailed,
+    ConnectionOpened,
+    CreditGranted,
+    LinkAttached,
+    LinkAttaching,
+)
 from tidegate.amqp.frames import AMQP_HEADER, EMPTY_FRAME, encode_frame
 from tidegate.amqp.link import SenderLink
 from tidegate.amqp.performatives import (
@@ -218,3 +224,36 @@ async def test_a_flood_of_heartbeats_is_cut_off() -> None:
     writer.transport.abort()
     await server.close(timeout_s=1)
     assert server.drivers == set()
+
+
+async def test_what_came_before_the_end_is_worked_off() -> None:
+    """Protects those who send and leave: a burst counts to its last message."""
+    service = Service()
+    server = await _serve(service, None, is_limited=False)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(_opening())
+    await service.recorder.until(lambda: service.recorder.has(LinkAttaching))
+    writer.write(_sends())
+    writer.write_eof()
+    await reader.read()
+    await service.recorder.until(lambda: service.recorder.has(ConnectionFailed))
+    assert len(service.recorder.payloads) == 60_000
+    writer.close()
+    await server.close(timeout_s=1)
+    assert server.drivers == set()
+
+
+async def test_a_flood_cannot_prolong_a_stop() -> None:
+    """Protects who stops the service: who floods on and never answers is cut off in time."""
+    service = Service()
+    server = await _serve(service, None, is_limited=False)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(_opening())
+    await reader.readexactly(8)
+    for _ in range(10):
+        writer.write(_flows())
+    await service.recorder.until(lambda: service.recorder.has(LinkAttaching))
+    async with asyncio.timeout(20):
+        await server.close(timeout_s=0.2)
+    assert server.drivers == set()
+    writer.transport.abort()
