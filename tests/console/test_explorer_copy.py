@@ -289,12 +289,12 @@ def test_of_much_that_a_copy_lacks_the_first_is_said(
     """A list as long as an event is no page."""
     with target_of(service, "plain").producer(hub) as producer:
         producer.send_event(
-            AmqpAnnotatedMessage(data_body=b"x", annotations={f"x-opt-{number}": 1 for number in range(1023)})
+            AmqpAnnotatedMessage(data_body=b"x", annotations={f"x-opt-{number}": 1 for number in range(1000)})
         )
     words = _copy(plain_browser, hub, 0)
     assert "x-opt-19" in words
     assert "x-opt-20" not in words
-    assert "and 1,003 more" in words
+    assert "and 980 more" in words
 
 
 def test_types_are_shown(service: HubService, hub: str, plain_browser: PlainBrowser) -> None:
