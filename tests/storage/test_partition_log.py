@@ -68,6 +68,27 @@ async def test_a_burst_of_appends_is_answered_in_rounds(
     assert max(sizes) <= ROUND_MAX
 
 
+async def test_a_quiet_partition_does_not_wait_for_the_backlog_of_a_busy_one(tmp_path: Path) -> None:
+    """An append is in the next round however many there are for another partition, whose order is kept."""
+    manager = await LogManager.open(tmp_path, options=_OPTIONS, is_threaded=False)
+    manager.create_logs("hub", 2)
+    busy, quiet = manager.log("hub", "0"), manager.log("hub", "1")
+    ended: list[str] = []
+
+    def append(log: PartitionLog, name: str) -> asyncio.Future[AppendResult]:
+        future = log.append_nowait(b"abc", [3], enqueued_time_ms=1)
+        future.add_done_callback(lambda _: ended.append(name))
+        return future
+
+    futures = [append(busy, "busy") for _ in range(4 * ROUND_MAX)]
+    last = append(quiet, "quiet")
+    manager.commit_queued()
+    await asyncio.gather(*futures, last)
+    assert ended.index("quiet") < ROUND_MAX
+    assert [future.result().start_sequence_number for future in futures] == list(range(4 * ROUND_MAX))
+    await manager.close()
+
+
 async def test_events_are_read_back_in_order_after_a_restart(open_log: OpenLog) -> None:
     """Over many segments, from every sequence number, with small and large reads, before and after a
     restart.

@@ -1,8 +1,9 @@
 """Group commit: one writer thread for all partitions.
 
-Theory of operation. The event loop puts appends into a queue and never waits. The thread takes everything
-that is queued, writes it with one gathered write per partition, syncs each file that was written once, and
-hands all results to the loop in one call. While it waits for the disk the next round collects in the queue:
+Theory of operation. The event loop puts appends into a queue and never waits. The thread takes what is
+queued, of each partition as much as of the others where it is too much for a round, writes it with one
+gathered write per partition, syncs each file that was written once, and hands all results to the loop in one
+call. While it waits for the disk the next round collects in the queue:
 the slower the disk, the larger the rounds, so throughput does not fall with the time of a sync.
 
     loop thread        futures, waiters, listeners, files open for reading, queued bytes
@@ -16,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +55,10 @@ class GroupCommit:
         self._loop = loop
         self._deliver = deliver
         self._queue: SimpleQueue[_Queued | None] = SimpleQueue()
+        self._backlog: dict[PartitionWriter, deque[AppendRequest]] = {}
+        self._command: Command | None = None
+        """Taken out of the queue, and not in a round yet: appends, and the command that comes after them."""
+        self._is_stopping = False
         self._thread: threading.Thread | None = None
         self._ended: asyncio.Future[None] = loop.create_future()
 
@@ -88,15 +94,12 @@ class GroupCommit:
     def commit_queued(self) -> None:
         """Do everything that is queued, here and now; for tests that drive the log without a thread."""
         assert self._thread is None
-        while not self._queue.empty():
-            taken, _ = self._take()
-            self._deliver(_commit(taken))
+        while not self._queue.empty() or self._has_taken:
+            self._deliver(_commit(self._take()))
 
     def _run(self) -> None:
-        is_stopping = False
-        while not is_stopping:
-            taken, is_stopping = self._take()
-            delivery = _commit(taken)
+        while not self._is_stopping or self._has_taken or not self._queue.empty():
+            delivery = _commit(self._take())
             # The loop is closed only where a program ended without close(): nobody is left to be told.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._deliver, delivery)
@@ -107,19 +110,32 @@ class GroupCommit:
         if not self._ended.done():
             self._ended.set_result(None)
 
-    def _take(self) -> tuple[list[_Queued], bool]:
-        """Wait for something to do and take what there is, ROUND_MAX at most; True where the thread should
-        end after it."""
-        taken: list[_Queued] = []
-        is_stopping = False
-        while True:
+    @property
+    def _has_taken(self) -> bool:
+        return bool(self._backlog) or self._command is not None
+
+    def _take(self) -> list[_Queued]:
+        """Wait for something to do and take about ROUND_MAX of it, as much of each partition."""
+        while self._command is None and not (self._has_taken and self._queue.empty()):
             item = self._queue.get()
             if item is None:
-                is_stopping = True
+                self._is_stopping = True
+                break
+            if isinstance(item, Command):
+                self._command = item
             else:
-                taken.append(item)
-            if self._queue.empty() or (len(taken) >= ROUND_MAX and not is_stopping):
-                return taken, is_stopping
+                self._backlog.setdefault(item[0], deque()).append(item[1])
+        taken: list[_Queued] = []
+        while self._backlog and len(taken) < ROUND_MAX:
+            share = max(1, (ROUND_MAX - len(taken)) // len(self._backlog))
+            for writer, requests in list(self._backlog.items()):
+                taken += [(writer, requests.popleft()) for _ in range(min(share, len(requests)))]
+                if not requests:
+                    del self._backlog[writer]
+        if self._command is not None and not self._backlog:
+            taken.append(self._command)
+            self._command = None
+        return taken
 
 
 def _commit(taken: list[_Queued]) -> Delivery:
