@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -37,8 +38,8 @@ from tidegate.model.events import EventContents
 from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
-from tidegate.transport.admission import Admission, ConnectionLimits
-from tidegate.transport.peers import TrustedProxies
+from tidegate.transport.admission import Admission, ConnectionLimits, Face
+from tidegate.transport.peers import TrustedProxies, parse_address
 from tidegate.transport.streams import StreamReceiver
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.websocket import WebSocketStream
@@ -727,6 +728,38 @@ async def test_a_connection_whose_answer_nobody_reads_ends() -> None:
         while not (received := await ask(host, port)).startswith(b"HTTP/1.1 200 "):
             assert received.startswith(b"HTTP/1.1 503 ")
         assert received.endswith(bytes(size))
+        writer.transport.abort()
+    await server.stop()
+    await tasks.close()
+
+
+@pytest.mark.parametrize("is_amqp_full", [False, True])
+async def test_a_refused_upgrade_behind_an_unread_answer_ends(
+    monkeypatch: pytest.MonkeyPatch, is_amqp_full: bool
+) -> None:
+    """A refused WebSocket waits no longer for its peer to read earlier answers than those would."""
+    monkeypatch.setattr("tidegate.transport.websocket.CLOSE_TIMEOUT_S", 0.5)
+
+    async def answer(request: Request) -> Response:
+        large = bytes(16_777_216)  # beyond all that sockets hold on the way
+        return Response(large, background=BackgroundTask(is_answered.release))
+
+    is_answered = asyncio.Semaphore(0)
+    request = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+    upgrade = b"GET /x HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    admission = _admission(1)
+    if is_amqp_full:
+        later = asyncio.get_running_loop().time() + 1000.0  # too young to make room
+        admission.admit(parse_address("127.0.0.1"), Face.AMQP, now=later)
+    application = Starlette(routes=[Route("/", answer)])
+    server, (host, port), tasks = await _serve(application, admission=admission, write_timeout_s=2.0)
+    async with asyncio.timeout(30):
+        _, writer = await asyncio.open_connection(host, port, limit=1)
+        writer.write(request)
+        await is_answered.acquire()
+        writer.write(upgrade)
+        while sum(admission.statistics().open.values()) > is_amqp_full:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
         writer.transport.abort()
     await server.stop()
     await tasks.close()

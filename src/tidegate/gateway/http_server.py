@@ -349,6 +349,7 @@ class _HttpProtocol(H11Protocol):
         """Answer without a request that could be answered, and close; only close where an answer is out."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.close()
+            self._limit_closing()
             return
         content_type, text = format_error(status, detail)
         body = text.encode()
@@ -359,6 +360,7 @@ class _HttpProtocol(H11Protocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+        self._limit_closing()
 
 
 class _HealthOnly:

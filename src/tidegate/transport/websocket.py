@@ -357,6 +357,7 @@ class WebSocketStream(asyncio.Protocol):
             self._abort_soon()
         else:
             self._transport.close()
+            self._abort_soon()
 
     def _send(self) -> None:
         transport = self._transport
@@ -374,6 +375,7 @@ class WebSocketStream(asyncio.Protocol):
             self._abort_soon()
         else:  # a refusal, or both close frames are out
             transport.close()
+            self._abort_soon()  # earlier answers of HTTP may be unread
 
     def _abort_soon(self) -> None:
         if self._abort_timer is None:
