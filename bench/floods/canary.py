@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -123,15 +124,15 @@ class _Canary:
     async def _keep_time(self, kind: str, what: Callable[[int], Awaitable[int]]) -> None:
         due, turn = time.monotonic(), 0
         while True:
-            self._tasks.start(self._measure(kind, due, what(turn)), name=kind)
+            self._tasks.start(self._measure(kind, due, partial(what, turn)), name=kind)
             due, turn = due + _EVERY_S[kind], turn + 1
             await asyncio.sleep(due - time.monotonic())
 
-    async def _measure(self, kind: str, due: float, what: Awaitable[int]) -> None:
+    async def _measure(self, kind: str, due: float, what: Callable[[], Awaitable[int]]) -> None:
         error, number = "", -1
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                number = await what
+                number = await what()
         except (TidegateError, OSError, EOFError) as failure:
             error = type(failure).__name__
         except asyncio.CancelledError:
