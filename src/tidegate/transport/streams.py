@@ -19,7 +19,7 @@ from tidegate.transport.listener import Listener, listening_sockets
 from tidegate.transport.tls import CONNECTED_AT, HANDSHAKE_TIMEOUT_S, TlsServerConnection
 from tidegate.transport.turns import Turns
 
-READ_BUFFER_BYTES: Final = 64 * 1024
+READ_BUFFER_BYTES: Final = 256 * 1024
 """What one read takes at most. The streams of one listener read into one buffer, so that an idle connection
 holds none: each read is handed on before the event loop does another."""
 
