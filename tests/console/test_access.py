@@ -18,6 +18,7 @@ from starlette.requests import Request
 from tests.console.support import PlainBrowser, assert_accessible, console_service
 
 from tidegate.broker import ROOT_POLICY_NAME, Claim
+from tidegate.console import access
 from tidegate.console.access import rights_of
 from tidegate.console.app import SECURITY_HEADERS
 from tidegate.console.pages import overview
@@ -180,6 +181,23 @@ def test_a_hubs_policy_signs_in_for_that_hub(service: HubService, plain_browser:
     assert _sign_in(plain_browser, "local", KEY, hub="elsewhere") == 403
     assert _sign_in(plain_browser, "local", KEY, hub=hubs[1].upper()) == 303
     assert f"on {hubs[1]}" in plain_browser.follow(plain_browser.get("/")).text
+
+
+def test_sessions_of_one_policy_sign_out_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are too many, those make room that are of the hub and of the policy with most."""
+    monkeypatch.setattr(access, "SESSIONS_MAX", 8)
+    with console_service(tmp_path, root_key=KEY) as service:
+        assert service.ready.console is not None
+        hub = service.create_hub()
+        _create_policy(service, hub, "few", Claim.LISTEN, key=KEY)
+        _create_policy(service, hub, "many", Claim.LISTEN, key=KEY)
+        policies = [ROOT_POLICY_NAME, "few", *["many"] * 12]
+        browsers = [PlainBrowser(service.ready.console) for _ in policies]
+        for browser, policy in zip(browsers, policies, strict=True):
+            assert _sign_in(browser, policy, KEY) == 303
+        root, few, *many = (browser.get(f"/hubs/{hub}").status != 303 for browser in browsers)
+    assert (root, few) == (True, True)
+    assert many == [False] * 6 + [True] * 6
 
 
 def test_forms_come_from_the_sessions_own_pages(service: HubService, plain_browser: PlainBrowser) -> None:

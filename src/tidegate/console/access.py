@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -35,7 +35,7 @@ SESSION_IDLE_S: Final = 8 * 3600.0
 """Seconds without a request after which a session ends. Our choice: a working day."""
 
 SESSIONS_MAX: Final = 1_000
-"""Sessions at once; the one that was used least lately makes room. Our choice: a few hundred KB."""
+"""Sessions at once; then those make room of which there are most. Our choice: a few hundred KB."""
 
 FORM_BYTES_MAX: Final = 1024 * 1024
 """Of a form, where its page does not ask for more."""
@@ -66,6 +66,9 @@ class Session:
     """True: the development key signed in, not a person."""
     used_at: float
     """By the monotonic clock."""
+    hub: str = ""
+    """The event hub whose policy it is by; empty: the namespace's."""
+    policy_name: str = ""
     flashes: list[Flash] = field(default_factory=list)
 
     def flash(self, kind: str, text: str) -> None:
@@ -151,12 +154,14 @@ class Sessions:
         return None if credential is None else self._start(credential, is_automatic=True)
 
     def _start(self, credential: Credential, *, is_automatic: bool) -> Session:
+        rights = self._access.rights(credential)
         session = Session(
             secrets.token_urlsafe(32),
             credential,
             secrets.token_urlsafe(32),
             is_automatic,
             self._clock.monotonic(),
+            *(("", "") if rights is None else (rights.hub or "", rights.policy_name)),
         )
         while len(self._sessions) >= SESSIONS_MAX:
             self._make_room()
@@ -169,7 +174,13 @@ class Sessions:
             if session.is_automatic:
                 self.sign_out(session)
                 return
-        self.sign_out(next(iter(self._sessions.values())))
+        # Of the hub (or the namespace) with most sessions, and there of the policy with most, the session
+        # that was used least lately: whoever signs in often signs out nobody else.
+        sessions = list(self._sessions.values())
+        (hub, _), *_ = Counter(each.hub for each in sessions).most_common(1)
+        sessions = [each for each in sessions if each.hub == hub]
+        (policy_name, _), *_ = Counter(each.policy_name for each in sessions).most_common(1)
+        self.sign_out(next(each for each in sessions if each.policy_name == policy_name))
 
 
 def address_of(request: HTTPConnection) -> str:
