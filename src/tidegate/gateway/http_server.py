@@ -308,8 +308,11 @@ class _HttpProtocol(H11Protocol):
         if self._peer in trusted:
             headers = [(name.lower(), value) for name, value in request.headers]
             address = trusted.client_address(self._peer, headers)
-            self.client = (str(address), 0)
-            self.app_state[_CLIENT] = f"{address}:0"
+            # A client that is not known is the proxy's for the audit trail and for wrong keys; but of the
+            # limits, from which a proxy's own address is free, all of them share one address's.
+            name = str(self._peer if address is None else address)
+            self.client = (name, 0)
+            self.app_state[_CLIENT] = f"{name}:0"
             if self.ticket.move(address, self.loop.time()) is not None:
                 self._refusal = NO_PLACE
                 raise h11.RemoteProtocolError(NO_PLACE)

@@ -85,8 +85,9 @@ class ServerSettings:
     this service's own."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses and networks (``10.0.0.0/8``) of your own proxies before the HTTP faces: the address of a
-    client is then the last one that they write into ``X-Forwarded-For`` (without it: ``Forwarded``). Each
-    must add the address that it sees, or replace the header."""
+    client is then the last one that they write into ``X-Forwarded-For`` or ``Forwarded``. Each must add the
+    address that it sees, or replace the header, and take the other header out: requests in which the two
+    disagree count for the proxy, and all of them share the limits of one address."""
     hsts_max_age_s: int | None = None
     """Seconds for which browsers that have seen an HTTPS answer refuse plain HTTP to this host, on every port
     (Strict-Transport-Security); None: they are not told to. It cannot be taken back before it has passed."""

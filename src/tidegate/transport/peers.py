@@ -71,14 +71,22 @@ class TrustedProxies:
         """The address that a request came from, as far as trusted proxies can tell.
 
         peer: the connection's. headers: names in lower case, in the order they came. A peer that is no
-        trusted proxy speaks for itself. Else it is the rightmost address in ``X-Forwarded-For`` (without
-        that header: in ``Forwarded``) that is not a trusted proxy itself; where none is left, or what stands
-        there is not an address, the last proxy that is known.
+        trusted proxy speaks for itself. Else it is the rightmost address in ``X-Forwarded-For`` or
+        ``Forwarded`` that is not a trusted proxy itself; where none is left, or what stands there is not an
+        address, the last proxy that is known. None where both headers are there and disagree: one of them is
+        the client's own, and nothing tells which.
         """
         if peer not in self:
             return peer
+        plain, standard = _forwarded_for(headers)
+        address = self._nearest_client(peer, plain or standard)
+        if plain and standard and address != self._nearest_client(peer, standard):
+            return None
+        return address
+
+    def _nearest_client(self, peer: IpAddress | None, forwarded_for: Iterable[str]) -> IpAddress | None:
         address = peer
-        for text in reversed(_forwarded_for(headers)):
+        for text in reversed(list(forwarded_for)):
             nearer = parse_address(text)
             if nearer is None:
                 break
@@ -135,8 +143,8 @@ def is_from_this_machine(
     )
 
 
-def _forwarded_for(headers: Iterable[tuple[bytes, bytes]]) -> list[str]:
-    """The addresses that proxies have written, the nearest proxy's last."""
+def _forwarded_for(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[str], list[str]]:
+    """The addresses in ``X-Forwarded-For``, and in ``Forwarded``, the nearest proxy's last."""
     plain: list[str] = []
     standard: list[str] = []
     for name, value in headers:
@@ -145,7 +153,7 @@ def _forwarded_for(headers: Iterable[tuple[bytes, bytes]]) -> list[str]:
         elif name == b"forwarded":
             # RFC 7239: one element per proxy, e.g. for="[2001:db8::17]:4711";proto=https
             standard += [_for_of(element) for element in value.decode("latin-1").split(",")]
-    return plain or standard
+    return plain, standard
 
 
 def _for_of(element: str) -> str:
