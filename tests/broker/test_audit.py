@@ -112,7 +112,7 @@ def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(audit, "RECORDS_MAX", 8)
     trail = _trail(tmp_path)
     for number in range(100):
-        trail.record(Action.SIGN_IN, str(number))
+        trail.record(Action.CREATE_CONSUMER_GROUP, str(number))
     trail.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == [audit.OLDER_FILE_NAME, audit.FILE_NAME]
     assert all(path.stat().st_size <= 2_000 for path in tmp_path.iterdir())
@@ -140,12 +140,57 @@ def test_refused_sign_ins_do_not_fill_the_trail(tmp_path: Path) -> None:
     """So many an hour are recorded; the first of the next hour tells how many were not."""
     clock = SetClock()
     trail = AuditTrail(clock, OsFiles(), tmp_path)
-    for number in range(audit.REFUSALS_MAX + 40):
+    for number in range(audit.SIGN_INS_MAX + 40):
         trail.record_refused_sign_in(f"guess {number}", "192.0.2.1", "wrong")
-    assert len(trail.newest_first()) == audit.REFUSALS_MAX
+    assert len(trail.newest_first()) == audit.SIGN_INS_MAX
     clock.advance(seconds=3_601)
     trail.record_refused_sign_in("x" * 1_000, "192.0.2.1", "wrong")
     newest = trail.newest_first()[0]
-    assert newest.new == {"asked_as": "x" * 80, "reason": "wrong", "refusals_not_recorded": 40}
+    assert newest.new == {"asked_as": "x" * 80, "reason": "wrong", "not_recorded": 40}
     assert (newest.policy, newest.address, newest.door) == ("", "192.0.2.1", "console")
     trail.close()
+
+
+def test_sign_ins_of_a_policy_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """So many an hour, in the log as well; another policy's are not counted with them."""
+    clock = SetClock()
+    trail = AuditTrail(clock, OsFiles(), tmp_path)
+    with acting_as(ANN), caplog.at_level(logging.INFO, "tidegate.audit"):
+        for _ in range(audit.SIGN_INS_MAX + 40):
+            trail.record(Action.SIGN_IN)
+            trail.record(Action.SIGN_OUT)
+    assert len(trail.newest_first()) == len(caplog.records) == 2 * audit.SIGN_INS_MAX
+    with acting_as(Actor(ANN.peer, "ann", "other hub")):
+        trail.record(Action.SIGN_IN)
+    assert (trail.newest_first()[0].scope, trail.newest_first()[0].new) == ("other hub", None)
+    clock.advance(seconds=3_601)
+    with acting_as(ANN):
+        trail.record(Action.SIGN_IN)
+        assert trail.newest_first()[0].new == {"not_recorded": 40}
+        trail.record(Action.SIGN_IN)
+        assert trail.newest_first()[0].new is None
+    trail.close()
+
+
+def test_no_number_of_sign_ins_pushes_out_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not from memory and not from the files, by however many policies; the table of these is bounded."""
+    monkeypatch.setattr(audit, "FILE_BYTES_MAX", 2_000)
+    monkeypatch.setattr(audit, "RECORDS_MAX", 8)
+    monkeypatch.setattr(audit, "POLICIES_MAX", 20)
+    trail = _trail(tmp_path)
+    trail.record(Action.CREATE_POLICY, "before")
+    for number in range(100):
+        with acting_as(Actor(policy=str(number))):
+            trail.record(Action.SIGN_IN)
+    assert len(trail._hours) == 20
+    trail.record(Action.DELETE_POLICY, "after")
+    expected = ["after", *("" for _ in range(8)), "before"]
+    assert [record.target for record in trail.newest_first()] == expected
+    trail.close()
+    again = _trail(tmp_path)
+    assert sorted(record.target for record in again.newest_first()) == sorted(expected)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        audit.FILE_NAME,
+        audit.OLDER_SIGN_INS_FILE_NAME,
+        audit.SIGN_INS_FILE_NAME,
+    ]

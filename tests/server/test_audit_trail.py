@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import logging
@@ -163,6 +164,66 @@ def test_behind_a_trusted_proxy_the_client_counts(tmp_path: Path) -> None:
                 client.wait(DeliveriesReceived)
         newest = _newest(service)
     assert (newest["action"], newest["address"], newest["door"]) == ("updateNamespace", "203.0.113.9", "amqp")
+
+
+def test_a_client_that_two_headers_disagree_about_is_the_proxys(tmp_path: Path) -> None:
+    """One of them is the client's own: it neither chooses its address, nor has it the proxy's free pass."""
+    limits: dict[str, object] = {"trusted_proxies": ["127.0.0.1"], "connections_per_address_max": 1}
+    with console_service(tmp_path, root_key=KEY * 2, **limits) as service:
+        assert service.ready.console is not None
+        assert service.ready.http is not None
+        browser = PlainBrowser(service.ready.console)
+        fields = {"policy": "RootManageSharedAccessKey", "key": KEY * 2}
+        forged = {"X-Forwarded-For": "203.0.113.9", "Forwarded": "for=198.51.100.1"}
+        assert browser.post("/console/sign-in", fields, headers=forged).status == 303
+        assert (_newest(service)["action"], _newest(service)["address"]) == ("signIn", "127.0.0.1")
+        statuses = []
+        with contextlib.ExitStack() as stack:
+            for number in range(2):
+                connection = HTTPConnection(service.ready.http, timeout=60)
+                stack.callback(connection.close)
+                forged["X-Forwarded-For"] = f"203.0.113.{number}"
+                connection.request("GET", "/console/sign-in", headers=forged)
+                response = connection.getresponse()
+                response.read()
+                statuses.append(response.status)
+        assert statuses == [200, 503]
+
+
+@pytest.mark.parametrize("is_root_first", [True, False])
+def test_all_policies_that_allow_it_are_named(service: HubService, is_root_first: bool) -> None:
+    """Whoever holds two keys does not choose which of them the trail shows."""
+    root = "RootManageSharedAccessKey"
+    keys = [("sb://127.0.0.1/", root, KEY * 2), ("sb://127.0.0.1/hub", "ann", KEY)]
+    tokens = [
+        (place, make_sas_token(audience=place, key_name=name, key=key, expiry=4_000_000_000))
+        for place, name, key in keys
+    ]
+    asked = AdministrationRequest(Administration.REVOKE_PUBLISHER, "hub", "p")
+    with connect(
+        f"ws://{service.ready.http}/$servicebus/websocket",
+        subprotocols=[Subprotocol("AMQPWSB10")],
+        compression=None,
+    ) as socket:
+        client = AmqpClient(socket)
+        session = client.connection.begin_session()
+        ordered = tokens if is_root_first else tokens[::-1]
+        puts = [put_token_request(PutToken(SAS_TOKEN_TYPE, place, token)) for place, token in ordered]
+        for node, messages in (("$cbs", puts), ("$management", [asked.to_message()])):
+            requests = session.attach_sender(f"to {node}", target=node)
+            answers = session.attach_receiver(f"from {node}", source=node, target="client")
+            answers.grant_credit(2)
+            for message in messages:
+                while requests.sendable == 0:
+                    client.wait(CreditGranted)
+                requests.send(encode_message(message))
+                client.wait(DeliveriesReceived)
+    newest = _newest(service)
+    assert (newest["action"], newest["policy"], newest["scope"]) == (
+        "revokePublisher",
+        f"{root}, ann",
+        "hub",
+    )
 
 
 def test_settings_at_the_start_are_the_services(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ called within, tasks that are started there included, acts as that somebody. Wha
 the service itself: its settings at the start. A record never holds a key, nor anything made of one, by which
 a short key could be found: it says which key was replaced.
 
-Each record is a line of the log (``tidegate.audit``), and one of ``audit.jsonl`` in the data directory, from
-which the newest are read at the next start. A file that cannot be written is an error in the log; the change
-has been made, and stands. The file is not synced: a power loss may take its last lines.
+Each record is a line of the log (``tidegate.audit``), and one of a file in the data directory, from which
+the newest are read at the next start. Sign-ins, sign-outs and refused sign-ins have a file and memory of
+their own, and so many an hour of each policy are recorded: signing in needs no right to change anything, and
+must not push changes out. A file that cannot be written is an error in the log; the change has been made, and
+stands. The files are not synced: a power loss may take their last lines.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
-from datetime import UTC
+from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -31,15 +33,20 @@ from tidegate.storage.files import Files, WritableFile, read_whole, write_all
 
 FILE_NAME: Final = "audit.jsonl"
 OLDER_FILE_NAME: Final = "audit.1.jsonl"
+SIGN_INS_FILE_NAME: Final = "sign-ins.jsonl"
+OLDER_SIGN_INS_FILE_NAME: Final = "sign-ins.1.jsonl"
 
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Size at which the file becomes the older one, and the older one goes (our choice: some 10,000 changes)."""
+"""Size at which a file becomes the older one, and the older one goes (our choice: some 10,000 changes)."""
 
 RECORDS_MAX: Final = 5_000
-"""Records that are held, to be shown (our choice: a few MB)."""
+"""Changes that are held, to be shown, and as many sign-ins (our choice: a few MB)."""
 
-REFUSALS_MAX: Final = 60
-"""Refused sign-ins an hour that are recorded: nobody can push changes out of the files by guessing keys."""
+SIGN_INS_MAX: Final = 60
+"""Sign-ins of a policy an hour that are recorded; as many sign-outs, and refused sign-ins of all together."""
+
+POLICIES_MAX: Final = 1_000
+"""Policies whose sign-ins are counted (our choice: some 100 KB); the one that began first makes room."""
 
 _HOUR_S: Final = 3_600.0
 
@@ -70,20 +77,26 @@ class Action(Enum):
     MOVE_CHECKPOINTS = "moveCheckpoints"
 
 
+_SIGN_INS: Final = frozenset({Action.SIGN_IN, Action.REFUSED_SIGN_IN, Action.SIGN_OUT})
+
+
 @dataclass(frozen=True, slots=True)
 class Actor:
     """Somebody who acts."""
 
     peer: Peer = UNKNOWN_PEER
     policy: str = ""
-    """The policy whose key proved it; empty: the service itself, or nobody whose key was right."""
+    """The policy whose key proved it, or several (``a, b``) where keys of several allow it; empty: the
+    service itself, or nobody whose key was right."""
     scope: str = ""
-    """The event hub whose policy it is; empty: the namespace's."""
+    """The event hub whose policy it is (of several: that of one of them); empty: the namespace's."""
 
     @classmethod
-    def of(cls, grant: Grant, peer: Peer) -> Actor:
-        """Whoever has proved a grant."""
-        return cls(peer, grant.policy_name, grant.scope)
+    def of(cls, grants: Iterable[Grant], peer: Peer) -> Actor:
+        """Whoever has proved these grants, each of which allows what is done."""
+        proved = sorted({(grant.scope, grant.policy_name) for grant in grants})
+        names = ", ".join(dict.fromkeys(name for _, name in proved))
+        return cls(peer, names, proved[-1][0])
 
 
 _ACTOR: ContextVar[Actor] = ContextVar("actor", default=Actor())  # noqa: B039 - frozen
@@ -128,61 +141,128 @@ class AuditTrail:
     def __init__(self, clock: Clock, files: Files, directory: Path) -> None:
         """directory: where the files are, and are read from."""
         self._clock = clock
-        self._files = files
-        self._path, self._older_path = directory / FILE_NAME, directory / OLDER_FILE_NAME
-        self._records: deque[AuditRecord] = deque(maxlen=RECORDS_MAX)
-        self._file: WritableFile | None = None
-        self._position = 0
-        self._refusals: deque[float] = deque()
-        self._unrecorded = 0
-        for path in (self._older_path, self._path):
-            self._position = self._read(path)
+        self._changes = _AuditFile(files, directory / FILE_NAME, directory / OLDER_FILE_NAME)
+        self._sign_ins = _AuditFile(
+            files, directory / SIGN_INS_FILE_NAME, directory / OLDER_SIGN_INS_FILE_NAME
+        )
+        self._hours: dict[tuple[Action, str, str], _Hour] = {}
+        # In order of arrival, whatever the wall clock says: the number that ``newest_first`` goes by.
+        self._count = 0
+        earlier = [*self._changes.read(), *self._sign_ins.read()]
+        for record in sorted(earlier, key=lambda record: record.time):
+            self._hold(record, self._file_of(Action(record.action)))
 
     def record(
         self, action: Action, target: str = "", *, old: Values | None = None, new: Values | None = None
     ) -> None:
-        """Record what whoever acts has just done. Never raises for the file."""
+        """Record what whoever acts has just done. Never raises for the file.
+
+        Of sign-ins, sign-outs and refused sign-ins ``SIGN_INS_MAX`` an hour are, for each policy; the next
+        record says how many were not.
+        """
         actor = _ACTOR.get()
+        if action in _SIGN_INS:
+            not_recorded = self._admit(action, actor)
+            if not_recorded is None:
+                return
+            if not_recorded:
+                new = {**(new or {}), "not_recorded": not_recorded}
         time = self._clock.now_utc().astimezone(UTC).isoformat(timespec="milliseconds")
         peer = actor.peer
         record = AuditRecord(
             time, action.value, target, actor.policy, actor.scope, peer.address, peer.door.value, old, new
         )
-        self._records.append(record)
+        file = self._file_of(action)
+        self._hold(record, file)
         fields = asdict(record)
         _log.info("%s %.300s", action.value, target or "the namespace", extra={"audit": fields})
-        try:
-            self._append(json.dumps(fields).encode() + b"\n")
-        except OSError as error:
-            self._forget_file()
-            _log.error("the audit trail cannot be written to %s: %s", self._path, error)
+        file.append(json.dumps(fields).encode() + b"\n")
 
     def record_refused_sign_in(self, policy: str, address: str, reason: str) -> None:
-        """Record that somebody was not let in: ``REFUSALS_MAX`` an hour, and then how many were not."""
-        now = self._clock.monotonic()
-        while self._refusals and now - self._refusals[0] > _HOUR_S:
-            self._refusals.popleft()
-        if len(self._refusals) >= REFUSALS_MAX:
-            self._unrecorded += 1
-            return
-        self._refusals.append(now)
-        new: dict[str, object] = {"asked_as": policy[:80], "reason": reason}
-        if self._unrecorded:
-            new["refusals_not_recorded"], self._unrecorded = self._unrecorded, 0
+        """Record that somebody was not let in."""
         with acting_as(Actor(Peer(Door.CONSOLE, address))):
-            self.record(Action.REFUSED_SIGN_IN, new=new)
+            self.record(Action.REFUSED_SIGN_IN, new={"asked_as": policy[:80], "reason": reason})
 
     def newest_first(self) -> list[AuditRecord]:
         """The records that are held."""
-        return list(reversed(self._records))
+        held = sorted((*self._changes.held, *self._sign_ins.held), key=lambda each: each[0], reverse=True)
+        return [record for _, record in held]
+
+    def close(self) -> None:
+        """Release the files."""
+        self._changes.close()
+        self._sign_ins.close()
+
+    def _file_of(self, action: Action) -> _AuditFile:
+        return self._sign_ins if action in _SIGN_INS else self._changes
+
+    def _hold(self, record: AuditRecord, file: _AuditFile) -> None:
+        self._count += 1
+        file.held.append((self._count, record))
+
+    def _admit(self, action: Action, actor: Actor) -> int | None:
+        """How many like this one were left out since one was recorded; None: so is this one."""
+        now = self._clock.monotonic()
+        key = action, actor.scope, actor.policy
+        hour = self._hours.pop(key, None) or _Hour(now)
+        if now - hour.began_at > _HOUR_S:
+            hour = _Hour(now, left_out=hour.left_out)
+        if len(self._hours) >= POLICIES_MAX:
+            (first, _, policy) = first_key = min(self._hours, key=lambda each: self._hours[each].began_at)
+            if left_out := self._hours.pop(first_key).left_out:
+                _log.info("%s of %.80s: %d were not recorded", first.value, policy, left_out)
+        self._hours[key] = hour
+        if hour.recorded >= SIGN_INS_MAX:
+            hour.left_out += 1
+            return None
+        hour.recorded += 1
+        left_out, hour.left_out = hour.left_out, 0
+        return left_out
+
+
+@dataclass(slots=True)
+class _Hour:
+    """Sign-ins of one policy within an hour."""
+
+    began_at: float
+    """By the monotonic clock."""
+    recorded: int = 0
+    left_out: int = 0
+
+
+class _AuditFile:
+    """Records of one kind: those that are held, and a file with an older one."""
+
+    def __init__(self, files: Files, path: Path, older_path: Path) -> None:
+        self.held: deque[tuple[int, AuditRecord]] = deque(maxlen=RECORDS_MAX)
+        self._files = files
+        self._path, self._older_path = path, older_path
+        self._file: WritableFile | None = None
+        self._position = 0
+
+    def append(self, line: bytes) -> None:
+        """Write a record. Never raises: what cannot be written is an error in the log."""
+        try:
+            self._append(line)
+        except OSError as error:
+            self.close()
+            _log.error("the audit trail cannot be written to %s: %s", self._path, error)
 
     def close(self) -> None:
         """Release the file."""
-        self._forget_file()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def read(self) -> list[AuditRecord]:
+        """The newest records of both files; what is appended goes behind the last whole line."""
+        older, _ = self._read(self._older_path)
+        newer, self._position = self._read(self._path)
+        return [*older, *newer]
 
     def _append(self, line: bytes) -> None:
         if self._file is not None and self._position + len(line) > FILE_BYTES_MAX:
-            self._forget_file()
+            self.close()
             self._files.rename(self._path, self._older_path)
             self._position = 0
         if self._file is None:
@@ -190,32 +270,26 @@ class AuditTrail:
             self._file = self._files.open_writable(self._path) if is_there else self._files.create(self._path)
         self._position = write_all(self._file, [line], self._position)
 
-    def _forget_file(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _read(self, path: Path) -> int:
-        """Take records in; returns the bytes up to the last whole line, behind which is written."""
+    def _read(self, path: Path) -> tuple[list[AuditRecord], int]:
+        """The newest records of a file, and the bytes up to its last whole line."""
         try:
             data = read_whole(self._files, path)
         except FileNotFoundError:
-            return 0
+            return [], 0
         except OSError as error:
             _log.error("the audit trail cannot be read from %s: %s", path, error)
-            return 0
+            return [], 0
         end = data.rfind(b"\n") + 1
-        for line in data[:end].splitlines()[-RECORDS_MAX:]:
-            record = _parse(line)
-            if record is not None:
-                self._records.append(record)
-        return end
+        records = (_parse(line) for line in data[:end].splitlines()[-RECORDS_MAX:])
+        return [record for record in records if record is not None], end
 
 
 def _parse(line: bytes) -> AuditRecord | None:
     """A line of the file; None for one that a crash has torn, or somebody has edited."""
     try:
         values: dict[str, Any] = json.loads(line)
-        return AuditRecord(**values)
+        record = AuditRecord(**values)
+        Action(record.action), datetime.fromisoformat(record.time)
+        return record
     except (ValueError, TypeError, RecursionError):
         return None

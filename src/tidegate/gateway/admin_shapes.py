@@ -52,7 +52,10 @@ AUDIT_RECORD: Final = Shape(
         _text("time", "When: UTC, in ISO 8601."),
         _text("action", "What was done."),
         _text("target", "To what: HUB, HUB/policies/NAME; empty is the namespace."),
-        _text("policy", "Whose key proved it; empty: the service itself, or nobody whose key was right."),
+        _text(
+            "policy",
+            "Whose key proved it (`a, b`: several did); empty: the service, or nobody with a right key.",
+        ),
         _text("scope", "The event hub of that policy; empty is the namespace."),
         _text("address", "From where; empty where it is not known."),
         _text("door", "amqp, http, console, or service."),

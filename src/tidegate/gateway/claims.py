@@ -86,16 +86,19 @@ class ConnectionClaims:
     def actor(self, path: EntityPath, *, token: str | None = None) -> Actor:
         """Who has Manage on ``path`` by this connection, or by a token that came with the request.
 
-        Raises as ``require``.
+        Where several policies give it, all are named: the order of their tokens must not choose one. Raises
+        as ``require``.
         """
         now_utc = self._clock.now_utc()
         self.require(path, Claim.MANAGE, token=token)
-        for grant in self._grants.values():
-            if grant.permits(path, Claim.MANAGE, now_utc=now_utc):
-                return Actor.of(grant, self._find_peer())
-        assert token is not None  # ``require`` found nothing else
         peer = self._find_peer()
-        return Actor.of(self._broker.authorize(token, Audience("", path), peer), peer)
+        grants = [
+            grant for grant in self._grants.values() if grant.permits(path, Claim.MANAGE, now_utc=now_utc)
+        ]
+        if not grants:
+            assert token is not None  # ``require`` found nothing else
+            grants = [self._broker.authorize(token, Audience("", path), peer)]
+        return Actor.of(grants, peer)
 
     def require(self, path: EntityPath, claim: Claim | None, *, token: str | None = None) -> None:
         """Raise UnauthorizedError unless a grant gives ``claim`` (None: any claim) on ``path`` now.

@@ -108,7 +108,7 @@ class Administration:
         values = {} if operation.request is None else operation.request.parse(body)
         is_manager = Claim.MANAGE in grant.claims
         call = Call(self._broker, self._capture_statistics, parameters, values, is_manager)
-        with acting_as(Actor.of(grant, peer_of(request))):
+        with acting_as(Actor.of([grant], peer_of(request))):
             value = operation.handler(call)
             return await value if isinstance(value, Awaitable) else value
 

@@ -50,7 +50,7 @@ class BrokerAccess:
     def acting(self, credential: Credential, address: str) -> AbstractContextManager[None]:
         """See ``AccessView.acting``."""
         assert isinstance(credential, _BrokerCredential)  # made here
-        return acting_as(Actor.of(credential.grant, Peer(Door.CONSOLE, address)))
+        return acting_as(Actor.of([credential.grant], Peer(Door.CONSOLE, address)))
 
     def note_sign_out(self, credential: Credential, address: str) -> None:
         """See ``AccessView.note_sign_out``."""

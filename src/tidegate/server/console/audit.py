@@ -30,7 +30,7 @@ class BrokerAudit:
             record
             for record in self._trail.newest_first()
             if action in ("", record.action)
-            and policy in ("", record.policy)
+            and policy in ("", *record.policy.split(", "))
             and (not wanted or wanted in _words(record))
         ]
         return page_at(found, start, _row)
