@@ -30,12 +30,14 @@ class Loop:
 class Peer:
     """Somebody with pieces of work that take ``piece_s`` each."""
 
-    def __init__(self, loop: Loop, *, piece_s: float = 0.0003, has_turns: bool = True) -> None:
+    def __init__(
+        self, loop: Loop, *, piece_s: float = 0.0003, has_turns: bool = True, turns: Turns | None = None
+    ) -> None:
         self.loop = loop
         self.pieces = 0
         self.done = 0
         self.piece_s = piece_s
-        self.share = Share(loop.turns if has_turns else None, self.work)
+        self.share = Share((turns or loop.turns) if has_turns else None, self.work)
 
     def ask(self, pieces: int) -> None:
         """More work has come."""
@@ -107,6 +109,36 @@ def test_a_quiet_peer_is_answered_in_the_next_pass_behind_any_number_of_busy_one
     assert quiet.done > 5
     shares = [peer.done for peer in busy]
     assert max(shares) <= min(shares) + 10
+
+
+def test_an_active_peer_waits_for_no_thousand_that_come_back_from_idleness() -> None:
+    """Protects who has been active: each of the others has had less, and all together had 5 s before it."""
+    loop = Loop()
+    active, others = Peer(loop), [Peer(loop) for _ in range(1000)]
+    for _ in range(100):
+        active.ask(1)
+        loop.run_pass()
+    for peer in others:
+        peer.ask(100)
+    loop.run_pass()
+    for number in range(100):
+        active.ask(1)
+        assert active.done == 101 + number
+        loop.run_pass()
+    assert sum(peer.done for peer in others) > 1000  # and they get on
+
+
+def test_receivers_take_no_time_from_requests_and_the_other_way_round() -> None:
+    """Protects sends beside a thousand receivers who come at once, and receivers beside a flood of sends."""
+    loop = Loop()
+    senders = [Peer(loop) for _ in range(100)]
+    receivers = [Peer(loop, turns=loop.turns.for_output) for _ in range(1000)]
+    for peer in (*senders, *receivers):
+        peer.ask(1_000)
+    for _ in range(50):
+        assert loop.run_pass() <= 2 * (PASS_S + SLICE_S + 0.0003)
+    sent, received = (sum(peer.done for peer in peers) for peers in (senders, receivers))
+    assert 0.9 < sent / received < 1.1
 
 
 def test_bytes_that_come_in_a_pass_cannot_prolong_it() -> None:

@@ -104,10 +104,12 @@ class AmqpDriver:
         self._is_stream_paused = False
         self._turns = turns
         self._share = Share(turns, self._work)
+        self._output_share = Share(None if turns is None else turns.for_output, self._work_output)
         self._pass_number = 0
         self._pass_bytes = 0  # read in that pass
         self._pass_bytes_max = PASS_BYTES
         self._is_turn_wanted = False
+        self._is_in_turn = False
         self._has_eof = False  # behind what was fed
         self._has_stream_ended = False
         self._end_error: TidegateError | None = None
@@ -159,8 +161,12 @@ class AmqpDriver:
     def request_turn(self) -> None:
         """Have ``on_turn`` called when this connection's turn comes; what it leaves to send is written."""
         self._is_turn_wanted = True
-        if not self._is_pumping:
-            self._share.wait()
+        if self._is_in_turn:
+            return  # what is wanted in a turn is seen at its end
+        if self._turns is None:
+            self._loop.call_soon(self._output_share.serve)
+        else:
+            self._output_share.wait()
 
     async def wait_writable(self) -> None:
         """Wait until the stream takes more.
@@ -246,6 +252,7 @@ class AmqpDriver:
     def _end(self) -> None:
         """All that came is worked off, and all events are out."""
         self._share.close()
+        self._output_share.close()
         self._stop(BrokenError("The connection has ended."))
         for handle in (self._timer, self._abort_handle):
             if handle is not None:
@@ -268,8 +275,8 @@ class AmqpDriver:
     # --- helpers ---
 
     def _work(self) -> bool:
-        """Input, events and the owner's work, a piece of each in turn, then one write; returns whether there
-        is more when the time is over."""
+        """Input and events, a piece of each in turn, then one write; returns whether there is more when the
+        time is over."""
         is_outer = not self._is_pumping
         self._is_pumping = True
         try:
@@ -287,7 +294,6 @@ class AmqpDriver:
         return (
             connection.has_events
             or (connection.has_input and self._may_process)
-            or self._is_turn_wanted
             or (self._has_eof and not connection.is_finished)
             or (self._has_stream_ended and not self._closed.is_set())
         )
@@ -310,14 +316,6 @@ class AmqpDriver:
         has_input = connection.has_input and self._may_process
         if has_input:
             connection.process_slice()
-        if self._is_turn_wanted:
-            self._is_turn_wanted = False
-            if self.on_turn is not None and self.stop_reason is None:
-                self._call(self._take_turn)
-                if len(connection.output) >= TURN_BUFFERS_MAX:
-                    self._write()  # so that ``is_writable`` tells of it before the owner sends more
-            return True
-        if has_input:
             return True
         if self._has_eof and not connection.is_finished:
             connection.receive_eof(now=self.clock.monotonic(), error=self._end_error)
@@ -326,9 +324,25 @@ class AmqpDriver:
             self._end()
         return False
 
+    def _work_output(self) -> bool:
+        """The owner's work, and what it leaves to send; returns whether there is more when time is over."""
+        is_outer = not self._is_pumping
+        self._is_pumping = self._is_in_turn = True
+        try:
+            while self._is_turn_wanted and self.stop_reason is None:
+                self._is_turn_wanted = False
+                self._call(self._take_turn)
+                if self._output_share.is_time_over:
+                    break
+                if len(self.connection.output) >= TURN_BUFFERS_MAX:
+                    self._write()  # so that ``is_writable`` tells of it before the owner sends more
+        finally:
+            self._is_pumping, self._is_in_turn = not is_outer, False
+        self.flush()
+        return self._is_turn_wanted and self.stop_reason is None
+
     def _take_turn(self) -> None:
-        assert self.on_turn is not None
-        if self.on_turn():
+        if self.on_turn is not None and self.on_turn():
             self._is_turn_wanted = True
 
     def _count_read(self, turns: Turns, size: int) -> None:

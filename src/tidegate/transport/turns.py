@@ -2,14 +2,17 @@
 
 Whatever a peer can cause goes through a ``Share``, in slices of about a millisecond.
 
-    a share has work         it is done at once, if its turn is next and time is left in this pass of the
-                             event loop; else, or if a slice did not do, the share waits
+    a share has work         a slice of it is done at once, if time is left in this pass of the event loop;
+                             else, or if a slice did not do, the share waits
     a pass of the loop       shares that wait get slices until the pass's time is used up
 
-Next is who has had least: each share has a tag that grows with the time it was served, and who comes back
-after a while starts where the others are by now, less a small credit (start-time fair queueing: Goyal, Vin
-and Cheng, IEEE/ACM Transactions on Networking 5(5), 1997). So a quiet connection is next in each pass however
-many busy ones wait, and a single busy one has the whole loop.
+So what takes less than a slice waits for nobody's backlog. Of those that wait, next is who has had least:
+each share has a tag that grows with the time it was served, and who comes back after a while starts where
+the others are by now, less a small credit (start-time fair queueing: Goyal, Vin and Cheng, IEEE/ACM
+Transactions on Networking 5(5), 1997). A single busy connection has the whole loop.
+
+What is sent to receivers has turns of its own (``for_output``), and so up to half of the time: a thousand
+receivers who come at once each have a right to their share, and would leave nothing for requests and sends.
 """
 
 from __future__ import annotations
@@ -94,16 +97,23 @@ class Turns:
         self._is_pass_due = False
         self._served_s = 0.0  # in this pass
         self._inner_s = 0.0  # by shares that were served inside another's work
+        self._for_output: Turns | None = None
 
     def __repr__(self) -> str:
         return f"<Turns waiting={len(self._waiting)}>"
+
+    @property
+    def for_output(self) -> Turns:
+        """Turns of the same event loop for what is sent to receivers."""
+        if self._for_output is None:
+            self._for_output = Turns(monotonic=self.monotonic, call_soon=self._call_soon)
+        return self._for_output
 
     def serve(self, share: Share) -> None:
         """See ``Share.serve``."""
         if share.is_waiting or share.is_closed:
             return
-        is_next = not self._waiting or self._tag(share) < self._waiting[0][0]
-        if is_next and self._served_s < PASS_S:
+        if self._served_s < PASS_S:
             self._ask_for_pass()
             self._run(share)
         else:
