@@ -14,6 +14,7 @@ from tests.spark.support import publish
 
 from tidegate.capture.window import WindowLimits
 from tidegate.model.capture import NAME_FORMAT_DEFAULT, CaptureSettings
+from tidegate.model.capture_destination import CaptureDestinations
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
 from tidegate.wire.capture import AVRO_SCHEMA, capture_file_name
@@ -73,20 +74,21 @@ def capture_to_end(
     """
 
     async def run(server: TidegateServer) -> None:
-        capture = server.capture
-        earlier = capture._limits_of
+        capture, broker = server.capture, server.broker
+        earlier, allowed = capture._limits_of, broker.capture_destinations
+        broker.capture_destinations = CaptureDestinations((destination,))
         capture._limits_of = lambda chosen: WindowLimits(size_bytes, 200, chosen.is_empty_skipped)
-        server.broker.set_capture(hub, CaptureSettings(destination, is_empty_skipped=True, **settings))
+        broker.set_capture(hub, CaptureSettings(destination, is_empty_skipped=True, **settings))
         deadline = time.monotonic() + _DEADLINE_S
         try:
             while (found := capture.statistics().get(hub)) is None or found.backlog_events:
                 assert time.monotonic() < deadline, found
                 await asyncio.sleep(0.05)
         finally:
-            server.broker.set_capture(hub, None)
+            broker.set_capture(hub, None)
             while hub in capture.statistics():  # noqa: ASYNC110  the service looks when it is its turn
                 await asyncio.sleep(0.05)
-            capture._limits_of = earlier
+            capture._limits_of, broker.capture_destinations = earlier, allowed
 
     service.call(run)
 
