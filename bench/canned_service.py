@@ -52,7 +52,7 @@ class _CannedConnection:
                     self._answering[node] = link
             case CreditGranted(link) if link not in self._answering.values():
                 while link.sendable > 0:
-                    if not link.send_settled_batch(self._deliveries[: link.sendable]):
+                    if not link.send_batch(self._deliveries[: link.sendable]):
                         break
             case DeliveriesReceived(link, deliveries):
                 self._on_deliveries(link, deliveries)

@@ -30,6 +30,7 @@ from tidegate.amqp.events import (
 from tidegate.amqp.link import Link, SenderLink
 from tidegate.amqp.message import Message, Properties, decode_message, encode_message
 from tidegate.gateway.admin_operations import OPERATIONS, PREFIX
+from tidegate.gateway.http_atom import ATOM_OPERATIONS
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
 from tidegate.wire.management import ManagementRequest, Operation
 from tidegate.wire.request_response import Response
@@ -75,6 +76,17 @@ def administration() -> Iterator[Endpoint]:
             rights = SEE if operation.method == "GET" and operation.path != "/audit" else MANAGE
             body = "{" if operation.request is not None else ""
             yield Endpoint(operation.method, PREFIX + path, entity, rights, body)
+
+
+def atom() -> Iterator[Endpoint]:
+    """Every operation of the Atom administration, of every hub; bodies are such that nothing changes."""
+    for operation in ATOM_OPERATIONS:
+        for hub in (ALPHA, BETA, GONE) if "{hub}" in operation.path else ("",):
+            for spelled in (hub, hub.upper()) if hub else ("",):
+                path = re.sub(r"\{(?!hub)\w+\}", "nothing", operation.path).replace("{hub}", spelled)
+                rights = SEE if operation.method == "GET" else MANAGE
+                body = "<" if operation.method == "PUT" else ""
+                yield Endpoint(operation.method, path, (hub,) if hub else (), rights, body)
 
 
 def metrics() -> Endpoint:

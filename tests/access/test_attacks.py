@@ -11,6 +11,7 @@ from tests.access.support import RawHttp, token_for
 
 from tidegate.broker import ROOT_POLICY_NAME, Claim
 from tidegate.model.connection_string import ConnectionString
+from tidegate.model.errors import NotFoundError
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
 
@@ -136,6 +137,42 @@ def test_absolute_targets_are_judged_by_their_path(tenants: Tenants) -> None:
                 status, _ = http.ask("GET", f"http://{authority}{path}", headers)
                 assert status in (303, 401), (authority, path)
         assert http.ask("GET", "http://tenant-b/api/v1/event-hubs/tenant-a", headers)[0] == 200
+
+
+def test_no_answer_leads_to_the_host_that_a_header_names(tenants: Tenants) -> None:
+    """Behind a proxy that ends TLS, a redirect to ``http://HOST`` would have a token sent in the clear."""
+    assert tenants.service.ready.http is not None
+    for method, target in (
+        ("GET", "/health/"),
+        ("POST", "/tenant-a/messages/"),
+        ("GET", "/api/v1/event-hubs/"),
+        ("GET", "http://evil.example/health/"),
+        ("GET", "/console/static"),
+        ("GET", "/console/sign-in/"),
+    ):
+        with RawHttp(tenants.service.ready.http) as http:
+            status, answer = http.ask(method, target, [("Host", "evil.example")])
+        assert (status in (303, 404), b"evil.example" in answer) == (True, False), (method, target, status)
+
+
+def test_a_name_in_other_letters_is_another_name(tenants: Tenants) -> None:
+    """The small letter of the sign for Kelvin is ``k``: no second name of a hub reaches pages, and headers of
+    answers, that are made for names as the naming rules have them.
+    """
+
+    async def find(server: TidegateServer) -> str:
+        server.broker.create_event_hub("kilo", partition_count=1)
+        assert server.broker.event_hub("KILO").name == "kilo"
+        with pytest.raises(NotFoundError):
+            server.broker.event_hub("\u212ailo")
+        return server.broker.create_policy("kilo", "manage", list(Claim)).key
+
+    token = token_for("sb://localhost/kilo", "manage", tenants.service.call(find))
+    assert tenants.service.ready.http is not None
+    with RawHttp(tenants.service.ready.http) as http:
+        headers = [("Host", "localhost"), ("Authorization", token)]
+        for path in ("/api/v1/event-hubs/%E2%84%AAilo", "/api/v1/event-hubs/%E2%84%AAilo/policies"):
+            assert http.ask("GET", path, headers)[0] == 404
 
 
 def test_two_tokens_in_a_request_are_refused(tenants: Tenants) -> None:

@@ -38,6 +38,7 @@ from tests.access.support import RawHttp
 from tests.console.support import PlainBrowser
 
 from tidegate.broker import Claim
+from tidegate.gateway.admin_operations import PREFIX
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
 
@@ -67,8 +68,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubService]:
 
 
 def test_http(service: HubService) -> None:
-    """Publishing in all forms, every operation of the administration, and the metrics."""
-    endpoints = [*doors.publishing(), *doors.administration(), doors.metrics()]
+    """Publishing in all forms, every operation of both administrations, and the metrics."""
+    endpoints = [*doors.publishing(), *doors.administration(), *doors.atom(), doors.metrics()]
     assert service.ready.http is not None
     with RawHttp(service.ready.http) as http:
 
@@ -200,7 +201,8 @@ def _report(wrong: list[Case], count: int) -> None:
 
 
 def _removes(endpoint: Endpoint) -> bool:
-    return endpoint.method == "DELETE" and endpoint.target.count("/") == 4
+    is_atom = not endpoint.target.startswith(PREFIX)
+    return endpoint.method == "DELETE" and endpoint.target.count("/") == (1 if is_atom else 4)
 
 
 def _repair(service: HubService) -> None:

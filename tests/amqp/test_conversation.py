@@ -90,7 +90,7 @@ class Conversation(RuleBasedStateMachine):
         payloads = [b"%d:" % (self.number + step) + bytes(size) for step, size in enumerate(sizes)]
         self.number += len(sizes)
         if is_batch:
-            count = link.send_settled_batch(payloads)
+            count = link.send_batch(payloads)
         else:
             count = min(len(payloads), link.credit)
             for payload in payloads[:count]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tidegate.amqp import frames
 from tidegate.amqp.errors import FramingError
 from tidegate.amqp.frames import (
     AMQP_HEADER,
@@ -114,3 +116,24 @@ def test_a_peer_that_speaks_something_else_is_refused_at_its_first_wrong_byte(da
     splitter.feed(data)
     with pytest.raises(FramingError):
         splitter.next_header()
+
+
+def test_a_frame_in_thousands_of_pieces_takes_little_more_than_its_bytes() -> None:
+    """Protects the memory of the service, which counts bytes, from peers that send two of them at a time."""
+    frame = encode_frame(0, bytes(16_000))
+    splitter = FrameSplitter(frame_bytes_max=len(frame))
+    of_frames = tracemalloc.Filter(inclusive=True, filename_pattern=frames.__file__)
+    tracemalloc.start()
+    try:
+        for start in range(0, len(frame) - 2, 2):
+            splitter.feed(frame[start : start + 2])
+            assert splitter.next_frame() is None
+            splitter.release()
+        held = tracemalloc.take_snapshot().filter_traces([of_frames])
+    finally:
+        tracemalloc.stop()
+    assert 16_000 < sum(trace.size for trace in held.traces) < 2 * splitter.buffered_bytes
+    splitter.feed(frame[-2:])
+    whole = splitter.next_frame()
+    assert whole is not None
+    assert bytes(whole.body) == bytes(16_000)

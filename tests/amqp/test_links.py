@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.amqp.pair import EnginePair, random_cuts
 
-from tidegate.amqp.connection import ConnectionConfiguration, PeerLimits
+from tidegate.amqp.connection import ConnectionConfiguration
 from tidegate.amqp.errors import MESSAGE_SIZE_EXCEEDED, RESOURCE_LIMIT_EXCEEDED
 from tidegate.amqp.events import (
     ConnectionClosed,
@@ -24,6 +24,7 @@ from tidegate.amqp.events import (
     SessionEnded,
 )
 from tidegate.amqp.frames import EMPTY_FRAME, encode_frame
+from tidegate.amqp.limits import PeerLimits
 from tidegate.amqp.link import ReceiverLink, SenderLink
 from tidegate.amqp.performatives import (
     Accepted,
@@ -59,8 +60,8 @@ def test_settled_batches_arrive_in_order_and_within_credit(seed: int | None) -> 
         b"event-%d" % number for number in range(10)
     ]
     payloads[3] = [b"eve", memoryview(b"nt-3")]
-    assert sender.send_settled_batch(payloads, message_format=0x80013700) == 7
-    assert sender.send_settled_batch(payloads) == 0
+    assert sender.send_batch(payloads, message_format=0x80013700) == 7
+    assert sender.send_batch(payloads) == 0
     pair.pump()
     received = _deliveries(pair)
     assert [delivery.payload for delivery in received] == [b"event-%d" % number for number in range(7)]
@@ -80,8 +81,8 @@ def test_one_read_gives_one_event_per_run_of_a_link() -> None:
     first.grant_credit(100)
     second.grant_credit(100)
     pair.pump()
-    first_sender.send_settled_batch([b"a"] * 50)
-    second_sender.send_settled_batch([b"b"] * 50)
+    first_sender.send_batch([b"a"] * 50)
+    second_sender.send_batch([b"b"] * 50)
     first_sender.send(b"a", message_format=3)
     pair.pump()
     events = pair.take(DeliveriesReceived)
@@ -104,7 +105,7 @@ def test_payloads_of_any_size_arrive_whole(size: int, is_batch: bool) -> None:
     payload = bytes(number * 7 % 251 for number in range(size))
     pieces: list[bytes | bytearray | memoryview] = [payload[:100], payload[100:101], b"", payload[101:]]
     if is_batch:
-        assert sender.send_settled_batch([b"before", pieces, payload, b"behind"]) == 4
+        assert sender.send_batch([b"before", pieces, payload, b"behind"]) == 4
     else:
         for item in (b"before", pieces, payload, b"behind"):
             sender.send(item, settled=True)
@@ -147,7 +148,7 @@ def test_many_more_messages_than_the_window_get_through() -> None:
     pair.pump()
     sent = 0
     while sent < 1000:
-        sent += out.send_settled_batch([b"%d" % number for number in range(sent, 1000)])
+        sent += out.send_batch([b"%d" % number for number in range(sent, 1000)])
         pair.pump()
     assert [delivery.payload for delivery in _deliveries(pair, of_server=True)] == [
         b"%d" % number for number in range(1000)
@@ -244,7 +245,7 @@ def test_drain_uses_credit_up() -> None:
     pair.pump()
     (granted,) = pair.take(CreditGranted, of_server=True)
     assert granted.link.is_drain
-    sender.send_settled_batch([b"last"])
+    sender.send_batch([b"last"])
     sender.drained()
     pair.pump()
     assert [type(event) for event in pair.client_events[-2:]] == [DeliveriesReceived, LinkDrained]
@@ -456,7 +457,7 @@ def test_detach_and_attach_again(is_by_server: bool) -> None:
         receiver.grant_credit(5)
         receiver.settle(0)
         receiver.detach()
-        assert sender.send_settled_batch([b"x"]) == 0
+        assert sender.send_batch([b"x"]) == 0
         with pytest.raises(LocalProtocolError):
             sender.send(b"x")
     assert session.is_mapped
@@ -537,7 +538,7 @@ def test_a_delivery_count_passes_its_largest_value() -> None:
     pair.pump()
     assert isinstance(sender, SenderLink)
     sender.session.remote_incoming_window = 100
-    assert sender.send_settled_batch([b"%d" % number for number in range(5)]) == 5
+    assert sender.send_batch([b"%d" % number for number in range(5)]) == 5
     pair.pump()
     assert [delivery.delivery_id for delivery in _deliveries(pair)] == [0xFFFFFFFE, 0xFFFFFFFF, 0, 1, 2]
     assert receiver.delivery_count == sender.delivery_count == 3
@@ -589,3 +590,20 @@ def test_windows_and_credit_use_all_32_bits(granted: int, seen: int, underway: i
     session.receive_performative(flow)
     expected = granted - underway if granted > underway else 0
     assert (session.remote_incoming_window, sender.credit) == (expected, expected)
+
+
+def test_forgotten_deliveries_are_told_nobody() -> None:
+    """Protects memory: unsettled deliveries, of one frame or of several, leave nothing behind on a link that
+    forgets them, and a receiver that waits for an answer to its word still gets one."""
+    pair = EnginePair()
+    receiver, sender = pair.attach_receiver(pair.open())
+    receiver.grant_credit(10)
+    pair.pump()
+    sender.forget_deliveries()
+    assert sender.send_batch([b"small", bytes(100_000)], settled=False) == 2
+    pair.pump()
+    received = _deliveries(pair)
+    assert [delivery.is_settled for delivery in received] == [False, False]
+    receiver.settle(received[0].delivery_id, received[1].delivery_id)
+    pair.pump()
+    assert pair.take(DeliveriesSettled, of_server=True) == []

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.amqp.pair import EnginePair
 
-from tidegate.amqp.connection import LINK_BYTES, Connection, ConnectionConfiguration, PeerLimits, Role
+from tidegate.amqp.connection import Connection, ConnectionConfiguration, Role
 from tidegate.amqp.errors import RESOURCE_LIMIT_EXCEEDED
 from tidegate.amqp.events import ConnectionClosed, ConnectionFailed, LinkAttaching, SessionEnded
 from tidegate.amqp.frames import encode_frame
+from tidegate.amqp.limits import LINK_BYTES, PeerLimits
 from tidegate.amqp.link import SenderLink
 from tidegate.amqp.performatives import Transfer, encode_performative
 

@@ -33,7 +33,7 @@ from tidegate.amqp.performatives import (
     decode_performative,
     encode_performative,
 )
-from tidegate.amqp.types import Described, Symbol, ULong
+from tidegate.amqp.types import Byte, Described, Symbol, UInt, ULong
 
 uints = st.integers(0, 2**32 - 1)
 ushorts = st.integers(0, 2**16 - 1)
@@ -298,3 +298,11 @@ def test_a_field_out_of_range_is_refused() -> None:
         encode_performative(Detach(2**32))
     with pytest.raises(EncodeError):
         encode_performative(Disposition(True, 1, state=Rejected(error="no")))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [-1, 256, Byte(-128), UInt(300)])
+def test_a_number_that_does_not_fit_is_refused(value: int) -> None:
+    """Protects the answer to an attach, which repeats what it was told, from a number without an encoding."""
+    fields = encode_value(["link", UInt(0), False, value])
+    with pytest.raises(DecodeError, match="snd_settle_mode should be ubyte"):
+        decode_performative(b"\x00\x53\x12" + fields)

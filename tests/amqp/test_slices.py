@@ -13,11 +13,9 @@ from tests.amqp.pair import EnginePair
 
 from tidegate.amqp import connection as connection_module
 from tidegate.amqp.connection import (
-    HEARTBEATS_PER_S_MAX,
     SLICE_COST,
     Connection,
     ConnectionConfiguration,
-    PeerLimits,
     Role,
 )
 from tidegate.amqp.errors import RESOURCE_LIMIT_EXCEEDED, ResourceLimitError
@@ -31,6 +29,7 @@ from tidegate.amqp.events import (
 )
 from tidegate.amqp.frames import AMQP_HEADER, EMPTY_FRAME, SASL_FRAME, SASL_HEADER, encode_frame
 from tidegate.amqp.free_numbers import FreeNumbers
+from tidegate.amqp.limits import HEARTBEATS_PER_S_MAX, PeerLimits
 from tidegate.amqp.link import Link, ReceiverLink, SenderLink
 from tidegate.amqp.performatives import (
     ROLE_RECEIVER,
@@ -104,8 +103,8 @@ def _flow(window: int, *, echo: bool = False, handle: int | None = None, credit:
 
 
 def _own_transfers(channel: int, handle: int, first: int, payloads: list[bytes]) -> bytes:
-    """What ``SenderLink.send_settled_batch`` writes."""
-    front, tail = batch_front(channel, handle), batch_tail(0)
+    """What ``SenderLink.send_batch`` writes."""
+    front, tail = batch_front(channel, handle), batch_tail(0, settled=True)
     return b"".join(
         batch_head(42 + len(payload), front, first + step, TAG_OF_4, first + step, tail) + payload
         for step, payload in enumerate(payloads)
@@ -282,6 +281,51 @@ def test_a_slice_is_bounded() -> None:
     server.process_slice()
     assert server.has_input
     assert len(server.data_to_send()) <= SLICE_COST // 8
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_slice_is_bounded_in_bytes(settled: bool) -> None:
+    """Protects neighbours: what is in a delivery costs time, too, so few large ones make a slice."""
+    pair = EnginePair()
+    sender, _ = pair.attach_sender(pair.open())
+    channel, handle = sender.session.local_channel, sender.handle
+    server = pair.server
+    payload = bytes(4000)
+    if settled:
+        data = _own_transfers(channel, handle, 0, [payload] * 100)
+    else:
+        transfers = [Transfer(handle, number, b"%d" % number, 0) for number in range(100)]
+        data = b"".join(_frame(channel, transfer, payload) for transfer in transfers)
+    server.feed_data(data, now=0.0)
+    counts = []
+    while server.has_input:
+        server.process_slice()
+        while (event := server.next_event()) is not None:
+            assert isinstance(event, DeliveriesReceived)
+            counts.append(len(event.deliveries))
+    assert sum(counts) == 100
+    assert max(counts) * len(payload) <= 36_000
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_deliveries_that_are_much_work_come_one_by_one(settled: bool) -> None:
+    """Protects neighbours: the owner gets no run of requests, each of which may take a millisecond."""
+    pair = EnginePair()
+    sender, receiver = pair.attach_sender(pair.open())
+    assert isinstance(receiver, ReceiverLink)
+    receiver.is_one_by_one = True
+    channel, handle = sender.session.local_channel, sender.handle
+    if settled:
+        data = _own_transfers(channel, handle, 0, [b"x"] * 10)
+    else:
+        transfers = [Transfer(handle, number, b"%d" % number, 0) for number in range(10)]
+        data = b"".join(_frame(channel, transfer, b"x") for transfer in transfers)
+    pair.server.receive_data(data, now=0.0)
+    events = pair.take(DeliveriesReceived, of_server=True)
+    while (event := pair.server.next_event()) is not None:
+        assert isinstance(event, DeliveriesReceived)
+        events.append(event)
+    assert [len(event.deliveries) for event in events] == [1] * 10
 
 
 def test_a_run_of_heartbeats_is_one_step() -> None:

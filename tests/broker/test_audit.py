@@ -12,6 +12,8 @@ import pytest
 from tests.broker.conftest import SetClock
 
 from tidegate.broker import Action, Actor, AuditTrail, Broker, Claim, Door, Peer, acting_as, audit
+from tidegate.broker.key_guard import KeyGuard
+from tidegate.model.errors import InvalidKeyError
 from tidegate.storage.files import OsFiles, WritableFile
 from tidegate.transport.tasks import TaskOwner
 
@@ -69,7 +71,7 @@ async def test_every_change_is_recorded_with_the_old_value(tmp_path: Path) -> No
         ("updateNamespace", "", {"throughput_units": None}, {"throughput_units": 3}),
         ("deleteEventHub", "hub", {**settings, "retention_hours": 48}, None),
     ]
-    file = tmp_path / audit.FILE_NAME
+    file = tmp_path / audit.HUBS_FILE_NAME
     assert file.stat().st_mode & 0o777 == 0o600
     assert key not in file.read_text()
     assert [json.loads(line)["action"] for line in file.read_text().splitlines()] == [
@@ -97,7 +99,7 @@ def test_records_are_read_back(tmp_path: Path) -> None:
     first = _trail(tmp_path)
     first.record(Action.SIGN_IN, "one")
     first.close()
-    with (tmp_path / audit.FILE_NAME).open("a") as file:
+    with (tmp_path / audit.SIGN_INS_FILE_NAME).open("a") as file:
         file.write('{"time": "torn')
     second = _trail(tmp_path)
     second.record(Action.SIGN_IN, "two")
@@ -141,7 +143,7 @@ def test_refused_sign_ins_do_not_fill_the_trail(tmp_path: Path) -> None:
     clock = SetClock()
     trail = AuditTrail(clock, OsFiles(), tmp_path)
     for number in range(audit.SIGN_INS_MAX + 40):
-        trail.record_refused_sign_in(f"guess {number}", "192.0.2.1", "wrong")
+        trail.record_refused_sign_in(f"guess-{number}", "192.0.2.1", "wrong")
     assert len(trail.newest_first()) == audit.SIGN_INS_MAX
     clock.advance(seconds=3_601)
     trail.record_refused_sign_in("x" * 1_000, "192.0.2.1", "wrong")
@@ -149,6 +151,34 @@ def test_refused_sign_ins_do_not_fill_the_trail(tmp_path: Path) -> None:
     assert newest.new == {"asked_as": "x" * 80, "reason": "wrong", "not_recorded": 40}
     assert (newest.policy, newest.address, newest.door) == ("", "192.0.2.1", "console")
     trail.close()
+
+
+@pytest.mark.parametrize(
+    "pasted",
+    [
+        "Endpoint=sb://h/;SharedAccessKeyName=a;SharedAccessKey=eyJzaWcKqYeTY0QKDeXGBF4mNlRGuHRZ9tNvGGsFWE4=",
+        "eyJzaWcKqYeTY0QKDeXGBF4mNlRGuHRZ9tNvGGsFWE4=",
+    ],
+)
+def test_a_key_in_the_wrong_field_is_not_recorded(
+    tmp_path: Path, pasted: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither by the trail nor by the log of wrong keys: whoever reads them would have the key."""
+    caplog.set_level(logging.INFO)
+    trail = AuditTrail(SetClock(), OsFiles(), tmp_path)
+    trail.record_refused_sign_in(pasted, "192.0.2.1", "wrong")
+    with pytest.raises(InvalidKeyError):
+        KeyGuard(SetClock()).judge(Peer(Door.CONSOLE, "192.0.2.1"), pasted, _refuse)
+    trail.close()
+    assert [record.new for record in trail.newest_first()] == [
+        {"asked_as": "(not a policy's name)", "reason": "wrong"}
+    ]
+    assert "(not a policy's name)" in caplog.text
+    assert "eyJ" not in caplog.text + (tmp_path / audit.SIGN_INS_FILE_NAME).read_text()
+
+
+def _refuse() -> None:
+    raise InvalidKeyError("wrong")
 
 
 def test_sign_ins_of_a_policy_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -170,6 +200,27 @@ def test_sign_ins_of_a_policy_are_bounded(tmp_path: Path, caplog: pytest.LogCapt
         trail.record(Action.SIGN_IN)
         assert trail.newest_first()[0].new is None
     trail.close()
+
+
+def test_no_number_of_a_hubs_changes_pushes_out_the_namespaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody who manages one hub cannot make what others did to the namespace disappear from the trail."""
+    monkeypatch.setattr(audit, "FILE_BYTES_MAX", 2_000)
+    monkeypatch.setattr(audit, "RECORDS_MAX", 8)
+    trail = _trail(tmp_path)
+    with acting_as(Actor(policy="root")):
+        trail.record(Action.CREATE_POLICY, "before")
+    with acting_as(Actor(policy="manager", scope="hub")):
+        for number in range(100):
+            trail.record(Action.CREATE_CONSUMER_GROUP, str(number))
+    expected = [*(str(number) for number in range(99, 91, -1)), "before"]
+    assert [record.target for record in trail.newest_first()] == expected
+    trail.close()
+    again = _trail(tmp_path)
+    assert sorted(record.target for record in again.newest_first()) == sorted(expected)
+    names = [audit.OLDER_HUBS_FILE_NAME, audit.HUBS_FILE_NAME, audit.FILE_NAME]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
 def test_no_number_of_sign_ins_pushes_out_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

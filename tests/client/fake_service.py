@@ -44,7 +44,7 @@ from tidegate.wire.management import (
 )
 from tidegate.wire.names import BATCH_DELIVERY_CAPABILITY, IDEMPOTENT_BATCH_CAPABILITY
 from tidegate.wire.request_response import Request, encode_error_response
-from tidegate.wire.selector import position_from_filters
+from tidegate.wire.selector import positions_from_filters
 
 ENQUEUED_TIME_MS = 1_700_000_000_000
 
@@ -235,7 +235,7 @@ class FakeService:
         assert isinstance(link, SenderLink)
         partition = self.partitions[int(node.partition_id or 0)]
         source = link.remote_attach.source
-        position = position_from_filters(source.filter if source else {})
+        (position,) = positions_from_filters(source.filter if source else {})
         start = _resolve(position, partition)
         if start > len(partition.events):
             error = PositionOutOfRangeError(f"The supplied sequence number '{start}' is invalid.")

@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import queue
+import socket
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
+from http.client import HTTPSConnection
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
 import pytest
 from starlette.requests import Request
 from tests.console.support import PlainBrowser, assert_accessible, console_service
 
 from tidegate.broker import ROOT_POLICY_NAME, Claim
-from tidegate.console import access
+from tidegate.console import access, live
 from tidegate.console.access import rights_of
 from tidegate.console.app import SECURITY_HEADERS
 from tidegate.console.pages import overview
@@ -73,6 +78,50 @@ def test_the_root_key_signs_in_and_signing_out_ends_it(plain_browser: PlainBrows
     assert plain_browser.post("/console/sign-out").status == 303
     plain_browser.cookies = kept
     assert plain_browser.get("/").status == 303
+
+
+def test_the_cookie_is_the_hosts_own_over_https(tmp_path: Path) -> None:
+    """Also behind a proxy that ends TLS, if it is trusted: no page by plain HTTP, and none of a host beside
+    this one, can then plant a session of somebody else. Nobody else's word about the scheme counts.
+    """
+    https = {"X-Forwarded-For": "192.0.2.7", "X-Forwarded-Proto": "https"}
+    fields = {"policy": ROOT_POLICY_NAME, "key": KEY}
+    with console_service(tmp_path / "trusting", root_key=KEY, trusted_proxies=["127.0.0.1"]) as service:
+        assert service.ready.console is not None
+        browser = PlainBrowser(service.ready.console)
+        assert browser.post("/console/sign-in", fields, headers=https).status == 403, "a page by plain HTTP"
+        https["Origin"] = browser.origin.replace("http:", "https:")
+        answer = browser.post("/console/sign-in", fields, headers=https)
+        cookie = answer.headers["set-cookie"]
+        assert cookie.startswith("__Host-tidegate-console-")
+        assert {"Secure", "HttpOnly", "Path=/"} <= set(cookie.split("; "))
+        ((name, session_id),) = browser.cookies.items()
+        assert browser.get("/", headers=https).status == 200
+        browser.cookies = {name.removeprefix("__Host-"): session_id}
+        assert browser.get("/", headers=https).status == 303
+        browser.cookies = {name: session_id}
+        assert browser.get("/", headers={"X-Forwarded-Proto": "https, http"}).status == 303
+        browser.get("/", headers=https)
+        gone = browser.post("/console/sign-out", headers=https).headers["set-cookie"]
+        assert {f'{name}=""', "Max-Age=0", "Secure", "Path=/"} <= set(gone.split("; "))
+        forwarded = {"Forwarded": 'for=192.0.2.7;proto=http, for=192.0.2.7; Proto="HTTPS"'}
+        forwarded["Origin"] = https.pop("Origin")
+        answer = PlainBrowser(service.ready.console).post("/console/sign-in", fields, headers=forwarded)
+        assert "Secure" in answer.headers["set-cookie"]
+    settings = tmp_path / "tls.json"
+    settings.write_text(json.dumps({"root_key": KEY, "trusted_proxies": ["127.0.0.1"]}))
+    with HubService(tmp_path / "tls", is_http_used=True, is_tls_used=True, config=settings) as service:
+        assert service.ready.https is not None
+        port = int(service.ready.https.rpartition(":")[2])
+        context = ssl.create_default_context(cafile=service.ready.ca_file)
+        with closing(HTTPSConnection("localhost", port, context=context, timeout=60)) as connection:
+            form = {"Content-Type": "application/x-www-form-urlencoded"}
+            connection.request("POST", "/console/sign-in", urlencode(fields), form)
+            assert f"__Host-tidegate-console-{port}=" in (connection.getresponse().headers["set-cookie"])
+    with console_service(tmp_path / "wary", root_key=KEY) as service:
+        assert service.ready.console is not None
+        answer = PlainBrowser(service.ready.console).post("/console/sign-in", fields, headers=https)
+        assert "Secure" not in answer.headers["set-cookie"]
 
 
 def test_a_connection_string_signs_in(service: HubService, plain_browser: PlainBrowser) -> None:
@@ -183,6 +232,22 @@ def test_a_hubs_policy_signs_in_for_that_hub(service: HubService, plain_browser:
     assert f"on {hubs[1]}" in plain_browser.follow(plain_browser.get("/")).text
 
 
+def test_a_hubs_policy_knows_the_hub_by_its_own_name(
+    service: HubService, plain_browser: PlainBrowser
+) -> None:
+    """A redrive is of the pipeline whose hub is written as the hub is."""
+    hub = service.create_hub("Readings")
+    key = _create_policy(service, hub, "reader", Claim.LISTEN)
+    assert _sign_in(plain_browser, "reader", key, hub="readings") == 303
+    assert plain_browser.get("/").headers["location"] == "/hubs/Readings"
+
+    async def delete(server: TidegateServer) -> None:
+        await server.broker.delete_event_hub(hub)
+
+    service.call(delete)
+    assert plain_browser.get("/hubs/Readings").status == 303, "the session has ended with its hub"
+
+
 def test_sessions_of_one_policy_sign_out_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are too many, those make room that are of the hub and of the policy with most."""
     monkeypatch.setattr(access, "SESSIONS_MAX", 8)
@@ -198,6 +263,29 @@ def test_sessions_of_one_policy_sign_out_nobody_else(tmp_path: Path, monkeypatch
         root, few, *many = (browser.get(f"/hubs/{hub}").status != 303 for browser in browsers)
     assert (root, few) == (True, True)
     assert many == [False] * 6 + [True] * 6
+
+
+def test_live_pages_of_one_policy_leave_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listen on one hub is enough to open live pages: the oldest of theirs ends when somebody else comes."""
+    monkeypatch.setattr(live, "STREAMS_MAX", 3)
+    with console_service(tmp_path, root_key=KEY) as service, ExitStack() as stack:
+        assert service.ready.console is not None
+        hub = service.create_hub()
+        _create_policy(service, hub, "many", Claim.LISTEN, key=KEY)
+        greedy, other = PlainBrowser(service.ready.console), PlainBrowser(service.ready.console)
+        assert _sign_in(greedy, "many", KEY, hub) == 303
+        assert _sign_in(other, ROOT_POLICY_NAME, KEY) == 303
+        theirs = [stack.enter_context(closing(greedy.open(f"/console/live/hubs/{hub}"))) for _ in range(3)]
+        for stream in theirs:
+            assert stream.readline().startswith(b"event: ")
+        assert greedy.get(f"/console/live/hubs/{hub}").status == 503
+        mine = stack.enter_context(closing(other.open(f"/console/live/hubs/{hub}")))
+        assert mine.readline().startswith(b"event: ")
+        theirs[0].read()  # it ends; the connection's own deadline is 30 s
+        assert greedy.get(f"/console/live/hubs/{hub}").status == 503
+        assert theirs[1].readline()
 
 
 def test_forms_come_from_the_sessions_own_pages(service: HubService, plain_browser: PlainBrowser) -> None:
@@ -217,6 +305,28 @@ def test_forms_come_from_the_sessions_own_pages(service: HubService, plain_brows
     assert plain_browser.post("/console/sign-out", {"form_token": other.form_token}).status == 403
     assert plain_browser.post("/console/sign-out", {"form_token": ""}).status == 403
     assert plain_browser.get("/").status == 200
+
+
+def test_a_form_that_breaks_off_is_no_failure_of_the_service(
+    service: HubService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else strangers would fill the log with errors and their tracebacks, whose number nothing limits."""
+    assert service.ready.http is not None
+    host, _, port = service.ready.http.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(
+            b"POST /console/sign-in HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\nExpect: 100-continue\r\n"
+            b"Content-Type: application/x-www-form-urlencoded\r\n\r\n"
+        )
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 ")  # the form is being read
+
+    async def wait_done(server: TidegateServer) -> None:
+        reading = [task for task in asyncio.all_tasks() if "run_asgi" in repr(task)]
+        if reading:
+            await asyncio.wait(reading, timeout=60)
+
+    service.call(wait_done)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_whoever_is_nobody_cannot_send_much(plain_browser: PlainBrowser) -> None:

@@ -35,6 +35,7 @@ from tidegate.console.pages import dead_letters as dead_letters_page
 from tidegate.console.pages.dead_letters_histogram import DAYS_MAX, HOURS_MAX, histogram_of
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData
+from tidegate.server.app import TidegateServer
 from tidegate.server.console import dead_letters, shared_answers
 from tidegate.sql import (
     ConsumerKey,
@@ -351,6 +352,29 @@ def test_a_redrive_ends_when_it_is_cancelled(
     assert _numbers(letters, DeadLetterStatus.OPEN) == [3, 5, 8]
 
 
+def test_a_job_ends_with_the_policy_that_started_it(
+    letters: DeadLetters, service: HubService, place: Place, plain_browser: PlainBrowser
+) -> None:
+    """What somebody has started goes no further once their key is taken away. Signing out ends no job."""
+
+    async def delete(server: TidegateServer) -> None:
+        for policy in server.broker.policies(HUB):
+            server.broker.delete_policy(HUB, policy.name)
+
+    mark = place.pipelines.with_suffix(".pid")
+    mark.unlink(missing_ok=True)
+    manager = signed_in(service, HUB, Claim.MANAGE)
+    form = {"hub": HUB, "pipeline": place.pipeline("hanging_pipeline"), "mode": "earnest"}
+    started = manager.post("/dead-letters/redrive", form)
+    process_id = _process_of(mark)
+    assert manager.post("/console/sign-out").status == 303
+    assert 'class="state ">running' in plain_browser.get(started.headers["location"]).text
+    service.call(delete)
+    assert "cancelled" in ended_job(plain_browser, started)
+    _wait_gone(process_id)
+    assert _numbers(letters, DeadLetterStatus.OPEN) == [3, 5, 8]
+
+
 def test_rights_decide_what_is_seen_and_done(letters: DeadLetters, service: HubService, place: Place) -> None:
     """Listen of a hub sees that hub's alone and changes nothing; a form sent all the same is refused."""
     browser = signed_in(service, "other", Claim.LISTEN)
@@ -374,7 +398,8 @@ def test_rights_decide_what_is_seen_and_done(letters: DeadLetters, service: HubS
     # A form that names no hub means the policy's own.
     assert "Discarded 1" in text_of(ended_job(manager, manager.post("/dead-letters/discard", form)))
     assert letters.count() == 3
-    assert signed_in(service, HUB, Claim.MANAGE).get(_latest_job(service)).status == 403
+    found = signed_in(service, HUB, Claim.MANAGE).get(_latest_job(service))
+    assert (found.status, "other" in found.text) == (404, False)
 
 
 def test_what_is_told_live_is_text(letters: DeadLetters, plain_browser: PlainBrowser) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gc
 import weakref
+from datetime import datetime, timedelta
 
 import pytest
 from tests.gateway.conftest import ManualClock
 from tests.gateway.support import HOST, Pair
 
 from tidegate.amqp.link import Link
-from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, SharedAccessPolicy
+from tidegate.amqp.message import Message, encode_message
+from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, Grant, SharedAccessPolicy
 from tidegate.gateway.claims import ConnectionClaims
-from tidegate.model.audience import entity_path
+from tidegate.model.audience import EntityPath, entity_path
 from tidegate.model.errors import UnauthorizedError
 from tidegate.model.sas import make_sas_token
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
@@ -157,6 +159,68 @@ async def test_claims_are_not_kept_alive_by_the_namespace(broker: Broker, clock:
     del claims
     gc.collect()
     assert reference() is None
+
+
+async def test_many_links_end_in_turns(broker: Broker, clock: ManualClock) -> None:
+    """Protects neighbours: 100 links that lose their policy are not detached in one go, but nothing that is
+    sent on one of them counts from the change on."""
+    policy = broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN])
+    pair = _connect(broker, clock, policy)
+    links = [pair.session.attach_sender(f"s{number}", target="hub/Partitions/0") for number in range(100)]
+    pair.exchange()
+    assert all(link.is_open for link in links)
+    before = pair.turns
+    broker.delete_policy("hub", "both")
+    for link in links:
+        link.send(encode_message(Message(data=(b"late",))), settled=True)
+    pair.exchange()
+    for link in links:
+        error = pair.error_of(link)
+        assert error is not None
+        assert error.condition == "amqp:unauthorized-access"
+    assert 5 <= pair.turns - before <= 100
+    assert broker.event_hub("hub").statistics().incoming_requests == 0
+
+
+async def test_links_are_judged_without_a_search_among_tokens(
+    broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects neighbours: whoever has as many tokens as links does not pay for their product when one ends.
+
+    Of several tokens of one policy for one entity, the one that lasts longest counts.
+    """
+    root = broker.policy(None, ROOT_POLICY_NAME)
+    claims = ConnectionClaims(broker, clock, lambda: None)
+    now = int(clock.now_utc().timestamp())
+
+    def put(audience: str, expiry: int) -> None:
+        token = make_sas_token(audience=audience, key_name=root.name, key=root.key, expiry=expiry)
+        claims.put_token(token, token_type=SAS_TOKEN_TYPE, audience=audience)
+
+    for number in range(50):
+        put(f"sb://{HOST}/hub/publishers/p{number}", now + 1000)
+    for number, seconds in enumerate((10, 500, 20)):
+        put(f"sb://host-{number}/hub/publishers/shared", now + seconds)
+    judged: list[str] = []
+    permits = Grant.permits
+
+    def counted(grant: Grant, path: EntityPath, claim: Claim, *, now_utc: datetime) -> bool:
+        judged.append(path)
+        return permits(grant, path, claim, now_utc=now_utc)
+
+    monkeypatch.setattr(Grant, "permits", counted)
+    with pytest.raises(UnauthorizedError):
+        claims.require(entity_path("hub"), Claim.SEND)
+    assert not judged
+    for number in range(50):
+        claims.require(entity_path("hub", "Publishers", f"P{number}"), Claim.SEND)
+    assert len(judged) == 50
+    clock.now += timedelta(seconds=400)
+    claims.require(entity_path("hub", "Publishers", "shared"), Claim.SEND)
+    clock.now += timedelta(seconds=100)
+    with pytest.raises(UnauthorizedError, match="ExpiredToken"):
+        claims.require(entity_path("hub", "Publishers", "shared"), Claim.SEND)
+    claims.close()
 
 
 async def test_the_secret_is_in_no_log_line(

@@ -9,20 +9,38 @@ import pytest
 from tests.gateway.conftest import ManualClock
 from tests.gateway.support import Pair
 
-from tidegate.amqp.events import LinkDrained
+from tidegate.amqp.events import LinkAttached, LinkDrained
+from tidegate.amqp.limits import LINK_BYTES
 from tidegate.amqp.link import ReceiverLink
 from tidegate.amqp.message import DELIVERY_ANNOTATIONS, Message, decode_message
-from tidegate.amqp.performatives import Source
+from tidegate.amqp.performatives import (
+    ROLE_RECEIVER,
+    ROLE_SENDER,
+    SND_MIXED,
+    SND_SETTLED,
+    SND_UNSETTLED,
+    Accepted,
+    DeliveryState,
+    Disposition,
+    Modified,
+    Performative,
+    Rejected,
+    Released,
+    Source,
+)
+from tidegate.amqp.types import Described, Symbol
 from tidegate.broker import Broker
 from tidegate.model.events import EventData
 from tidegate.model.position import EventPosition
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, wrap_event
 from tidegate.wire.event_codec import encode_event
+from tidegate.wire.management import ManagementRequest, Operation
 from tidegate.wire.names import (
     BATCH_DELIVERY_CAPABILITY,
     EPOCH,
     OFFSET,
     RUNTIME_METRIC_CAPABILITY,
+    SELECTOR_FILTER,
     SEQUENCE_NUMBER,
 )
 from tidegate.wire.selector import selector_filter
@@ -306,3 +324,105 @@ async def test_position_beyond_the_end_is_refused(pair: Pair, broker: Broker) ->
     error = pair.error_of(link)
     assert error is not None
     assert "The supplied sequence number '488' is invalid" in (error.description or "")
+
+
+async def test_only_filters_in_force_are_in_the_answer(pair: Pair, broker: Broker) -> None:
+    """Protects clients from believing in a filter that nobody applies (AMQP 1.0 part 3 section 3.5.3)."""
+    await _append(broker, "a", "b", "c")
+    filters: dict[object, object] = {
+        Symbol("selector"): Described(SELECTOR_FILTER, 'amqp.annotation.x-opt-sequence-number > "1"'),
+        Symbol("colour"): Described(Symbol("apache.org:legacy-amqp-headers-binding:map"), {"colour": "red"}),
+    }
+    link = pair.session.attach_receiver("in", source=Source(address=ADDRESS, filter=filters))
+    link.grant_credit(10)
+    pair.exchange()
+    (attached,) = [event for event in pair.of_kind(LinkAttached) if event.link is link]
+    assert attached.attach.source is not None
+    assert attached.attach.source.filter == {"selector": filters[Symbol("selector")]}
+    assert _texts(pair, link) == ["c"]
+
+
+async def test_a_receiver_starts_where_all_its_comparisons_are_met(pair: Pair, broker: Broker) -> None:
+    """Protects receivers that name two bounds: the later one is where they start."""
+    await _append(broker, "a", "b", "c")
+    text = "amqp.annotation.x-opt-offset > '-1' AND amqp.annotation.x-opt-sequence-number = '1'"
+    filters: dict[object, object] = {SELECTOR_FILTER: Described(SELECTOR_FILTER, text)}
+    link = pair.session.attach_receiver("in", source=Source(address=ADDRESS, filter=filters))
+    link.grant_credit(10)
+    pair.exchange()
+    assert _texts(pair, link) == ["b", "c"]
+
+
+DECISIONS: tuple[DeliveryState, ...] = (Accepted(), Released(), Rejected(), Modified(delivery_failed=True))
+
+
+@pytest.mark.parametrize("state", DECISIONS, ids=lambda state: type(state).__name__)
+@pytest.mark.parametrize("rcv_settle_mode", [0, 1])
+async def test_who_asks_for_unsettled_deliveries_decides_about_them(
+    pair: Pair, broker: Broker, monkeypatch: pytest.MonkeyPatch, state: DeliveryState, rcv_settle_mode: int
+) -> None:
+    """Protects clients that settle what they receive: each delivery waits for their word, and the answer to
+    it comes where they ask for it (rcv-settle-mode second). Nothing is sent again, and nothing is kept."""
+    await _append(broker, "a", "b" * 70_000, "c")  # the second in several frames
+    link = _attach(pair, credit=10, snd_settle_mode=SND_UNSETTLED, rcv_settle_mode=rcv_settle_mode)
+    (attached,) = [event for event in pair.of_kind(LinkAttached) if event.link is link]
+    assert attached.attach.snd_settle_mode == SND_UNSETTLED
+    assert attached.attach.rcv_settle_mode == rcv_settle_mode
+    assert [text[:1] for text in _texts(pair, link)] == ["a", "b", "c"]
+    deliveries = pair.deliveries(link)
+    assert not any(delivery.is_settled for delivery in deliveries)
+    first, last = deliveries[0].delivery_id, deliveries[-1].delivery_id
+    answers: list[tuple[int, Performative]] = []
+    monkeypatch.setattr(pair.server, "send_performative", lambda *frame: answers.append(frame))
+    pair.session.send_performative(
+        Disposition(ROLE_RECEIVER, first, last, settled=rcv_settle_mode == 0, state=state)
+    )
+    await _append(broker, "d")
+    await pair.wait_for(lambda: len(pair.deliveries(link)) == 4)
+    if rcv_settle_mode:
+        assert answers == [(0, Disposition(ROLE_SENDER, first, last, settled=True, state=state))]
+    else:
+        assert answers == []
+    assert pair.server.held_bytes == LINK_BYTES * 5  # two sessions, three links; nothing for deliveries
+
+
+@pytest.mark.parametrize("mode", [SND_SETTLED, SND_MIXED])
+async def test_others_get_settled_deliveries(pair: Pair, broker: Broker, mode: int) -> None:
+    """Protects the clients that never settle: settled deliveries, also where both would be allowed."""
+    await _append(broker, "a")
+    link = _attach(pair, credit=10, snd_settle_mode=mode)
+    assert [delivery.is_settled for delivery in pair.deliveries(link)] == [True]
+
+
+async def test_receivers_of_a_deleted_hub(pair: Pair, broker: Broker) -> None:
+    """Protects readers: their link ends at once, in clear words, and the same connection reads the hub that
+    was created again under the name, and asks $management about it."""
+    await _append(broker, "old")
+    link = _attach(pair, credit=10)
+    requests = pair.request_links("$management")
+    await broker.delete_event_hub("hub")
+    await pair.wait_for(lambda: not link.is_open)
+    error = pair.error_of(link)
+    assert error is not None
+    assert error.condition == "amqp:not-found"
+    assert error.description is not None
+    assert f"'{ADDRESS}' could not be found: event hub 'hub' was deleted" in error.description
+    question = ManagementRequest(Operation.READ_EVENT_HUB, "hub").to_message()
+    assert pair.request(*requests, question).status_code == 404
+    broker.create_event_hub("hub", partition_count=1)
+    await _append(broker, "new")
+    again = _attach(pair, name="again", credit=10)
+    assert _texts(pair, again) == ["new"]
+    assert pair.request(*requests, question).status_code == 200
+
+
+async def test_a_log_that_closes_is_no_deleted_hub(pair: Pair, broker: Broker) -> None:
+    """Protects readers of a service that stops: they are told to come again, and not that the hub is gone."""
+    link = _attach(pair, credit=10)
+    await broker.close()
+    await pair.wait_for(lambda: not link.is_open)
+    error = pair.error_of(link)
+    assert error is not None
+    assert error.condition == "amqp:link:detach-forced"
+    assert error.description is not None
+    assert error.description.startswith("The service is stopping.")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from tests.gateway.support import Pair
+from tests.gateway.conftest import ManualClock
+from tests.gateway.support import HOST, Pair
 
+from tidegate.amqp.events import LinkDetached
 from tidegate.amqp.link import ReceiverLink
-from tidegate.amqp.types import ULong
+from tidegate.amqp.performatives import Source
+from tidegate.amqp.types import Described, ULong
 from tidegate.broker import Broker
-from tidegate.wire.names import EPOCH, RECEIVER_NAME
+from tidegate.wire.names import EPOCH, RECEIVER_NAME, SELECTOR_FILTER
 
 OPEN, STOLEN, REFUSED = "both are open", "the first is stolen from", "the second is refused"
 
@@ -112,3 +115,50 @@ async def test_levels_that_are_none(pair: Pair, level: object) -> None:
     error = pair.error_of(link)
     assert error is not None
     assert error.condition == "com.microsoft:argument-error"
+
+
+async def test_a_stolen_link_frees_its_place_at_once(pair: Pair) -> None:
+    """Protects a client that attaches again by the same name: its older receiver's epoch and place are free,
+    before the client has answered the older one's detach, and the connection lives on."""
+    five = [_attach(pair, f"reader-{number}", None) for number in range(5)]
+    pair.session._links_by_name.clear()  # a client that does not keep its links' names apart
+    again = _attach(pair, "reader-2", None)
+    assert again.is_open
+    assert "took this one's name" in _told(pair, five[2])
+    owner = _attach(pair, "owner", 7)
+    pair.session._links_by_name.clear()
+    lower = _attach(pair, "owner", 3)
+    assert lower.is_open
+    assert "took this one's name" in _told(pair, owner)
+
+
+async def test_a_receivers_name_is_one_line_to_others(pair: Pair) -> None:
+    """Protects the logs of other clients, which read it in the error that tells who has taken over."""
+    one = _attach(pair, "one", 1)
+    _attach(pair, "two\r\n\x1b[2J ERROR forged\u2028" + "x" * 1000, 2)
+    told = _told(pair, one)
+    assert "New receiver 'two\ufffd\ufffd\ufffd[2J ERROR forged\ufffdxxx" in told
+    assert told.count("x") < 300
+    assert told.isprintable()
+
+
+async def test_a_link_whose_answer_does_not_fit_holds_no_place(broker: Broker, clock: ManualClock) -> None:
+    """Protects a partition from a client with small frames: a link that was refused because its answer does
+    not fit has no epoch, even if the client never answers the detach."""
+    small = Pair(broker, clock, max_frame_size=512)
+    assert small.put_token(broker, f"sb://{HOST}/").status_code == 202
+    text = "amqp.annotation.x-opt-offset > '-1'" + " " * 400
+    source = Source(
+        "hub/ConsumerGroups/$Default/Partitions/0",
+        filter={SELECTOR_FILTER: Described(SELECTOR_FILTER, text)},
+    )
+    small.session.attach_receiver("in", source=source, properties={EPOCH: 5})
+    small.server.receive_data(b"".join(small.client.data_to_send()), now=clock.monotonic())
+    small.is_reading = False  # what the client answers does not arrive
+    small.exchange()
+    assert [event.error.condition for event in small.of_kind(LinkDetached) if event.error] == [
+        "amqp:frame-size-too-small"
+    ]
+    other = Pair(broker, clock)
+    assert other.put_token(broker, f"sb://{HOST}/").status_code == 202
+    assert _attach(other, "reader", None).is_open

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from tests.gateway.conftest import ManualClock
-from tests.gateway.support import Pair
+from tests.gateway.support import HOST, Pair
 
 from tidegate.amqp.link import SenderLink
 from tidegate.amqp.message import Message, encode_message
 from tidegate.amqp.performatives import Accepted, Rejected
 from tidegate.amqp.types import ULong
-from tidegate.broker import Broker
+from tidegate.broker import AppendResult, Broker, Claim
+from tidegate.model.errors import ClosedError
 from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, batch_envelope, iter_events, wrap_event
 from tidegate.wire.names import IDEMPOTENT_BATCH_CAPABILITY, PARTITION_KEY
@@ -262,24 +265,94 @@ async def test_paused_connection_asks_for_the_end_of_congestion(
     assert pair.is_reading
 
 
-async def test_a_deleted_hub_ends_its_links(pair: Pair, broker: Broker) -> None:
-    """What was sent before is answered, later sends end the link, and a hub made anew takes the next one."""
-    link = _sender(pair, "hub/Partitions/0")
+@pytest.mark.parametrize("address", ["hub", "hub/Partitions/0", "hub/Publishers/me"])
+async def test_a_hub_is_deleted_and_created_again(pair: Pair, broker: Broker, address: str) -> None:
+    """Protects producers that know nothing of it: each send in between is refused in clear words, and the hub
+    that was created again takes what comes on the same link."""
+    link = _sender(pair, address)
     link.send(_event("before"))
-    pair.exchange()
-    await broker.delete_event_hub("hub")
     await pair.wait_for(lambda: bool(pair.settled(link)))
-    assert isinstance(pair.settled(link)[0].state, Accepted)
+    await broker.delete_event_hub("hub")
+    for number in range(2):
+        link.send(_event("between"))
+        await pair.wait_for(lambda count=number + 2: len(pair.settled(link)) == count)  # type: ignore[misc]
+    broker.create_event_hub("hub", partition_count=1)
     link.send(_event("behind"))
-    pair.exchange()
+    await pair.wait_for(lambda: len(pair.settled(link)) == 4)
+    states = [event.state for event in pair.settled(link)]
+    assert isinstance(states[0], Accepted)
+    for state in states[1:3]:
+        assert isinstance(state, Rejected)
+        assert state.error is not None
+        assert state.error.condition == "amqp:not-found"
+        assert state.error.description is not None
+        assert "could not be found: event hub 'hub' was deleted" in state.error.description
+    assert isinstance(states[3], Accepted)
+    assert broker.event_hub("hub").partition("0").next_sequence_number == 1
+    assert pair.owner.unacknowledged_bytes == 0
+
+
+async def test_a_hub_created_again_without_the_partition(pair: Pair, broker: Broker) -> None:
+    """Protects events of a partition that the new hub lacks: they are refused, and go nowhere else."""
+    link = _sender(pair, "hub/Partitions/1")
+    await broker.delete_event_hub("hub")
+    broker.create_event_hub("hub", partition_count=1)
+    link.send(_event("lost"))
+    await pair.wait_for(lambda: bool(pair.settled(link)))
+    assert isinstance(pair.settled(link)[0].state, Rejected)
+    assert _stored(broker, "0") == []
+
+
+async def test_numbered_batches_of_a_deleted_hub_end_their_link(pair: Pair, broker: Broker) -> None:
+    """Protects exactly-once: numbers that counted the deleted hub's events count nothing in a new one."""
+    capabilities = [IDEMPOTENT_BATCH_CAPABILITY]
+    link = _sender(pair, "hub/Partitions/0", desired_capabilities=capabilities)
+    await broker.delete_event_hub("hub")
+    broker.create_event_hub("hub", partition_count=1)
+    link.send(_event("numbered"))
+    await pair.wait_for(lambda: not link.is_open)
+    assert isinstance(pair.settled(link)[0].state, Rejected)
     error = pair.error_of(link)
     assert error is not None
     assert error.condition == "amqp:not-found"
+    assert _stored(broker, "0") == []
+
+
+async def test_an_append_under_way_to_a_deleted_hub(
+    pair: Pair, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects the sender's error: what the deletion overtook is not found, rather than a closed link."""
+    link = _sender(pair, "hub/Partitions/0")
+    hub = broker.event_hub("hub")
+    appended: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(hub.partition("0"), "append_nowait", lambda *_, **__: appended)
+    link.send(_event("overtaken"))
+    pair.exchange()
+    await broker.delete_event_hub("hub")
+    appended.set_exception(ClosedError("The log is closed."))
+    await pair.wait_for(lambda: bool(pair.settled(link)))
+    (settled,) = pair.settled(link)
+    assert isinstance(settled.state, Rejected)
+    assert settled.state.error is not None
+    assert settled.state.error.condition == "amqp:not-found"
+
+
+async def test_a_policy_of_a_deleted_hub_is_good_for_no_other(broker: Broker, clock: ManualClock) -> None:
+    """Protects a hub that was created again: who held a policy of the deleted one sends nothing to it."""
+    policy = broker.create_policy("hub", "senders", [Claim.SEND])
+    pair = Pair(broker, clock)
+    audience = f"sb://{HOST}/hub"
+    assert pair.put_token(broker, audience, key=policy.key, policy_name="senders").status_code == 202
+    link = _sender(pair, "hub/Partitions/0")
+    await broker.delete_event_hub("hub")
     broker.create_event_hub("hub", partition_count=1)
-    again = _sender(pair, "hub/Partitions/0", "again")
-    again.send(_event("anew"))
-    await pair.wait_for(lambda: bool(pair.settled(again)))
-    assert _stored(broker, "0") == [_event("anew")]
+    link.send(_event("not allowed"))
+    await pair.wait_for(lambda: bool(pair.settled(link)))
+    state = pair.settled(link)[0].state
+    assert isinstance(state, Rejected)
+    assert state.error is not None
+    assert state.error.condition == "amqp:unauthorized-access"
+    assert _stored(broker, "0") == []
 
 
 async def test_stop_answers_what_came_in(pair: Pair, broker: Broker) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from typing import cast
 
 import pytest
 from tests.gateway.conftest import ManualClock
 from tests.gateway.support import HOST, WAIT_S, Pair
 
-from tidegate.amqp.events import ConnectionClosed
-from tidegate.amqp.message import Message, Properties, decode_message, encode_message
-from tidegate.amqp.performatives import Error, Target
-from tidegate.amqp.types import Symbol
+from tidegate.amqp.events import ConnectionClosed, DeliveriesReceived
+from tidegate.amqp.message import Message, MessageId, Properties, decode_message, encode_message
+from tidegate.amqp.performatives import Error, Source, Target
+from tidegate.amqp.types import Described, Short, Symbol
 from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim
 from tidegate.model.sas import make_sas_token
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
@@ -60,6 +62,17 @@ async def test_wrong_key_unknown_hub_and_wrong_type(stranger: Pair, broker: Brok
     jwt = stranger.request(sender, receiver, put_token_request(PutToken("jwt", f"sb://{HOST}/hub", "x.y.z")))
     assert jwt.status_code == 401
     assert "shared access key" in jwt.status_description
+
+
+@pytest.mark.parametrize(("key", "status"), [("", 202), ("wrong", 401)])
+async def test_a_signature_may_come_as_a_jwt(stranger: Pair, broker: Broker, key: str, status: int) -> None:
+    """An application may give its SDK signatures as a TokenCredential; they are verified like any other."""
+    audience = f"sb://{HOST}/hub"
+    key = key or broker.policy(None, ROOT_POLICY_NAME).key
+    token = make_sas_token(audience=audience, key_name=ROOT_POLICY_NAME, key=key, expiry=4_000_000_000)
+    links = stranger.request_links("$cbs", stranger.client.begin_session())
+    answer = stranger.request(*links, put_token_request(PutToken("jwt", audience, token)))
+    assert answer.status_code == status
 
 
 async def test_token_covers_its_entity_only(stranger: Pair, broker: Broker) -> None:
@@ -155,8 +168,34 @@ async def test_reply_goes_where_reply_to_says(stranger: Pair, broker: Broker) ->
         assert Response.from_message(message).status_code == 401
 
 
+async def test_an_address_that_the_service_makes_up(pair: Pair) -> None:
+    """A dynamic source gets an address, and responses of each node that are asked for there."""
+    receivers = [
+        session.attach_receiver("same name", source=Source(dynamic=True), target="client")
+        for session in (pair.client.begin_session(), pair.session)
+    ]
+    sender = pair.session.attach_sender("requests", target="$management")
+    for receiver in receivers:
+        receiver.grant_credit(5)
+    pair.exchange()
+    source = receivers[1].remote_attach.source
+    assert source is not None
+    assert (source.dynamic, source.address) == (True, "$dynamic/same name")
+    message = ManagementRequest(Operation.READ_EVENT_HUB, "hub").to_message()
+    for reply_to in (source.address, None):  # Nobody is meant by None: the link is of no node.
+        # Qpid Proton has no message-id in its requests.
+        properties = Properties(correlation_id="7", reply_to=reply_to)
+        sender.send(encode_message(replace(message, properties=properties)))
+    pair.exchange()
+    assert pair.deliveries(receivers[0]) == []
+    (delivery,) = pair.deliveries(receivers[1])
+    told = decode_message(delivery.payload).properties
+    assert told is not None
+    assert told.correlation_id == "7"
+
+
 async def test_description_of_hub_and_partition(pair: Pair) -> None:
-    """READ tells what is there, and 404 for what is not."""
+    """READ tells what is there, 404 for an unknown hub, and 400 for an unknown partition."""
     links = pair.request_links("$management")
 
     def ask(operation: Operation, event_hub: str = "", **kwargs: object) -> Response:
@@ -169,7 +208,7 @@ async def test_description_of_hub_and_partition(pair: Pair) -> None:
     assert PartitionDescription.from_map(partition).is_empty
     assert ask(Operation.READ_EVENT_HUB, "nothing").status_code == 404
     unknown = ask(Operation.READ_PARTITION, "hub", partition_id="2")
-    assert (unknown.status_code, unknown.error_condition) == (404, "com.microsoft:argument-out-of-range")
+    assert (unknown.status_code, unknown.error_condition) == (400, "com.microsoft:argument-out-of-range")
     assert ask(Operation.QUERY_PARTITIONS, "nothing").status_code == 404
 
 
@@ -326,3 +365,39 @@ async def test_a_disk_that_fails_a_request_is_answered(
         assert response.status_code == 500
         assert "injected" not in response.status_description
     assert not pair.owner.ended
+
+
+@pytest.mark.parametrize("node", ["$cbs", "$management"])
+async def test_requests_are_worked_off_one_by_one(stranger: Pair, node: str) -> None:
+    """Protects neighbours: a hundred requests in one read are a hundred pieces of work, between which others
+    have their turn."""
+    sender, receiver = stranger.request_links(node)
+    sender.send_batch([encode_message(Message(value=number)) for number in range(50)])
+    stranger.server.receive_data(b"".join(stranger.client.data_to_send()), now=0.0)
+    events = 0
+    while (event := stranger.server.next_event()) is not None:
+        assert isinstance(event, DeliveriesReceived)
+        assert len(event.deliveries) == 1
+        stranger.handler.on_event(event)
+        events += 1
+    assert events == 50
+    stranger.exchange()
+    assert len(stranger.deliveries(receiver)) == 50
+
+
+@pytest.mark.parametrize("node", ["$cbs", "$management"])
+@pytest.mark.parametrize(
+    "message_id",
+    [-1, -(1 << 63), Short(-5), True, 1.5, [1], {"a": 1}, Described(Symbol("d"), b"x")],
+    ids=repr,
+)
+async def test_any_message_id_can_be_answered(stranger: Pair, node: str, message_id: object) -> None:
+    """Protects the connection, and the log, from a request whose message-id is of a type that none has."""
+    sender, receiver = stranger.request_links(node)
+    properties = Properties(message_id=cast(MessageId, message_id))
+    sender.send(encode_message(Message(properties=properties, value="x")))
+    stranger.exchange()
+    (delivery,) = stranger.deliveries(receiver)
+    answered = decode_message(delivery.payload).properties
+    assert answered is not None
+    assert answered.correlation_id == message_id

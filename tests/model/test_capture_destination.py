@@ -77,7 +77,7 @@ def test_directories_outside_are_refused(destination: str, tmp_path: Path) -> No
         f"{ARCHIVE}/",
         f"{ARCHIVE}/hub/of/mine",
         ARCHIVE.replace("abfs:", "ABFS:").replace("account.dfs", "Account.DFS"),
-        ARCHIVE.replace("/events", "//events"),
+        f"{ARCHIVE}//",
     ],
 )
 def test_urls_within_are_allowed(destination: str) -> None:
@@ -102,6 +102,10 @@ def test_urls_within_are_allowed(destination: str) -> None:
         f"{ARCHIVE}/x\n",
         f"simplecache::{ARCHIVE}",
         f"{ARCHIVE}::http://evil.example/",
+        f"{ARCHIVE}/[::]x://y",
+        f"{ARCHIVE}/[::1]",
+        f"{ARCHIVE}//x",
+        ARCHIVE.replace("/events", "//events"),
         "abfs://archive/events",
         "/events",
     ],
@@ -109,6 +113,19 @@ def test_urls_within_are_allowed(destination: str) -> None:
 def test_urls_outside_are_refused(destination: str) -> None:
     """Protects other containers and hosts, which the service may have credentials for."""
     assert not _is_allowed(destination, ARCHIVE)
+
+
+def test_a_prefix_with_a_password_is_refused_without_it() -> None:
+    """Protects it from those who are told which destinations are allowed."""
+    with pytest.raises(InvalidArgumentError, match=r"capture_destinations.*holds a password") as caught:
+        CaptureDestinations(("sftp://user:hunter2@files.example/x",))
+    assert "hunter2" not in str(caught.value)
+
+
+def test_letters_of_a_bucket_count() -> None:
+    """Protects what is in another bucket: some stores tell ``Captured`` and ``captured`` apart."""
+    assert _is_allowed("memory://Captured/x", "memory://Captured")
+    assert not _is_allowed("memory://captured/x", "memory://Captured")
 
 
 @pytest.mark.parametrize(
@@ -124,6 +141,12 @@ def test_urls_outside_are_refused(destination: str) -> None:
         "[fe80::1]",
         "[fe80::1]:22",
         "[fd00:ec2::254]",
+        "[fd00:ec2::23]",
+        "[fd20:ce::254]",
+        "[fd00:c1::a9fe:a9fe]",
+        "[fd00:42::42]",
+        "192.0.0.192",
+        "100.100.100.200",
         "[::ffff:169.254.169.254]",
         "[64:ff9b::a9fe:a9fe]",
         "[::a9fe:a9fe]",

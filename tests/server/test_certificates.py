@@ -11,7 +11,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.server import certificates
@@ -38,7 +38,11 @@ class FixedClock:
 
 
 def _handshake(
-    certificate: ServerCertificate, name: str, client_context: ssl.SSLContext | None = None
+    certificate: ServerCertificate,
+    name: str,
+    client_context: ssl.SSLContext | None = None,
+    *,
+    server_context: ssl.SSLContext | None = None,
 ) -> None:
     """A TLS handshake in memory with full verification; raises ssl.SSLError when the client refuses."""
     if client_context is None:
@@ -46,7 +50,7 @@ def _handshake(
     client_context.verify_flags |= ssl.VERIFY_X509_STRICT
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = client_context.wrap_bio(to_client, to_server, server_hostname=name)
-    server = certificate.ssl_context().wrap_bio(to_server, to_client, server_side=True)
+    server = (server_context or certificate.ssl_context()).wrap_bio(to_server, to_client, server_side=True)
     unfinished = [client, server]
     for _ in range(10):
         for side in list(unfinished):
@@ -126,6 +130,37 @@ def test_a_stolen_authority_speaks_for_no_other_host(tmp_path: Path, name: str) 
     (tmp_path / "forged.key").write_bytes(certificates._key_pem(forged.key))
     with pytest.raises(ssl.SSLError, match="permitted subtree violation"):
         _handshake(ServerCertificate(made.ca_file, tmp_path / "forged.pem", tmp_path / "forged.key"), name)
+
+
+def test_a_stolen_authority_makes_no_client(tmp_path: Path) -> None:
+    """A certificate without names is outside no constraint: what its key signs is for servers alone."""
+    made = ensure_server_certificate(tmp_path, ["one.example"], clock=FixedClock())
+    authority = certificates._load(tmp_path / "ca.pem", tmp_path / "ca.key")
+    assert authority is not None
+    key, now = ec.generate_private_key(ec.SECP256R1()), FixedClock().now_utc()
+    forged = (
+        x509.CertificateBuilder(
+            authority.certificate.subject,
+            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "administrator")]),
+            key.public_key(),
+            x509.random_serial_number(),
+        )
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+        .sign(authority.key, hashes.SHA256())
+    )
+    (tmp_path / "forged.pem").write_bytes(certificates._certificate_pem(forged))
+    (tmp_path / "forged.key").write_bytes(certificates._key_pem(key))
+    others = made.ssl_context()  # of a server that has the authority among those of its clients
+    others.verify_mode = ssl.CERT_REQUIRED
+    assert made.ca_file is not None
+    others.load_verify_locations(made.ca_file)
+    client = ssl.create_default_context(cafile=str(made.ca_file))
+    client.maximum_version = ssl.TLSVersion.TLSv1_2  # in 1.3 the client is done before it is refused
+    client.load_cert_chain(tmp_path / "forged.pem", tmp_path / "forged.key")
+    with pytest.raises(ssl.SSLError, match=r"CERTIFICATE_VERIFY_FAILED.*purpose"):
+        _handshake(made, "one.example", client, server_context=others)
 
 
 def test_the_constraints_are_critical(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from tidegate.amqp.connection import Connection, ConnectionConfiguration, Role
 from tidegate.amqp.events import (
+    ConnectionClosed,
     ConnectionOpened,
     CreditGranted,
     DeliveriesReceived,
@@ -25,7 +26,7 @@ from tidegate.amqp.events import (
 from tidegate.amqp.frames import encode_frame
 from tidegate.amqp.link import SenderLink
 from tidegate.amqp.message import Message, Properties, encode_message
-from tidegate.amqp.performatives import Transfer, encode_performative
+from tidegate.amqp.performatives import Flow, Transfer, encode_performative
 from tidegate.broker import Broker
 from tidegate.gateway.amqp_server import AmqpGateway
 from tidegate.gateway.http import HttpGateway
@@ -303,6 +304,68 @@ async def test_publishing_is_refused_when_memory_is_exhausted(tmp_path: Path) ->
         await broker.close()
 
 
+def _send_large_frame(client: Client) -> None:
+    client.send_half(client.attach_sender("$cbs"), 17_000)
+
+
+def _send_halves(client: Client) -> None:
+    for name in ("one", "two"):
+        client.send_half(client.attach_sender("$cbs", name), 45_000, frame_bytes=15_000)
+
+
+def _attach_with_many_words(client: Client) -> None:
+    client.session.attach_sender("out", target="$cbs", properties={"x": "y" * 5000})
+
+
+def _send_many_frames(client: Client) -> None:
+    client.attach_sender("$cbs")
+    flow = Flow(next_incoming_id=1, incoming_window=100, next_outgoing_id=1, outgoing_window=100)
+    client.socket.sendall(encode_frame(0, encode_performative(flow)) * 400)
+
+
+def _begin_many_sessions(client: Client) -> None:
+    for _ in range(20):
+        client.connection.begin_session()
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["stranger", "known"])
+@pytest.mark.parametrize(
+    ("act", "condition"),
+    [
+        (_send_large_frame, "amqp:connection:framing-error"),
+        (_send_halves, "amqp:resource-limit-exceeded"),
+        (_attach_with_many_words, "amqp:resource-limit-exceeded"),
+        (_send_many_frames, "amqp:resource-limit-exceeded"),
+        (_begin_many_sessions, "amqp:resource-limit-exceeded"),
+    ],
+)
+def test_the_service_has_limits_for_strangers(
+    hub_service: HubService, event_hub: str, act: Callable[[Client], None], condition: str, is_known: bool
+) -> None:
+    """Protects everybody from anybody: what official clients never do before their token ends a connection
+    without one; with one it is nothing unusual."""
+    client = Client(_port(hub_service.ready.amqp))
+    ended: list[str] = []
+
+    def is_over(event: Event) -> bool:
+        if isinstance(event, ConnectionClosed) and event.error is not None:
+            ended.append(event.error.condition)
+        return bool(ended) or (isinstance(event, CreditGranted) and event.link.name == "last")
+
+    try:
+        if is_known:
+            client.authorize(hub_service.connection_string, event_hub)
+        act(client)
+        if is_known:
+            client.connection.begin_session().attach_sender("last", target=event_hub)
+        client.wait(is_over)
+    except ConnectionResetError:
+        ended.append(condition)  # what it was told is lost where it has sent more than was read
+    finally:
+        client.socket.close()
+    assert ended == ([] if is_known else [condition])
+
+
 def _resident_mb(process_id: int) -> float:
     text = Path(f"/proc/{process_id}/smaps_rollup").read_text()
     (line,) = (line for line in text.splitlines() if line.startswith("Rss:"))
@@ -317,14 +380,19 @@ def test_strangers_hold_little() -> None:
     with HubProcess() as service, ExitStack() as stack:
         port = _port(service.ready.amqp)
         before = _resident_mb(service.process_id)
-        for _ in range(200):
+        for number_of_client in range(200):
             client = Client(port)
             stack.callback(client.socket.close)
             with suppress(EOFError, OSError):
-                for number in range(14):
-                    client.session.attach_sender(f"s{number}", target="$cbs", properties={"x": "y" * 3500})
-                link = client.attach_sender("$cbs", "last")
-                client.send_half(link, 60_000, frame_bytes=15_000)
+                words = {"x": "y" * 3500}
+                links = [
+                    client.session.attach_sender(f"s{number}", target="$cbs", properties=words)
+                    for number in range(13)
+                ]
+                client.send_half(client.attach_sender("$cbs", "last"), 60_000, frame_bytes=15_000)
+                if number_of_client % 4:  # The others are content with what they may hold.
+                    for link in links:
+                        client.send_half(link, 60_000, frame_bytes=15_000)
         grown = _resident_mb(service.process_id) - before
         print(f"{grown:.1f} MB for 200 connections without a token")
         assert grown < 100

@@ -89,8 +89,8 @@ class _Clock:
 
 
 def test_clients_cannot_flood_the_log() -> None:
-    """Of what clients cause, some lines of each kind pass, and later how many did not; errors, changes by an
-    administrator and the service's own lines always pass."""
+    """Of what clients cause, errors too, some lines of each kind pass, and later how many did not; changes by
+    an administrator and the service's own lines always pass."""
     stream, clock = io.StringIO(), _Clock()
     start_logging(LogFormat.TEXT, stream, clock=clock)
     gateway = logging.getLogger("tidegate.gateway.ingress")
@@ -108,7 +108,8 @@ def test_clients_cannot_flood_the_log() -> None:
         return sum(text in line for line in lines)
 
     assert 0 < count("a batch was refused") == count("another kind") == count("a wrong key") < 100
-    assert [count(text) for text in ("made", "failed", "our own")] == [1000, 1000, 1000]
+    assert 0 < count("failed") < 100
+    assert [count(text) for text in ("made", "our own")] == [1000, 1000]
     clock.now += 60
     gateway.info("%s: a batch was refused", "at last")
     last = stream.getvalue().splitlines()[-1]

@@ -25,17 +25,24 @@ from tidegate.amqp.events import (
     DeliveriesReceived,
     Event,
 )
-from tidegate.amqp.message import decode_message, encode_message
+from tidegate.amqp.message import Message, decode_message, encode_message
 from tidegate.broker import ROOT_POLICY_NAME, attempts
 from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
+from tidegate.wire.management import ManagementRequest, Operation
 from tidegate.wire.request_response import Response
 
 HUB = "guarded"
 RIGHT = "the right key, which has as many bytes as it should have"
-POLICIES = {"put-token": "by-token", "plain": "by-plain", "http": "by-http", "admin": "by-admin"}
+POLICIES = {
+    "put-token": "by-token",
+    "plain": "by-plain",
+    "http": "by-http",
+    "admin": "by-admin",
+    "management": "by-request",
+}
 WAIT_S = 60.0
 
 E = TypeVar("E", bound=Event)
@@ -96,17 +103,27 @@ class _Client:
         self._socket.close()
 
 
-def _put_token(service: HubService, name: str, key: str) -> int:
+def _request(service: HubService, node: str, request: Message) -> int:
     with closing(_Client(service, sasl_mechanism="ANONYMOUS")) as client:
         session = client.engine.begin_session()
-        requests = session.attach_sender("requests", target="$cbs")
-        answers = session.attach_receiver("answers", source="$cbs", target="client")
+        requests = session.attach_sender("requests", target=node)
+        answers = session.attach_receiver("answers", source=node, target="client")
         answers.grant_credit(1)
         client.wait(CreditGranted)
-        token = PutToken(SAS_TOKEN_TYPE, f"sb://127.0.0.1/{HUB}", _token(name, key))
-        requests.send(encode_message(put_token_request(token)))
+        requests.send(encode_message(request))
         (delivery,) = client.wait(DeliveriesReceived).deliveries
     return Response.from_message(decode_message(delivery.payload)).status_code
+
+
+def _put_token(service: HubService, name: str, key: str) -> int:
+    token = PutToken(SAS_TOKEN_TYPE, f"sb://127.0.0.1/{HUB}", _token(name, key))
+    return _request(service, "$cbs", put_token_request(token))
+
+
+def _manage(service: HubService, name: str, key: str) -> int:
+    """With the token in the request itself, as the Java processor asks."""
+    request = ManagementRequest(Operation.READ_EVENT_HUB, HUB, security_token=_token(name, key))
+    return _request(service, "$management", request.to_message())
 
 
 def _plain(service: HubService, name: str, key: str) -> int:
@@ -142,6 +159,7 @@ def _console(service: HubService, name: str, key: str) -> int:
 Door = Callable[[HubService, str, str], int]
 DOORS: list[tuple[Door, str, str]] = [
     (_put_token, "by-token", "amqp"),
+    (_manage, "by-request", "amqp"),
     (_plain, "by-plain", "amqp"),
     (_http, "by-http", "http"),
     (_admin, "by-admin", "http"),
@@ -206,6 +224,21 @@ def test_a_right_key_does_not_wait_behind_wrong_ones(
     for thread in threads:
         thread.join(WAIT_S)
         assert not thread.is_alive()
+
+
+def test_a_late_answer_comes_before_the_connection_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client with an old key reads that its key is wrong, not that its connection was inactive, though the
+    delay is longer than the time that it has for its first token.
+    """
+    monkeypatch.setattr(attempts, "FREE_FAILURES", 0)
+    monkeypatch.setattr(attempts, "DELAY_S_FIRST", 600.0)
+    monkeypatch.setattr(attempts, "DELAY_S_MAX", 600.0)
+    config = tmp_path / "config.toml"
+    config.write_text("authentication_timeout_s = 2.0")
+    with HubService(tmp_path / "data", config=config, root_key=RIGHT) as service:
+        assert _put_token(service, ROOT_POLICY_NAME, "wrong") == 401
 
 
 def _ignoring_its_end(door: Door, service: HubService, policy: str, key: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import ipaddress
+import logging
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -237,6 +238,30 @@ async def test_a_mistake_in_a_handler_ends_only_its_connection() -> None:
         assert "amqp:internal-error" in str(driver.stop_reason)
         assert isinstance(service.drivers[1].stop_reason, InternalFailureError)
         assert service.drivers[0].stop_reason is None
+
+
+async def test_the_log_holds_nothing_of_an_event_that_failed(caplog: pytest.LogCaptureFixture) -> None:
+    """Protects tokens, which come in deliveries, and the log from as much as a client cares to send."""
+    service, recorder = Service(), Recorder()
+    async with serving(service) as server:
+        service.fail_on = LinkAttaching
+        configuration = ConnectionConfiguration("c" * 400, sasl_mechanism="ANONYMOUS")
+        driver = await connect_amqp(
+            "127.0.0.1",
+            server.port,
+            ssl=None,
+            configuration=configuration,
+            clock=SystemClock(),
+            on_event=recorder,
+        )
+        driver.connection.begin_session().attach_sender("a-secret", target="a-secret")
+        driver.flush()
+        async with asyncio.timeout(60):
+            await driver.wait_closed()
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "handling LinkAttaching failed" in record.getMessage()
+    assert "a-secret" not in caplog.text
+    assert len(record.getMessage()) < 300
 
 
 async def test_idle_connections_are_kept_alive_by_the_timer() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.transport.test_driver import Recorder, Service, _tls_contexts
 
-from tidegate.amqp.connection import ConnectionConfiguration, PeerLimits
+from tidegate.amqp.connection import SLICE_COST, ConnectionConfiguration
 from tidegate.amqp.errors import ResourceLimitError
 from tidegate.amqp.events import (
     ConnectionFailed,
@@ -25,6 +25,7 @@ from tidegate.amqp.events import (
     LinkAttaching,
 )
 from tidegate.amqp.frames import AMQP_HEADER, EMPTY_FRAME, encode_frame
+from tidegate.amqp.limits import PeerLimits
 from tidegate.amqp.link import SenderLink
 from tidegate.amqp.performatives import (
     ROLE_SENDER,
@@ -46,6 +47,9 @@ from tidegate.transport.turns import PASS_S, SLICE_S
 STEP_S = 0.0001
 PIECES_MAX = int(2 * (PASS_S + 2 * SLICE_S) / STEP_S)
 """Pieces of work in one pass of the event loop: each reads the clock once at least."""
+
+
+FLOODERS = 10
 
 
 class StepClock:
@@ -101,7 +105,7 @@ def _flows() -> bytes:
 
 
 def _sends() -> bytes:
-    front, tail = batch_front(0, 0), batch_tail(0)
+    front, tail = batch_front(0, 0), batch_tail(0, settled=True)
     return b"".join(batch_head(43, front, number, TAG_OF_4, number, tail) + b"x" for number in range(60_000))
 
 
@@ -138,8 +142,8 @@ async def _sender(server: AmqpServer, client_ssl: ssl.SSLContext | None) -> tupl
 async def test_a_flood_leaves_the_loop_to_others(
     kind: str, is_tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Protects neighbours: megabytes of one peer are worked off a few hundred frames per pass of the loop,
-    and who sends a message meanwhile has it delivered within some passes."""
+    """Protects neighbours: megabytes of some peers are worked off a few hundred frames, or runs of messages,
+    per pass of the loop, and who sends a message meanwhile has it delivered within some passes."""
     server_ssl, client_ssl = _tls_contexts(tmp_path) if is_tls else (None, None)
     service = Service()
     server = await _serve(service, server_ssl, is_limited=False)
@@ -152,15 +156,19 @@ async def test_a_flood_leaves_the_loop_to_others(
         receive_flow(session, flow)
 
     def counted_run(session: Session, handle: int, deliveries: list[object]) -> None:
-        passes.in_pass += 1
+        passes.in_pass += len(deliveries)
         receive_run(session, handle, deliveries)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Session, "_receive_flow", counted_flow)
     monkeypatch.setattr(Session, "receive_run", counted_run)
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=client_ssl)
-    writer.write(_opening())
-    await reader.readexactly(8)
-    writer.write(_flows() if kind == "flows" else _sends())
+    writers = []
+    for _ in range(FLOODERS):  # of one alone, no more is read in a pass than a pass may take
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=client_ssl)
+        writers.append(writer)
+        writer.write(_opening())
+        await reader.readexactly(8)
+    for writer in writers:
+        writer.write(_flows() if kind == "flows" else _sends())
     seen = 0
     for number in range(5):
         before, text = passes.count, b"quiet %d" % number
@@ -168,14 +176,55 @@ async def test_a_flood_leaves_the_loop_to_others(
         driver.flush()
         await service.recorder.until(partial(service.recorder.payloads.__contains__, text))
         seen = max(seen, passes.count - before)
-    await writer.drain()
+    for writer in writers:
+        await writer.drain()
     assert seen <= 20
-    assert 0 < passes.most <= PIECES_MAX * (16 if kind == "flows" else 1)
+    assert 0 < passes.most <= PIECES_MAX * (16 if kind == "flows" else SLICE_COST)
     passes.stop()
-    writer.transport.abort()
+    for writer in writers:
+        writer.transport.abort()
     await driver.close()
     await server.close(timeout_s=1)
     assert server.drivers == set()
+
+
+async def test_readers_leave_half_of_the_loop_to_a_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects who sends beside many that receive: what is sent to these has turns of its own."""
+    service = Service()
+    server = await _serve(service, None, is_limited=False)
+    receive_flow, flows, turns, is_over = Session._receive_flow, 0, 0, False
+
+    def counted_flow(session: Session, flow: Flow) -> None:
+        nonlocal flows
+        flows += 1
+        receive_flow(session, flow)
+
+    def take_turn(driver: AmqpDriver) -> bool:
+        nonlocal turns
+        turns += 1
+        for _ in range(int(SLICE_S / STEP_S)):
+            driver.clock.monotonic()
+        return not is_over
+
+    monkeypatch.setattr(Session, "_receive_flow", counted_flow)
+    writers = []
+    for number in range(21):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writers.append(writer)
+        writer.write(_opening())
+        await reader.readexactly(8)
+        if number:
+            service.drivers[number].on_turn = partial(take_turn, service.drivers[number])
+            service.drivers[number].request_turn()
+    writers[0].write(_flows())
+    async with asyncio.timeout(60):
+        while flows < 60_000:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    is_over = True
+    assert turns < 3000  # 940 of them take as long as the flood; 7,300, where each reader has a share of it
+    for writer in writers:
+        writer.transport.abort()
+    await server.close(timeout_s=1)
 
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tidegate.transport.turns import CREDIT_S, PASS_S, SLICE_S, Share, Turns
+from tidegate.transport.turns import ARRIVAL_S, CREDIT_S, PASS_S, SLICE_S, Share, Turns
 
 
 class Loop:
@@ -31,13 +31,20 @@ class Peer:
     """Somebody with pieces of work that take ``piece_s`` each."""
 
     def __init__(
-        self, loop: Loop, *, piece_s: float = 0.0003, has_turns: bool = True, turns: Turns | None = None
+        self,
+        loop: Loop,
+        *,
+        piece_s: float = 0.0003,
+        has_turns: bool = True,
+        turns: Turns | None = None,
+        address: str = "192.0.2.1",
     ) -> None:
         self.loop = loop
         self.pieces = 0
         self.done = 0
         self.piece_s = piece_s
         self.share = Share((turns or loop.turns) if has_turns else None, self.work)
+        self.share.join(address)
 
     def ask(self, pieces: int) -> None:
         """More work has come."""
@@ -126,6 +133,71 @@ def test_an_active_peer_waits_for_no_thousand_that_come_back_from_idleness() -> 
         assert active.done == 101 + number
         loop.run_pass()
     assert sum(peer.done for peer in others) > 1000  # and they get on
+
+
+def test_who_is_active_waits_for_no_thousand_of_another_address() -> None:
+    """Protects a quiet user with work all the time from a thousand connections that come at once: each of
+    them has had less than it, but their address soon has had more.
+    """
+    loop = Loop()
+    active = Peer(loop, address="192.0.2.2")
+    others = [Peer(loop) for _ in range(1000)]
+    for _ in range(100):
+        active.ask(1)
+        loop.run_pass()
+    for peer in others:
+        peer.ask(1)
+    filler = Peer(loop)
+    for number in range(100):
+        filler.ask(100)  # before it in each pass
+        active.ask(3)
+        asked_at = loop.now
+        while active.pieces:
+            loop.run_pass()
+        assert loop.now - asked_at <= 2 * PASS_S + CREDIT_S, number
+    while loop.due:
+        loop.run_pass()
+    assert [peer.done for peer in others] == [1] * 1000
+
+
+def test_who_is_there_already_waits_for_no_thousand_that_arrive() -> None:
+    """Protects established users from a thousand addresses whose connections come at once, and those from
+    waiting for ever: they have about a third of the time.
+    """
+    loop = Loop()
+    active = Peer(loop, turns=loop.turns.for_arrivals, address="192.0.2.2")
+    while active.share.served_s < ARRIVAL_S:
+        active.ask(1)
+        loop.run_pass()
+    arriving = [
+        Peer(loop, turns=loop.turns.for_arrivals, address=f"198.51.100.{number}") for number in range(1000)
+    ]
+    busy = Peer(loop)
+    busy.ask(100_000)
+    for peer in arriving:
+        peer.ask(3)
+    for number in range(100):
+        active.ask(3)
+        asked_at = loop.now
+        while active.pieces:
+            loop.run_pass()
+        assert loop.now - asked_at <= 3 * PASS_S, number
+    assert any(peer.pieces for peer in arriving)
+    assert sum(peer.done for peer in arriving) * 3e-4 > (loop.now - 100.0) / 4
+
+
+def test_addresses_share_time_whatever_number_of_connections_they_have() -> None:
+    """Protects an address with one busy connection from another with a hundred; and within one, its own."""
+    loop = Loop()
+    alone = Peer(loop, address="192.0.2.2")
+    many = [Peer(loop) for _ in range(100)]
+    for peer in (alone, *many):
+        peer.ask(100_000)
+    for _ in range(1000):
+        loop.run_pass()
+    done = [peer.done for peer in many]
+    assert 0.9 < alone.done / sum(done) < 1.1
+    assert max(done) <= min(done) + 10
 
 
 def test_receivers_take_no_time_from_requests_and_the_other_way_round() -> None:

@@ -19,6 +19,7 @@ from tidegate.wire.conditions import (
     error_from_condition,
     error_from_status,
     http_status_for,
+    response_status_for,
     to_amqp_error,
 )
 
@@ -54,7 +55,7 @@ def test_every_condition_means_an_error_here(row: ConditionRow) -> None:
 def test_an_error_that_crosses_the_wire_is_the_same_error(kind: type[TidegateError]) -> None:
     """Protects the promise that an error has one meaning on both sides."""
     assert type(error_from_amqp(to_amqp_error(kind("text")))) is kind
-    assert type(error_from_status(http_status_for(kind("t")), "t", condition_for(kind("t")))) is kind
+    assert type(error_from_status(response_status_for(kind("t")), "t", condition_for(kind("t")))) is kind
 
 
 def test_an_unknown_partition_is_argument_out_of_range_and_not_found() -> None:
@@ -67,6 +68,8 @@ def test_an_unknown_partition_is_argument_out_of_range_and_not_found() -> None:
         "It should be between 0 and 3.",
     )
     assert http_status_for(error) == 404
+    # Java's third generation tries a 404 of $management again for a minute.
+    assert response_status_for(error) == 400
     assert isinstance(error_from_amqp(sent), NotFoundError)
     assert not isinstance(error_from_condition(sent.condition, "another text"), NotFoundError)
 

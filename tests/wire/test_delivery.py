@@ -188,6 +188,17 @@ def test_an_event_that_is_no_message_is_delivered_as_a_body(
     assert delivered.message_annotations["x-opt-sequence-number"] == 3
 
 
+@pytest.mark.parametrize("start", [b"\x00\x53\x70\xc0", b"\x00\x53\x71\xc1"], ids=["header", "annotations"])
+@pytest.mark.parametrize("metrics", [None, METRICS], ids=["plain", "metrics"])
+def test_nothing_before_our_annotations_takes_them_in(start: bytes, metrics: RuntimeMetrics | None) -> None:
+    """Protects receivers that find the end of a list by its count: they would take our annotations for a part
+    of a header that has fewer values than it says."""
+    garbage = start + b"\x02\x04\x41" + b"\x00\x53\x75\xa0\x01x"
+    delivered = _deliver(garbage, 3, metrics)
+    assert delivered.data == (garbage,)
+    assert delivered.message_annotations["x-opt-sequence-number"] == 3
+
+
 def test_null_annotations_count_as_none() -> None:
     """Protects messages whose annotations section is there and null."""
     delivered = _deliver(b"\x00\x53\x72\x40\x00\x53\x71\x40\x00\x53\x75\xa0\x01x", 3, METRICS)

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from azure.eventhub._pyamqp._decode import decode_payload
 from tests.amqp.strategies import typed
 
 from tidegate.amqp.encode import encode_value
+from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.message import Header, Message, Properties, decode_message, encode_message, iter_sections
 from tidegate.amqp.types import Symbol, UInt
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.wire.batch import batch_envelope, iter_events, split_batch, split_single, unwrap, wrap_event
+from tidegate.wire.delivery import event_deliveries
 from tidegate.wire.publisher import (
-    may_name_publisher,
+    may_pretend,
     published_events,
     rewritten_batch,
     unpublished_events,
@@ -76,7 +79,7 @@ _FORGED = {
 
 def _unpublished(message: bytes) -> bytes:
     """As it is stored, where it is not sent to a publisher's address."""
-    assert may_name_publisher(message)
+    assert may_pretend(message)
     (event,) = unpublished_events(split_batch(batch_envelope() + wrap_event(message)))
     return bytes(unwrap(event))
 
@@ -109,4 +112,55 @@ def test_the_name_elsewhere_in_an_event_stays() -> None:
     for encoded in (encode_message(message), b"\x0fx-opt-publisher", b"\x00\x53\x72\xa0\x0fx-opt-publisher"):
         assert _unpublished(encoded) == encoded
     for without in (b"", b"\x0f" * 9, b"x-opt-publisher", encode_message(Message(data=(b"x" * 9,)))):
-        assert not may_name_publisher(without)
+        assert not may_pretend(without)
+
+
+_SECTION_WITH_NAMES = b"\x00\x53\x72" + encode_value(
+    {Symbol("x-opt-publisher"): "q", Symbol("x-opt-offset"): "99", Symbol("x-opt-sequence-number"): 99}
+)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [b"\x00\x53\x70\xc0", b"\x00\x53\x71\xc1", b"\x00\x53\x73\xc0", b"\x00\x53\x74\xc1", b"\x00\x53\x77\xc0"],
+    ids=["header", "delivery annotations", "properties", "application properties", "value"],
+)
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize("is_publisher", [False, True])
+def test_a_section_behind_the_end_of_a_list_is_none(
+    start: bytes, is_nested: bool, is_publisher: bool
+) -> None:
+    """Protects receivers that go by a list's count, such as the official Python client, from sections that
+    only they would find: they would take another publisher's name, and another offset, for the service's."""
+    inside = _SECTION_WITH_NAMES
+    if is_nested:
+        inside = b"\xc0" + bytes((len(inside) + 1, 0)) + inside
+        inside = encode_value(Symbol("k")) + inside if start.endswith(b"\xc1") else inside
+    count = 0 if not is_nested else 2 if start.endswith(b"\xc1") else 1
+    message = start + bytes((len(inside) + 1, count)) + inside + _BODY
+    sections = split_batch(batch_envelope() + wrap_event(message))
+    if is_publisher:
+        with pytest.raises(DecodeError):
+            list(published_events(sections, "p"))
+        return
+    assert may_pretend(message)
+    stored = rewritten_batch(sections, list(unpublished_events(sections)), None)
+    (delivery,) = event_deliveries(
+        bytes(stored.payload), stored.lengths, first_sequence_number=5, enqueued_time_ms=0
+    )
+    assert decode_message(delivery).data == (message,)
+    annotations = decode_payload(memoryview(delivery)).message_annotations
+    assert annotations is not None
+    assert annotations[b"x-opt-sequence-number"] == 5
+    assert b"x-opt-publisher" not in annotations
+
+
+@pytest.mark.parametrize(
+    "name", ["x-opt-publisher", "x-opt-offset", "x-opt-sequence-number", "x-opt-enqueued-time"]
+)
+def test_each_name_that_receivers_believe_is_looked_for(name: str) -> None:
+    """Protects what receivers learn from the service alone; a forwarded event keeps the rest of it."""
+    message = encode_message(Message(message_annotations={name: "1", "m": UInt(2)}, data=(b"x",)))
+    assert may_pretend(message)
+    if name != "x-opt-publisher":
+        assert _unpublished(message) == message

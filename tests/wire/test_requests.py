@@ -116,6 +116,9 @@ def test_the_official_client_reads_our_answers() -> None:
     assert theirs.value[b"begin_sequence_number"] == 5
     assert theirs.value[b"last_enqueued_offset"] == b"16"
     assert theirs.value[b"is_partition_empty"] is False
+    # The official Rust client fails without the second (0.16.0) or without either (earlier versions).
+    assert theirs.value[b"begin_sequence_number_epoch"] == -1
+    assert theirs.value[b"last_enqueued_sequence_number_epoch"] == -1
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.amqp import strategies
 
 from tidegate.amqp.types import Described, Symbol, ULong
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.position import EventPosition
 from tidegate.wire.selector import (
     format_selector,
+    honoured_filters,
     parse_selector,
-    position_from_filters,
+    positions_from_filters,
     selector_filter,
 )
 
@@ -45,12 +49,27 @@ MS = 1788264000005
             EventPosition.from_enqueued_time(TIME, is_inclusive=False),
         ),
         (f"  amqp.annotation.x-opt-enqueued-time>={MS} ", EventPosition.from_enqueued_time(TIME)),
+        # What IoT Hub's quickstarts and its diagnostics tool send.
+        (
+            f"amqp.annotation.x-opt-enqueuedtimeutc > {MS}",
+            EventPosition.from_enqueued_time(TIME, is_inclusive=False),
+        ),
+        ('amqp.annotation.x-opt-offset > "8448"', EventPosition.from_offset("8448")),
+        ("AMQP.Annotation.X-OPT-Offset >= 'aBc'", EventPosition.from_offset("aBc", is_inclusive=True)),
+        ("amqp.annotation.x-opt-offset > '@LATEST'", EventPosition.latest()),
+        ("amqp.annotation.x-opt-offset = '8448'", EventPosition.from_offset("8448", is_inclusive=True)),
+        ("amqp.annotation.x-opt-sequence-number=15", EventPosition.from_sequence_number(15)),
+        # Java, where it knows of geo-replication and the event's namespace has none.
+        (
+            "amqp.annotation.x-opt-sequence-number > '-1:15'",
+            EventPosition.from_sequence_number(15, is_inclusive=False),
+        ),
     ],
 )
 def test_every_clients_form_is_understood(expression: str, position: EventPosition) -> None:
     """Protects receivers of every client, quoted or not, inclusive or not."""
-    assert parse_selector(expression) == position
-    assert parse_selector(format_selector(position)) == position
+    assert parse_selector(expression) == (position,)
+    assert parse_selector(format_selector(position)) == (position,)
 
 
 times = st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31)).map(  # noqa: DTZ001  (made aware below)
@@ -67,7 +86,7 @@ times = st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31)).map(  # noqa: DT
 )
 def test_a_position_comes_back(position: EventPosition) -> None:
     """Protects our own client's positions to the millisecond, far years included."""
-    assert position_from_filters(selector_filter(position)) == position
+    assert positions_from_filters(selector_filter(position)) == (position,)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +94,12 @@ def test_a_position_comes_back(position: EventPosition) -> None:
     [
         "",
         "true",
-        "amqp.annotation.x-opt-offset = '5'",
+        "amqp.annotation.x-opt-offset > '5\"",
+        "amqp.annotation.x-opt-offset > '5' AND",
+        "amqp.annotation.x-opt-offset > '5' AND true",
+        "amqp.annotation.x-opt-offset > '5' amqp.annotation.x-opt-offset > '5'",
+        "amqp.annotation.x-opt-sequence-number > '7:5'",
+        "amqp.annotation.x-opt-sequence-number > '1_0'",
         "amqp.annotation.x-opt-offset < '5'",
         "amqp.annotation.x-opt-offset > ''",
         "amqp.annotation.x-opt-colour > '5'",
@@ -88,8 +112,61 @@ def test_a_position_comes_back(position: EventPosition) -> None:
 )
 def test_what_means_no_position_is_refused(expression: str) -> None:
     """Protects a receiver from starting somewhere that was not asked for, and quickly."""
-    with pytest.raises(InvalidArgumentError):
+    with pytest.raises(InvalidArgumentError, match=r"by >, >= or =, with AND between comparisons"):
         parse_selector(expression)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["amqp.annotation.x-opt-offset>{}'", "{}x", "amqp.annotation.x{}", "amqp.annotation.x-opt-offset>'{}"],
+)
+@pytest.mark.parametrize("blank", [" ", "'", "a"])
+def test_no_expression_takes_long(text: str, blank: str) -> None:
+    """Protects the event loop: blanks before a quote once took a second, by the cube of their number."""
+    expression = text.format(blank * 980)
+    started_s = time.thread_time()
+    with pytest.raises(InvalidArgumentError, match=r"by >, >= or =, with AND between comparisons"):
+        parse_selector(expression)
+    assert time.thread_time() - started_s < 0.1
+
+
+def test_and_joins_comparisons() -> None:
+    """Protects receivers that name two bounds, in one expression or in two filters."""
+    offset, number = EventPosition.from_offset("5"), EventPosition.from_sequence_number(7)
+    texts = ("amqp.annotation.x-opt-offset > '5'", 'amqp.annotation.x-opt-sequence-number >= "7"')
+    for joint in (" AND ", " and ", "and ", "\tAnd\n"):
+        assert parse_selector(joint.join(texts)) == (offset, number)
+    filters: dict[object, object] = {
+        Symbol("selector"): Described(Symbol("apache.org:selector-filter:string"), texts[0]),
+        "another": Described(ULong(0x468C00000004), texts[1]),
+    }
+    assert positions_from_filters(filters) == (offset, number)
+
+
+def test_only_selectors_are_in_force() -> None:
+    """Protects clients from filters that nobody applies: they are not among those that are in force."""
+    selector = Described(Symbol("apache.org:selector-filter:string"), "amqp.annotation.x-opt-offset > '5'")
+    unknown = Described(Symbol("apache.org:no-local-filter:list"), [])
+    filters: dict[object, object] = {"mine": selector, "unknown": unknown, "bare": "colour = 'red'"}
+    assert honoured_filters(filters) == {"mine": selector}
+
+
+_pieces = st.sampled_from(
+    [
+        "amqp.annotation.", "AMQP.", "x-opt-offset", "x-opt-sequence-number", "x-opt-enqueued-time",
+        "x-opt-enqueuedtimeutc", ">", ">=", "=", "<", "'", '"', " ", "AND", "and ", "-1", "-1:", "8448",
+        "99999999999999999999", "@latest", "\u0663", "\0", "1e5",
+    ]
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.lists(_pieces | st.text(max_size=5), max_size=14).map("".join) | strategies.values)
+def test_nothing_but_positions_and_the_one_error(value: object) -> None:
+    """Protects the service from what a filter may hold: it means positions, or is refused as an argument."""
+    filters: dict[object, object] = {Symbol("apache.org:selector-filter:string"): Described("d", value)}
+    with suppress(InvalidArgumentError):
+        assert positions_from_filters(filters)
 
 
 @pytest.mark.parametrize("descriptor", [Symbol("x"), ULong(0x468C00000004), ULong(0x1370000000A), "text"])
@@ -97,12 +174,12 @@ def test_the_filters_descriptor_does_not_matter(descriptor: object) -> None:
     """Protects clients, each of which has a descriptor of its own."""
     key = Symbol("apache.org:selector-filter:string")
     filters: dict[object, object] = {key: Described(descriptor, "amqp.annotation.x-opt-offset > '5'"), "x": 1}
-    assert position_from_filters(filters) == EventPosition.from_offset("5")
+    assert positions_from_filters(filters) == (EventPosition.from_offset("5"),)
 
 
 def test_no_filter_is_the_start_and_a_strange_one_is_refused() -> None:
     """Protects receivers without a filter, and from one that is no text."""
-    assert position_from_filters({}) == EventPosition.earliest()
+    assert positions_from_filters({}) == (EventPosition.earliest(),)
     with pytest.raises(InvalidArgumentError):
-        position_from_filters({Symbol("apache.org:selector-filter:string"): Described("d", 5)})
+        positions_from_filters({Symbol("apache.org:selector-filter:string"): Described("d", 5)})
     assert timedelta(0) == TIME.utcoffset()

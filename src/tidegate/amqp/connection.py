@@ -28,11 +28,11 @@ from tidegate.amqp.errors import (
     CONNECTION_FORCED,
     FRAMING_ERROR,
     INTERNAL_ERROR,
-    RESOURCE_LIMIT_EXCEEDED,
     FramingError,
     ResourceLimitError,
 )
 from tidegate.amqp.events import ConnectionClosed, ConnectionFailed, ConnectionOpened, Event
+from tidegate.amqp.fitting import encode_within
 from tidegate.amqp.frames import (
     AMQP_FRAME,
     EMPTY_FRAME,
@@ -41,6 +41,7 @@ from tidegate.amqp.frames import (
     encode_frame,
 )
 from tidegate.amqp.free_numbers import FreeNumbers
+from tidegate.amqp.limits import LINK_BYTES, PeerAccount, PeerLimits
 from tidegate.amqp.negotiation import SASL_FRAME_BYTES_MAX, Negotiation
 from tidegate.amqp.performatives import (
     Begin,
@@ -51,7 +52,6 @@ from tidegate.amqp.performatives import (
     Performative,
     Transfer,
     decode_performative,
-    encode_performative,
 )
 from tidegate.amqp.session import Session
 from tidegate.amqp.states import (
@@ -60,7 +60,6 @@ from tidegate.amqp.states import (
     ConnectionState,
     IllegalStateError,
     SessionState,
-    SessionViolationError,
 )
 from tidegate.amqp.transfers import Payload, is_own_transfer, is_transfer, run_address, take_run
 from tidegate.amqp.types import Symbol
@@ -72,7 +71,6 @@ from tidegate.model.errors import (
     TidegateError,
     UnauthorizedError,
 )
-from tidegate.model.token_bucket import TokenBucket
 
 IDLE_GRACE: Final = 1.25
 """How much longer than the advertised idle time-out we wait: the service advertises 240 s and closes after
@@ -81,22 +79,18 @@ IDLE_GRACE: Final = 1.25
 HEARTBEAT_S_MIN: Final = 0.1
 """Shortest pause between empty frames, whatever idle time-out the peer asks for (our choice)."""
 
-LINK_BYTES: Final = 4096
-"""What a link, and a session, count for in ``held_bytes``. Our choice: a session with one link takes 3.0 KB
-of the engine (tracemalloc, CPython 3.11), and what the service keeps for the link comes on top."""
-
 SLICE_COST: Final = 128
 """Small settled deliveries in one slice; any other frame counts for ``_FRAME_COST`` of them (measured, with
 what a service does about them: 5 to 10 microseconds, and 20 to 300)."""
 
 _FRAME_COST: Final = 8
 
+_COST_BYTES: Final = 256
+"""As many bytes of deliveries count for a small one, too (measured: 32 KB of events, annotations or sections
+as small as they can be take 3 to 8 ms)."""
+
 SLICE_EVENTS_MAX: Final = 64
 """New events that end a slice: each is work for the owner, and a flow may wake many links (our choice)."""
-
-HEARTBEATS_PER_S_MAX: Final = 10_000
-"""Empty frames that a peer may send (our choice: AMQP needs two per idle time-out, and what piles up while
-this side does not read comes at once)."""
 
 UNDECIDED_BYTES_MAX: Final = 16384
 """Bytes that a client may pipeline behind a SASL response that is not decided yet (our choice)."""
@@ -107,22 +101,6 @@ class Role(Enum):
 
     CLIENT = "client"
     SERVER = "server"
-
-
-@dataclass(frozen=True, slots=True)
-class PeerLimits:
-    """What a peer may make this side hold. Over a limit the connection ends (links: the session)."""
-
-    frame_bytes_max: int = 1 << 31
-    """Bytes of an incoming frame, where that is less than the advertised ``max_frame_size``."""
-    performative_bytes_max: int = 1 << 31
-    """Bytes of an incoming frame that is no transfer. Much of an attach is repeated in the answer."""
-    partial_bytes_max: int = 64 * 1024 * 1024
-    """Bytes kept of incoming messages that have begun and not ended, over all links together."""
-    links_max: int = 1 << 31
-    """Links that have not ended, over all sessions together."""
-    frames_per_s_max: int | None = None
-    """Frames that are not empty, and a second's worth at once; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +122,7 @@ class ConnectionConfiguration:
     """Highest handle of a session: one fewer than there may be links."""
     message_bytes_max: int = 64 * 1024 * 1024
     """Largest incoming message on links that advertise no (or a higher) max-message-size."""
-    peer_limits: PeerLimits = PeerLimits()
+    peer_limits: PeerLimits = field(default_factory=PeerLimits)
     stranger_limits: PeerLimits | None = None
     """Instead of ``peer_limits`` until ``Connection.admit_peer``; None: the same from the start."""
     handshake_timeout_s: float = 60.0
@@ -182,7 +160,6 @@ class Connection:
 
         self.has_input = False
         """More of what was fed can be worked off: call ``process_slice``."""
-        self._heartbeats = TokenBucket(HEARTBEATS_PER_S_MAX, now=now)
         self._negotiation = Negotiation(
             is_server=is_server,
             mechanisms=mechanisms,
@@ -194,11 +171,7 @@ class Connection:
         self._sessions: dict[int, Session] = {}  # by our channel
         self._sessions_by_remote_channel: dict[int, Session] = {}
         self._ended_channels: set[int] = set()  # the peer's
-        self._partial_bytes = 0
-        self._blocked_bytes = 0
-        self._link_count = 0
-        self._limits = configuration.stranger_limits or configuration.peer_limits
-        self._frames = self._frame_rate(now=now)
+        self._account = PeerAccount(configuration.stranger_limits or configuration.peer_limits, now=now)
         self._local_error: Error | None = None
         self._final_event: ConnectionClosed | ConnectionFailed | None = None  # behind those of the sessions
 
@@ -209,10 +182,8 @@ class Connection:
         self._heartbeat_at = 0.0
 
     def __repr__(self) -> str:
-        peer = self.remote_open.container_id if self.remote_open else None
-        return (
-            f"<Connection {self.role.value} {self.state.name} peer={peer!r} sessions={len(self._sessions)}>"
-        )
+        peer = f"{self.remote_open.container_id if self.remote_open else None!r:.80}"
+        return f"<Connection {self.role.value} {self.state.name} peer={peer} sessions={len(self._sessions)}>"
 
     # --- for the owner ---
 
@@ -230,20 +201,16 @@ class Connection:
     def held_bytes(self) -> int:
         """About the bytes that are kept for the peer: input that is not whole yet, frames that wait for a
         session's window, sessions and links. Not what is in ``output``."""
-        entries = self._link_count + len(self._sessions)
-        return (
-            self._splitter.buffered_bytes + self._partial_bytes + self._blocked_bytes + LINK_BYTES * entries
-        )
+        return self._splitter.buffered_bytes + self._account.held_bytes + LINK_BYTES * len(self._sessions)
 
     @property
     def blocked_bytes(self) -> int:
         """Bytes of frames that wait for the window of their session."""
-        return self._blocked_bytes
+        return self._account.blocked_bytes
 
     def admit_peer(self) -> None:
         """The peer has proved who it is: from now on ``peer_limits`` hold instead of ``stranger_limits``."""
-        self._limits = self.configuration.peer_limits
-        self._frames = self._frame_rate(now=self._received_at)
+        self._account.set_limits(self.configuration.peer_limits, now=self._received_at)
         if self._negotiation.is_done:
             self._limit_frames()
 
@@ -416,30 +383,20 @@ class Connection:
         return not self.is_finished and CONNECTION.allows(self.state, ConnectionInput.SEND_FRAME)
 
     def send_performative(self, channel: int, performative: Performative) -> None:
-        """Queue one frame."""
-        self.output.append(encode_frame(channel, encode_performative(performative)))
+        """Queue one frame, shortened to what the peer takes. Raises FrameTooSmallError, with nothing sent."""
+        self.output.append(encode_frame(channel, encode_within(performative, self.frame_bytes_max)))
 
     def add_partial_bytes(self, change: int) -> None:
         """Count bytes kept of deliveries that have not ended. Raises ResourceLimitError over the limit."""
-        self._partial_bytes += change
-        if change > 0 and self._partial_bytes > self._limits.partial_bytes_max:
-            raise ResourceLimitError(
-                f"Messages that have begun and not ended hold {self._partial_bytes} bytes; "
-                f"{self._limits.partial_bytes_max} are allowed on one connection."
-            )
+        self._account.add_partial_bytes(change)
 
     def add_blocked_bytes(self, change: int) -> None:
         """Count bytes of frames that wait for the window of their session."""
-        self._blocked_bytes += change
+        self._account.blocked_bytes += change
 
     def add_links(self, change: int) -> None:
         """Count links. Raises SessionViolationError over the limit; then nothing is counted."""
-        if change > 0 and self._link_count + change > self._limits.links_max:
-            raise SessionViolationError(
-                RESOURCE_LIMIT_EXCEEDED,
-                f"The connection has {self._link_count} links; {self._limits.links_max} are allowed.",
-            )
-        self._link_count += change
+        self._account.add_links(change)
 
     def forget_session(self, session: Session) -> None:
         """Free the session's channels."""
@@ -463,7 +420,8 @@ class Connection:
             raise FramingError("The client sent too much behind its undecided SASL response.")
 
     def _limit_frames(self) -> None:
-        self._splitter.frame_bytes_max = min(self.configuration.max_frame_size, self._limits.frame_bytes_max)
+        bytes_max = self._account.limits.frame_bytes_max
+        self._splitter.frame_bytes_max = min(self.configuration.max_frame_size, bytes_max)
 
     def _begin_amqp(self) -> None:
         self._limit_frames()
@@ -484,9 +442,9 @@ class Connection:
             data = view.obj
             assert type(data) is bytes  # the splitter keeps nothing else
             if self.state is ConnectionState.OPENED and is_own_transfer(data, position):
-                count = self._receive_run(data, position, cost_left)
-                cost_left -= count
-                if count:
+                cost = self._receive_run(data, position, cost_left)
+                cost_left -= cost
+                if cost:
                     continue
             frame = splitter.next_frame()
             if frame is None:
@@ -494,47 +452,41 @@ class Connection:
             if frame.frame_type != AMQP_FRAME:
                 raise FramingError(f"A frame of type {frame.frame_type} came on an open connection.")
             if frame.body:
-                cost_left -= _FRAME_COST
-                self._count_frames(1)
-                until = splitter.peek()[1]
+                account = self._account
+                account.count_frames(1, now=self._received_at)
+                until, partial_bytes = splitter.peek()[1], account.partial_bytes
                 self._receive_body(frame.channel, data, until - len(frame.body), until)
+                cost_left -= _FRAME_COST
+                if account.partial_bytes <= partial_bytes:  # else its bytes are only kept
+                    cost_left -= len(frame.body) // _COST_BYTES
             else:  # it only keeps the line alive
                 cost_left -= 1
-                self._count_heartbeats(1 + splitter.skip_empty_frames())
+                self._account.count_heartbeats(1 + splitter.skip_empty_frames(), now=self._received_at)
 
-    def _frame_rate(self, *, now: float) -> TokenBucket | None:
-        rate = self._limits.frames_per_s_max
-        return None if rate is None else TokenBucket(rate, now=now)
-
-    def _count_frames(self, count: int) -> None:
-        if self._frames is not None:
-            _take(self._frames, count, self._received_at, "frames")
-
-    def _count_heartbeats(self, count: int) -> None:
-        _take(self._heartbeats, count, self._received_at, "empty frames")
-
-    def _receive_run(self, data: bytes, position: int, count_max: int) -> int:
-        """Take small settled deliveries of one link; returns how many there were."""
+    def _receive_run(self, data: bytes, position: int, cost_max: int) -> int:
+        """Take small settled deliveries of one link; returns what they count for, 0 where there were none."""
         channel, handle = run_address(data, position)
         session = self._sessions_by_remote_channel.get(channel)
         if session is None or not session.is_receiving:
             return 0  # the long way knows what to make of it
-        deliveries, position = take_run(data, position, self._splitter.frame_bytes_max, count_max)
+        deliveries, until = take_run(
+            data, position, self._splitter.frame_bytes_max, cost_max, cost_max * _COST_BYTES
+        )
         if deliveries:
-            self._count_frames(len(deliveries))
-            self._splitter.skip_to(position)
+            self._account.count_frames(len(deliveries), now=self._received_at)
+            self._splitter.skip_to(until)
             session.receive_run(handle, deliveries)
-        return len(deliveries)
+        return max(len(deliveries), (until - position) // _COST_BYTES)
 
     def _receive_body(self, channel: int, data: bytes, start: int, until: int) -> None:
         """One frame: its performative starts at ``start``, its payload ends at ``until``."""
         if is_transfer(data, start):
             self._receive_transfer(channel, data, start, until)
             return
-        if until - start > self._limits.performative_bytes_max:
+        if until - start > self._account.limits.performative_bytes_max:
             raise ResourceLimitError(
                 f"A frame of {until - start} bytes that is no transfer is larger than the "
-                f"{self._limits.performative_bytes_max} that are allowed."
+                f"{self._account.limits.performative_bytes_max} that are allowed."
             )
         body = memoryview(data)[start:until]
         performative, end = decode_performative(body)
@@ -666,7 +618,8 @@ class Connection:
             desired_capabilities=tuple(map(Symbol, configuration.desired_capabilities)),
             properties=dict(configuration.properties.items()),
         )
-        self.send_performative(0, local)
+        # What the peer takes is known for sure only once its own open has come.
+        self.output.append(encode_frame(0, encode_within(local, FRAME_BYTES_MIN)))
 
     def _send_close(self, error: Error | None) -> None:
         self._step(ConnectionInput.SEND_CLOSE)
@@ -701,13 +654,6 @@ class Connection:
             session.finish(event.error)
         else:
             session.finish(Error(condition=_condition_of(event.error), description=str(event.error)))
-
-
-def _take(bucket: TokenBucket, count: int, now: float, what: str) -> None:
-    """Raise ResourceLimitError where there are too many."""
-    if bucket.wait_s(count, now=now) > 0:
-        raise ResourceLimitError(f"The peer sends too many {what} per second.", next_step="Send fewer.")
-    bucket.take(count, now=now)
 
 
 def _condition_of(error: TidegateError) -> Symbol:

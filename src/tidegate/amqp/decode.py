@@ -117,6 +117,17 @@ def decode_value(data: Buffer, offset: int = 0, limits: Limits = PROTOCOL_LIMITS
         raise DecodeError(f"The data ends inside the value at byte {offset}.") from exc
 
 
+def decode_value_until(data: Buffer, offset: int, end: int, limits: Limits = PROTOCOL_LIMITS) -> object:
+    """The value that starts at ``offset`` and ends at ``end``, as sizes say.
+
+    Raises DecodeError as ``decode_value``, and where it ends elsewhere.
+    """
+    value, value_end = decode_value(data, offset, limits)
+    if value_end != end:
+        raise DecodeError(f"A value ends at byte {value_end}, and its size says {end}.")
+    return value
+
+
 def skip_value(data: Buffer, offset: int = 0) -> int:
     """The offset after the value at ``offset``, from sizes alone: contents are not looked at.
 

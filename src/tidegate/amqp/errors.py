@@ -63,5 +63,11 @@ class ResourceLimitError(RemoteProtocolError):
     condition: ClassVar[Symbol] = RESOURCE_LIMIT_EXCEEDED
 
 
+class FrameTooSmallError(LocalProtocolError):
+    """A performative of ours that cannot be made to fit into the peer's frames."""
+
+    condition: ClassVar[Symbol] = FRAME_SIZE_TOO_SMALL
+
+
 class EncodeError(LocalProtocolError):
     """A value of ours that AMQP has no encoding for: a wrong type, or out of its type's range."""

@@ -122,6 +122,16 @@ class LinkDetached:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkStolen:
+    """The peer has attached another link by this link's name: no more deliveries on this one.
+
+    It is detached already; ``LinkAttaching`` of the other one is next, ``LinkDetached`` follows later.
+    """
+
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
 class SessionEnded:
     """The session is gone; its links have been reported before."""
 
@@ -155,6 +165,7 @@ Event = (
     | DeliveriesReceived
     | DeliveriesSettled
     | LinkDetached
+    | LinkStolen
     | SessionEnded
     | ConnectionClosed
     | ConnectionFailed

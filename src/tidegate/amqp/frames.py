@@ -77,20 +77,20 @@ class FrameSplitter:
         """The largest frame that the peer may send, header included; may be changed between frames."""
         self._buffer: memoryview = memoryview(b"")
         self._position = 0
-        self._kept: list[bytes] = []  # pieces of a frame that is not whole yet
-        self._kept_bytes = 0
+        # Of a frame that is not whole yet. In one piece: an object for each of thousands of reads takes far
+        # more than their bytes.
+        self._kept = bytearray()
         self._needed_bytes = FRAME_HEADER_BYTES  # of the frame that _kept starts with
 
     def feed(self, data: Buffer) -> None:
         """Take the bytes of one read; bytes of the read before that were not taken are kept (copied)."""
         self.release()
-        if self._kept and self._kept_bytes + len(data) < self._needed_bytes:
-            self._keep(bytes(data))
+        if self._kept and len(self._kept) + len(data) < self._needed_bytes:
+            self._kept += data
         else:
             # One copy, into bytes of our own: no copy at all where bytes come alone.
-            self._buffer = memoryview(b"".join((*self._kept, data)))
-            self._kept.clear()
-            self._kept_bytes = 0
+            self._buffer = memoryview(b"".join((self._kept, data) if self._kept else (data,)))
+            self._kept = bytearray()
 
     def release(self) -> None:
         """Copy what was not taken yet, and let go of the fed buffer."""
@@ -103,18 +103,13 @@ class FrameSplitter:
                 size = int.from_bytes(rest[:4], "big")
                 if size <= self.frame_bytes_max:  # else the frame is refused by its head, without its bytes
                     self._needed_bytes = max(FRAME_HEADER_BYTES, size)
-            self._keep(rest)
+            self._kept += rest
 
     def drop(self) -> None:
         """Forget all that was fed."""
         self._buffer = memoryview(b"")
         self._position = 0
-        self._kept.clear()
-        self._kept_bytes = 0
-
-    def _keep(self, piece: bytes) -> None:
-        self._kept.append(piece)
-        self._kept_bytes += len(piece)
+        self._kept = bytearray()
 
     def next_header(self) -> ProtocolHeader | None:
         """The protocol header that is due; None until its eight bytes are there.
@@ -170,7 +165,7 @@ class FrameSplitter:
     @property
     def buffered_bytes(self) -> int:
         """Bytes that were fed and not taken."""
-        return self._kept_bytes + len(self._buffer) - self._position
+        return len(self._kept) + len(self._buffer) - self._position
 
     def _garbled(self, size: int, data_offset: int) -> FramingError:
         if size > self.frame_bytes_max and data_offset == 2:

@@ -1,6 +1,6 @@
 """The two ends of a link: credit, deliveries out and in.
 
-    application -> SenderLink.send / send_settled_batch          -> frames in the connection's output
+    application -> SenderLink.send / send_batch                  -> frames in the connection's output
     frames      -> ReceiverLink.receive_run / receive_transfer   -> DeliveriesReceived
 
 Calls on a link that has ended do nothing; only ``SenderLink.send`` raises.
@@ -57,6 +57,7 @@ class SenderLink(Link):
         self.is_drain = False
         """The receiver asks to use up the credit now: send what there is, then call ``drained``."""
         self.delivery_count = 0
+        self._is_forgetful = False
         self._front = batch_front(session.local_channel, handle)
 
     @property
@@ -84,6 +85,11 @@ class SenderLink(Link):
     def remote_max_message_size(self) -> int | None:
         """The largest message, in bytes, that the receiver takes; None: no limit."""
         return self.remote_attach.max_message_size or None
+
+    def forget_deliveries(self) -> None:
+        """From now on remember no unsettled delivery: what the receiver decides is answered where it waits
+        for that, and told nobody."""
+        self._is_forgetful = self.session.has_forgotten_deliveries = True
 
     def send(
         self,
@@ -122,25 +128,32 @@ class SenderLink(Link):
             frame_bytes_max=session.frame_bytes_max,
         )
         self._count_deliveries(1)
-        if not settled:
+        if not settled and not self._is_forgetful:
             session.add_unsettled(delivery_id, self)
         session.send_frames(self, frames)
         return delivery_id
 
-    def send_settled_batch(
-        self, payloads: Sequence[Payload | list[Payload]], *, message_format: int = 0
+    def send_batch(
+        self,
+        payloads: Sequence[Payload | list[Payload]],
+        *,
+        message_format: int = 0,
+        settled: bool = True,
     ) -> int:
-        """Send messages as settled deliveries, as many as ``sendable`` allows; returns how many were taken.
+        """Send messages, a delivery each, as many as ``sendable`` allows; returns how many were taken.
 
         The fast way for many small messages: one small head per message, no other copy. A message is bytes or
         a list of buffers, and goes the way of ``send`` when it does not fit into one frame.
+        settled: False only after ``forget_deliveries``.
         """
+        assert settled or self._is_forgetful
+        tail = batch_tail(message_format, settled=settled)
         count = min(len(payloads), self.sendable)
         position = 0
         while position < count:
-            position += self._send_one_frame_each(payloads, position, count, message_format)
+            position += self._send_one_frame_each(payloads, position, count, tail)
             if position < count:  # one that needs several frames
-                self.send(payloads[position], message_format=message_format, settled=True)
+                self.send(payloads[position], message_format=message_format, settled=settled)
                 position += 1
                 if self.sendable < count - position:
                     count = position + self.sendable
@@ -151,13 +164,13 @@ class SenderLink(Link):
         payloads: Sequence[Payload | list[Payload]],
         start: int,
         until: int,
-        message_format: int,
+        tail: bytes,
     ) -> int:
-        """Queue settled deliveries up to the first that does not fit into a frame; returns how many."""
+        """Queue deliveries up to the first that does not fit into a frame; returns how many."""
         session = self.session
         output = session.output
         append, extend = output.append, output.extend
-        front, tail, tag_code = self._front, batch_tail(message_format), TAG_OF_4
+        front, tag_code = self._front, TAG_OF_4
         frame_bytes_max = session.frame_bytes_max
         first = delivery_id = session.next_delivery_id
         for payload in payloads if until - start == len(payloads) else payloads[start:until]:
@@ -230,6 +243,8 @@ class ReceiverLink(Link):
         self.is_oversized_rejected = False
         """What an unsettled delivery over the size limit meets: false, the end of the link, at once (AMQP 1.0
         part 2 section 2.7.3); true, rejection once it was heard to its end, and the link goes on."""
+        self.is_one_by_one = False
+        """Whether each delivery is an event of its own, because each is much work for the owner."""
         self._bytes_max = session.message_bytes_max
         self._group: DeliveriesReceived | None = None
         self._partial = bytearray()
@@ -326,9 +341,12 @@ class ReceiverLink(Link):
         self._hand_out([delivery])
 
     def _hand_out(self, deliveries: list[Delivery]) -> None:
-        """Tell the owner, in the event before if that was of this link, too."""
+        """Tell the owner, in the event before if that was of this link, too, and is not ``is_one_by_one``."""
         self._count_deliveries(len(deliveries))
         events = self.session.events
+        if self.is_one_by_one:
+            events.extend(DeliveriesReceived(self, [delivery]) for delivery in deliveries)
+            return
         group = self._group
         if group is not None and events and events[-1] is group:
             group.deliveries.extend(deliveries)
@@ -377,6 +395,7 @@ class ReceiverLink(Link):
     def end(self, error: Error | None, *, closed: bool) -> None:
         """See ``Link``; what has come of a delivery goes with it."""
         self._drop_partial()
+        self._group = None
         super().end(error, closed=closed)
 
     def _send_detach(self, error: Error | None, *, closed: bool) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any, Final, Protocol
 
+from tidegate.amqp.errors import FrameTooSmallError
 from tidegate.amqp.events import Event, LinkAttached, LinkDetached
 from tidegate.amqp.performatives import (
     ROLE_RECEIVER,
@@ -58,6 +59,7 @@ class LinkSession(Protocol):
     remote_incoming_window: int
     next_outgoing_id: int
     next_delivery_id: int
+    has_forgotten_deliveries: bool
     events: deque[Event]
     output: list[Payload]
 
@@ -82,7 +84,7 @@ class LinkSession(Protocol):
         ...
 
     def send_performative(self, performative: Performative) -> None:
-        """Queue one frame."""
+        """Queue one frame. Raises FrameTooSmallError, with nothing sent."""
         ...
 
     def send_frames(self, link: Link, frames: list[list[Payload]]) -> None:
@@ -134,6 +136,8 @@ class Link:
         self.state = LINK.initial
         self.context: Any = None
         """Free for the application."""
+        self.is_ours = False
+        """This side attached it first."""
         self._is_attach_sent = False
         self._remote_attach: Attach | None = None
         self._local_error: Error | None = None
@@ -157,6 +161,11 @@ class Link:
         """Attached on both sides, nothing ended yet."""
         return self.state is LinkState.ATTACHED
 
+    @property
+    def is_detach_sent(self) -> bool:
+        """This side has detached it, and waits for the peer's answer."""
+        return self.state in (LinkState.DETACH_SENT, LinkState.DETACH_PIPE)
+
     def accept(
         self,
         *,
@@ -171,26 +180,31 @@ class Link:
         """Answer the peer's attach. What is None is echoed: source, target, properties, settle modes.
 
         max_message_size: bytes; on a receiver enforced, too.
+        Properties that the peer's frames have no room for are left out; where source and target do not fit,
+        the link is refused instead (``is_open`` is false then).
         Raises LocalProtocolError when the link was answered before.
         """
         if self._is_over():
             return
         remote = self.remote_attach
-        self._send_attach(
-            Attach(
-                name=self.name,
-                handle=self.handle,
-                role=self.role.value,
-                snd_settle_mode=remote.snd_settle_mode if snd_settle_mode is None else snd_settle_mode,
-                rcv_settle_mode=remote.rcv_settle_mode if rcv_settle_mode is None else rcv_settle_mode,
-                source=source or remote.source or Source(),
-                target=target or remote.target or Target(),
-                initial_delivery_count=0 if self.role is LinkRole.SENDER else None,
-                max_message_size=max_message_size,
-                offered_capabilities=tuple(map(Symbol, offered_capabilities or ())),
-                properties=remote.properties if properties is None else dict(properties.items()),
-            )
+        answer = Attach(
+            name=self.name,
+            handle=self.handle,
+            role=self.role.value,
+            snd_settle_mode=remote.snd_settle_mode if snd_settle_mode is None else snd_settle_mode,
+            rcv_settle_mode=remote.rcv_settle_mode if rcv_settle_mode is None else rcv_settle_mode,
+            source=source or remote.source or Source(),
+            target=target or remote.target or Target(),
+            initial_delivery_count=0 if self.role is LinkRole.SENDER else None,
+            max_message_size=max_message_size,
+            offered_capabilities=tuple(map(Symbol, offered_capabilities or ())),
+            properties=remote.properties if properties is None else dict(properties.items()),
         )
+        try:
+            self._send_attach(answer)
+        except FrameTooSmallError as error:
+            self.refuse(Error(condition=error.condition, description=str(error)))
+            return
         self._forget_details()
         self._became_attached()
 
@@ -207,7 +221,7 @@ class Link:
 
         closed: False ends only this attachment.
         """
-        if self._is_over() or self.state in (LinkState.DETACH_SENT, LinkState.DETACH_PIPE):
+        if self._is_over() or self.is_detach_sent:
             return
         if self.state is LinkState.ATTACH_RCVD:
             self._send_refusing_attach()
@@ -217,6 +231,7 @@ class Link:
 
     def send_first_attach(self, attach: Attach) -> None:
         """Start a link of ours."""
+        self.is_ours = True
         self._send_attach(attach)
 
     def receive_attach(self, attach: Attach) -> None:
@@ -276,9 +291,10 @@ class Link:
         return self.state is LinkState.DETACHED or not self.session.is_mapped
 
     def _send_attach(self, attach: Attach) -> None:
-        self.state = LINK.after(self.state, LinkInput.SEND_ATTACH)
-        self._is_attach_sent = True
+        state = LINK.after(self.state, LinkInput.SEND_ATTACH)
         self.session.send_performative(attach)
+        self.state = state
+        self._is_attach_sent = True
 
     def _send_refusing_attach(self) -> None:
         self._send_attach(Attach(name=self.name, handle=self.handle, role=self.role.value))

@@ -21,6 +21,7 @@ from tidegate.amqp.decode import (
     Buffer,
     Limits,
     decode_value,
+    decode_value_until,
     skip_value,
 )
 from tidegate.amqp.encode import append_binary, append_value
@@ -76,7 +77,9 @@ NO_VALUE: Final = _NoValue()
 
 
 MESSAGE_ID: Final = Kind(
-    "message-id", lambda value: ULong(value) if type(value) is int else value, lambda value: value
+    "message-id",
+    lambda value: ULong(value) if type(value) is int and value >= 0 else value,
+    lambda value: value,
 )
 
 
@@ -234,9 +237,7 @@ def decode_message(payload: Buffer, content_limits: Limits = CONTENT_LIMITS) -> 
     sequences: list[list[object]] = []
     for code, _, value_start, end in iter_sections(payload):
         limits = content_limits if code in _CONTENT else PROTOCOL_LIMITS
-        value, value_end = decode_value(payload, value_start, limits)
-        if value_end != end:
-            raise DecodeError(f"A section's value ends at byte {value_end}, and its size says {end}.")
+        value = decode_value_until(payload, value_start, end, limits)
         if code == DATA:
             data.append(_typed(value, bytes, "data"))
         elif code == AMQP_SEQUENCE:

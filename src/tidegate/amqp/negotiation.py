@@ -130,7 +130,7 @@ class Negotiation:
             if self._is_server:
                 self._send_amqp_header()
             self.is_done = True
-        elif header == SASL_HEADER and self._mechanisms:
+        elif header == SASL_HEADER and self._mechanisms and self.sasl_state is not SaslState.SUCCEEDED:
             self._step(SaslInput.RECEIVE_HEADER)
             splitter.frame_bytes_max = SASL_FRAME_BYTES_MAX
             self._is_header_due = False
@@ -171,7 +171,7 @@ class Negotiation:
         if init.mechanism not in self._mechanisms:
             self._send_outcome(False)
             raise UnauthorizedError(
-                f"The client wants SASL mechanism {init.mechanism}, which is not offered."
+                f"The client wants SASL mechanism {init.mechanism[:40]!r}, which is not offered."
             )
         self.mechanism = init.mechanism
         self.is_undecided = init.mechanism == PLAIN

@@ -37,6 +37,11 @@ ROLE_SENDER: Final = False
 ROLE_RECEIVER: Final = True
 """Values of ``role`` (part 2 section 2.8.1)."""
 
+SND_UNSETTLED: Final = 0
+SND_SETTLED: Final = 1
+SND_MIXED: Final = 2
+"""Values of ``snd_settle_mode`` (part 2 section 2.8.2)."""
+
 
 # --- kinds of fields -----------------------------------------------------------------------------------
 
@@ -52,10 +57,16 @@ class Kind:
     """A decoded value to the field's; raises TypeError or ValueError when it is of the wrong type."""
 
 
-def _integer(name: str, wire_type: type[int]) -> Kind:
+def _integer(name: str, wire_type: type[int], bits: int, *, is_signed: bool = False) -> Kind:
+    """A number of whatever integer type: some peers write others than the standard's. It must fit into it,
+    because much is answered as it came."""
+    lowest, until = (-(1 << (bits - 1)), 1 << (bits - 1)) if is_signed else (0, 1 << bits)
+
     def from_wire(value: object) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(value)
+        if not lowest <= value < until:
+            raise ValueError(value)
         return int(value)
 
     return Kind(name, wire_type, from_wire)
@@ -122,11 +133,11 @@ def _fields_from_wire(value: object) -> dict[object, object]:
 
 
 BOOLEAN: Final = _exactly("boolean", bool)
-UBYTE: Final = _integer("ubyte", UByte)
-USHORT: Final = _integer("ushort", UShort)
-UINT: Final = _integer("uint", UInt)
-ULONG: Final = _integer("ulong", ULong)
-TIMESTAMP: Final = _integer("timestamp", Timestamp)
+UBYTE: Final = _integer("ubyte", UByte, 8)
+USHORT: Final = _integer("ushort", UShort, 16)
+UINT: Final = _integer("uint", UInt, 32)
+ULONG: Final = _integer("ulong", ULong, 64)
+TIMESTAMP: Final = _integer("timestamp", Timestamp, 64, is_signed=True)
 STRING: Final = Kind("string", str, _text_from_wire)
 SYMBOL: Final = Kind("symbol", Symbol, _symbol_from_wire)
 SYMBOLS: Final = Kind("symbols", _symbols_to_wire, _symbols_from_wire)
@@ -419,8 +430,7 @@ class Attach:
     handle: int = composite_field(UINT)
     role: bool = composite_field(BOOLEAN)
     """Of the side that sends this: ROLE_SENDER or ROLE_RECEIVER."""
-    snd_settle_mode: int = composite_field(UBYTE, 2)
-    """0 unsettled, 1 settled, 2 mixed."""
+    snd_settle_mode: int = composite_field(UBYTE, SND_MIXED)
     rcv_settle_mode: int = composite_field(UBYTE, 0)
     """0 first, 1 second."""
     source: Source | None = composite_field(_SOURCE, None)
@@ -551,6 +561,9 @@ def decode_composite(data: Buffer, offset: int = 0) -> tuple[object, int]:
 __all__ = [
     "ROLE_RECEIVER",
     "ROLE_SENDER",
+    "SND_MIXED",
+    "SND_SETTLED",
+    "SND_UNSETTLED",
     "Accepted",
     "Attach",
     "Begin",

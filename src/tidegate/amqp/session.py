@@ -4,6 +4,11 @@ The incoming window is topped up by the engine and never enforced: the official 
 deliveries where it should count frames, and what holds a fast sender back is the byte stream (the driver
 stops reading). The outgoing window is respected frame by frame; what it does not let out waits in order.
 
+A link of the peer steals the name of an older one of the same session and direction. The specification has
+one name space for all sessions and connections of two containers (part 2 section 2.6.1). Our choice: names
+of different sessions do not meet, because links have no state to resume here, and clients give connections
+of one container links of one name (Qpid Proton makes link names of the container's id and the address).
+
 No frame costs more the more links there are: a flow wakes the links that wait for the window, and no others.
 """
 
@@ -15,19 +20,32 @@ from typing import Any, Protocol
 
 from tidegate.amqp.errors import (
     ERRANT_LINK,
+    FRAME_SIZE_TOO_SMALL,
     HANDLE_IN_USE,
     INVALID_FIELD,
     RESOURCE_LIMIT_EXCEEDED,
+    STOLEN,
     UNATTACHED_HANDLE,
+    FrameTooSmallError,
     FramingError,
 )
-from tidegate.amqp.events import DeliveriesSettled, Delivery, Event, LinkAttaching, SessionBegun, SessionEnded
+from tidegate.amqp.events import (
+    DeliveriesSettled,
+    Delivery,
+    Event,
+    LinkAttaching,
+    LinkStolen,
+    SessionBegun,
+    SessionEnded,
+)
+from tidegate.amqp.fitting import REFUSAL_BYTES
 from tidegate.amqp.free_numbers import FreeNumbers
 from tidegate.amqp.link import Link, LinkRole, ReceiverLink, SenderLink
 from tidegate.amqp.link_base import SERIAL_MASK, remaining
 from tidegate.amqp.performatives import (
     ROLE_RECEIVER,
     ROLE_SENDER,
+    SND_SETTLED,
     Attach,
     Begin,
     DeliveryState,
@@ -67,7 +85,7 @@ class SessionConnection(Protocol):
         ...
 
     def send_performative(self, channel: int, performative: Performative) -> None:
-        """Queue one frame."""
+        """Queue one frame. Raises FrameTooSmallError, with nothing sent."""
         ...
 
     def add_partial_bytes(self, change: int) -> None:
@@ -122,12 +140,16 @@ class Session:
         self._remote_handle_max = handle_max
         self._links: dict[int, Link] = {}  # by our handle
         self._links_by_remote_handle: dict[int, Link] = {}
+        self._ended_handles: set[int] = set()
+        """The peer's, of links that have ended, until they are used again."""
         self._links_by_name: dict[tuple[str, LinkRole], Link] = {}
         self._handles = FreeNumbers()
         self._blocked: deque[tuple[Link, list[Payload], int]] = deque()  # and the frame's bytes
         self._blocked_counts: dict[Link, int] = {}  # frames per link; none with 0
         self._waiting: dict[SenderLink, None] = {}  # for the window, in the order in which they met its end
         self._unsettled: dict[int, SenderLink] = {}
+        self.has_forgotten_deliveries = False
+        """Unsettled deliveries may have been sent that are not in the account of them."""
         self._local_error: Error | None = None
 
     def __repr__(self) -> str:
@@ -152,7 +174,8 @@ class Session:
     ) -> SenderLink:
         """Attach a link on which this side sends; ``LinkAttached`` or ``LinkDetached`` follows.
 
-        Raises LocalProtocolError when the session has ended, all handles are taken, or the name is in use.
+        Raises LocalProtocolError when the session has ended, all handles are taken, the name is in use, or
+        the attach does not fit into the peer's frames.
         """
         link = SenderLink(self, name, self._free_handle(name, LinkRole.SENDER))
         attach = Attach(
@@ -168,8 +191,7 @@ class Session:
             desired_capabilities=tuple(map(Symbol, desired_capabilities)),
             properties=dict((properties or {}).items()),
         )
-        self._add_link(link)
-        link.send_first_attach(attach)
+        self._start_link(link, attach)
         return link
 
     def attach_receiver(
@@ -180,14 +202,15 @@ class Session:
         target: Target | str | None = None,
         properties: Mapping[str, object] | None = None,
         desired_capabilities: Sequence[str] = (),
-        snd_settle_mode: int = 0,
+        snd_settle_mode: int = SND_SETTLED,
         rcv_settle_mode: int = 0,
         max_message_size: int | None = None,
     ) -> ReceiverLink:
         """Attach a link on which this side receives; ``LinkAttached`` or ``LinkDetached`` follows.
 
         max_message_size: bytes; enforced by the engine; None: ``ConnectionConfiguration.message_bytes_max``.
-        Raises LocalProtocolError when the session has ended, all handles are taken, or the name is in use.
+        Raises LocalProtocolError when the session has ended, all handles are taken, the name is in use, or
+        the attach does not fit into the peer's frames.
         """
         link = ReceiverLink(self, name, self._free_handle(name, LinkRole.RECEIVER))
         attach = Attach(
@@ -202,8 +225,7 @@ class Session:
             desired_capabilities=tuple(map(Symbol, desired_capabilities)),
             properties=dict((properties or {}).items()),
         )
-        self._add_link(link)
-        link.send_first_attach(attach)
+        self._start_link(link, attach)
         return link
 
     def end(self, error: Error | None = None) -> None:
@@ -334,7 +356,7 @@ class Session:
         return self.connection.frame_bytes_max
 
     def send_performative(self, performative: Performative) -> None:
-        """Queue one frame."""
+        """Queue one frame. Raises FrameTooSmallError, with nothing sent."""
         self.state = SESSION.after(self.state, SessionInput.SEND_FRAME)
         self.connection.send_performative(self.local_channel, performative)
 
@@ -386,9 +408,11 @@ class Session:
         if self._links.pop(link.handle, None) is not None:
             self.connection.add_links(-1)
             self._handles.give_back(link.handle)
-        self._links_by_name.pop((link.name, link.role), None)
+        if self._links_by_name.get((link.name, link.role)) is link:
+            del self._links_by_name[link.name, link.role]
         if link.remote_handle is not None:
             self._links_by_remote_handle.pop(link.remote_handle, None)
+            self._ended_handles.add(link.remote_handle)
         if isinstance(link, SenderLink):
             self._waiting.pop(link, None)
             if self._unsettled:  # the service sends everything settled, and never gets here
@@ -458,6 +482,14 @@ class Session:
         self._links[link.handle] = link
         self._links_by_name[link.name, link.role] = link
 
+    def _start_link(self, link: Link, attach: Attach) -> None:
+        self._add_link(link)
+        try:
+            link.send_first_attach(attach)
+        except FrameTooSmallError:
+            self.forget_link(link)
+            raise
+
     def _link_at(self, handle: int) -> Link:
         link = self._links_by_remote_handle.get(handle)
         if link is None:
@@ -477,14 +509,23 @@ class Session:
             raise FramingError(f"Handle {attach.handle} is above the {self.handle_max} that were agreed.")
         if attach.handle in self._links_by_remote_handle:
             raise SessionViolationError(HANDLE_IN_USE, f"Handle {attach.handle} has a link already.")
+        if len(attach.name.encode()) > self.frame_bytes_max - REFUSAL_BYTES:
+            raise SessionViolationError(
+                FRAME_SIZE_TOO_SMALL,
+                "A link's name does not fit into an answer: frames of the connection take "
+                f"{self.frame_bytes_max} bytes.",
+            )
+        self._ended_handles.discard(attach.handle)
         role = LinkRole.SENDER if attach.role is ROLE_RECEIVER else LinkRole.RECEIVER
         if attach.role is ROLE_SENDER and attach.initial_delivery_count is None and attach.source is not None:
             raise SessionViolationError(INVALID_FIELD, "A sender's attach lacks its initial-delivery-count.")
         link = self._links_by_name.get((attach.name, role))
-        if link is not None:
+        if link is not None and link.is_ours:
             self._links_by_remote_handle[attach.handle] = link
             link.receive_attach(attach)
             return
+        if link is not None:
+            self._steal(link)
         handle = self._take_handle()
         if handle is None:
             raise SessionViolationError(RESOURCE_LIMIT_EXCEEDED, "The session has no free handle.")
@@ -494,12 +535,21 @@ class Session:
         link.receive_attach(attach)
         self.events.append(LinkAttaching(link, attach))
 
+    def _steal(self, link: Link) -> None:
+        """The peer attaches another link by this link's name: the older one ends (section 2.6.1)."""
+        if not link.is_detach_sent:
+            text = f"A new link {link.name!r:.100} of the same session took this one's name and place."
+            link.detach(Error(condition=STOLEN, description=text))
+            self.events.append(LinkStolen(link))
+
     def _receive_flow(self, flow: Flow) -> None:
         theirs = 1 if flow.next_incoming_id is None else flow.next_incoming_id
         self.remote_incoming_window = remaining(flow.incoming_window, self.next_outgoing_id, theirs)
         self.next_incoming_id = flow.next_outgoing_id
         self._send_blocked()
-        if flow.handle is not None:
+        # azure-eventhub 5.15.1 answers a detach and grants credit behind it (_pyamqp/client.py, line 856). It
+        # would hang if its session ended.
+        if flow.handle is not None and flow.handle not in self._ended_handles:
             self._link_at(flow.handle).receive_flow(flow)
         self._wake_waiting()
         if flow.handle is None and flow.echo:
@@ -547,7 +597,7 @@ class Session:
         self._report_settled(
             [(key, unsettled.pop(key)) for key in ids if key in unsettled], disposition.state
         )
-        if not disposition.settled and ids:
+        if not disposition.settled and (ids or self.has_forgotten_deliveries):
             self.send_performative(
                 Disposition(
                     role=ROLE_SENDER,

@@ -27,7 +27,7 @@ BATCH_HEAD_BYTES: Final = 42
 """Frame header and performative of a transfer with a tag of four bytes, as ``batch_head`` makes it."""
 
 batch_head: Final = struct.Struct(">I16sI2sI12s").pack
-"""(frame size, ``batch_front``, delivery id, ``TAG_OF_4``, tag, ``batch_tail``) -> a settled one."""
+"""(frame size, ``batch_front``, delivery id, ``TAG_OF_4``, tag, ``batch_tail``) -> one delivery's."""
 
 TAG_OF_4: Final = b"\xa0\x04"
 
@@ -45,9 +45,9 @@ def batch_front(channel: int, handle: int) -> bytes:
     return struct.pack(">BBH3sBBBBIB", 2, 0, channel, _TRANSFER, 0xC0, 0x1D, 11, 0x70, handle, 0x70)
 
 
-def batch_tail(message_format: int) -> bytes:
-    """What stands between tag and payload of a settled delivery of one frame (12 bytes)."""
-    return b"\x70" + _pack_u32(message_format) + b"\x41\x42" + _LAST_FIELDS
+def batch_tail(message_format: int, *, settled: bool) -> bytes:
+    """What stands between tag and payload of a delivery of one frame (12 bytes)."""
+    return b"\x70" + _pack_u32(message_format) + (b"\x41\x42" if settled else b"\x42\x42") + _LAST_FIELDS
 
 
 def transfer_head(
@@ -150,11 +150,13 @@ def run_address(data: bytes, position: int) -> tuple[int, int]:
     )
 
 
-def take_run(data: bytes, position: int, frame_bytes_max: int, count_max: int) -> tuple[list[Delivery], int]:
+def take_run(
+    data: bytes, position: int, frame_bytes_max: int, count_max: int, bytes_max: int
+) -> tuple[list[Delivery], int]:
     """Settled deliveries of one link, one whole frame each, as ``batch_head`` makes them.
 
     From ``position`` on; returns them, and the position after them. The first that differs in anything ends
-    the run, and so does the ``count_max``-th.
+    the run, and so does the ``count_max``-th, or the one that reaches ``bytes_max``.
     """
     deliveries: list[Delivery] = []
     limit = len(data)
@@ -164,7 +166,8 @@ def take_run(data: bytes, position: int, frame_bytes_max: int, count_max: int) -
     message_format = int.from_bytes(tail[1:5], "big")
     unpack, tag_of_4, new, head_bytes = _OWN_FRAME.unpack_from, TAG_OF_4, tuple.__new__, BATCH_HEAD_BYTES
     append = deliveries.append
-    while limit - position >= head_bytes and count_max:
+    last_start = min(limit - head_bytes, position + bytes_max - 1)
+    while position <= last_start and count_max:
         size, frame_front, delivery_id, tag_code, tag, frame_tail = unpack(data, position)
         end = position + size
         if (

@@ -6,9 +6,10 @@ the service itself: its settings at the start. A record never holds a key, nor a
 a short key could be found: it says which key was replaced.
 
 Each record is a line of the log (``tidegate.audit``), and one of a file in the data directory, from which
-the newest are read at the next start. Sign-ins, sign-outs and refused sign-ins have a file and memory of
-their own, and so many an hour of each policy are recorded: signing in needs no right to change anything, and
-must not push changes out. A file that cannot be written is an error in the log; the change has been made, and
+the newest are read at the next start. Changes by policies of event hubs have a file and memory of their own,
+so that nobody who manages one hub pushes out what was done to the namespace. So have sign-ins, sign-outs and
+refused sign-ins, of which so many an hour of each policy are recorded: signing in needs no right to change
+anything. A file that cannot be written is an error in the log; the change has been made, and
 stands. The files are not synced: a power loss may take their last lines.
 """
 
@@ -27,12 +28,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from tidegate.broker.authorization import Grant
+from tidegate.broker.names import shown_policy_name
 from tidegate.broker.peers import UNKNOWN_PEER, Door, Peer
 from tidegate.model.clock import Clock
 from tidegate.storage.files import Files, WritableFile, read_whole, write_all
 
 FILE_NAME: Final = "audit.jsonl"
 OLDER_FILE_NAME: Final = "audit.1.jsonl"
+HUBS_FILE_NAME: Final = "audit-hubs.jsonl"
+OLDER_HUBS_FILE_NAME: Final = "audit-hubs.1.jsonl"
 SIGN_INS_FILE_NAME: Final = "sign-ins.jsonl"
 OLDER_SIGN_INS_FILE_NAME: Final = "sign-ins.1.jsonl"
 
@@ -40,7 +44,7 @@ FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 """Size at which a file becomes the older one, and the older one goes (our choice: some 10,000 changes)."""
 
 RECORDS_MAX: Final = 5_000
-"""Changes that are held, to be shown, and as many sign-ins (our choice: a few MB)."""
+"""Changes that are held, to be shown, as many by policies of hubs, and sign-ins (our choice: a few MB)."""
 
 SIGN_INS_MAX: Final = 60
 """Sign-ins of a policy an hour that are recorded; as many sign-outs, and refused sign-ins of all together."""
@@ -142,15 +146,16 @@ class AuditTrail:
         """directory: where the files are, and are read from."""
         self._clock = clock
         self._changes = _AuditFile(files, directory / FILE_NAME, directory / OLDER_FILE_NAME)
+        self._hubs_changes = _AuditFile(files, directory / HUBS_FILE_NAME, directory / OLDER_HUBS_FILE_NAME)
         self._sign_ins = _AuditFile(
             files, directory / SIGN_INS_FILE_NAME, directory / OLDER_SIGN_INS_FILE_NAME
         )
         self._hours: dict[tuple[Action, str, str], _Hour] = {}
         # In order of arrival, whatever the wall clock says: the number that ``newest_first`` goes by.
         self._count = 0
-        earlier = [*self._changes.read(), *self._sign_ins.read()]
+        earlier = [record for file in self._files for record in file.read()]
         for record in sorted(earlier, key=lambda record: record.time):
-            self._hold(record, self._file_of(Action(record.action)))
+            self._hold(record, self._file_of(record))
 
     def record(
         self, action: Action, target: str = "", *, old: Values | None = None, new: Values | None = None
@@ -172,7 +177,7 @@ class AuditTrail:
         record = AuditRecord(
             time, action.value, target, actor.policy, actor.scope, peer.address, peer.door.value, old, new
         )
-        file = self._file_of(action)
+        file = self._file_of(record)
         self._hold(record, file)
         fields = asdict(record)
         _log.info("%s %.300s", action.value, target or "the namespace", extra={"audit": fields})
@@ -181,20 +186,26 @@ class AuditTrail:
     def record_refused_sign_in(self, policy: str, address: str, reason: str) -> None:
         """Record that somebody was not let in."""
         with acting_as(Actor(Peer(Door.CONSOLE, address))):
-            self.record(Action.REFUSED_SIGN_IN, new={"asked_as": policy[:80], "reason": reason})
+            self.record(Action.REFUSED_SIGN_IN, new={"asked_as": shown_policy_name(policy), "reason": reason})
 
     def newest_first(self) -> list[AuditRecord]:
         """The records that are held."""
-        held = sorted((*self._changes.held, *self._sign_ins.held), key=lambda each: each[0], reverse=True)
-        return [record for _, record in held]
+        held = [each for file in self._files for each in file.held]
+        return [record for _, record in sorted(held, key=lambda each: each[0], reverse=True)]
 
     def close(self) -> None:
         """Release the files."""
-        self._changes.close()
-        self._sign_ins.close()
+        for file in self._files:
+            file.close()
 
-    def _file_of(self, action: Action) -> _AuditFile:
-        return self._sign_ins if action in _SIGN_INS else self._changes
+    @property
+    def _files(self) -> tuple[_AuditFile, ...]:
+        return self._changes, self._hubs_changes, self._sign_ins
+
+    def _file_of(self, record: AuditRecord) -> _AuditFile:
+        if Action(record.action) in _SIGN_INS:
+            return self._sign_ins
+        return self._hubs_changes if record.scope else self._changes
 
     def _hold(self, record: AuditRecord, file: _AuditFile) -> None:
         self._count += 1

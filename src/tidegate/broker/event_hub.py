@@ -122,9 +122,18 @@ class EventHub:
         )
         self._by_id = {partition.partition_id: partition for partition in self._partitions}
         self._next_round_robin = 0
+        self.is_deleted = False
+        """It is no longer in the namespace; one made anew under its name is another."""
         self.publishers: Final = PublisherRecords()
         """Who has published since the service started. Faces note each batch that names a publisher."""
         self._revoked = _lower(record.revoked_publishers)
+
+    def deleted_error(self, path: str) -> NotFoundError:
+        """What ends the links to ``path`` once ``is_deleted``."""
+        return NotFoundError(
+            f"The messaging entity '{path}' could not be found: event hub '{self.name}' was deleted.",
+            next_step="Create it again; what the deleted one held is gone.",
+        )
 
     @property
     def name(self) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from tidegate.broker.attempts import FailedAttempts
+from tidegate.broker.names import shown_policy_name
 from tidegate.broker.peers import Door, Peer
 from tidegate.model.clock import Clock
 from tidegate.model.errors import InvalidKeyError, ServerBusyError, TidegateError, UnauthorizedError
@@ -59,7 +60,7 @@ class KeyGuard:
             self._failures[peer.door] += 1
             if isinstance(error, InvalidKeyError):
                 error.answer_after_s = self._attempts.note(peer.address, policy, now=now)
-                _log.info("a wrong key for the policy %.80r came from %s", policy, peer)
+                _log.info("a wrong key for the policy %r came from %s", shown_policy_name(policy), peer)
             raise
 
     async def wait_before_answer(self, error: TidegateError) -> None:

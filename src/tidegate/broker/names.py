@@ -24,6 +24,13 @@ def validate_name(name: str, noun: str, characters_max: int) -> None:
         )
 
 
+def shown_policy_name(given: str) -> str:
+    """What a log may say of the policy that a stranger named: nothing but a name. People paste keys and
+    connection strings into the field above the right one; keys in base64 end with ``=``, which no name has.
+    """
+    return given[:80] if _NAME.fullmatch(given) is not None else "(not a policy's name)"
+
+
 def validate_publisher_name(name: str) -> None:
     """Raise InvalidArgumentError unless ``name``, free text, can be a publisher's part of an address."""
     if (

@@ -315,7 +315,8 @@ class Broker:
 
     def event_hub(self, name: str) -> EventHub:
         """The event hub of that name, in whatever letter case. Raises NotFoundError."""
-        event_hub = self._event_hubs.get(name.lower())
+        # Names are ASCII, and some other letters have one of ASCII as their small one: U+212A is "k" then.
+        event_hub = self._event_hubs.get(name.lower()) if name.isascii() else None
         if event_hub is None:
             raise NotFoundError(
                 f"The messaging entity '{name[:80]}' could not be found.",
@@ -381,6 +382,7 @@ class Broker:
         self._catalog.replace_contents(replace(contents, event_hubs=remaining))
         self.audit.record(Action.DELETE_EVENT_HUB, event_hub.name, old=event_hub.settings())
         del self._event_hubs[name.lower()]
+        event_hub.is_deleted = True
         self._statistics_of_deleted += event_hub.statistics()
         self._authorizer.set_policies((), event_hub=name)
         self._listeners.call()

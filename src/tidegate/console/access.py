@@ -1,6 +1,8 @@
 """Signing in: sessions, what they may do, and what keeps other sites from using them.
 
-A browser holds a random session id in a cookie (HttpOnly, SameSite=Strict); all else is here, in memory.
+A browser holds a random session id in a cookie (HttpOnly, SameSite=Strict; over HTTPS ``__Host-`` and
+Secure, so that neither plain HTTP nor another host of the domain can read or replace it); all else is here,
+in memory. Cookies know no ports: whoever serves another port of this host by the same scheme is sent it, too.
 What a session may do is judged anew at each request by the policies as they are then. A session whose policy
 or key is taken away ends at that moment, with everything live that it watches; it does not come back when a
 policy of that name and key is made again. Forms carry the session's token, and come from this origin only.
@@ -11,14 +13,14 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 
 from tidegate.console.backend.access import AccessView, Credential, Rights
@@ -27,6 +29,8 @@ from tidegate.model.errors import InvalidArgumentError, UnauthorizedError
 from tidegate.model.hosts import split_authority
 from tidegate.transport.admission import authenticate_peer
 from tidegate.transport.peers import TrustedProxies, is_from_this_machine
+
+T = TypeVar("T")
 
 COOKIE: Final = "tidegate-console"
 """One name for all ports of a host would mix up services: the port is added."""
@@ -174,13 +178,17 @@ class Sessions:
             if session.is_automatic:
                 self.sign_out(session)
                 return
-        # Of the hub (or the namespace) with most sessions, and there of the policy with most, the session
-        # that was used least lately: whoever signs in often signs out nobody else.
-        sessions = list(self._sessions.values())
-        (hub, _), *_ = Counter(each.hub for each in sessions).most_common(1)
-        sessions = [each for each in sessions if each.hub == hub]
-        (policy_name, _), *_ = Counter(each.policy_name for each in sessions).most_common(1)
-        self.sign_out(next(each for each in sessions if each.policy_name == policy_name))
+        # The session of theirs that was used least lately: whoever signs in often signs out nobody else.
+        self.sign_out(first_of_most(self._sessions.values(), lambda session: session))
+
+
+def first_of_most(holders: Iterable[T], session_of: Callable[[T], Session]) -> T:
+    """Of the hub (or the namespace) that holds most, and there of the policy that holds most, the first."""
+    held = [(session_of(each), each) for each in holders]
+    (hub, _), *_ = Counter(session.hub for session, _ in held).most_common(1)
+    held = [(session, each) for session, each in held if session.hub == hub]
+    (policy_name, _), *_ = Counter(session.policy_name for session, _ in held).most_common(1)
+    return next(each for session, each in held if session.policy_name == policy_name)
 
 
 def address_of(request: HTTPConnection) -> str:
@@ -191,19 +199,27 @@ def address_of(request: HTTPConnection) -> str:
 def cookie_name(request: HTTPConnection) -> str:
     """The cookie's name: browsers give cookies to all ports of a host, and each service has its own."""
     found = split_authority(request.headers.get("host", ""))
-    return f"{COOKIE}-{(found and found[1]) or 0}"
+    # Browsers take a cookie of that prefix only with Secure and for this very host (RFC 6265bis, 4.1.3.2).
+    prefix = "__Host-" if _is_https(request) else ""
+    return f"{prefix}{COOKIE}-{(found and found[1]) or 0}"
 
 
-def set_cookie(request: HTTPConnection, response: Response, session: Session) -> None:
-    """Have the browser hold the session."""
+def set_cookie(request: HTTPConnection, response: Response, session: Session | None) -> None:
+    """Have the browser hold the session; None: hold none any more."""
     response.set_cookie(
         cookie_name(request),
-        session.session_id,
+        "" if session is None else session.session_id,
+        max_age=0 if session is None else None,
         httponly=True,
         samesite="strict",
-        secure=request.scope["scheme"] == "https",
+        secure=_is_https(request),
         path="/",
     )
+
+
+def _is_https(request: HTTPConnection) -> bool:
+    """Whether the browser came by HTTPS, to here or to a trusted proxy."""
+    return bool(request.scope["scheme"] == "https")
 
 
 def session_of(request: HTTPConnection) -> Session:
@@ -266,6 +282,9 @@ async def read_form(request: Request, *, bytes_max: int) -> FormData:
         return await request.form(max_part_size=bytes_max)
     except HTTPException as error:
         raise InvalidArgumentError(f"The form cannot be read: {error.detail}.") from error
+    except ClientDisconnect as error:
+        # Nobody reads the answer; but it is no failure of the service, which the log would tell at length.
+        raise InvalidArgumentError("The request ended before its form was complete.") from error
 
 
 def check_origin(request: HTTPConnection) -> None:
@@ -274,17 +293,22 @@ def check_origin(request: HTTPConnection) -> None:
     if origin is None:
         is_foreign = request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
     else:
-        is_foreign = _host_of(origin) != request.headers.get("host", "").lower()
+        scheme, host = _scheme_and_host_of(origin)
+        # A page by plain HTTP may be anybody's who is on the way to its reader.
+        is_foreign = host != request.headers.get("host", "").lower() or (
+            _is_https(request) and scheme != "https"
+        )
     if is_foreign:
         raise UnauthorizedError("The form comes from another site.", next_step="Use the console's own pages.")
 
 
-def _host_of(origin: str) -> str | None:
-    """Host and port of an ``Origin`` header; None where it is none."""
+def _scheme_and_host_of(origin: str) -> tuple[str, str | None]:
+    """Scheme, and host with port, of an ``Origin`` header; no host where it is none."""
     try:
-        return urlsplit(origin).netloc.lower()
+        parts = urlsplit(origin)
     except ValueError:
-        return None
+        return "", None
+    return parts.scheme, parts.netloc.lower()
 
 
 def _missing(claim: str, hub: str | None) -> UnauthorizedError:

@@ -25,6 +25,7 @@ from tidegate.console.access import Session, Sessions, address_of, check_origin,
 from tidegate.console.backend import ConsoleBackend
 from tidegate.console.context import Console
 from tidegate.console.errors import answer_of_exception, error_page
+from tidegate.console.job_rights import JobRights
 from tidegate.console.live import LiveStreams
 from tidegate.console.pages import (
     audit,
@@ -105,7 +106,14 @@ class ConsoleApp:
     def __init__(self, backend: ConsoleBackend, *, clock: Clock, proxies: TrustedProxies) -> None:
         """proxies: before the service, whose word about their clients is believed."""
         sessions = Sessions(backend.access, clock, proxies)
-        self.console = Console(backend, sessions, LiveStreams(sessions), clock, TaskOwner("console pages"))
+        self.console = Console(
+            backend,
+            sessions,
+            LiveStreams(sessions),
+            clock,
+            TaskOwner("console pages"),
+            JobRights(backend.access, lambda: self.console.processing.jobs),
+        )
         static: ASGIApp = StaticFiles(directory=STATIC_DIRECTORY)
         routes: list[BaseRoute] = [Mount(STATIC_PATH, static, name="static")]
         for module in PAGES:
@@ -119,6 +127,8 @@ class ConsoleApp:
                 Exception: answer_of_exception,
             },
         )
+        # Starlette would make addresses of the Host header.
+        self.application.router.redirect_slashes = False
 
     def route(self) -> BaseRoute:
         """What the gateway puts behind its own routes."""
@@ -132,6 +142,7 @@ class ConsoleApp:
         """End what pages have started; no page is served afterwards. Harmless twice."""
         self.end_streams()
         self.console.sessions.close()
+        self.console.job_rights.close()
         await self.console.tasks.close()
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tidegate.console.access import Sessions
 from tidegate.console.backend import ConsoleBackend, ProcessingView
+from tidegate.console.job_rights import JobRights
 from tidegate.console.live import LiveStreams
 from tidegate.model.clock import Clock
 from tidegate.model.errors import NotFoundError
@@ -22,6 +23,7 @@ class Console:
     clock: Clock
     tasks: TaskOwner
     """For what a page starts and does not wait for."""
+    job_rights: JobRights
 
     @property
     def processing(self) -> ProcessingView:

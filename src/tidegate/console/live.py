@@ -21,11 +21,12 @@ from markupsafe import escape
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from tidegate.console.access import Session, Sessions, session_of
+from tidegate.console.access import Session, Sessions, first_of_most, session_of
 from tidegate.model.errors import ServerBusyError, TidegateError
 
 STREAMS_MAX: Final = 64
-"""Streams at once; each costs a rendering per beat. Our choice: browsers open 6 connections per host."""
+"""Streams at once; each costs a rendering per beat. Where there are more, the policy that has most of them
+makes room. Our choice: browsers open 6 connections per host."""
 
 KEEP_ALIVE_S: Final = 15.0
 """Seconds after which a stream without news sends a comment: so a peer that is gone is noticed."""
@@ -74,7 +75,8 @@ class LiveStreams:
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._streams: set[_Stream] = set()
+        self._streams: dict[_Stream, None] = {}
+        """In the order in which they began."""
         self._is_closed = False
         sessions.call_at_end(self._end_those_of)
 
@@ -90,18 +92,27 @@ class LiveStreams:
 
         render: called at once and then ``every_s`` seconds after it has returned; None ends the stream with
         the event ``end``, as does a TidegateError, unless it is transient: that is one beat without news.
-        Raises ServerBusyError when there are too many streams.
+        Raises ServerBusyError when there are too many streams, and most of them by the session's own policy.
         """
-        if len(self._streams) >= STREAMS_MAX:
+        session = session_of(request)
+        self._make_room(session)
+        return StreamingResponse(
+            self._events(session, render, every_s),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+
+    def _make_room(self, session: Session) -> None:
+        live = [stream for stream in self._streams if not stream.is_ended]
+        if len(live) < STREAMS_MAX:
+            return
+        first = first_of_most(live, lambda stream: stream.session)
+        if (first.session.hub, first.session.policy_name) == (session.hub, session.policy_name):
             raise ServerBusyError(
                 f"{STREAMS_MAX} live pages are open, the most that the console keeps up to date.",
                 next_step="Close some, then reload this page.",
             )
-        return StreamingResponse(
-            self._events(session_of(request), render, every_s),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-        )
+        first.end()
 
     def _end_those_of(self, session: Session) -> None:
         for stream in self._streams:
@@ -110,7 +121,7 @@ class LiveStreams:
 
     async def _events(self, session: Session, render: Render, every_s: float) -> AsyncIterator[str]:
         stream = _Stream(session, is_ended=self._is_closed)
-        self._streams.add(stream)
+        self._streams[stream] = None
         try:
             sent: dict[str, str] = {}
             pause_s = quiet_s = 0.0
@@ -131,7 +142,7 @@ class LiveStreams:
                     quiet_s = 0.0
                     yield ": still here\n\n"
         finally:
-            self._streams.discard(stream)
+            del self._streams[stream]
 
 
 async def _rendered(render: Render) -> Mapping[str, str] | None:

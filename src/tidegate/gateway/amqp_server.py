@@ -14,7 +14,8 @@ import uuid
 from collections.abc import Coroutine
 from typing import Any
 
-from tidegate.amqp.connection import ConnectionConfiguration, PeerLimits
+from tidegate.amqp.connection import ConnectionConfiguration
+from tidegate.amqp.limits import PeerLimits
 from tidegate.broker import Broker
 from tidegate.gateway.connection_handler import ConnectionHandler
 from tidegate.gateway.idle_guard import IdleLimits

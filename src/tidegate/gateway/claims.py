@@ -8,12 +8,13 @@ a key or a publisher is taken away: grants that are no longer in force are dropp
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tidegate.broker import NEVER_EXPIRES, UNKNOWN_PEER, Actor, Broker, Claim, Grant, Peer
-from tidegate.model.audience import AUDIENCE_CHARACTERS_MAX, Audience, EntityPath
+from tidegate.model.audience import AUDIENCE_CHARACTERS_MAX, Audience, EntityPath, containing
 from tidegate.model.clock import Clock
 from tidegate.model.errors import QuotaExceededError, UnauthorizedError
+from tidegate.model.sas import SIGNATURE_PREFIX
 from tidegate.wire.cbs import SAS_TOKEN_TYPE
 
 GRANTS_MAX = 2500
@@ -33,19 +34,20 @@ class ConnectionClaims:
         on_loss: Callable[[], None],
         *,
         on_first: Callable[[], None] | None = None,
-        find_peer: Callable[[], Peer] = lambda: UNKNOWN_PEER,
+        find_peer: Callable[[], Peer] | None = None,
     ) -> None:
         """on_loss: called on the event loop when a grant has run out, or may have been taken away. on_first:
         called when the first token or key was accepted. find_peer: who presents the tokens.
         """
-        self._find_peer = find_peer
+        self._find_peer = find_peer or _find_nobody
         self._broker = broker
         self._clock = clock
         self._on_loss = on_loss
         self._on_first = on_first
         self._grants: dict[Audience, Grant] = {}
+        self._index: _Index | None = None  # None: the grants have changed since
         # What lost grants were for, whose key or policy is gone: who asks again is told that.
-        self._lost: set[Audience] = set()
+        self._lost: set[EntityPath] = set()
         self._remove_listener: Callable[[], None] | None = None
         # Answers of ``require``, which is asked for every batch: until when (path, claim) is permitted.
         self._permitted_until: dict[tuple[EntityPath, Claim | None], int] = {}
@@ -63,7 +65,8 @@ class ConnectionClaims:
         QuotaExceededError (too many tokens),
         NotFoundError (a genuine token for an event hub that does not exist: known only to who holds a key).
         """
-        if token_type != SAS_TOKEN_TYPE:
+        # Any SDK takes a signature from a credential of the application's own, and sends it as type jwt.
+        if token_type != SAS_TOKEN_TYPE and not token.startswith(SIGNATURE_PREFIX):
             raise UnauthorizedError(
                 f"InvalidToken: Tokens of type {token_type[:40]!r} are not supported.",
                 next_step="Use a connection string with a shared access key.",
@@ -93,7 +96,9 @@ class ConnectionClaims:
         self.require(path, Claim.MANAGE, token=token)
         peer = self._find_peer()
         grants = [
-            grant for grant in self._grants.values() if grant.permits(path, Claim.MANAGE, now_utc=now_utc)
+            grant
+            for grant in self._indexed().over(path)
+            if grant.permits(path, Claim.MANAGE, now_utc=now_utc)
         ]
         if not grants:
             assert token is not None  # ``require`` found nothing else
@@ -111,7 +116,7 @@ class ConnectionClaims:
         claims = tuple(Claim) if claim is None else (claim,)
         expiries = [
             grant.expiry
-            for grant in self._grants.values()
+            for grant in self._indexed().over(path)
             for wanted in claims
             if grant.permits(path, wanted, now_utc=now_utc)
         ]
@@ -126,13 +131,13 @@ class ConnectionClaims:
             if any(grant.permits(path, wanted, now_utc=now_utc) for wanted in claims):
                 return
         what = "Any" if claim is None else claim.value
-        if any(lost.covers(Audience("", path)) for lost in self._lost):
+        if not self._lost.isdisjoint(containing(path)):
             raise UnauthorizedError(
                 f"InvalidSignature: The token for '{path}' is no longer valid: its policy was deleted, or "
                 "the key that signed it regenerated.",
                 next_step="Connect with a key that the policy has now.",
             )
-        if any(grant.expiry <= now_utc.timestamp() for grant in self._grants.values()):
+        if self._indexed().first_expiry <= now_utc.timestamp():
             raise UnauthorizedError(
                 f"ExpiredToken: The token for '{path}' is expired.", next_step="Put a new token to $cbs."
             )
@@ -143,15 +148,26 @@ class ConnectionClaims:
         )
 
     def close(self) -> None:
-        """Forget everything."""
+        """Forget everything, the owner too."""
+        self._on_first, self._find_peer = None, _find_nobody
+        self._on_loss = _nothing
         self._grants.clear()
-        self._permitted_until.clear()
+        self._changed()
         if self._remove_listener is not None:
             self._remove_listener()
             self._remove_listener = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _indexed(self) -> _Index:
+        if self._index is None:
+            self._index = _Index(self._grants.values())
+        return self._index
+
+    def _changed(self) -> None:
+        self._index = None
+        self._permitted_until.clear()
 
     def _keep(self, audience: Audience, grant: Grant) -> None:
         if audience not in self._grants and len(self._grants) >= GRANTS_MAX:
@@ -165,8 +181,8 @@ class ConnectionClaims:
         if self._on_first is not None:
             self._on_first()
             self._on_first = None
-        self._lost.discard(audience)
-        self._permitted_until.clear()
+        self._lost.discard(audience.path)
+        self._changed()
         self._set_timer()
         if self._remove_listener is None:
             self._remove_listener = self._broker.authorizer.add_change_listener(self._on_change)
@@ -184,8 +200,8 @@ class ConnectionClaims:
         ]
         for audience in gone:
             del self._grants[audience]
-        self._lost.update(gone)
-        self._permitted_until.clear()
+        self._lost.update(audience.path for audience in gone)
+        self._changed()
         self._set_timer()
         self._on_loss()
 
@@ -204,3 +220,34 @@ class ConnectionClaims:
         self._timer = None
         self._set_timer()
         self._on_loss()
+
+
+def _find_nobody() -> Peer:
+    return UNKNOWN_PEER
+
+
+def _nothing() -> None:
+    """What a connection that is over does about a loss."""
+
+
+class _Index:
+    """Grants by what they are for: as many paths are asked for as there are links, and there may be as many
+    grants."""
+
+    __slots__ = ("_by_path", "first_expiry")
+
+    def __init__(self, grants: Iterable[Grant]) -> None:
+        self._by_path: dict[EntityPath, dict[tuple[str, str], Grant]] = {}
+        """What each policy gives on a path: of several grants the one that lasts longest."""
+        self.first_expiry = NEVER_EXPIRES
+        for grant in grants:
+            by_policy = self._by_path.setdefault(grant.resource.path, {})
+            policy = grant.scope, grant.policy_name
+            known = by_policy.get(policy)
+            if known is None or known.expiry < grant.expiry:
+                by_policy[policy] = grant
+            self.first_expiry = min(self.first_expiry, grant.expiry)
+
+    def over(self, path: EntityPath) -> list[Grant]:
+        """The grants for an entity, or for what it lies in."""
+        return [grant for known in containing(path) for grant in self._by_path.get(known, {}).values()]

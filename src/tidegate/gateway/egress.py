@@ -11,7 +11,9 @@ and returns.
     its wait for throughput is over  the namespace's throughput units are used up (a timer runs it again)
     its wait for the log is over     the log cannot open a file now (a timer runs it again)
 
-Deliveries are settled when sent: the official Python client never answers them.
+Deliveries are settled when sent, except to a client that asks for unsettled ones (snd-settle-mode). What it
+decides about those settles them and changes nothing else, as events stay in the log: none is remembered, and
+a client may as well decide nothing, as the official Python client does.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ from typing import Protocol
 from tidegate.amqp.events import Delivery
 from tidegate.amqp.link import SenderLink
 from tidegate.amqp.performatives import Error
-from tidegate.broker import Claim, OnStolen, Partition, ReceiverHandle, RecordBatch, Throughput
+from tidegate.broker import Claim, EventHub, OnStolen, Partition, ReceiverHandle, RecordBatch, Throughput
 from tidegate.gateway.claims import ConnectionClaims
 from tidegate.model.clock import Clock
-from tidegate.model.errors import NotFoundError, ServerBusyError, TidegateError
+from tidegate.model.errors import ClosedError, ServerBusyError, TidegateError
 from tidegate.wire.addresses import NodeAddress
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT
 from tidegate.wire.delivery import (
@@ -97,6 +99,7 @@ class EgressLink:
         self,
         owner: EgressOwner,
         link: SenderLink,
+        event_hub: EventHub,
         partition: Partition,
         *,
         address: NodeAddress,
@@ -105,15 +108,17 @@ class EgressLink:
         start_sequence_number: int,
         is_lost_refused: bool,
         is_batched: bool,
+        is_settled: bool,
         are_metrics_wanted: bool,
     ) -> None:
         """address: for claims and log lines. throughput: what all receivers together may be sent.
 
         is_lost_refused: see ``Broker.is_lost_position_refused``. is_batched: ``tidegate:batch-delivery`` was
-        agreed on.
+        agreed on. is_settled: False: the client asked for unsettled deliveries (not of slices of batches).
         """
         self._owner = owner
         self._link = link
+        self._event_hub = event_hub
         self._partition = partition
         self._path = address.format()
         self._entity = address.entity
@@ -125,6 +130,9 @@ class EgressLink:
         self._next_sequence_number = start_sequence_number
         self._is_lost_refused = is_lost_refused
         self._is_batched = is_batched
+        self._is_settled = is_settled
+        if not is_settled:
+            link.forget_deliveries()
         self._are_metrics_wanted = are_metrics_wanted
         self._receiver: ReceiverHandle | None = None
         self._remove_listener: Callable[[], None] | None = None
@@ -149,8 +157,10 @@ class EgressLink:
         self._use_throughput(0, 0)
         self.pump()
 
-    def check_claims(self) -> None:
-        """Raise UnauthorizedError when the connection may no longer receive here."""
+    def check_usable(self) -> None:
+        """Raise NotFoundError or UnauthorizedError when the connection may no longer receive here."""
+        if self._event_hub.is_deleted:
+            raise self._event_hub.deleted_error(self._path)
         self._owner.claims.require(self._entity, Claim.LISTEN)
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
@@ -225,9 +235,9 @@ class EgressLink:
         if link.is_drain and (link.credit == 0 or self._current_batch() is None):
             link.drained()
         if self._partition.is_closed:
-            raise NotFoundError(
-                f"The messaging entity '{self._path}' was deleted, or the service is stopping."
-            )
+            if self._event_hub.is_deleted:
+                raise self._event_hub.deleted_error(self._path)
+            raise ClosedError("The service is stopping.", next_step="Connect again later.")
 
     def _current_batch(self) -> RecordBatch | None:
         """The batch that holds the next event; None at the end of the log."""
@@ -294,7 +304,7 @@ class EgressLink:
             enqueued_time_ms=batch.enqueued_time_ms,
             metrics=self._metrics() if self._are_metrics_wanted else None,
         )
-        taken = self._link.send_settled_batch(deliveries)
+        taken = self._link.send_batch(deliveries, settled=self._is_settled)
         if taken < len(lengths):
             size = sum(lengths[:taken])
         self._advance(batch, taken, size)

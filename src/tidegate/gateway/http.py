@@ -1,5 +1,5 @@
-"""The HTTP face: ``/health``, ``/metrics``, publishing (``http_publish``), administration (``http_admin``),
-and AMQP over WebSocket.
+"""The HTTP face: ``/health``, ``/metrics``, publishing (``http_publish``), administration (``http_admin``,
+and ``http_atom`` as old SDKs call it), and AMQP over WebSocket.
 
 Everything is served on every HTTP and HTTPS port. What is wrong with a request is told in one shape: in that
 of Event Hubs' REST interface, and under the administration's addresses in JSON.
@@ -23,6 +23,7 @@ from tidegate.gateway.admin_operations import PREFIX
 from tidegate.gateway.amqp_server import AmqpGateway
 from tidegate.gateway.health import Health
 from tidegate.gateway.http_admin import Administration, admin_error
+from tidegate.gateway.http_atom import AtomAdministration
 from tidegate.gateway.http_authorization import RequestAuthorizer
 from tidegate.gateway.http_errors import error_response, response_for
 from tidegate.gateway.http_publish import Publishing
@@ -86,9 +87,12 @@ class HttpGateway:
                 *Administration(broker, clock=clock, capture_statistics=capture_statistics).routes(),
                 *Publishing(broker, clock=clock, budget=amqp.budget, sliced_work=amqp.sliced_work).routes(),
                 *further_routes,
+                *AtomAdministration(broker, clock=clock).routes(),
             ],
             exception_handlers={HTTPException: _on_http_exception, Exception: _on_failure},
         )
+        # Starlette would send clients to whatever host the Host header names, and with plain HTTP.
+        self._application.router.redirect_slashes = False
 
     async def listen(
         self, host: str, port: int, *, ssl_context: ssl.SSLContext | None = None

@@ -19,8 +19,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from tidegate.broker import Actor, Broker, Claim, acting_as
-from tidegate.gateway.admin_operations import OPERATIONS, PREFIX, Call, Operation
+from tidegate.broker import Actor, Broker, Claim, Grant, acting_as
+from tidegate.gateway.admin_operations import OPERATIONS, PREFIX, Call, Needs, Operation
 from tidegate.gateway.http_authorization import RequestAuthorizer, peer_of
 from tidegate.gateway.http_errors import headers_for
 from tidegate.gateway.openapi import openapi_document
@@ -44,6 +44,54 @@ TIMEOUT_S: Final = 60.0
 _log = logging.getLogger(__name__)
 
 
+Perform = Callable[[bytes, Grant], Awaitable[Response]]
+"""Does what a request asks for, by its body and what its token allows, and answers it."""
+
+
+class AdministrationDoor:
+    """Lets requests of the administration in, whatever form they have."""
+
+    def __init__(
+        self, broker: Broker, clock: Clock, error_response: Callable[[TidegateError], Response]
+    ) -> None:
+        """error_response: the answer to a request that failed."""
+        self._broker = broker
+        self._authorizer = RequestAuthorizer(broker, clock)
+        self._error_response = error_response
+
+    async def answer(
+        self, request: Request, operation_id: str, needs: Needs, hub: str | None, perform: Perform
+    ) -> Response:
+        """What ``perform`` returns, called as whoever sent the request; or the answer to its failure.
+
+        hub: the event hub that the claims must be for; None: the namespace.
+        """
+        try:
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    return await self._perform(request, needs, hub, perform)
+            except TimeoutError as error:
+                raise OperationTimeoutError(
+                    f"{operation_id} did not end within {TIMEOUT_S:g} s; it may still be under way."
+                ) from error
+            except ClientDisconnect as error:
+                raise RemoteProtocolError("The request ended before its body was complete.") from error
+        except TidegateError as error:
+            level = logging.ERROR if error.remote_text else logging.INFO
+            _log.log(level, "%s of %.300r refused: %s", operation_id, request.scope["path"], error)
+            await self._broker.key_guard.wait_before_answer(error)
+            return self._error_response(error)
+
+    async def _perform(self, request: Request, needs: Needs, hub: str | None, perform: Perform) -> Response:
+        entity = NAMESPACE if hub is None else entity_path(hub)
+        self._authorizer.require(request, entity, *needs.value)
+        body = await _read_body(request)
+        # Again, because a body may take its time: a key that was taken away meanwhile changes nothing more.
+        grant = self._authorizer.require(request, entity, *needs.value)
+        with acting_as(Actor.of([grant], peer_of(request))):
+            return await perform(body, grant)
+
+
 class Administration:
     """Answers the requests of the administration."""
 
@@ -57,7 +105,7 @@ class Administration:
         """capture_statistics: by the name of each hub that is captured now."""
         self._broker = broker
         self._capture_statistics = capture_statistics
-        self._authorizer = RequestAuthorizer(broker, clock)
+        self._door = AdministrationDoor(broker, clock, admin_error_response)
         self._document = json.dumps(openapi_document())
 
     def routes(self) -> list[BaseRoute]:
@@ -77,40 +125,21 @@ class Administration:
     async def _answer(self, operations: Mapping[str, Operation], request: Request) -> Response:
         # HEAD is answered as GET is; the server leaves the body out.
         operation = operations["GET" if request.method == "HEAD" else request.method]
-        try:
-            try:
-                async with asyncio.timeout(TIMEOUT_S):
-                    value = await self._perform(operation, request)
-            except TimeoutError as error:
-                raise OperationTimeoutError(
-                    f"{operation.operation_id} did not end within {TIMEOUT_S:g} s; it may still be under way."
-                ) from error
-            except ClientDisconnect as error:
-                raise RemoteProtocolError("The request ended before its body was complete.") from error
-        except TidegateError as error:
-            level = logging.ERROR if error.remote_text else logging.INFO
-            _log.log(level, "%s of %.300r refused: %s", operation.operation_id, request.scope["path"], error)
-            await self._broker.key_guard.wait_before_answer(error)
-            return admin_error_response(error)
-        if operation.answer is None:
-            return Response(status_code=operation.status)
-        return _json_response(value, operation.status)
-
-    async def _perform(self, operation: Operation, request: Request) -> object:
         parameters: dict[str, str] = dict(request.path_params)
+
+        async def perform(body: bytes, grant: Grant) -> Response:
+            values = {} if operation.request is None else operation.request.parse(body)
+            is_manager = Claim.MANAGE in grant.claims
+            value = operation.handler(
+                Call(self._broker, self._capture_statistics, parameters, values, is_manager)
+            )
+            value = await value if isinstance(value, Awaitable) else value
+            if operation.answer is None:
+                return Response(status_code=operation.status)
+            return _json_response(value, operation.status)
+
         hub = None if operation.is_of_namespace else parameters.get("hub")
-        entity = NAMESPACE if hub is None else entity_path(hub)
-        claims = operation.needs.value
-        self._authorizer.require(request, entity, *claims)
-        body = await _read_body(request)
-        # Again, because a body may take its time: a key that was taken away meanwhile changes nothing more.
-        grant = self._authorizer.require(request, entity, *claims)
-        values = {} if operation.request is None else operation.request.parse(body)
-        is_manager = Claim.MANAGE in grant.claims
-        call = Call(self._broker, self._capture_statistics, parameters, values, is_manager)
-        with acting_as(Actor.of([grant], peer_of(request))):
-            value = operation.handler(call)
-            return await value if isinstance(value, Awaitable) else value
+        return await self._door.answer(request, operation.operation_id, operation.needs, hub, perform)
 
 
 def admin_error_response(error: TidegateError) -> Response:

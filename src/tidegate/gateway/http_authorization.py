@@ -6,6 +6,9 @@ neither ``Host`` nor any other header has a part in it.
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from starlette.requests import HTTPConnection
 
 from tidegate.broker import Broker, Claim, Door, Grant, Peer
@@ -13,6 +16,9 @@ from tidegate.model.audience import Audience, EntityPath
 from tidegate.model.clock import Clock
 from tidegate.model.errors import UnauthorizedError
 from tidegate.transport.admission import authenticate_peer
+
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]*", re.ASCII)
+"""Of an ``Authorization`` header, as those that are registered with IANA are written."""
 
 
 class RequestAuthorizer:
@@ -56,10 +62,13 @@ def _token(request: HTTPConnection) -> str:
     if len(tokens) > 1:
         # A proxy before us may have judged by another one than we would.
         raise UnauthorizedError("InvalidToken: The request has several Authorization headers.")
-    scheme = tokens[0].partition(" ")[0].lower()
-    if scheme != "sharedaccesssignature":
+    scheme, space, _ = tokens[0].partition(" ")
+    if scheme.lower() != "sharedaccesssignature":
+        # Without a space it is no scheme: it may be a key, or a token.
+        is_scheme = space and _SCHEME.fullmatch(scheme)
+        kind = f"of the type {scheme[:40].lower()!r}" if is_scheme else "without a type"
         raise UnauthorizedError(
-            f"InvalidToken: Tokens of the type {scheme[:40]!r} are not supported.",
+            f"InvalidToken: Tokens {kind} are not supported.",
             next_step="Send a SharedAccessSignature made with the key of a policy.",
         )
     return tokens[0]

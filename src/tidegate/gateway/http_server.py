@@ -1,9 +1,9 @@
 """uvicorn as the HTTP face uses it: on the service's own loop, with limits, and with AMQP in WebSockets.
 
-What a peer without a token can hold of the service is bounded: connections (``transport.admission``; who has
-no complete head of a request makes room for others), the time that the head may take and its answer wait to
-be read, and (in ``http_publish``) the time and the bytes of its body. Where there is no place for a
-connection, it may still ask for ``/health``.
+What a peer without a token can hold of the service is bounded: connections (``transport.admission``; those
+without a complete request make room for others), the time that a request may take to arrive and its answer
+wait to be read, and (in ``http_publish``) the time and the bytes of a body after a token. Where there is no
+place for a connection, it may still ask for ``/health``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from tidegate.gateway.http_errors import error_response, format_error
 from tidegate.transport.admission import TICKET, Admission, Face, Ticket
 from tidegate.transport.listener import Listener
-from tidegate.transport.peers import IpAddress, parse_address
+from tidegate.transport.peers import IpAddress, parse_address, site_of
 from tidegate.transport.streams import StreamReceiver
-from tidegate.transport.turns import Turns
+from tidegate.transport.turns import Share, Turns
 from tidegate.transport.websocket import WebSocketStream
 
 HEAD_TIMEOUT_S: Final = 20.0
-"""How long the head of a request may take from the connection, or its first byte, on (our choice)."""
+"""How long the head of a request may take from the connection, or its first byte, on; without a token, its
+body too (our choice)."""
 
 HEALTH_TIMEOUT_S: Final = 2.0
 """The same where only ``/health`` is answered (our choice: who checks it has one request ready)."""
@@ -79,10 +80,10 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         """accept_websocket: gives the receiver of a WebSocket whose handshake is done. admits_origin: whether
         a page of that origin may open one, by a request with that Host header. admission: limits connections,
-        with those of other faces; None: one of its own. turns: in which WebSockets are served; None: as bytes
-        come.
+        with those of other faces; None: one of its own. turns: in which requests are parsed and
+        WebSockets are served; None: as bytes come.
         """
-        self._turns = turns
+        self.turns = turns
         self._accept_websocket = accept_websocket
         self._admits_origin = admits_origin
         self.admission = admission or Admission()
@@ -160,7 +161,7 @@ class HttpServer(uvicorn.Server):
             format_refusal=format_error,
             admits_origin=self._admits_origin,
             ticket=ticket,
-            turns=self._turns,
+            turns=self.turns,
             client_name=None if client is None else str(client),
         )
         self.websockets.add(stream)
@@ -215,8 +216,8 @@ def _in_origin_form(request: h11.Request) -> h11.Request:
 
 
 class _HttpProtocol(H11Protocol):
-    """HTTP/1.1 with a ticket, a limit of the time that the head of a request takes, and of the time that its
-    answer waits to be read.
+    """HTTP/1.1 with a ticket, a limit of the time that a request takes to arrive (of its body only while the
+    peer has shown no token), and of the time that its answer waits to be read.
     """
 
     owner: HttpServer
@@ -224,6 +225,10 @@ class _HttpProtocol(H11Protocol):
     _peer: IpAddress | None = None
     _refusal: str | None = None
     """Why a request is refused whose head has just come."""
+    _share: Share
+    _unparsed = b""
+    """What has come and waits for its turn."""
+    _is_parsing_late = False
     _is_writing_paused = False
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
@@ -236,11 +241,15 @@ class _HttpProtocol(H11Protocol):
         connection.on_head = self._on_head
         self.conn = connection
         self._peer = None if self.client is None else parse_address(self.client[0])
+        turns = self.owner.turns
+        self._share = Share(None if turns is None else turns.for_arrivals, self._parse)
+        self._share.join(None if self._peer is None else site_of(self._peer))
         if self.ticket.face is Face.HEALTH:
             self.app = self.owner.health_application
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._share.close()
         self._stop_timer()
         self._stop_write_timer()
         self.ticket.end()
@@ -266,21 +275,42 @@ class _HttpProtocol(H11Protocol):
         self._limit_closing()
 
     def data_received(self, data: bytes) -> None:
+        self._unparsed += data
+        self._share.serve()
+        if self._unparsed and not self._is_parsing_late:
+            self._is_parsing_late = True
+            self.transport.pause_reading()
+
+    def _parse(self) -> bool:
+        """Parse what has come, in this connection's turn; a request begins in a task."""
+        data, self._unparsed = self._unparsed, b""
+        if self._is_parsing_late:
+            self._is_parsing_late = False
+            if not self.flow.read_paused:
+                self.transport.resume_reading()
         if self.transport.is_closing():
-            return
+            return False
         super().data_received(data)
         if self.conn.their_state is h11.IDLE:
             self._start_timer()
-        elif not self._is_discarding:
-            self._stop_timer()
+        else:
+            self._follow_body()
+        return False
 
     def on_response_complete(self) -> None:
         if not self._is_writing_paused:
             self.ticket.end_request()
         super().on_response_complete()
         self._limit_closing()
-        if self._is_discarding:
-            self._start_timer()
+        if self._is_discarding or self.conn.our_state is h11.SEND_RESPONSE:  # the next was sent ahead
+            self._follow_body()
+
+    def shutdown(self) -> None:
+        if self.conn.their_state is h11.SEND_BODY and not self.ticket.has_token:
+            self.transport.close()  # the service does not wait for what a stranger may never send
+            self._limit_closing()
+        else:
+            super().shutdown()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         self._stop_timer()
@@ -296,6 +326,18 @@ class _HttpProtocol(H11Protocol):
         else:
             self._refuse(400, msg)
 
+    def _follow_body(self) -> None:
+        """Limit the time of a body that a stranger sends; a request that is whole is no longer waited for."""
+        if self.ticket.face is Face.AMQP:
+            return
+        is_arriving = self.conn.their_state is h11.SEND_BODY
+        if is_arriving and (self._is_discarding or not self.ticket.has_token):
+            self._start_timer()
+            return
+        self._stop_timer()
+        if not is_arriving:
+            self.ticket.begin_request()
+
     @property
     def _is_discarding(self) -> bool:
         """Whether the rest of a request is read that was answered before it was complete."""
@@ -303,16 +345,18 @@ class _HttpProtocol(H11Protocol):
 
     def _on_head(self, request: h11.Request, names: dict[str, str]) -> None:
         self.app_state = {HEADER_NAMES: names, TICKET: self.ticket}
-        self.ticket.begin_request()
         trusted = self.owner.admission.trusted
         if self._peer in trusted:
             headers = [(name.lower(), value) for name, value in request.headers]
             address = trusted.client_address(self._peer, headers)
+            self._share.join(None if address is None else site_of(address))
             # A client that is not known is the proxy's for the audit trail and for wrong keys; but of the
             # limits, from which a proxy's own address is free, all of them share one address's.
             name = str(self._peer if address is None else address)
             self.client = (name, 0)
             self.app_state[_CLIENT] = f"{name}:0"
+            is_https = self.owner.config.ssl is not None or trusted.is_https(self._peer, headers)
+            self.scheme = "https" if is_https else "http"
             if self.ticket.move(address, self.loop.time()) is not None:
                 self._refusal = NO_PLACE
                 raise h11.RemoteProtocolError(NO_PLACE)
@@ -346,6 +390,8 @@ class _HttpProtocol(H11Protocol):
 
     def _on_head_timeout(self) -> None:
         self._head_timer = None
+        if self.conn.their_state is h11.SEND_BODY and self.ticket.has_token and not self._is_discarding:
+            return  # the token came with the head
         self._refuse(408, f"No complete request came within {self._head_timeout_s:g} s.")
 
     def _refuse(self, status: int, detail: str) -> None:

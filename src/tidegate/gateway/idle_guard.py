@@ -14,6 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
+
+_DELAY_SHARE: Final = 0.8
+"""Of the time that a connection has left, at most so much is for a delay: the answer takes time to arrive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +70,16 @@ class IdleGuard:
         if self._is_authorized():
             self._since = self._loop.time()
 
+    def delay_s(self, wanted_s: float) -> float:
+        """How long an answer may wait: ``wanted_s``, or less where the connection would end first."""
+        if self._timer is None:
+            return wanted_s
+        return min(wanted_s, max(0.0, self._timer.when() - self._loop.time()) * _DELAY_SHARE)
+
     def close(self) -> None:
-        """Watch no more."""
+        """Watch no more, and let the connection go."""
         self._cancel()
+        self._is_authorized, self._on_idle = _never, _ignore
 
     @property
     def _limit_s(self) -> float:
@@ -90,3 +101,11 @@ class IdleGuard:
             self._arm()
         else:
             self._on_idle(self._limit_s)
+
+
+def _never() -> bool:
+    return False
+
+
+def _ignore(limit_s: float) -> None:
+    """A connection that is over is not idle."""

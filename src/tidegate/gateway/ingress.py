@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -23,12 +23,18 @@ from tidegate.amqp.link import ReceiverLink
 from tidegate.amqp.performatives import Accepted, Error, Rejected
 from tidegate.broker import AppendResult, Claim, EventHub, Partition, ProducerBatch, ProducerHandle
 from tidegate.gateway.claims import ConnectionClaims
-from tidegate.model.errors import EventTooLargeError, InvalidArgumentError, NotFoundError, TidegateError
+from tidegate.model.errors import (
+    ClosedError,
+    EventTooLargeError,
+    InvalidArgumentError,
+    NotFoundError,
+    TidegateError,
+)
 from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.addresses import NodeAddress
 from tidegate.wire.batch import BatchSections, split_message, with_event_numbers
 from tidegate.wire.publisher import (
-    may_name_publisher,
+    may_pretend,
     published_events,
     rewritten_batch,
     unpublished_events,
@@ -42,7 +48,8 @@ _ENTRY_BYTES = 512
 """About what a delivery under way takes beside its payload: many tiny ones count for what they are."""
 
 _EVENTS_AT_ONCE = 200
-"""Events that a publisher's name is written into, or taken out of, at once: about 1 ms of work."""
+_BYTES_AT_ONCE = 16 * 1024
+"""Events, and bytes of them, that a publisher's name is written into, or taken from, at once: about 1 ms."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,17 +94,20 @@ class IngressLink:
         event_hub: EventHub,
         partition: Partition | None,
         *,
+        find_hub: Callable[[str], EventHub],
         publisher: str | None = None,
         is_idempotent: bool = False,
     ) -> None:
         """partition: None lets the key, or the turn, choose one for each batch.
 
+        find_hub: the event hub of a name now; raises NotFoundError.
         publisher: who sends, whose name is the key of all batches; None: nobody in particular.
         is_idempotent: the client numbers its batches (``tidegate:idempotent-batch`` was agreed on).
         """
         assert partition is None or publisher is None
         self._owner = owner
         self._link = link
+        self._find_hub = find_hub
         self._event_hub = event_hub
         self._partition = partition
         self._is_idempotent = is_idempotent
@@ -138,22 +148,21 @@ class IngressLink:
         self._link.is_oversized_rejected = True
         self._link.grant_credit(_CREDIT)
 
-    def check_claims(self) -> None:
-        """Raise UnauthorizedError when the connection, or the publisher, may no longer send here."""
+    def check_usable(self) -> None:
+        """Raise UnauthorizedError when the connection, or the publisher, may no longer send here.
+
+        Where the event hub was deleted, that is said to the next delivery instead.
+        """
+        if self._event_hub.is_deleted:
+            return
         self._owner.claims.require(self._entity, Claim.SEND)
         if self._publisher is not None:
             self._event_hub.check_publisher(self._publisher)
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
-        """Queue appends for complete deliveries, in their order.
-
-        Where the event hub was deleted, the link ends instead: one made anew under the name is another.
-        """
-        if self._event_hub.partitions[0].is_closed:
-            told = self._owner.amqp_error(
-                NotFoundError(f"The messaging entity '{self._path}' was deleted, or the service is stopping.")
-            )
-            self._link.detach(told)
+        """Queue appends for complete deliveries, in their order."""
+        if self._event_hub.is_deleted and not self._has_followed_name():
+            self._refuse(deliveries)
             return
         for delivery in deliveries:
             outcome: asyncio.Future[AppendResult] | TidegateError
@@ -180,8 +189,39 @@ class IngressLink:
         if self._producer is not None:
             self._producer.close()
 
+    def _has_followed_name(self) -> bool:
+        """Turn to the event hub that was created again under the deleted one's name; False: there is none.
+
+        The link's end would not do: the official Python producers do not read while they have nothing to
+        send, find it behind their next events, and call it an unknown error.
+        """
+        if self._is_numbered:
+            return False  # the numbers count events of the deleted one
+        try:
+            event_hub = self._find_hub(self._event_hub.name)
+            partition = self._partition and event_hub.partition(self._partition.partition_id)
+        except NotFoundError:
+            return False
+        self._event_hub, self._partition = event_hub, partition
+        return True
+
+    def _refuse(self, deliveries: Sequence[Delivery]) -> None:
+        """The event hub was deleted: say so, each time."""
+        told = self._owner.amqp_error(self._event_hub.deleted_error(self._path))
+        for delivery in deliveries:
+            if not delivery.is_settled:
+                self._link.settle(delivery.delivery_id, state=Rejected(error=told))
+        if self._is_numbered:
+            self._link.detach(told)
+        else:
+            self._link.grant_credit(len(deliveries))
+
+    @property
+    def _is_numbered(self) -> bool:
+        return self._is_idempotent or self._producer is not None
+
     def _append(self, delivery: Delivery) -> asyncio.Future[AppendResult]:
-        self.check_claims()
+        self.check_usable()
         size, bytes_max = len(delivery.payload), self._event_hub.event_bytes_max
         if size > bytes_max:
             raise EventTooLargeError(
@@ -190,8 +230,9 @@ class IngressLink:
                 next_step="Send fewer events per batch, or smaller ones.",
             )
         sections = split_message(delivery.payload, delivery.message_format)
-        is_as_sent = self._publisher is None and not may_name_publisher(delivery.payload)
-        if self._unwritten or (not is_as_sent and len(sections.lengths) > _EVENTS_AT_ONCE):
+        is_as_sent = self._publisher is None and not may_pretend(delivery.payload)
+        is_long = len(sections.lengths) > _EVENTS_AT_ONCE or size > _BYTES_AT_ONCE
+        if self._unwritten or (not is_as_sent and is_long):
             return self._write_later(sections)
         if is_as_sent:
             return self._store(sections)
@@ -282,6 +323,8 @@ class IngressLink:
             head = pending.popleft()
             self._owner.add_unacknowledged(-head.size)
             error = head.error()
+            if isinstance(error, ClosedError) and self._event_hub.is_deleted:
+                error = self._event_hub.deleted_error(self._path)
             if head.is_settled or self._is_closed:
                 continue
             # Delivery ids are counted per session: between two of this link may lie another link's.

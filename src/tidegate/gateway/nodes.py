@@ -11,7 +11,7 @@ from typing import Protocol
 
 from tidegate.amqp.events import Delivery
 from tidegate.amqp.link import Link, ReceiverLink, SenderLink
-from tidegate.amqp.performatives import Attach, Source, Target
+from tidegate.amqp.performatives import SND_UNSETTLED, Attach, Source, Target
 from tidegate.amqp.types import Int, Short, Symbol
 from tidegate.broker import Broker, Claim, EventHub, Partition
 from tidegate.gateway.egress import EgressLink, EgressOwner
@@ -32,7 +32,7 @@ from tidegate.wire.names import (
     REQUEST_BYTES_MAX,
     RUNTIME_METRIC_CAPABILITY,
 )
-from tidegate.wire.selector import position_from_filters
+from tidegate.wire.selector import honoured_filters, positions_from_filters
 
 
 class LinkNode(Protocol):
@@ -42,8 +42,9 @@ class LinkNode(Protocol):
         """The link was accepted."""
         ...
 
-    def check_claims(self) -> None:
-        """Raise UnauthorizedError when the connection may no longer use the link."""
+    def check_usable(self) -> None:
+        """Raise NotFoundError when what the link leads to was deleted, UnauthorizedError when the connection
+        may no longer use it."""
         ...
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
@@ -72,6 +73,10 @@ class OpenedNode:
     offered_capabilities: tuple[Symbol, ...] = ()
     properties: Mapping[str, object] = field(default_factory=dict)
     """Link properties that the client did not name, or left to the service."""
+    filters: Mapping[object, object] = field(default_factory=dict)
+    """Of the client's filters those that are in force (AMQP 1.0 part 3 section 3.5.3)."""
+    source_address: str | None = None
+    """Where the client left it to the service to make one up."""
 
 
 class NodeOpener:
@@ -116,7 +121,7 @@ class NodeOpener:
         event_hub = self._broker.event_hub(address.event_hub)
         if publisher is not None:
             event_hub.check_publisher(publisher)
-            node = IngressLink(self._owner, link, event_hub, None, publisher=publisher)
+            node = self._ingress(link, event_hub, None, publisher=publisher)
             return OpenedNode(node, event_hub.event_bytes_max)
         partition = None if address.partition_id is None else event_hub.partition(address.partition_id)
         if partition is not None and IDEMPOTENT_PRODUCER_CAPABILITY in attach.desired_capabilities:
@@ -125,7 +130,7 @@ class NodeOpener:
         is_idempotent = partition is not None and IDEMPOTENT_BATCH_CAPABILITY in attach.desired_capabilities
         if partition is not None and is_idempotent and PRODUCER_ID in attach.properties:
             return self._open_repeatable_producer(link, attach, event_hub, partition)
-        node = IngressLink(self._owner, link, event_hub, partition, is_idempotent=is_idempotent)
+        node = self._ingress(link, event_hub, partition, is_idempotent=is_idempotent)
         return OpenedNode(
             node, event_hub.event_bytes_max, (IDEMPOTENT_BATCH_CAPABILITY,) if is_idempotent else ()
         )
@@ -133,7 +138,7 @@ class NodeOpener:
     async def _open_producer(
         self, link: ReceiverLink, attach: Attach, event_hub: EventHub, partition: Partition
     ) -> OpenedNode:
-        node = IngressLink(self._owner, link, event_hub, partition)
+        node = self._ingress(link, event_hub, partition)
         producer = await node.open_producer(
             producer_id=_number(attach, PRODUCER_ID),
             epoch=_number(attach, PRODUCER_EPOCH),
@@ -150,7 +155,7 @@ class NodeOpener:
         self, link: ReceiverLink, attach: Attach, event_hub: EventHub, partition: Partition
     ) -> OpenedNode:
         """A sender of numbered batches that says who it is, to be told how much of it is stored already."""
-        node = IngressLink(self._owner, link, event_hub, partition, is_idempotent=True)
+        node = self._ingress(link, event_hub, partition, is_idempotent=True)
         producer = await node.open_producer(
             producer_id=_number(attach, PRODUCER_ID),
             epoch=_number(attach, PRODUCER_EPOCH) or 0,
@@ -159,7 +164,30 @@ class NodeOpener:
         properties: dict[str, object] = {PRODUCER_SEQUENCE_NUMBER: Int(producer.stored_count - 1)}
         return OpenedNode(node, event_hub.event_bytes_max, (IDEMPOTENT_BATCH_CAPABILITY,), properties)
 
+    def _ingress(
+        self,
+        link: ReceiverLink,
+        event_hub: EventHub,
+        partition: Partition | None,
+        *,
+        publisher: str | None = None,
+        is_idempotent: bool = False,
+    ) -> IngressLink:
+        return IngressLink(
+            self._owner,
+            link,
+            event_hub,
+            partition,
+            find_hub=self._broker.event_hub,
+            publisher=publisher,
+            is_idempotent=is_idempotent,
+        )
+
     def _open_for_receiving(self, link: SenderLink, attach: Attach) -> OpenedNode:
+        if isinstance(attach.source, Source) and attach.source.dynamic and not attach.source.address:
+            # Qpid Proton's way to receive responses (AMQP 1.0 part 3 section 3.5.3).
+            responses = self._requests.open_responses(link, None)
+            return OpenedNode(responses, None, source_address=responses.dynamic_address)
         if not isinstance(attach.source, Source) or not attach.source.address:
             raise InvalidArgumentError(
                 "The attach names no source address.",
@@ -174,8 +202,10 @@ class NodeOpener:
                 next_step="Receive from HUB/ConsumerGroups/GROUP/Partitions/ID.",
             )
         self._owner.claims.require(address.entity, Claim.LISTEN)
-        partition = self._broker.event_hub(address.event_hub).partition(address.partition_id)
-        position = position_from_filters(attach.source.filter)
+        event_hub = self._broker.event_hub(address.event_hub)
+        partition = event_hub.partition(address.partition_id)
+        filters = honoured_filters(attach.source.filter)
+        positions = positions_from_filters(filters)
         are_metrics_wanted = RUNTIME_METRIC_CAPABILITY in attach.desired_capabilities
         # Slices of batches carry no metrics: who wants both gets events one by one.
         is_batched = BATCH_DELIVERY_CAPABILITY in attach.desired_capabilities and not are_metrics_wanted
@@ -183,18 +213,22 @@ class NodeOpener:
         node = EgressLink(
             self._owner,
             link,
+            event_hub,
             partition,
             address=address,
             clock=self._clock,
             throughput=self._broker.throughput,
-            start_sequence_number=partition.resolve(position, is_lost_refused=is_lost_refused),
+            start_sequence_number=max(
+                partition.resolve(position, is_lost_refused=is_lost_refused) for position in positions
+            ),
             is_lost_refused=is_lost_refused,
             is_batched=is_batched,
+            is_settled=attach.snd_settle_mode != SND_UNSETTLED,
             are_metrics_wanted=are_metrics_wanted,
         )
         node.open_receiver(
             address.consumer_group,
-            name=_text_property(attach, RECEIVER_NAME),
+            name=_receiver_name(attach),
             owner_level=_owner_level(attach),
         )
         offered = [
@@ -205,7 +239,7 @@ class NodeOpener:
             )
             if is_offered
         ]
-        return OpenedNode(node, None, tuple(offered))
+        return OpenedNode(node, None, tuple(offered), filters=filters)
 
 
 def _owner_level(attach: Attach) -> int | None:
@@ -224,6 +258,9 @@ def _number(attach: Attach, name: str) -> int | None:
     return value
 
 
-def _text_property(attach: Attach, name: str) -> str | None:
-    value = attach.properties.get(name)
-    return str(value)[:256] if isinstance(value, str) else None
+def _receiver_name(attach: Attach) -> str | None:
+    """Its own name for itself, which others read in errors and log: in one line, and not a long one."""
+    value = attach.properties.get(RECEIVER_NAME)
+    if not isinstance(value, str):
+        return None
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in value[:256])

@@ -1,16 +1,17 @@
 """``$cbs`` and ``$management``: requests on one link of a client, responses on another.
 
-A response goes to the link that the request's reply-to names, else to the one that the same session has on
+A response goes to the link that the request's reply-to names (a link of the same session, where several are
+named so), else to the one that the same session has on
 the same node. Where there is no credit yet it waits; where there is no such link it is dropped, because
 nobody could receive it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from tidegate.amqp.decode import PROTOCOL_LIMITS
@@ -24,10 +25,11 @@ from tidegate.gateway.management import ManagementService
 from tidegate.model.errors import InvalidKeyError
 from tidegate.wire.addresses import NodeKind
 from tidegate.wire.cbs import PutToken, encode_put_token_accepted
-from tidegate.wire.conditions import http_status_for, to_amqp_error
+from tidegate.wire.conditions import response_status_for, to_amqp_error
 from tidegate.wire.request_response import (
     Request,
     encode_response,
+    request_id,
 )
 
 _CREDIT = 100
@@ -65,6 +67,10 @@ class RequestOwner(Protocol):
         """The connection is used, if only for requests."""
         ...
 
+    def answer_late(self, after_s: float, answer: Callable[[], None]) -> None:
+        """Call ``answer`` after that time, or before the connection ends for want of a token."""
+        ...
+
 
 class RequestNodes:
     """The request nodes of one connection."""
@@ -78,8 +84,10 @@ class RequestNodes:
         """The node for a link on which the client sends requests. kind: CBS or MANAGEMENT."""
         return RequestLink(self, link, kind)
 
-    def open_responses(self, link: SenderLink, kind: NodeKind) -> ResponseLink:
-        """The node for a link on which the client receives responses."""
+    def open_responses(self, link: SenderLink, kind: NodeKind | None) -> ResponseLink:
+        """The node for a link on which the client receives responses. kind: None is for those of any node
+        that are asked for with its ``dynamic_address`` as reply-to.
+        """
         response_link = ResponseLink(link, kind, self._response_links)
         self._response_links.append(response_link)
         return response_link
@@ -91,7 +99,7 @@ class RequestNodes:
         """
         message = decode_message(payload, PROTOCOL_LIMITS)
         properties = message.properties or Properties()
-        route = _Route(link, kind, properties.message_id, properties.reply_to)
+        route = _Route(link, kind, request_id(properties), properties.reply_to)
         try:
             request = Request.from_message(message)
             if kind is NodeKind.CBS:
@@ -101,8 +109,7 @@ class RequestNodes:
                 answer = self._management.handle(request, self._owner.claims)
         except Exception as error:  # As in ``_finish``: a failing disk must not end the connection.
             if isinstance(error, InvalidKeyError) and error.answer_after_s:
-                loop = asyncio.get_running_loop()
-                loop.call_later(error.answer_after_s, self._refuse_late, route, error)
+                self._owner.answer_late(error.answer_after_s, partial(self._refuse_late, route, error))
             else:
                 self._refuse(route, error)
             return
@@ -139,20 +146,25 @@ class RequestNodes:
         # its user nothing but "Status code: None"; the other clients deduce the condition from the status.
         response = encode_response(
             correlation_id=route.message_id,
-            status_code=http_status_for(error),
+            status_code=response_status_for(error),
             status_description=told.description or "",
             error_condition=None if route.kind is NodeKind.CBS else told.condition,
         )
         self._respond(route, response)
 
     def _respond(self, route: _Route, response: bytes) -> None:
-        candidates = [link for link in self._response_links if link.kind is route.kind]
-        chosen = next((link for link in candidates if link.is_named(route.reply_to)), None) or next(
-            (link for link in candidates if link.link.session is route.link.session), None
-        )
+        named: list[ResponseLink] = []
+        unnamed: list[ResponseLink] = []
+        for link in self._response_links:
+            is_here = link.link.session is route.link.session
+            if link.kind in (route.kind, None) and link.is_named(route.reply_to):
+                named.insert(0 if is_here else len(named), link)
+            elif link.kind is route.kind and is_here:
+                unnamed.append(link)
+        chosen = next(iter(named + unnamed), None)
         if chosen is None:
             _log.warning(
-                "a response of %s was dropped: no link receives for %r", route.kind.value, route.reply_to
+                "a response of %s was dropped: no link receives for %.80r", route.kind.value, route.reply_to
             )
             return
         chosen.send(response)
@@ -178,9 +190,10 @@ class RequestLink:
 
     def start(self) -> None:
         """Let the client send."""
+        self._link.is_one_by_one = True  # an answer may tell of a thousand partitions
         self._link.grant_credit(_CREDIT)
 
-    def check_claims(self) -> None:
+    def check_usable(self) -> None:
         """Nothing: a request is judged by itself."""
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
@@ -207,17 +220,26 @@ class RequestLink:
 class ResponseLink:
     """A link on which a client receives responses."""
 
-    def __init__(self, link: SenderLink, kind: NodeKind, registry: list[ResponseLink]) -> None:
-        """registry: where the node's links are listed; ``close`` removes this one."""
+    def __init__(self, link: SenderLink, kind: NodeKind | None, registry: list[ResponseLink]) -> None:
+        """kind: None is for responses of any node. registry: where such links are listed; ``close`` removes
+        this one.
+        """
         self.link = link
         self.kind = kind
         self._registry = registry
         self._waiting: list[bytes] = []
 
+    @property
+    def dynamic_address(self) -> str:
+        """For a client that asked for an address; link names are unique in a session."""
+        return f"$dynamic/{self.link.name}"
+
     def is_named(self, reply_to: str | None) -> bool:
         """Whether a reply-to means this link: by its name, or by its target's address."""
         if not reply_to:
             return False
+        if self.kind is None:
+            return reply_to == self.dynamic_address
         target = self.link.remote_attach.target
         return reply_to == self.link.name or (isinstance(target, Target) and reply_to == target.address)
 
@@ -234,7 +256,7 @@ class ResponseLink:
     def start(self) -> None:
         """The client grants credit when it is ready."""
 
-    def check_claims(self) -> None:
+    def check_usable(self) -> None:
         """Nothing: whatever is sent here answers a request."""
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:

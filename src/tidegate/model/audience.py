@@ -6,8 +6,9 @@ in lower case, or with ``ConsumerGroups/…`` and ``Partitions/…`` behind it (
 are host and path; scheme, port, letter case, slashes at the ends and the encoding of names are not part of
 the identity.
 
-The rule: a text means one entity or is refused. So nothing is cut off (``?``, ``#``), nothing is decoded
-twice, and an event hub's name, which needs no encoding, has none.
+The rule: a text means one entity or is refused. So nothing is cut off (``?``, ``#``) but the one query that
+old SDKs sign with an address, nothing is decoded twice, and an event hub's name, which needs no encoding, has
+none.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*", re.ASCII)
 _FIRST_NAME = re.compile(r"\$?[A-Za-z0-9._-]+", re.ASCII)
 """An event hub, or ``$cbs`` and ``$management``."""
 
+_API_VERSION = re.compile(r"\?api-version=[0-9]{4}-[0-9]{2}\Z")
+"""At the end of a URI: azure-servicebus 0.21.1 signs whole addresses (ServiceBusSASAuthentication)."""
+
 _NOT_IN_NAMES: Final = frozenset("/\\%?#")
 """What would make two paths of one name, or one path of two."""
 
@@ -54,6 +58,15 @@ def beneath(path: EntityPath, *names: str) -> EntityPath:
 def lies_in(path: EntityPath, ancestor: EntityPath) -> bool:
     """Whether ``path`` is ``ancestor`` or beneath it."""
     return not ancestor or path == ancestor or path.startswith(f"{ancestor}/")
+
+
+def containing(path: EntityPath) -> list[EntityPath]:
+    """``path`` and all that it lies in, up to the namespace: each ``ancestor`` of ``lies_in``."""
+    found = [path]
+    while path:
+        path = EntityPath(path.rpartition("/")[0])
+        found.append(path)
+    return found
 
 
 def is_name_in_paths(name: str) -> bool:
@@ -86,7 +99,7 @@ class Audience:
             if host is None or not is_own_host(host):
                 return cls("", _parse_path(text, text))
             return cls(host, _parse_path(path, text))
-        authority, _, path = rest.partition("/")
+        authority, _, path = _API_VERSION.sub("", rest).partition("/")
         host = host_of(authority)
         if _SCHEME.fullmatch(scheme) is None or host is None:
             raise _invalid(text, "does not begin with a scheme and a host")

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from typing import Final
 
+from tidegate.model.capture_destination import check_no_password
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.limits import (
     CAPTURE_SIZE_WINDOW_BYTES_DEFAULT,
@@ -196,12 +197,7 @@ def _check_destination(destination: str) -> None:
             next_step="Give /a/directory, or a URL such as abfs://container@account.dfs.core.windows.net/folder.",
         )
     user = rest.partition("/")[0].rpartition("@")[0] if separator else ""
-    if ":" in user:
-        # The text would be quoted in logs and kept in the catalog: it is not repeated here.
-        raise InvalidArgumentError(
-            "The capture destination holds a password.",
-            next_step="Give credentials to the service by its environment.",
-        )
+    check_no_password(user)
 
 
 def _check_name_format(name_format: str) -> None:

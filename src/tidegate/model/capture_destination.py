@@ -1,9 +1,9 @@
 """Which destinations Capture may write to: prefixes that the service's operator names.
 
-Whoever may manage an event hub chooses its destination, and the service writes there with its own rights and
-credentials. So the operator says where that may be, and addresses that only mean something to the machine
-itself (link-local ones, a cloud's metadata) are refused whatever was said. Pure: files are looked at by the
-function that is passed in.
+A policy with Manage on the namespace chooses the destinations of its event hubs, and the service writes there
+with its own rights and credentials. So the operator says where that may be, and addresses that only mean
+something to the machine itself (link-local ones, a cloud's metadata) are refused whatever was said. Pure:
+files are looked at by the function that is passed in.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final
 from urllib.parse import unquote
 
@@ -24,12 +24,14 @@ _UNCLEAR = re.compile(r"[\x00-\x20\x7f%?#\\]")
 """What fsspec's libraries and a URL's grammar read differently."""
 
 _METADATA_NAMES: Final = frozenset({"metadata.google.internal", "instance-data.ec2.internal"})
-_METADATA_ADDRESSES: Final = frozenset(
-    {
-        ip_address("168.63.129.16"),  # Azure's WireServer ("What is IP address 168.63.129.16?", 2026-09)
-        ip_address("fd00:ec2::254"),  # AWS, "Instance metadata", 2026-09
-        ip_address("100.100.100.200"),  # Alibaba Cloud, "Instance metadata", 2026-09
-    }
+_METADATA_NETWORKS: Final = (
+    ip_network("168.63.129.16"),  # Azure's WireServer ("What is IP address 168.63.129.16?", 2026-09)
+    ip_network("fd00:ec2::/32"),  # AWS: "Instance metadata", "EKS Pod Identity", 2026-09
+    ip_network("fd20:ce::254"),  # Google Cloud: instances with IPv6 only
+    ip_network("100.100.100.200"),  # Alibaba Cloud, "Instance metadata", 2026-09
+    ip_network("fd00:c1::a9fe:a9fe"),  # Oracle Cloud (its Python SDK's instance principals)
+    ip_network("192.0.0.192"),  # Oracle Cloud Classic
+    ip_network("fd00:42::42"),  # Scaleway
 )
 """Those that are not link-local, as 169.254.169.254 is."""
 
@@ -41,14 +43,16 @@ class CapturePlace:
     scheme: str
     """In lower case; ``file`` for a directory of the service's machine."""
     authority: str
-    """What is between ``://`` and the next ``/``, hosts in lower case; empty for a directory."""
+    """What is between ``://`` and the next ``/``, hosts with a dot in lower case (without one it may be a
+    bucket, whose letters count); empty for a directory."""
     path: str
     """A directory as it was given; of a URL without slashes at its ends."""
 
     @classmethod
     def parse(cls, destination: str) -> CapturePlace:
         """Raises InvalidArgumentError for what could be read in two ways: URLs within URLs (``::``), ``..``,
-        and characters with a meaning in URLs; and for a host that is not to be written to (``check_host``).
+        empty folders (object stores have names that begin with ``/``), and characters with a meaning in URLs;
+        for a password; and for a host that is not to be written to (``check_host``).
         """
         scheme, separator, rest = destination.partition("://")
         if not separator:
@@ -65,12 +69,14 @@ class CapturePlace:
             return cls(LOCAL_SCHEME, "", path)
         authority, _, path = rest.partition("/")
         user, at, host = authority.rpartition("@")
-        parts = [part for part in path.split("/") if part]
+        check_no_password(user)
+        path = path.rstrip("/")
+        is_misread = path != "" and not {"", ".", ".."}.isdisjoint(path.split("/"))
         # The colons of an address in brackets are its own; "::" elsewhere is fsspec's for a URL within a URL.
-        outside = re.sub(r"\[[0-9A-Fa-f:.]*\]", "", rest)
-        if not host or "@" in user or _UNCLEAR.search(rest) or "::" in outside or {".", ".."} & {*parts}:
+        outside = re.sub(r"\[[0-9A-Fa-f:.]*\]", "", authority) + path
+        if not host or "@" in user or _UNCLEAR.search(rest) or "::" in outside or is_misread:
             raise _refused(destination, "is a URL that can be read in more than one way")
-        place = cls(scheme, f"{user}{at}{host.lower()}", "/".join(parts))
+        place = cls(scheme, f"{user}{at}{host.lower() if '.' in host else host}", path)
         check_host(place.host)
         return place
 
@@ -133,6 +139,17 @@ class CaptureDestinations:
         )
 
 
+def check_no_password(user: str) -> None:
+    """Raise InvalidArgumentError where ``user``, what is before the ``@`` of a destination, holds a password:
+    it would be kept, and quoted in logs and refusals. The error does not repeat it.
+    """
+    if ":" in user:
+        raise InvalidArgumentError(
+            "The capture destination holds a password.",
+            next_step="Give credentials to the service by its environment.",
+        )
+
+
 def check_host(host: str) -> None:
     """Raise InvalidArgumentError for a host, or an address in any form, that is link-local or a cloud's
     metadata.
@@ -142,7 +159,8 @@ def check_host(host: str) -> None:
     name = host.strip("[]").rstrip(".").lower()
     address = _address(name)
     if name in _METADATA_NAMES or (
-        address is not None and (address.is_link_local or address in _METADATA_ADDRESSES)
+        address is not None
+        and (address.is_link_local or any(address in network for network in _METADATA_NETWORKS))
     ):
         raise InvalidArgumentError(
             f"Capture writes to no link-local address and no cloud's metadata: {host[:80]}.",

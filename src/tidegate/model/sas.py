@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 
 from tidegate.model.errors import UnauthorizedError
 
-_PREFIX = "SharedAccessSignature "
+SIGNATURE_PREFIX = "SharedAccessSignature "
 _EXPIRY_DIGITS_MAX = 18
 """Digits of an expiry: far beyond any date, and few enough for every computation with it (our choice)."""
 
@@ -40,10 +40,10 @@ class SharedAccessSignature:
 
         Raises UnauthorizedError; the message never holds the token.
         """
-        if not token.startswith(_PREFIX):
+        if not token.startswith(SIGNATURE_PREFIX):
             raise UnauthorizedError("InvalidSignature: The token is not a SharedAccessSignature.")
         fields: dict[str, str] = {}
-        for part in token[len(_PREFIX) :].split("&"):
+        for part in token[len(SIGNATURE_PREFIX) :].split("&"):
             name, _, value = part.partition("=")
             if name in fields:
                 raise UnauthorizedError(f"MalformedToken: The token has {name[:20]!r} twice.")
@@ -73,7 +73,7 @@ def make_sas_token(*, audience: str, key_name: str, key: str, expiry: int) -> st
     """A token for ``audience`` (``sb://host/hub``), valid until ``expiry`` (Unix time in seconds)."""
     resource = quote(audience, safe="")
     signature = quote(_sign(key, resource, str(expiry)), safe="")
-    return f"{_PREFIX}sr={resource}&sig={signature}&se={expiry}&skn={quote(key_name, safe='')}"
+    return f"{SIGNATURE_PREFIX}sr={resource}&sig={signature}&se={expiry}&skn={quote(key_name, safe='')}"
 
 
 def _sign(key: str, encoded_resource: str, encoded_expiry: str) -> str:

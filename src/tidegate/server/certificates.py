@@ -5,9 +5,11 @@ verify as usual. The authority stays the same as long as it is valid and may spe
 wanted, so that a renewed server certificate needs nothing from the clients. Keys are readable by the owner
 only.
 
-Somebody who trusts ``ca.pem`` trusts it for the names of this service and no others: the authority carries
-them as name constraints (RFC 5280 section 4.2.1.10), so its key, if it is ever stolen, cannot make
-certificates for anything else. The key is kept because without it each renewal of the server's certificate,
+Somebody who trusts ``ca.pem`` trusts it for servers with the names of this service and for nothing else: the
+authority carries the names as constraints (RFC 5280 section 4.2.1.10), and the use (extended key usage: of a
+certificate in a chain it limits those below, CA/Browser Forum Baseline Requirements 7.1.2.10.6). So its key,
+if it is ever stolen, signs no certificate that is good for another host, for mail, code or a client. The key
+is kept because without it each renewal of the server's certificate,
 once a year, would need a new authority, which all clients would have to be given.
 """
 
@@ -203,6 +205,7 @@ def _make_authority(now: datetime, names: Sequence[str]) -> _Pair:
         .not_valid_after(now + _AUTHORITY_LIFETIME)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(is_authority=True), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(
             x509.NameConstraints(list(dict.fromkeys(map(_constraint, names))), excluded_subtrees=None),
             critical=True,

@@ -79,8 +79,8 @@ class _Window:
 class FloodFilter(logging.Filter):
     """Leaves out lines that clients cause, beyond ``_LINES_MAX`` of one kind in ``_WINDOW_S``.
 
-    The next one of the kind that passes says how many. Errors always pass, and so do changes by
-    administrators, which ``tidegate.audit`` tells.
+    The next one of the kind that passes says how many. Errors count, too: where a client has found out how to
+    cause one, the first few tell. Changes by administrators, which ``tidegate.audit`` tells, always pass.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -90,8 +90,7 @@ class FloodFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is written; its message may have been added to."""
-        is_limited = record.name.startswith(_CLIENT_LOGGERS) and record.levelno < logging.ERROR
-        if not is_limited:
+        if not record.name.startswith(_CLIENT_LOGGERS):
             return True
         now = self._clock.monotonic()
         # The message without its values: one kind is one place in the code.

@@ -87,7 +87,8 @@ class ServerSettings:
     """Addresses and networks (``10.0.0.0/8``) of your own proxies before the HTTP faces: the address of a
     client is then the last one that they write into ``X-Forwarded-For`` or ``Forwarded``. Each must add the
     address that it sees, or replace the header, and take the other header out: requests in which the two
-    disagree count for the proxy, and all of them share the limits of one address."""
+    disagree count for the proxy, and all of them share the limits of one address. Where a proxy says
+    ``X-Forwarded-Proto: https``, the console's cookies are marked as over HTTPS."""
     hsts_max_age_s: int | None = None
     """Seconds for which browsers that have seen an HTTPS answer refuse plain HTTP to this host, on every port
     (Strict-Transport-Security); None: they are not told to. It cannot be taken back before it has passed."""

@@ -26,7 +26,7 @@ from tidegate.testing.absent import not_tested
 
 _START_S_MAX: Final = 60.0
 _STOP_S_MAX: Final = 30.0
-_LISTENS: Final = re.compile(r"successfully listens on http://127\.0\.0\.1:(\d+)")
+_LISTENS: Final = re.compile(r"successfully listens on https?://127\.0\.0\.1:(\d+)")
 
 
 class AzuriteMissingError(Exception):
@@ -50,10 +50,13 @@ def find_azurite(folder: Path | None = None) -> Path:
 class AzuriteServer:
     """A running blob service; a context manager that leaves nothing behind."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """folder: where ``npm ci`` was run; None looks on PATH alone."""
+    def __init__(self, folder: Path | None = None, *, certificate: tuple[Path, Path] | None = None) -> None:
+        """folder: where ``npm ci`` was run; None looks on PATH alone. certificate: with this certificate and
+        its key (PEM) it serves HTTPS, and takes bearer tokens whoever signed them.
+        """
         self._program = find_azurite(folder)
         self._folder = Path(tempfile.mkdtemp(prefix="tidegate-azurite-"))
+        self._certificate = certificate
         self._process: subprocess.Popen[bytes] | None = None
         self.account_name = "tidegate"
         self.account_key = base64.b64encode(secrets.token_bytes(32)).decode()
@@ -61,6 +64,10 @@ class AzuriteServer:
 
     def start(self) -> None:
         """Start the service, and wait until it takes connections."""
+        secure: list[str] = []
+        if self._certificate is not None:
+            certificate_file, key_file = map(str, self._certificate)
+            secure = ["--cert", certificate_file, "--key", key_file, "--oauth", "basic"]
         log_file = self._folder / "log"
         with log_file.open("wb") as log:
             self._process = subprocess.Popen(
@@ -70,6 +77,7 @@ class AzuriteServer:
                     *("--inMemoryPersistence", "--extentMemoryLimit", "64"),
                     # Clients are newer than it is: they ask for API versions that it has not heard of.
                     *("--skipApiVersionCheck", "--disableTelemetry", "--silent"),
+                    *secure,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -103,10 +111,17 @@ class AzuriteServer:
 
     def connection_string(self, *, port: int | None = None) -> str:
         """The storage account's connection string. port: another way in, such as a proxy's."""
+        endpoint = self.endpoint.replace(f":{self.port}/", f":{port or self.port}/")
         return (
-            f"DefaultEndpointsProtocol=http;AccountName={self.account_name};AccountKey={self.account_key};"
-            f"BlobEndpoint=http://127.0.0.1:{port or self.port}/{self.account_name};"
+            f"DefaultEndpointsProtocol={endpoint.partition(':')[0]};AccountName={self.account_name};"
+            f"AccountKey={self.account_key};BlobEndpoint={endpoint};"
         )
+
+    @property
+    def endpoint(self) -> str:
+        """The blob service's URL."""
+        scheme = "http" if self._certificate is None else "https"
+        return f"{scheme}://127.0.0.1:{self.port}/{self.account_name}"
 
     def create_container(self) -> str:
         """The name of a fresh, empty container."""

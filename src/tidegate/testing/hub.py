@@ -22,7 +22,7 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -241,10 +241,18 @@ class HubProcess(_Hub):
     """The service in a process of its own, which ``kill`` ends without any warning."""
 
     def __init__(
-        self, data_dir: Path | None = None, *, is_tls_used: bool = False, is_http_used: bool = False
+        self,
+        data_dir: Path | None = None,
+        *,
+        is_tls_used: bool = False,
+        is_http_used: bool = False,
+        tls_names: Sequence[str] = (),
     ) -> None:
-        """data_dir: None is a temporary one. Nothing runs before ``start`` (or ``with``)."""
+        """data_dir: None is a temporary one. tls_names: those of ``--tls-name``; connection strings hold the
+        first. Nothing runs before ``start`` (or ``with``).
+        """
         super().__init__(data_dir, is_tls_used=is_tls_used, is_http_used=is_http_used)
+        self._tls_names = tuple(tls_names)
         self._process: subprocess.Popen[bytes] | None = None
         self._work_dir = Path(tempfile.mkdtemp(prefix="tidegate-process-"))
         self._cleanup.callback(shutil.rmtree, self._work_dir, ignore_errors=True)
@@ -289,6 +297,7 @@ class HubProcess(_Hub):
             if port is not None:
                 command += [f"--{name.replace('_', '-')}", str(port)]
         command += ["--ready-file", str(ready_file)]
+        command += [f"--tls-name={name}" for name in self._tls_names]
         command += [f"--capture-destination={each}" for each in _CAPTURE_DESTINATIONS]
         environment = os.environ | {"TIDEGATE_CONFIG_DIR": str(self._work_dir)}
         with self.log_file.open("ab") as log:

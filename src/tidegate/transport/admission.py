@@ -9,10 +9,11 @@ Pure: no sockets, and the time is passed in. Theory of operation: each connectio
     HTTP beyond its limits         health_max more, which may only ask for /health
 
 A ticket *waits* while nobody knows what its peer wants: over AMQP until a token was accepted, over HTTP while
-no complete head of a request is there. Where a limit is reached, one that waits makes room: that which has
-waited longest of the address that has most of them. So who opens many connections and says nothing loses
-them to the others, and not the others theirs. Over AMQP a newcomer displaces none of its own address that
-came less than GRACE_S ago: else a fleet of devices that reconnects would never get through a handshake.
+no complete request is there (without a token: its body included). Where a limit is reached, one that waits
+makes room: that which has waited longest of the address that has most of them. So who opens many connections
+and says nothing loses them to the others, and not the others theirs. Over AMQP a newcomer displaces none of
+its own address that came less than GRACE_S ago: else a fleet of devices that reconnects would never get
+through a handshake.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from tidegate.transport.peers import IpAddress, TrustedProxies
+from tidegate.transport.peers import IpAddress, TrustedProxies, site_of
 
 GRACE_S: Final = 2.0
 """How long an AMQP connection may have no token before others of its address take its place (our choice: four
@@ -45,9 +46,6 @@ _DESCRIPTORS_PER_PARTITION: Final = 2
 
 TICKET: Final = "ticket"
 """Where the ``state`` of an ASGI request's scope has the ``Ticket`` of its connection."""
-
-_IPV6_SITE_BITS: Final = 64
-"""IPv6 addresses count by their /64: that much a single customer has."""
 
 
 class Face(Enum):
@@ -170,7 +168,7 @@ class Ticket:
             self._admission._enter(self)
 
     def begin_request(self) -> None:
-        """HTTP: the head of a request is complete."""
+        """HTTP: a request is complete."""
         self._set_waiting(False)
 
     def end_request(self) -> None:
@@ -379,9 +377,9 @@ class Admission:
     def _address_of(self, address: IpAddress | None, face: Face) -> _Address:
         if address is None:
             return _Address(0, 0, False, False)
-        bits = int(address) if address.version == 4 else int(address) >> (128 - _IPV6_SITE_BITS)
+        version, bits = site_of(address)
         is_proxy = face is not Face.AMQP and address in self.trusted
-        return _Address(address.version, bits, address.is_loopback, is_proxy)
+        return _Address(version, bits, address.is_loopback, is_proxy)
 
 
 @dataclass(slots=True)

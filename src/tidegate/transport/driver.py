@@ -28,6 +28,7 @@ from tidegate.model.errors import BrokenError, ClosedError, TidegateError
 from tidegate.transport.admission import Admission
 from tidegate.transport.listener import Listener
 from tidegate.transport.memory import MemoryAccount, MemoryBudget
+from tidegate.transport.peers import site_in
 from tidegate.transport.streams import (
     WRITE_HIGH_BYTES,
     WRITE_HIGH_BYTES_SHORT,
@@ -103,7 +104,7 @@ class AmqpDriver:
         self._is_reading_paused = False  # by the owner
         self._is_stream_paused = False
         self._turns = turns
-        self._share = Share(turns, self._work)
+        self._share = Share(None if turns is None else turns.for_arrivals, self._work)
         self._output_share = Share(None if turns is None else turns.for_output, self._work_output)
         self._pass_number = 0
         self._pass_bytes = 0  # read in that pass
@@ -215,6 +216,9 @@ class AmqpDriver:
     def start(self, stream: ByteStream) -> None:
         """Take the stream over. A client opens its connection."""
         self._stream = stream
+        site = site_in(stream.peer_name)
+        for share in (self._share, self._output_share):
+            share.join(site)
         if self._budget is not None:
             self._account = self._budget.open_account(
                 self._measure, end=self._end_for_memory, on_pressure=self._on_memory_pressure
@@ -231,7 +235,7 @@ class AmqpDriver:
         """Bytes from the stream."""
         self.connection.feed_data(data, now=self.clock.monotonic())
         if self._turns is not None:
-            self._count_read(self._turns, len(data))
+            self._count_read(len(data))
         self._share.serve()
         if self._share.is_waiting:
             self._update_reading()
@@ -260,9 +264,13 @@ class AmqpDriver:
         self._timer = self._abort_handle = None
         if self._account is not None:
             self._account.close()
+            self._account = None
         self._closed.set()
         if self._on_ended is not None:
             self._on_ended(self)
+        # No reference cycle is left: thousands of connections that end make no work for the collector.
+        self.on_event, self._on_ended = _ignore, None
+        self.on_writable = self.on_turn = self.on_memory_pressure = None
 
     def writing_resumed(self) -> None:
         """The stream takes more again."""
@@ -345,9 +353,9 @@ class AmqpDriver:
         if self.on_turn is not None and self.on_turn():
             self._is_turn_wanted = True
 
-    def _count_read(self, turns: Turns, size: int) -> None:
-        if self._pass_number != turns.pass_number:
-            self._pass_number, self._pass_bytes = turns.pass_number, 0
+    def _count_read(self, size: int) -> None:
+        if self._pass_number != self._share.pass_number:
+            self._pass_number, self._pass_bytes = self._share.pass_number, 0
         self._pass_bytes += size
 
     def _write(self) -> None:
@@ -398,7 +406,9 @@ class AmqpDriver:
         try:
             function(*arguments)
         except Exception as exc:
-            logger.exception("%r: handling %r failed", self, arguments)
+            # Nothing of an event: it may hold a token, and as much as a client likes to have in the log.
+            kinds = ", ".join(type(argument).__name__ for argument in arguments)
+            logger.exception("%r: handling %s failed", self, kinds or "its turn")
             failure = InternalFailureError(f"Handling an event failed: {type(exc).__name__}.")
             failure.__cause__ = exc
             self._stop(failure)
@@ -432,7 +442,7 @@ class AmqpDriver:
         is_held_back = self._is_reading_paused or self._is_stalled
         is_share_used = False
         if self._turns is not None and not is_held_back:
-            if self._pass_bytes >= self._pass_bytes_max and self._pass_number == self._turns.pass_number:
+            if self._pass_bytes >= self._pass_bytes_max and self._pass_number == self._share.pass_number:
                 is_share_used = True
                 self._share.wait()
             else:

@@ -24,8 +24,8 @@ from tidegate.transport.admission import Admission, Face, Refusal, Ticket
 from tidegate.transport.peers import parse_address
 from tidegate.transport.tasks import TaskOwner
 
-ACCEPTS_PER_TURN: Final = 64
-"""Our choice: some milliseconds of work before others have their turn."""
+ACCEPTS_PER_TURN: Final = 16
+"""Our choice: some milliseconds of work, as each is 0.3 ms until it is up, before others have their turn."""
 
 PAUSE_S: Final = 0.25
 """Our choice: until accepting is tried again after the system gave no descriptor."""

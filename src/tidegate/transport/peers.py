@@ -6,6 +6,7 @@ that trusted proxies have written.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ _PROXY_HEADERS: Final = frozenset(
 """What proxies, load balancers and CDNs add to the requests that they pass on, with the prefixes above: of
 RFC 9110, RFC 7239 and the manuals of nginx, HAProxy, Envoy, Traefik, Apache, IIS, AWS, Azure, Google,
 Cloudflare, Fastly, Akamai and Fly."""
+
+_IPV6_HOST_BITS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,21 @@ class TrustedProxies:
             return None
         return address
 
+    def is_https(self, peer: IpAddress | None, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether a trusted proxy says that a request reached it by HTTPS: in ``X-Forwarded-Proto``, or as
+        ``proto`` in ``Forwarded``, of which the last counts. Arguments as in ``client_address``.
+        """
+        if peer not in self:
+            return False
+        schemes = ""
+        for name, value in headers:
+            text = value.decode("latin-1").rpartition(",")[2]
+            if name == b"x-forwarded-proto":
+                schemes = text
+            elif name == b"forwarded":
+                schemes = _said_of("proto", text) or schemes
+        return schemes.strip().lower() == "https"
+
     def _nearest_client(self, peer: IpAddress | None, forwarded_for: Iterable[str]) -> IpAddress | None:
         address = peer
         for text in reversed(list(forwarded_for)):
@@ -116,10 +134,30 @@ def parse_address(host: str | None) -> IpAddress | None:
     return address
 
 
+def site_of(address: IpAddress) -> tuple[int, int]:
+    """What counts as one peer: an IPv4 address, or the /64 of an IPv6 address, as that much a single customer
+    has. Its version, and its bits.
+    """
+    bits = int(address)
+    return address.version, bits if address.version == 4 else bits >> _IPV6_HOST_BITS
+
+
+def peer_name_of(transport: asyncio.BaseTransport) -> str:
+    """Who is at the other end, for logs: ``address:port``."""
+    peer = transport.get_extra_info("peername")
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "local")
+
+
 def address_in(peer_name: str) -> str:
     """The address in a stream's ``peer_name`` (``192.0.2.1:4711``, ``::1:4711 (WebSocket)``)."""
     name = peer_name.partition(" ")[0]
     return name.rpartition(":")[0] or name
+
+
+def site_in(peer_name: str) -> tuple[int, int] | None:
+    """``site_of`` the address in a stream's ``peer_name``; None where there is none."""
+    address = parse_address(address_in(peer_name))
+    return None if address is None else site_of(address)
 
 
 def is_from_this_machine(
@@ -152,13 +190,14 @@ def _forwarded_for(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[str], l
             plain += [text.strip() for text in value.decode("latin-1").split(",")]
         elif name == b"forwarded":
             # RFC 7239: one element per proxy, e.g. for="[2001:db8::17]:4711";proto=https
-            standard += [_for_of(element) for element in value.decode("latin-1").split(",")]
+            standard += [_said_of("for", element) for element in value.decode("latin-1").split(",")]
     return plain, standard
 
 
-def _for_of(element: str) -> str:
+def _said_of(what: str, element: str) -> str:
+    """What an element of ``Forwarded`` says of ``for`` or ``proto``; empty: nothing."""
     for pair in element.split(";"):
         name, _, value = pair.partition("=")
-        if name.strip().lower() == "for":
+        if name.strip().lower() == what:
             return value.strip().strip('"')
     return ""

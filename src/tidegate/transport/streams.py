@@ -16,6 +16,7 @@ from typing import Final, Protocol, cast
 from tidegate.model.errors import BrokenError, OperationTimeoutError, TidegateError
 from tidegate.transport.admission import Admission, Face, Ticket
 from tidegate.transport.listener import Listener, listening_sockets
+from tidegate.transport.peers import peer_name_of
 from tidegate.transport.tls import CONNECTED_AT, HANDSHAKE_TIMEOUT_S, TlsServerConnection
 from tidegate.transport.turns import Turns
 
@@ -203,8 +204,7 @@ class SocketStream(asyncio.BufferedProtocol):
         self.limit_unsent(WRITE_HIGH_BYTES)
         connected_at = transport.get_extra_info(CONNECTED_AT)
         self._connected_at = asyncio.get_running_loop().time() if connected_at is None else connected_at
-        peer = transport.get_extra_info("peername")
-        self._peer_name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "local")
+        self._peer_name = peer_name_of(transport)
         self._receiver = self._on_connected(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -231,8 +231,9 @@ class SocketStream(asyncio.BufferedProtocol):
         self._has_ended = True
         if self._ticket is not None:
             self._ticket.end()
-        if self._receiver is not None:
-            self._receiver.stream_ended(error)
+        receiver, self._receiver = self._receiver, None  # no reference cycle is left
+        if receiver is not None:
+            receiver.stream_ended(error)
 
     def pause_writing(self) -> None:
         """The unsent bytes have passed the limit."""

@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+from tidegate.transport.peers import peer_name_of, site_in
 from tidegate.transport.turns import Share, Turns
 
 _logger = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._is_reading_paused = False
         self._is_socket_paused = False
         self._is_closing = False
-        self._share = Share(turns, self._work)
+        self._share = Share(None if turns is None else turns.for_arrivals, self._work)
         self._encrypted = memoryview(b"")  # what has come and OpenSSL was not given yet
         self._is_more_decrypted = False
 
@@ -97,6 +98,7 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The client has connected and is to begin its handshake."""
         self._socket = cast(asyncio.Transport, transport)
+        self._share.join(site_in(peer_name_of(transport)))
         loop = asyncio.get_running_loop()
         self._connected_at = loop.time()
         self._handshake_deadline = loop.call_later(

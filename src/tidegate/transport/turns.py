@@ -6,20 +6,25 @@ Whatever a peer can cause goes through a ``Share``, in slices of about a millise
                              else, or if a slice did not do, the share waits
     a pass of the loop       shares that wait get slices until the pass's time is used up
 
-So what takes less than a slice waits for nobody's backlog. Of those that wait, next is who has had least:
-each share has a tag that grows with the time it was served, and who comes back after a while starts where
-the others are by now, less a small credit (start-time fair queueing: Goyal, Vin and Cheng, IEEE/ACM
-Transactions on Networking 5(5), 1997). A single busy connection has the whole loop.
+So what takes less than a slice waits for nobody's backlog. Of those that wait, the next one is that of the
+address that has had least, and of its shares the one that has had least: each has a tag that grows with the
+time it was served, and after a pause it starts where the others are by now, less a small credit (start-time
+fair queueing, in two levels: Goyal, Vin and Cheng, IEEE/ACM Transactions on Networking 5(5), 1997). A single
+busy connection has the whole loop, and a thousand connections of one address have no more of it than the
+only one of another.
 
-What is sent to receivers has turns of its own (``for_output``), and so up to half of the time: a thousand
-receivers who come at once each have a right to their share, and would leave nothing for requests and sends.
+Two kinds of work have turns of their own, and so up to a third of the time each: what is sent to receivers
+(``for_output``), and what connections cause before they have been served for ARRIVAL_S (``for_arrivals``).
+A thousand that come at once each have a right to their share, and would leave nothing for those that are
+there already.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Final
+from typing import Final, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 SLICE_S: Final = 0.001
 """After so long, work is to stop at the next occasion."""
@@ -29,26 +34,113 @@ PASS_S: Final = 0.004
 choice: an answer takes some passes, and what a pass costs by itself is 1 % of that)."""
 
 CREDIT_S: Final = 0.005
-"""How much earlier than others who is back may start: some requests in a row."""
+"""How much earlier than other connections of its address one that is back may start: some requests in a row.
+Addresses have no credit: those of a hundred, one after the other, would be half a second."""
+
+ARRIVAL_S: Final = 0.005
+"""For how long a connection that is served counts as arriving (our choice: opening it, a token and a link
+take about 2 ms)."""
 
 
-class Share:
-    """One party's share of the event loop's time."""
+class _Tagged:
+    """Something that is served in turns with its like."""
 
-    __slots__ = ("_turns", "_until_s", "_work", "first_pass", "is_closed", "is_waiting", "tag_s")
+    __slots__ = ("is_waiting", "tag_s")
+
+    def __init__(self, tag_s: float) -> None:
+        self.tag_s = tag_s
+        """Grows with the time that it was served."""
+        self.is_waiting = False
+
+
+_T = TypeVar("_T", bound=_Tagged)
+
+
+class _FairQueue(Generic[_T]):
+    """Who waits, in the order of their tags."""
+
+    __slots__ = ("_credit_s", "_heap", "_puts", "start_s")
+
+    def __init__(self, credit_s: float) -> None:
+        self._credit_s = credit_s
+        self.start_s = 0.0
+        """The tag of who was served last: where who is new begins."""
+        self._heap: list[tuple[float, int, _T]] = []
+        self._puts = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def put(self, item: _T) -> None:
+        """Let it wait."""
+        item.is_waiting = True
+        self._puts += 1
+        heappush(self._heap, (self._tag(item), self._puts, item))
+
+    def take(self) -> _T:
+        """Who is next; it waits no longer."""
+        while True:
+            tag_s, _, item = heappop(self._heap)
+            if item.tag_s <= tag_s:
+                item.is_waiting = False
+                return item
+            self.put(item)  # it was served while it waited: an address has many shares
+
+    def enter(self, item: _T) -> None:
+        """It is served from now on."""
+        item.tag_s = self._tag(item)
+        self.start_s = max(self.start_s, item.tag_s)
+
+    def _tag(self, item: _T) -> float:
+        return max(item.tag_s, self.start_s - self._credit_s)
+
+
+class _Party(_Tagged):
+    """The shares of one address."""
+
+    __slots__ = ("__weakref__", "queue")
+
+    def __init__(self, tag_s: float) -> None:
+        super().__init__(tag_s)
+        self.queue: _FairQueue[Share] = _FairQueue(CREDIT_S)
+
+
+class Share(_Tagged):
+    """One connection's share of the event loop's time."""
+
+    __slots__ = ("_address", "_turns", "_until_s", "_work", "is_closed", "party", "served_s")
 
     def __init__(self, turns: Turns | None, work: Callable[[], bool]) -> None:
         """work: does what there is until ``is_time_over``; returns whether to be called again.
 
         turns: None has all work done at once.
         """
+        super().__init__(0.0)
         self._turns = turns
         self._work = work
         self._until_s = 0.0
-        self.tag_s = 0.0 if turns is None else turns.start_s
-        self.first_pass = 0  # before it, it is not served
-        self.is_waiting = False
         self.is_closed = False
+        self.served_s = 0.0
+        self.party: _Party | None = None
+        self.join(None)
+
+    def join(self, address: object) -> None:
+        """Count among the shares of an address (anything with a hash), from the first work on."""
+        self._address = address
+        if self._turns is not None:
+            self.move(self._turns)
+
+    def move(self, turns: Turns) -> None:
+        """Be served in other turns; not while it waits."""
+        assert not self.is_waiting
+        self._turns = turns
+        self.party = turns.party(self._address)
+        self.tag_s = self.party.queue.start_s
+
+    @property
+    def pass_number(self) -> int:
+        """Counts the passes of the event loop in which there was work; 0 where turns are None."""
+        return 0 if self._turns is None else self._turns.pass_number
 
     def serve(self) -> None:
         """There is work: do it now, or when its turn comes."""
@@ -66,12 +158,12 @@ class Share:
     def wait(self) -> None:
         """Be called in the next pass of the event loop, or later. Nothing where turns are None."""
         if self._turns is not None:
-            self.first_pass = self._turns.pass_number + 1
-            self._turns.put(self)
+            self._turns.put_next(self)
 
     def close(self) -> None:
-        """Nothing more is to be done."""
+        """Nothing more is to be done, and whoever would do it is let go."""
         self.is_closed = True
+        self._work = _nothing
 
     def run(self, until_s: float) -> bool:
         """Do work until a time on the turns' clock; returns whether there is more."""
@@ -88,19 +180,22 @@ class Turns:
         """call_soon: has a function called in the next pass of the event loop."""
         self.pass_number = 0
         """Counts the passes of the event loop in which there was work."""
-        self.start_s = 0.0
-        """The tag of who was served last: where who is new begins."""
         self.monotonic = monotonic
         self._call_soon = call_soon
-        self._waiting: list[tuple[float, int, Share]] = []  # a heap
-        self._puts = 0
+        self._queue: _FairQueue[_Party] = _FairQueue(0.0)
+        self._parties: WeakValueDictionary[object, _Party] = WeakValueDictionary()
+        self._next_pass: list[Share] = []
+        """Shares that wait, but are not in a queue before the next pass."""
         self._is_pass_due = False
         self._served_s = 0.0  # in this pass
         self._inner_s = 0.0  # by shares that were served inside another's work
+        self._settled: Turns | None = None
+        """Where shares are served that have been served here for ARRIVAL_S; None: here."""
         self._for_output: Turns | None = None
+        self._for_arrivals: Turns | None = None
 
     def __repr__(self) -> str:
-        return f"<Turns waiting={len(self._waiting)}>"
+        return f"<Turns addresses waiting={len(self._queue)}>"
 
     @property
     def for_output(self) -> Turns:
@@ -108,6 +203,21 @@ class Turns:
         if self._for_output is None:
             self._for_output = Turns(monotonic=self.monotonic, call_soon=self._call_soon)
         return self._for_output
+
+    @property
+    def for_arrivals(self) -> Turns:
+        """Turns of the same event loop for connections that are new, which move from there to these."""
+        if self._for_arrivals is None:
+            self._for_arrivals = Turns(monotonic=self.monotonic, call_soon=self._call_soon)
+            self._for_arrivals._settled = self
+        return self._for_arrivals
+
+    def party(self, address: object) -> _Party:
+        """Whom shares of an address belong to, for as long as there are any."""
+        party = self._parties.get(address)
+        if party is None:
+            party = self._parties[address] = _Party(self._queue.start_s)
+        return party
 
     def serve(self, share: Share) -> None:
         """See ``Share.serve``."""
@@ -121,15 +231,23 @@ class Turns:
 
     def put(self, share: Share) -> None:
         """Serve a share when its turn comes, in this pass or later."""
-        if share.is_waiting or share.is_closed:
-            return
-        share.is_waiting = True
-        self._puts += 1
-        heappush(self._waiting, (self._tag(share), self._puts, share))
-        self._ask_for_pass()
+        if not (share.is_waiting or share.is_closed):
+            self._put(share)
+            self._ask_for_pass()
 
-    def _tag(self, share: Share) -> float:
-        return max(share.tag_s, self.start_s - CREDIT_S)
+    def put_next(self, share: Share) -> None:
+        """See ``Share.wait``."""
+        if not (share.is_waiting or share.is_closed):
+            share.is_waiting = True
+            self._next_pass.append(share)
+            self._ask_for_pass()
+
+    def _put(self, share: Share) -> None:
+        party = share.party
+        assert party is not None
+        party.queue.put(share)
+        if not party.is_waiting:
+            self._queue.put(party)
 
     def _ask_for_pass(self) -> None:
         if not self._is_pass_due:
@@ -140,36 +258,49 @@ class Turns:
         self._is_pass_due = False
         self.pass_number += 1
         self._served_s = 0.0
-        later: list[tuple[float, int, Share]] = []
+        deferred, self._next_pass = self._next_pass, []
+        for share in deferred:
+            self._put(share)
         try:
-            while self._waiting and self._served_s < PASS_S:
-                entry = heappop(self._waiting)
-                share = entry[2]
-                if share.first_pass > self.pass_number:
-                    later.append(entry)
-                    continue
-                share.is_waiting = False
-                self._run(share)
+            while self._queue and self._served_s < PASS_S:
+                party = self._queue.take()
+                share = party.queue.take()
+                try:
+                    self._run(share)
+                finally:
+                    if party.queue and not party.is_waiting:
+                        self._queue.put(party)
         finally:
-            for entry in later:
-                heappush(self._waiting, entry)
             self._served_s = 0.0
-            if self._waiting:
+            if self._queue:
                 self._ask_for_pass()
 
     def _run(self, share: Share) -> None:
-        tag_s = self._tag(share)
+        party = share.party
+        assert party is not None
+        self._queue.enter(party)
+        party.queue.enter(share)
         outer_s, self._inner_s = self._inner_s, 0.0
         started_s = self.monotonic()
-        self.start_s = max(self.start_s, tag_s)
         has_more = False
         try:
             has_more = share.run(started_s + SLICE_S)
         finally:
             elapsed_s = self.monotonic() - started_s
             own_s = max(0.0, elapsed_s - self._inner_s)
-            share.tag_s = tag_s + own_s
+            share.tag_s += own_s
+            share.served_s += own_s
+            party.tag_s += own_s
             self._served_s += own_s
             self._inner_s = outer_s + elapsed_s
+        turns = self
+        if self._settled is not None and share.served_s >= ARRIVAL_S and not share.is_waiting:
+            turns = self._settled
+            share.move(turns)
         if has_more:
-            self.put(share)
+            turns.put(share)
+
+
+def _nothing() -> bool:
+    """The work of a share that is closed."""
+    return False

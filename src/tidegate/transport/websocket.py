@@ -26,6 +26,7 @@ from websockets.typing import Subprotocol
 
 from tidegate.model.errors import BrokenError, RemoteProtocolError, TidegateError
 from tidegate.transport.admission import Ticket
+from tidegate.transport.peers import peer_name_of, site_in
 from tidegate.transport.streams import WRITE_HIGH_BYTES, Payload, StreamReceiver
 from tidegate.transport.turns import Share, Turns
 
@@ -106,7 +107,7 @@ class WebSocketStream(asyncio.Protocol):
         self._is_writing_paused = False
         self._is_reading_paused = False  # by the receiver
         self._is_transport_paused = False
-        self._share = Share(turns, self._work)
+        self._share = Share(None if turns is None else turns.for_arrivals, self._work)
         self._unparsed = memoryview(b"")
         self._piece_bytes = PIECE_BYTES_MIN
         self._pings_unread = 0
@@ -200,9 +201,8 @@ class WebSocketStream(asyncio.Protocol):
         """The transport is up; its HTTP request comes as the first data."""
         self._transport = cast(asyncio.Transport, transport)
         self._connected_at = asyncio.get_running_loop().time()
-        peer = transport.get_extra_info("peername")
-        name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "local")
-        self._peer_name = self._client_name or name
+        self._peer_name = self._client_name or peer_name_of(transport)
+        self._share.join(site_in(self._peer_name))
 
     def data_received(self, data: bytes) -> None:
         """Bytes came: the request, or frames, whole or in parts."""
@@ -235,8 +235,9 @@ class WebSocketStream(asyncio.Protocol):
                 f"The connection to {self._peer_name} broke: {exc}.", next_step="Reconnect."
             )
             self._error.__cause__ = exc
-        if self._receiver is not None:
-            self._receiver.stream_ended(self._error)
+        receiver, self._receiver = self._receiver, None  # no reference cycle is left
+        if receiver is not None:
+            receiver.stream_ended(self._error)
         self._on_ended(self)
 
     def pause_writing(self) -> None:

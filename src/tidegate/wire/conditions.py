@@ -54,6 +54,8 @@ class ConditionRow:
     error: type[TidegateError]
     condition: Symbol
     http_status: int
+    response_status: int | None = None
+    """``status-code`` of ``$cbs`` and ``$management`` where it is not the HTTP status."""
 
 
 def _microsoft(name: str) -> Symbol:
@@ -71,8 +73,9 @@ CONDITIONS: Final[tuple[ConditionRow, ...]] = (
     ConditionRow(InvalidArgumentError, amqp.INVALID_FIELD, 400),
     ConditionRow(PositionOutOfRangeError, _microsoft("argument-out-of-range"), 416),
     ConditionRow(PositionOutOfRangeError, _microsoft("georeplication:invalid-offset"), 416),
-    # At amqp:not-found official clients retry; the third generation of the Java SDK hangs for a minute.
-    ConditionRow(PartitionNotFoundError, _microsoft("argument-out-of-range"), 404),
+    # At amqp:not-found official clients retry; the third generation of the Java SDK hangs for a minute. So it
+    # does at status 404 of $management, unless the text says that the messaging entity could not be found.
+    ConditionRow(PartitionNotFoundError, _microsoft("argument-out-of-range"), 404, response_status=400),
     ConditionRow(AlreadyExistsError, _microsoft("entity-already-exists"), 409),
     ConditionRow(EventTooLargeError, amqp.MESSAGE_SIZE_EXCEEDED, 413),
     ConditionRow(ServerBusyError, _microsoft("server-busy"), 429),
@@ -131,8 +134,14 @@ def condition_for(error: BaseException) -> Symbol:
 
 
 def http_status_for(error: BaseException) -> int:
-    """The HTTP status (and ``status-code`` of ``$cbs`` and ``$management``) that an error goes out as."""
+    """The HTTP status that an error goes out as."""
     return row_for(error).http_status
+
+
+def response_status_for(error: BaseException) -> int:
+    """The ``status-code`` of ``$cbs`` and ``$management`` that an error goes out as."""
+    row = row_for(error)
+    return row.response_status or row.http_status
 
 
 def error_description(

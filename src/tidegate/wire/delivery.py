@@ -22,9 +22,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
-from tidegate.amqp.decode import Buffer
+from tidegate.amqp.decode import Buffer, decode_value_until
 from tidegate.amqp.encode import append_value, encode_value
 from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.message import DELIVERY_ANNOTATIONS, HEADER, MESSAGE_ANNOTATIONS, iter_sections
@@ -82,6 +83,7 @@ _u32 = struct.Struct(">I").unpack_from
 _two_u32 = struct.Struct(">II").unpack_from
 
 HEADER_8: Final = 0x005370C0
+_USUAL_HEADER: Final = b"\x00\x53\x70\xc0\x02\x01\x41"
 _ANNOTATIONS_8: Final = 0x005372C1
 SEQUENCE_NUMBER_KEY: Final = encode_value(SEQUENCE_NUMBER) + b"\x81"
 OFFSET_KEY: Final = encode_value(OFFSET) + b"\xa1"
@@ -137,8 +139,11 @@ def event_deliveries(
         if not metric_entries and content + 8 <= until:
             word = unpack(data, at)[0]
             if word == HEADER_8:
-                at += 5 + data[at + 4]
-                word = unpack(data, at)[0] if at + 4 <= until else 0
+                after = at + 5 + data[at + 4]
+                header = data[at:after]
+                if header == _USUAL_HEADER or _is_header(header):
+                    at = after
+                    word = unpack(data, at)[0] if at + 4 <= until else 0
             if word == _ANNOTATIONS_8:
                 after = _after_lone_key(data, at, until)
                 if after > 0 and _is_plain_from(data, after, until):
@@ -156,6 +161,17 @@ def event_deliveries(
         start = until
         sequence_number += 1
     return deliveries
+
+
+@lru_cache(maxsize=1000)
+def _is_header(section: bytes) -> bool:
+    """Whether a header is whole: some clients find its end by its count, and would take what follows, our
+    annotations, for a part of it."""
+    try:
+        decode_value_until(section, 3, len(section))
+    except DecodeError:
+        return False
+    return True
 
 
 def _after_lone_key(data: bytes, at: int, until: int) -> int:
@@ -190,6 +206,9 @@ def _splice_carefully(message: bytes, ours: bytes, metric_entries: bytes) -> byt
     """One event's delivery by walking all sections, for the shapes that the hot loop does not take."""
     try:
         sections = list(iter_sections(message))
+        for code, _, value_start, end in sections:
+            if code in (HEADER, DELIVERY_ANNOTATIONS):
+                decode_value_until(message, value_start, end)
         annotations, annotation_count = merged_entries(message, sections, MESSAGE_ANNOTATIONS, _OUR_KEYS)
         metrics, metric_count = merged_entries(message, sections, DELIVERY_ANNOTATIONS, _METRIC_KEYS)
     except DecodeError:

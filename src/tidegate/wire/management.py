@@ -33,6 +33,10 @@ from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
 from tidegate.wire.names import CONSUMER_GROUP_ENTITY, EVENT_HUB_ENTITY, PARTITION_ENTITY
 from tidegate.wire.request_response import Request, Response, encode_response, make_request
 
+SEQUENCE_NUMBER_EPOCH: Final = Int(-1)
+"""Of a partition that was never replicated from another namespace. The official Rust client takes no
+description of a partition without it (azure_messaging_eventhubs 0.16.0, src/common/management.rs)."""
+
 _DESCRIPTIONS: Final = {200: "OK", 201: "Created"}
 
 
@@ -197,7 +201,9 @@ class PartitionDescription:
             "name": self.event_hub,
             "type": PARTITION_ENTITY,
             "partition": self.partition_id,
+            "begin_sequence_number_epoch": SEQUENCE_NUMBER_EPOCH,
             "begin_sequence_number": self.begin_sequence_number,
+            "last_enqueued_sequence_number_epoch": SEQUENCE_NUMBER_EPOCH,
             "last_enqueued_sequence_number": self.last_enqueued_sequence_number,
             "last_enqueued_offset": self.last_enqueued_offset,
             "last_enqueued_time_utc": Timestamp(self.last_enqueued_time_ms),

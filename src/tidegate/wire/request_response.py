@@ -1,8 +1,8 @@
 """The request/response convention that ``$cbs`` and ``$management`` share.
 
 A request is a message with its operation in the application properties and a reply-to; the response carries
-the request's message-id as its correlation-id, of the same AMQP type, and a status. Source: AMQP Management
-1.0 (working draft 16) section 3, as the official clients speak it.
+the request's message-id (see ``request_id``) as its correlation-id, of the same AMQP type, and a status.
+Source: AMQP Management 1.0 (working draft 16) section 3, as the official clients speak it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,18 @@ from tidegate.amqp.message import (
 )
 from tidegate.amqp.types import Int, Symbol
 from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError, TidegateError
-from tidegate.wire.conditions import condition_for, error_description, error_from_status, http_status_for
+from tidegate.wire.conditions import condition_for, error_description, error_from_status, response_status_for
 
 _STATUS_CODE: Final = "status-code"
 _STATUS_DESCRIPTION: Final = "status-description"
 _ERROR_CONDITION: Final = "error-condition"
+
+
+def request_id(properties: Properties) -> MessageId | None:
+    """What the response carries as correlation-id: the request's message-id, else its own correlation-id, by
+    which Qpid Proton knows its requests (SyncRequestResponse in proton/_utils.py).
+    """
+    return properties.correlation_id if properties.message_id is None else properties.message_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,7 @@ class Request:
     properties: Mapping[str, object] = field(default_factory=dict, repr=False)
     """The application properties, the operation included; may hold a token."""
     message_id: MessageId | None = None
+    """What the response repeats; see ``request_id``."""
     reply_to: str | None = None
     """Where the response goes; None: to the receiver that the same session has on the node."""
     value: object = field(default=NO_VALUE, repr=False)
@@ -53,7 +61,7 @@ class Request:
         if not isinstance(operation, str):
             raise InvalidArgumentError("A request names no operation.")
         standard = message.properties or Properties()
-        return cls(str(operation), properties, standard.message_id, standard.reply_to, message.value)
+        return cls(str(operation), properties, request_id(standard), standard.reply_to, message.value)
 
     def text(self, name: str) -> str:
         """A property that must be there, as text.
@@ -163,7 +171,7 @@ def encode_error_response(
     """The response that says why a request failed."""
     return encode_response(
         correlation_id=correlation_id,
-        status_code=http_status_for(error),
+        status_code=response_status_for(error),
         status_description=error_description(error, tracking_id=tracking_id),
         error_condition=condition_for(error),
     )

@@ -1,8 +1,10 @@
-"""Where a receiver starts, as the filter of its source says it.
+"""Where a receiver starts, as the filters of its source say it.
 
-The filter's value is an expression: ``amqp.annotation.x-opt-offset > '8448'``, by offset, sequence number or
-enqueued time, with ``>`` or ``>=``, the value quoted or not. Offset ``-1`` is the start, ``@latest`` the end.
-Clients disagree about the filter's descriptor, so it is not looked at.
+A selector filter is an expression: ``amqp.annotation.x-opt-offset > '8448'``, by offset, sequence number or
+enqueued time (milliseconds since 1970; older clients call it ``x-opt-enqueuedtimeutc``), with ``>``, ``>=``
+or ``=``, which starts at the event itself. The value stands in single quotes, double ones or none; letters
+count the same in upper and lower case. Offset ``-1`` is the start, ``@latest`` the end. ``AND`` joins
+comparisons: the receiver starts where all of them are met.
 """
 
 from __future__ import annotations
@@ -21,43 +23,77 @@ START_OF_STREAM: Final = "-1"
 END_OF_STREAM: Final = "@latest"
 """Offsets with a meaning of their own."""
 
+OLD_ENQUEUED_TIME: Final = "x-opt-enqueuedtimeutc"
+"""What IoT Hub's and Event Hubs' documents of 2015 to 2018 call the enqueued time in a filter."""
+
+SELECTOR_FILTER_CODE: Final = 0x468C00000004
+"""The registered number of ``apache.org:selector-filter:string`` as a descriptor."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _EXPRESSION_CHARACTERS_MAX = 1024
-_EXPRESSION = re.compile(
-    r"\s*amqp\.annotation\.(?P<name>[\w-]+)\s*(?P<operator>>=|>)\s*(?P<quote>'?)(?P<value>[^']*?)(?P=quote)\s*",
-    re.ASCII,
+_COMPARISON = re.compile(
+    r"""\s*amqp\.annotation\.(?P<name>[\w-]+)\s*(?P<operator>>=|>|=)\s*
+    (?:'(?P<single>[^']*)'|"(?P<double>[^"]*)"|(?P<bare>[^\s'"]+))\s*""",
+    re.ASCII | re.IGNORECASE | re.VERBOSE,
 )
+_AND = re.compile(r"and\b", re.ASCII | re.IGNORECASE)
+_NUMBER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
+_NO_SEGMENT = "-1:"
+"""Before a sequence number of a namespace without geo-replication (Java SDK, EventHubReactorSession)."""
 
 
-def parse_selector(expression: str) -> EventPosition:
-    """The position that a filter's expression means.
+def parse_selector(expression: str) -> tuple[EventPosition, ...]:
+    """The positions that an expression names, at least one: a receiver starts at the last of them.
 
-    Raises InvalidArgumentError when it means none.
+    Raises InvalidArgumentError when it is no such expression.
     """
-    match = _EXPRESSION.fullmatch(expression) if len(expression) <= _EXPRESSION_CHARACTERS_MAX else None
-    if match is None:
+    if len(expression) > _EXPRESSION_CHARACTERS_MAX:
         raise _bad_selector(expression)
-    name, value, is_inclusive = match["name"], match["value"].strip(), match["operator"] == ">="
-    if value == END_OF_STREAM:
+    positions = []
+    start = 0
+    while True:
+        comparison = _COMPARISON.match(expression, start)
+        if comparison is None:
+            raise _bad_selector(expression)
+        positions.append(_position(comparison, expression))
+        if comparison.end() == len(expression):
+            return tuple(positions)
+        joined = _AND.match(expression, comparison.end())
+        if joined is None:
+            raise _bad_selector(expression)
+        start = joined.end()
+
+
+def _position(comparison: re.Match[str], expression: str) -> EventPosition:
+    name, value = comparison["name"].lower(), comparison[comparison.lastgroup or "bare"].strip()
+    is_inclusive = comparison["operator"] != ">"
+    if value.lower() == END_OF_STREAM:
         return EventPosition.latest()
     if name == OFFSET and value:
         if value == START_OF_STREAM:
             return EventPosition.earliest()
         return EventPosition.from_offset(value, is_inclusive=is_inclusive)
-    try:
-        if name == SEQUENCE_NUMBER:
-            return EventPosition.from_sequence_number(int(value), is_inclusive=is_inclusive)
-        if name == ENQUEUED_TIME:
-            time_utc = _EPOCH + timedelta(milliseconds=int(value))
-            return EventPosition.from_enqueued_time(time_utc, is_inclusive=is_inclusive)
-    except (ValueError, OverflowError) as exc:
-        raise _bad_selector(expression) from exc
+    if name == SEQUENCE_NUMBER:
+        number = _number(value.removeprefix(_NO_SEGMENT), expression)
+        return EventPosition.from_sequence_number(number, is_inclusive=is_inclusive)
+    if name in (ENQUEUED_TIME, OLD_ENQUEUED_TIME):
+        try:
+            time_utc = _EPOCH + timedelta(milliseconds=_number(value, expression))
+        except OverflowError as exc:
+            raise _bad_selector(expression) from exc
+        return EventPosition.from_enqueued_time(time_utc, is_inclusive=is_inclusive)
     raise _bad_selector(expression)
 
 
+def _number(value: str, expression: str) -> int:
+    if _NUMBER.fullmatch(value) is None:
+        raise _bad_selector(expression)
+    return int(value)
+
+
 def format_selector(position: EventPosition) -> str:
-    """The expression for a position; ``parse_selector`` gives an equal one back."""
+    """The expression for a position; ``parse_selector`` gives an equal one back, alone."""
     operator = ">=" if position.is_inclusive else ">"
     match position.kind:
         case PositionKind.EARLIEST:
@@ -79,23 +115,39 @@ def selector_filter(position: EventPosition) -> dict[object, object]:
     return {SELECTOR_FILTER: Described(SELECTOR_FILTER, format_selector(position))}
 
 
-def position_from_filters(filters: Mapping[object, object]) -> EventPosition:
-    """The position that a source's filters ask for; the earliest where they do not say.
+def honoured_filters(filters: Mapping[object, object]) -> dict[object, object]:
+    """Those of a source's filters that are in force here: its selectors.
+
+    Clients disagree about the descriptor, and Qpid Proton about the key: one of the two tells a selector.
+    """
+    return {key: value for key, value in filters.items() if _is_selector(key, value)}
+
+
+def _is_selector(key: object, value: object) -> bool:
+    if key == SELECTOR_FILTER:
+        return True
+    return isinstance(value, Described) and value.descriptor in (SELECTOR_FILTER, SELECTOR_FILTER_CODE)
+
+
+def positions_from_filters(filters: Mapping[object, object]) -> tuple[EventPosition, ...]:
+    """The positions that a source's filters name, the earliest where they name none: a receiver starts at the
+    last of them.
 
     Raises InvalidArgumentError when they say something that means nothing.
     """
-    value = filters.get(SELECTOR_FILTER)
-    if isinstance(value, Described):
-        value = value.value
-    if value is None:
-        return EventPosition.earliest()
-    if not isinstance(value, str):
-        raise _bad_selector(type(value).__name__)
-    return parse_selector(value)
+    positions: list[EventPosition] = []
+    for value in honoured_filters(filters).values():
+        expression = value.value if isinstance(value, Described) else value
+        if isinstance(expression, str):
+            positions += parse_selector(expression)
+        elif expression is not None:
+            raise _bad_selector(type(expression).__name__)
+    return tuple(positions) or (EventPosition.earliest(),)
 
 
 def _bad_selector(expression: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"The position filter {expression[:200]!r} is not understood.",
-        next_step="Compare amqp.annotation.x-opt-offset, -sequence-number or -enqueued-time by > or >=.",
+        next_step=f"Compare amqp.annotation.{OFFSET}, {SEQUENCE_NUMBER} or {ENQUEUED_TIME} (milliseconds "
+        f"since 1970) by >, >= or =, with AND between comparisons: amqp.annotation.{OFFSET} > '8448'.",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from tidegate.console.access import address_of, form_of, require_manage, rights_of
@@ -13,16 +13,13 @@ from tidegate.console.backend.consumers import ConsumersView, MovePlan, MoveRequ
 from tidegate.console.context import Console
 from tidegate.console.errors import status_of
 from tidegate.console.pages.consumers import group_address, names_of
-from tidegate.console.pages.jobs import job_address
+from tidegate.console.pages.jobs import follow_job
 from tidegate.console.rendering import page
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.position_text import parse_time
 
 STEPS_SHOWN_MAX = 200
 """Partitions that a dry run lists; its sums are over all."""
-
-QUICK_S = 1.0
-"""A job that ends within so many seconds is told as done at once."""
 
 
 def routes(console: Console) -> list[Route]:
@@ -79,8 +76,7 @@ class _Pages:
             )
         except InvalidArgumentError as error:
             return self._page(request, _fields_of(plan.request), plan, error)
-        await self._console.processing.jobs.wait_ended(job.job_id, at_most_s=QUICK_S)
-        return RedirectResponse(job_address(job.job_id), status_code=303)
+        return await follow_job(self._console, request, job)
 
     def _page(
         self,

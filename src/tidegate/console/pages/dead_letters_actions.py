@@ -10,17 +10,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from tidegate.console.access import form_of, require_manage, rights_of
 from tidegate.console.backend.dead_letters import DeadLettersView, LetterFilter, LetterState, RedriveRequest
-from tidegate.console.backend.jobs import Job
 from tidegate.console.context import Console
 from tidegate.console.errors import status_of
-from tidegate.console.pages.consumers_move import QUICK_S, actor_of
+from tidegate.console.pages.consumers_move import actor_of
 from tidegate.console.pages.dead_letters_filter import LetterQuery
-from tidegate.console.pages.jobs import job_address
+from tidegate.console.pages.jobs import follow_job
 from tidegate.console.rendering import page
 from tidegate.model.errors import InvalidArgumentError, TidegateError
 
@@ -65,7 +64,7 @@ class _Pages:
             job = self._view.start_discard(self._meant(query), because=because, actor=actor_of(request))
         except InvalidArgumentError as error:
             return await self._page(request, "dead_letters_discard.html", query, {"because": because}, error)
-        return await self._job(job)
+        return await follow_job(self._console, request, job)
 
     async def ask_redrive(self, request: Request) -> Response:
         """Which pipeline, how many; and how many there are, by reason."""
@@ -94,7 +93,7 @@ class _Pages:
             )
         except InvalidArgumentError as error:
             return await self._page(request, "dead_letters_redrive.html", query, asked, error)
-        return await self._job(job)
+        return await follow_job(self._console, request, job)
 
     async def _page(
         self,
@@ -126,10 +125,6 @@ class _Pages:
         now = self._console.clock.now_utc()
         fields = {**query.fields, "state": LetterState.OPEN.value}
         return LetterQuery(fields).filter(now_utc=now).until(now)
-
-    async def _job(self, job: Job) -> Response:
-        await self._console.processing.jobs.wait_ended(job.job_id, at_most_s=QUICK_S)
-        return RedirectResponse(job_address(job.job_id), status_code=303)
 
 
 def _fixed(query: LetterQuery, now: datetime) -> Mapping[str, str]:

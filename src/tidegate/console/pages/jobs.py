@@ -13,8 +13,12 @@ from tidegate.console.access import form_of, require_listen, require_manage, rig
 from tidegate.console.backend.jobs import Job, JobState, JobsView
 from tidegate.console.context import Console
 from tidegate.console.rendering import fragment, page
+from tidegate.model.errors import NotFoundError
 
 LIVE_EVERY_S = 0.5
+QUICK_S = 1.0
+"""A job that ends within so many seconds is told as done at once."""
+
 _LOOKS = {
     JobState.DONE: "good",
     JobState.INCOMPLETE: "warning",
@@ -37,6 +41,13 @@ def routes(console: Console) -> list[Route]:
 def job_address(job_id: str) -> str:
     """The page of a job."""
     return f"/console/jobs/{job_id}"
+
+
+async def follow_job(console: Console, request: Request, job: Job) -> Response:
+    """Lead to a job that the request has started, and end it if the rights of who asks are taken away."""
+    console.job_rights.watch(job, session_of(request).credential)
+    await console.processing.jobs.wait_ended(job.job_id, at_most_s=QUICK_S)
+    return RedirectResponse(job_address(job.job_id), status_code=303)
 
 
 class _Pages:
@@ -77,7 +88,7 @@ class _Pages:
 
     async def cancel(self, request: Request) -> Response:
         await form_of(request)
-        job = self._view.job(request.path_params["job_id"])
+        job = self._job(request)
         require_manage(request, job.event_hub)
         self._view.cancel(job.job_id)
         ended = await self._view.wait_ended(job.job_id, at_most_s=2.0)
@@ -85,9 +96,18 @@ class _Pages:
             session_of(request).flash("warning", f"The job is {ended.state.value}; what it committed stays.")
         return RedirectResponse(job_address(job.job_id), status_code=303)
 
+    def _job(self, request: Request) -> Job:
+        """The job of the address. Raises NotFoundError, also for a job about a hub that may not be seen: its
+        name is not for everybody.
+        """
+        require_listen(request, rights_of(request).hub)
+        job = self._view.job(request.path_params["job_id"])
+        if not rights_of(request).may_listen(job.event_hub):
+            raise NotFoundError("There is no such job.")
+        return job
+
     def _context(self, request: Request) -> dict[str, Any]:
-        job: Job = self._view.job(request.path_params["job_id"])
-        require_listen(request, job.event_hub)
+        job = self._job(request)
         return {
             "job": job,
             "look": _LOOKS.get(job.state, ""),

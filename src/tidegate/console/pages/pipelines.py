@@ -142,7 +142,9 @@ class _Pages:
         # First, so that who may see nothing does not learn which names there are.
         require_listen(request, rights_of(request).hub)
         entry = await self._view.pipeline(request.path_params["name"])
-        require_listen(request, entry.status.event_hub)
+        if not rights_of(request).may_listen(entry.status.event_hub):
+            # As if there were none: the name of its event hub is not for everybody.
+            raise NotFoundError(f"No pipeline of the name {entry.name[:80]!r} has run on this machine.")
         return entry
 
     # --- stopping -----------------------------------------------------------------------------------------

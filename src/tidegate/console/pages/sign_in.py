@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from tidegate.console.access import address_of, cookie_name, form_of, read_form, set_cookie
+from tidegate.console.access import address_of, form_of, read_form, set_cookie
 from tidegate.console.context import Console
 from tidegate.console.rendering import page
 from tidegate.model.connection_string import ConnectionString
@@ -81,7 +81,7 @@ class _Pages:
             self._console.backend.access.note_sign_out(session.credential, address_of(request))
             self._console.sessions.sign_out(session)
         response = RedirectResponse("/console/sign-in", status_code=303)
-        response.delete_cookie(cookie_name(request))
+        set_cookie(request, response, None)
         return response
 
 

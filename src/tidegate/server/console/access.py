@@ -94,7 +94,8 @@ class BrokerAccess:
             can_listen=grant.permits(grant.reach, Claim.LISTEN, now_utc=now_utc),
             can_send=grant.permits(grant.reach, Claim.SEND, now_utc=now_utc),
             can_manage=grant.permits(grant.reach, Claim.MANAGE, now_utc=now_utc),
-            hub=grant.scope or None,
+            # As its creator wrote it: pipelines and dead letters name it so.
+            hub=self._broker.event_hub(grant.scope).name if grant.scope else None,
         )
 
     def add_change_listener(self, listener: Callable[[], None]) -> Callable[[], None]:

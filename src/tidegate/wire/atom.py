@@ -1,0 +1,144 @@
+"""Atom documents of Event Hubs' REST administration: descriptions in entries, entries in feeds.
+
+    <entry><id>…</id><title>hub</title>…<content><EventHubDescription>…</EventHubDescription></content></entry>
+
+The rule: a document type, which could define entities that expand without end or name files, ends the
+parsing, and what is not asked for is skipped and never kept.
+Source: Azure "Event Hubs service REST", "Create Event Hub", "Get revoked publishers", "List consumer groups",
+"List partition runtime metadata" (2026-09); azure-servicebus 0.21.1, _serialization.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+from xml.parsers.expat import ExpatError, ParserCreate
+from xml.sax.saxutils import escape, quoteattr
+
+from tidegate.model.errors import InvalidArgumentError
+
+ENTRY_TYPE: Final = "application/atom+xml;type=entry;charset=utf-8"
+FEED_TYPE: Final = "application/atom+xml;type=feed;charset=utf-8"
+
+_ATOM: Final = "http://www.w3.org/2005/Atom"
+_SERVICE_BUS: Final = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
+_INSTANCE: Final = "http://www.w3.org/2001/XMLSchema-instance"
+_ARRAYS: Final = "http://schemas.microsoft.com/2003/10/Serialization/Arrays"
+_DEPTH_MAX: Final = 32
+"""Of elements in each other (our choice: a description has six)."""
+
+Value = str | int | Sequence[str]
+"""Of a property; a sequence goes out as an array of strings."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtomEntry:
+    """One entity as an entry shows it."""
+
+    path: str
+    """Percent-encoded, with a slash before it: ``/hub/ConsumerGroups/group``."""
+    title: str
+    kind: str
+    """Of the description: ``EventHubDescription``."""
+    properties: Mapping[str, Value]
+    """In the order in which .NET's client reads them."""
+    updated_at_ms: int
+    """Milliseconds since 1970-01-01 UTC."""
+
+    def format(self, host: str, *, is_whole: bool = True) -> str:
+        """host: as the client named it. is_whole: as a document of its own; False: within a feed."""
+        link, at = f"https://{host}{self.path}", format_time(self.updated_at_ms)
+        properties = "".join(_format_property(name, value) for name, value in self.properties.items())
+        namespace = f' xmlns="{_ATOM}"' if is_whole else ""
+        return (
+            f'<entry{namespace}><id>{escape(link)}</id><title type="text">{escape(self.title)}</title>'
+            f"<published>{at}</published><updated>{at}</updated>"
+            f'<link rel="self" href={quoteattr(link)}/><content type="application/xml">'
+            f'<{self.kind} xmlns="{_SERVICE_BUS}" xmlns:i="{_INSTANCE}">{properties}</{self.kind}>'
+            "</content></entry>"
+        )
+
+
+def format_feed(host: str, path: str, title: str, entries: Iterable[AtomEntry], updated_at_ms: int) -> str:
+    """A feed of ``entries``; ``path`` as in ``AtomEntry``."""
+    link = f"https://{host}{path}"
+    listed = "".join(entry.format(host, is_whole=False) for entry in entries)
+    return (
+        f'<feed xmlns="{_ATOM}"><title type="text">{escape(title)}</title><id>{escape(link)}</id>'
+        f"<updated>{format_time(updated_at_ms)}</updated>"
+        f'<link rel="self" href={quoteattr(link)}/>{listed}</feed>'
+    )
+
+
+def format_time(at_ms: int) -> str:
+    """Milliseconds since 1970-01-01 UTC as Atom writes a time (RFC 4287 section 3.3)."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat().replace("+00:00", "Z")
+
+
+def parse_description(body: bytes, kind: str) -> dict[str, str]:
+    """The properties of the description in an entry, or of one that is the document: all text within each.
+
+    An empty body is a description without properties.
+    Raises InvalidArgumentError for what is not XML, has a document type, or has no description of ``kind``.
+    """
+    if not body.strip():
+        return {}
+    parser, found = ParserCreate(namespace_separator=" "), _Found(f"{_SERVICE_BUS} {kind}")
+    parser.buffer_text = True
+    parser.StartDoctypeDeclHandler = _refuse_document_type
+    parser.StartElementHandler, parser.EndElementHandler = found.start, found.end
+    parser.CharacterDataHandler = found.add_text
+    try:
+        parser.Parse(body, True)
+    except (ExpatError, LookupError, ValueError) as error:  # the latter two: an encoding that nobody knows
+        raise InvalidArgumentError(f"The body is not XML: {error}.") from error
+    if found.properties is None:
+        raise InvalidArgumentError(f"The body has no {kind} in {_SERVICE_BUS}.")
+    return found.properties
+
+
+class _Found:
+    """Collects the properties of the first element of a name."""
+
+    def __init__(self, wanted: str) -> None:
+        self._wanted = wanted
+        self._path: list[str] = []
+        self._is_open = False
+        self._at = 0
+        """How deep the wanted element lies."""
+        self.properties: dict[str, str] | None = None
+
+    def start(self, name: str, attributes: Mapping[str, str]) -> None:
+        self._path.append(name)
+        depth = len(self._path)
+        if depth > _DEPTH_MAX:
+            raise InvalidArgumentError(f"The body has more than {_DEPTH_MAX} elements in each other.")
+        if name == self._wanted and self.properties is None:
+            self.properties, self._is_open, self._at = {}, True, depth
+        elif self.properties is not None and self._is_open and depth == self._at + 1:
+            self.properties.setdefault(_local_name(name), "")
+
+    def add_text(self, text: str) -> None:
+        if self.properties is not None and self._is_open and len(self._path) > self._at:
+            self.properties[_local_name(self._path[self._at])] += text.strip()
+
+    def end(self, name: str) -> None:
+        self._is_open = self._is_open and len(self._path) != self._at
+        self._path.pop()
+
+
+def _refuse_document_type(*_: object) -> None:
+    raise InvalidArgumentError("The body has a document type; none is taken.", next_step="Leave it out.")
+
+
+def _local_name(name: str) -> str:
+    return name.rpartition(" ")[2]
+
+
+def _format_property(name: str, value: Value) -> str:
+    if isinstance(value, str | int):
+        return f"<{name}>{escape(str(value))}</{name}>"
+    items = "".join(f"<a:string>{escape(item)}</a:string>" for item in value)
+    return f'<{name} xmlns:a="{_ARRAYS}">{items}</{name}>'

@@ -1,0 +1,89 @@
+"""Requests over HTTP are parsed in turns: a crowd of them does not hold up who else is served by the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tidegate.gateway.http_server import HttpServer, listening_socket
+from tidegate.model.errors import ClosedError
+from tidegate.transport.streams import StreamReceiver
+from tidegate.transport.tasks import TaskOwner
+from tidegate.transport.turns import PASS_S, Turns
+from tidegate.transport.websocket import WebSocketStream
+
+_CROWD = 200
+_BODY = bytes(range(256)) * 2_000
+_MS = 0.001
+
+
+def _refuse(stream: WebSocketStream) -> StreamReceiver:
+    raise ClosedError("There is no AMQP here.")
+
+
+class _SteppingClock:
+    """Passes a millisecond each time that somebody looks."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        self.now_s += _MS
+        return self.now_s
+
+
+async def test_a_crowd_of_requests_is_parsed_in_turns_and_whole() -> None:
+    """Protects the loop's other users: however many requests come at once, a pass parses a few of them, and
+    no byte of a body is lost while it waits.
+    """
+    loop = asyncio.get_running_loop()
+    turns = Turns(monotonic=_SteppingClock().monotonic, call_soon=loop.call_soon)
+    parsed: Counter[int] = Counter()
+    bodies: list[bytes] = []
+
+    async def answer(request: Request) -> Response:
+        bodies.append(await request.body())
+        return Response("done")
+
+    arrivals = turns.for_arrivals
+    run = arrivals._run
+
+    def counted(share: object) -> None:
+        parsed[arrivals.pass_number] += 1
+        run(share)  # type: ignore[arg-type]
+
+    arrivals._run = counted  # type: ignore[method-assign]
+    listener = listening_socket("127.0.0.1", 0)
+    server = HttpServer(
+        Starlette(routes=[Route("/", answer, methods=["POST"])]),
+        ssl_context=None,
+        accept_websocket=_refuse,
+        turns=turns,
+    )
+    async with TaskOwner("test") as tasks:
+        server.work = tasks.start(server.serve(sockets=[listener]), name="serve")
+        await server.is_serving.wait()
+
+        async def ask() -> bytes:
+            reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+            writer.write(
+                b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(_BODY)
+            )
+            writer.write(_BODY)
+            text = await reader.read()
+            writer.close()
+            return text
+
+        async with asyncio.timeout(60):
+            answers = await asyncio.gather(*(ask() for _ in range(_CROWD)))
+        await server.stop()
+    assert all(text.startswith(b"HTTP/1.1 200") for text in answers)
+    assert bodies == [_BODY] * _CROWD
+    assert max(parsed.values()) <= 3 * PASS_S / _MS  # those that wait, and those whose bytes come
+    assert len(parsed) > _CROWD * _MS / PASS_S

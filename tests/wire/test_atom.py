@@ -1,0 +1,83 @@
+"""Atom documents of the REST administration: what is read of a client's, and what is refused."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.wire.atom import AtomEntry, format_feed, parse_description
+
+SERVICE_BUS = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
+KIND = "EventHubDescription"
+
+
+def _entry(properties: str, *, before: str = "") -> bytes:
+    return (
+        f'{before}<entry xmlns="http://www.w3.org/2005/Atom"><title/><author><name>x</name></author>'
+        f'<content type="application/xml"><{KIND} xmlns="{SERVICE_BUS}">{properties}</{KIND}>'
+        "</content></entry>"
+    ).encode()
+
+
+def test_properties_are_read() -> None:
+    """Of the description alone, with all text within each; also where it is the whole document."""
+    properties = (
+        "<PartitionCount> 8 </PartitionCount><Status/><AuthorizationRules><Rule><KeyName>k</KeyName></Rule>"
+        "</AuthorizationRules>"
+    )
+    expected = {"PartitionCount": "8", "Status": "", "AuthorizationRules": "k"}
+    assert parse_description(_entry(properties), KIND) == expected
+    alone = f'<{KIND} xmlns="{SERVICE_BUS}"><PartitionCount>8</PartitionCount></{KIND}>'.encode()
+    assert parse_description(alone, KIND) == {"PartitionCount": "8"}
+    assert parse_description(" \n".encode("ascii"), KIND) == {}
+
+
+def test_no_document_type_is_taken() -> None:
+    """Neither entities that would expand to gigabytes nor files of this machine get into a property."""
+    bomb = '<!DOCTYPE entry [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>'
+    outside = '<!DOCTYPE entry [<!ENTITY a SYSTEM "file:///etc/passwd">]>'
+    for before, entity in ((bomb, "&b;"), (outside, "&a;"), ('<!DOCTYPE entry SYSTEM "http://x/">', "")):
+        with pytest.raises(InvalidArgumentError, match="document type"):
+            parse_description(_entry(f"<Status>{entity}</Status>", before=before), KIND)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"<", "not XML"),
+        (b"{}", "not XML"),
+        (_entry("<Status>&a;</Status>"), "not XML"),
+        (b'<?xml version="1.0" encoding="nonsense"?><a/>', "not XML"),
+        (b"<a/>", "has no EventHubDescription"),
+        (_entry("").replace(SERVICE_BUS.encode(), b"elsewhere"), "has no EventHubDescription"),
+        (b"<a>" * 40 + b"</a>" * 40, "in each other"),
+    ],
+)
+def test_other_bodies_are_refused(body: bytes, why: str) -> None:
+    """As the client's mistake, with what is wrong."""
+    with pytest.raises(InvalidArgumentError, match=why):
+        parse_description(body, KIND)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_end_in_properties_or_in_an_error_of_ours(body: bytes) -> None:
+    """No body brings the parser down."""
+    with suppress(InvalidArgumentError):
+        parse_description(body, KIND)
+
+
+def test_names_cannot_leave_their_place() -> None:
+    """What a client has chosen is text in every document, whatever characters it has."""
+    name = '<a b="c">&\''
+    entry = AtomEntry("/hub/x", name, "RevokedPublisherDescription", {"Name": name}, 0)
+    for text in (
+        entry.format('h"o<st&'),
+        format_feed('h"o<st&', "/hub", name, [entry], 0),
+    ):
+        root = ElementTree.fromstring(text)
+        assert {each.text for each in root.iter(f"{{{SERVICE_BUS}}}Name")} == {name}
