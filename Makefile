@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Many tests wait for SDKs and Spark: two processes halve the time, files stay whole. JOBS=0: in one process.
 JOBS ?= 2
 
-.PHONY: demo test check docs site bench floods screenshots chaos chaos-hosts chaos-spark lock audit sbom clean npm vendor
+.PHONY: demo test check docs site bench floods screenshots chaos chaos-hosts chaos-spark interop lock audit sbom clean npm vendor
 
 demo: $(STAMP)  ## set up and run the main job: real flights through the log and Spark into SQL
 	$(BIN)/tidegate demo flights $(ARGS)
@@ -48,6 +48,9 @@ chaos-hosts: $(STAMP)  ## hosts that are killed, paused and cut off; on SQLite a
 
 chaos-spark: $(STAMP)  ## executors, driver, service and database killed, speculation on; per event and aggregated
 	$(BIN)/python -m tests.spark.faults $(ARGS)
+
+interop: $(STAMP) $(NPM)  ## official and generic clients against a real service; fetches them from their registries
+	$(BIN)/python -m tests.interop.suites $(ARGS)
 
 $(STAMP): requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tidegate needs Python 3.11 or newer; this is %s. Set PYTHON=/path/to/python3.11." % sys.version.split()[0])'

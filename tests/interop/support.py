@@ -20,7 +20,7 @@ from azure.eventhub.aio import EventHubConsumerClient as AsyncConsumerClient
 from azure.eventhub.aio import EventHubProducerClient as AsyncProducerClient
 
 from tidegate.model.connection_string import ConnectionString
-from tidegate.testing.hub import HubService
+from tidegate.testing.hub import HubProcess, HubService
 
 WAIT_S = 60.0
 """Longest wait for something that must happen; reached only when a test fails."""
@@ -70,7 +70,7 @@ _QUICK: dict[str, Any] = {"retry_total": 0, "retry_backoff_factor": 0.01, "socke
 """Without this, the SDK hides a refusal behind seconds of retries, and polls its socket at leisure."""
 
 
-def target_of(service: HubService, transport: str) -> SdkTarget:
+def target_of(service: HubService | HubProcess, transport: str) -> SdkTarget:
     """The target for ``plain`` (UseDevelopmentEmulator), or by verified TLS ``tls`` or ``websocket``.
 
     ``websocket plain`` is WebSocket without TLS.
@@ -104,7 +104,7 @@ def target_of(service: HubService, transport: str) -> SdkTarget:
     )
 
 
-def tls_connection_string(service: HubService, transport: str = "tls") -> str:
+def tls_connection_string(service: HubService | HubProcess, transport: str = "tls") -> str:
     """With the port of ``tls`` or ``websocket`` in it, for SDKs that look there; Python's does not."""
     parts = ConnectionString.parse(service.ready.connection_string)
     address = service.ready.https if transport == "websocket" else service.ready.amqps

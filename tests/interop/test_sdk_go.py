@@ -1,4 +1,4 @@
-"""The unmodified official Go SDK, over plain TCP and verified TLS: a program built where Go is present.
+"""The unmodified official Go SDK, over plain TCP, TLS and WebSocket: a program built where Go is present.
 
 Skipped loudly where it is not, on build machines, too: issue 3 asks for it "from wherever the toolchain is
 present". What is built goes to a temporary place and Go's own caches.
@@ -45,7 +45,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-@pytest.fixture(scope="module", params=["plain", "tls"])
+@pytest.fixture(scope="module", params=["plain", "tls", "websocket"])
 def report(
     request: pytest.FixtureRequest, hub_service: HubService, program: Path
 ) -> tuple[str, dict[str, Any]]:
@@ -55,7 +55,9 @@ def report(
         arguments = [hub_service.connection_string, hub]
     else:
         assert hub_service.ready.ca_file is not None
-        arguments = [tls_connection_string(hub_service), hub, hub_service.ready.ca_file]
+        transport = request.param
+        arguments = [tls_connection_string(hub_service, transport), hub, hub_service.ready.ca_file]
+        arguments += [transport] if transport == "websocket" else []
     run = subprocess.run([program, *arguments], capture_output=True, timeout=RUN_S_MAX)
     assert run.returncode == 0, run.stderr.decode()
     return hub, json.loads(run.stdout)

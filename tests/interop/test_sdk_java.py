@@ -6,12 +6,12 @@ present". What is compiled goes to a temporary place, what is fetched to Maven's
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
+from tests.interop.java_programs import JAVA_5, QUICK_START, build, sources_of, trusting
 from tests.interop.official_programs import check_processors, check_throttled_producer
+from tests.interop.suites.suite import ToolMissingError
 from tests.interop.support import tls_connection_string
 
 from tidegate.testing.azurite import AzuriteServer
@@ -19,13 +19,8 @@ from tidegate.testing.hub import HubService
 
 pytestmark = pytest.mark.slow
 
-FOLDER = Path(__file__).parent / "java"
-BUILD_S_MAX = 240.0
 RUN_S_MAX = 120.0
 """The programs take 5 s, where the SDK waits for a busy service 15 s."""
-
-QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""For programs that live for seconds."""
 
 Lines = dict[str, list[list[str]]]
 """First word of a line → the other words of each such line."""
@@ -34,27 +29,10 @@ Lines = dict[str, list[list[str]]]
 @pytest.fixture(scope="module")
 def class_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The SDK and the compiled programs."""
-    tools = ("java", "javac", "keytool", "mvn")
-    missing = [tool for tool in tools if shutil.which(tool) is None]
-    if missing:
-        pytest.skip(f"NOT TESTED WITH THE JAVA SDK: not on PATH: {', '.join(missing)}.")
-    folder = tmp_path_factory.mktemp("java")
-    listed = folder / "class-path"
-    # The SDK first, and apart: a machine without a way to it is skipped, a program that is wrong is not.
-    command = ["mvn", "-q", "-B", "-f", str(FOLDER / "pom.xml"), "dependency:build-classpath"]
-    fetched = subprocess.run(
-        [*command, f"-Dmdep.outputFile={listed}"], capture_output=True, timeout=BUILD_S_MAX
-    )
-    if fetched.returncode != 0:
-        pytest.skip(f"NOT TESTED WITH THE JAVA SDK: Maven cannot fetch it: {fetched.stdout.decode()[-500:]}")
-    path = listed.read_text().strip()
-    sources = sorted(str(source) for source in (FOLDER / "src" / "main" / "java").glob("*.java"))
-    subprocess.run(
-        ["javac", "-encoding", "UTF-8", "-cp", path, "-d", str(folder), *sources],
-        check=True,
-        timeout=BUILD_S_MAX,
-    )
-    return f"{path}:{folder}"
+    try:
+        return build(JAVA_5, sources_of(JAVA_5), tmp_path_factory.mktemp("java"))
+    except ToolMissingError as error:
+        pytest.skip(f"NOT TESTED WITH THE JAVA SDK: {error}")
 
 
 @pytest.fixture(scope="module", params=["plain", "tls"])
@@ -66,10 +44,11 @@ def report(
 ) -> Lines:
     """What the SDK received and was told, by each transport."""
     hub = hub_service.create_hub(partition_count=2)
-    options = ["-Dstdout.encoding=UTF-8", "-Dfile.encoding=UTF-8", "-cp", class_path]
+    options = [*QUICK_START, "-cp", class_path]
     arguments = [hub_service.connection_string, hub]
     if request.param == "tls":
-        options += _trusting(hub_service, tmp_path_factory.mktemp("trust") / "store")
+        assert hub_service.ready.ca_file is not None
+        options += trusting(hub_service.ready.ca_file, tmp_path_factory.mktemp("trust") / "store")
         # With TLS the SDK looks at port 5671 of the string's host, elsewhere by the address beside it.
         address = tls_connection_string(hub_service)
         port = address.partition("localhost:")[2].partition("/")[0]
@@ -81,16 +60,6 @@ def report(
         first, *others = line.split("\t")
         lines.setdefault(first, []).append(others)
     return lines
-
-
-def _trusting(service: HubService, store: Path) -> list[str]:
-    """Java's options for a trust store with the service's certificate authority, made at ``store``."""
-    assert service.ready.ca_file is not None
-    password = "not a secret"
-    command = ["keytool", "-importcert", "-noprompt", "-alias", "ca", "-file", service.ready.ca_file]
-    command += ["-keystore", str(store), "-storetype", "PKCS12", "-storepass", password]
-    subprocess.run(command, check=True, capture_output=True, timeout=RUN_S_MAX)
-    return [f"-Djavax.net.ssl.trustStore={store}", f"-Djavax.net.ssl.trustStorePassword={password}"]
 
 
 def test_events_arrive_as_they_were_sent(report: Lines) -> None:

@@ -1,6 +1,6 @@
 // Sends and receives with Azure's official Go SDK, and prints what came as one JSON object: a Python test judges it.
 //
-//	main CONNECTION_STRING EVENT_HUB [CA_FILE]
+//	main CONNECTION_STRING EVENT_HUB [CA_FILE [websocket]]
 //	main throttled CONNECTION_STRING EVENT_HUB COUNT BYTES
 //	main processor CONNECTION_STRING EVENT_HUB STORAGE_CONNECTION_STRING CONTAINER
 package main
@@ -12,10 +12,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"time"
 
 	eventhubs "github.com/Azure/azure-sdk-for-go/sdk/messaging/azeventhubs/v2"
+	"github.com/coder/websocket"
 )
 
 const allS = 60 * time.Second
@@ -76,6 +79,7 @@ func main() {
 func run(ctx context.Context, arguments []string) (*report, error) {
 	connectionString, hub := arguments[0], arguments[1]
 	var config *tls.Config
+	var connect func(context.Context, eventhubs.WebSocketConnParams) (net.Conn, error)
 	if len(arguments) > 2 {
 		pem, err := os.ReadFile(arguments[2])
 		if err != nil {
@@ -85,8 +89,23 @@ func run(ctx context.Context, arguments []string) (*report, error) {
 		config = &tls.Config{RootCAs: x509.NewCertPool(), ServerName: "localhost"}
 		config.RootCAs.AppendCertsFromPEM(pem)
 	}
+	if len(arguments) > 3 {
+		connect = func(ctx context.Context, given eventhubs.WebSocketConnParams) (net.Conn, error) {
+			options := &websocket.DialOptions{
+				HTTPClient:   &http.Client{Transport: &http.Transport{TLSClientConfig: config}},
+				Subprotocols: []string{"amqp"}, // as the SDK's documentation has it
+			}
+			line, _, err := websocket.Dial(ctx, given.Host, options)
+			if err != nil {
+				return nil, err
+			}
+			return websocket.NetConn(context.Background(), line, websocket.MessageBinary), nil
+		}
+	}
 	retries := eventhubs.RetryOptions{MaxRetries: -1}
-	producerOptions := &eventhubs.ProducerClientOptions{TLSConfig: config, RetryOptions: retries}
+	producerOptions := &eventhubs.ProducerClientOptions{
+		TLSConfig: config, RetryOptions: retries, NewWebSocketConn: connect,
+	}
 	producer, err := eventhubs.NewProducerClientFromConnectionString(connectionString, hub, producerOptions)
 	if err != nil {
 		return nil, err
@@ -94,7 +113,7 @@ func run(ctx context.Context, arguments []string) (*report, error) {
 	defer producer.Close(ctx)
 	consumer, err := eventhubs.NewConsumerClientFromConnectionString(
 		connectionString, hub, eventhubs.DefaultConsumerGroup,
-		&eventhubs.ConsumerClientOptions{TLSConfig: config, RetryOptions: retries},
+		&eventhubs.ConsumerClientOptions{TLSConfig: config, RetryOptions: retries, NewWebSocketConn: connect},
 	)
 	if err != nil {
 		return nil, err
