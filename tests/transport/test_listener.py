@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 import socket
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -86,6 +87,38 @@ def test_connections_come_in_bursts_and_give_their_places_back(
         assert listener.addresses == []
 
     _run(make_loop, work())
+
+
+@pytest.mark.parametrize("make_loop", _LOOPS)
+def test_another_address_does_not_wait_behind_the_connections_of_one(
+    make_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """Protects a quiet user's new connection from hundreds that were there a moment earlier."""
+    hosts: list[str] = []
+
+    class Noting(_Echo):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            hosts.append(transport.get_extra_info("peername")[0])
+
+    async def work() -> None:
+        admission = Admission()
+        listener = Listener(listening_sockets("127.0.0.1", 0), Noting, admission=admission, face=Face.AMQP)
+        address = listener.addresses[0]
+        # All wait to be accepted before the loop runs again.
+        sources = ["127.0.0.2"] * 300 + ["127.0.0.3"]
+        clients = [socket.create_connection(address, source_address=(source, 0)) for source in sources]
+        while len(hosts) < len(sources):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        for client in clients:
+            client.close()
+        await _idle(admission)
+        listener.close()
+        await listener.wait_closed()
+
+    _run(make_loop, work())
+    passes = math.ceil(301 / listener_module.ACCEPTS_PER_TURN)
+    assert hosts.index("127.0.0.3") <= (passes + 1) * listener_module.CONNECTS_PER_TURN
 
 
 @pytest.mark.parametrize("accepts_per_turn", [1, 2, 64])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
-from tidegate.transport.turns import ARRIVAL_S, CREDIT_S, PASS_S, SLICE_S, Share, Turns
+from tidegate.transport.turns import ARRIVAL_S, CREDIT_S, PASS_S, REST_AFTER_S, SLICE_S, Rests, Share, Turns
 
 
 class Loop:
@@ -16,7 +17,12 @@ class Loop:
     def __init__(self) -> None:
         self.now = 100.0
         self.due: list[Callable[[], None]] = []
-        self.turns = Turns(monotonic=lambda: self.now, call_soon=self.due.append)
+        self.rested_at: list[float] = []
+        self.turns = Turns(
+            monotonic=lambda: self.now,
+            call_soon=self.due.append,
+            rests=Rests(lambda: self.rested_at.append(self.now)),
+        )
 
     def run_pass(self) -> float:
         """One pass of the event loop; returns how long it took."""
@@ -101,7 +107,7 @@ def test_a_quiet_peer_is_answered_in_the_next_pass_behind_any_number_of_busy_one
     quiet = Peer(loop)
     for peer in busy:
         peer.ask(1_000_000)
-    for _ in range(1000):
+    for _ in range(4000):
         loop.run_pass()
         before = quiet.done
         asked_at = loop.now
@@ -132,7 +138,7 @@ def test_an_active_peer_waits_for_no_thousand_that_come_back_from_idleness() -> 
         active.ask(1)
         assert active.done == 101 + number
         loop.run_pass()
-    assert sum(peer.done for peer in others) > 1000  # and they get on
+    assert sum(peer.done for peer in others) > 300  # and they get on
 
 
 def test_who_is_active_waits_for_no_thousand_of_another_address() -> None:
@@ -181,7 +187,8 @@ def test_who_is_there_already_waits_for_no_thousand_that_arrive() -> None:
         asked_at = loop.now
         while active.pieces:
             loop.run_pass()
-        assert loop.now - asked_at <= 3 * PASS_S, number
+        # Two passes of those that arrive, and of those that are there.
+        assert loop.now - asked_at <= 2 * 2 * (PASS_S + busy.piece_s) + 3 * active.piece_s, number
     assert any(peer.pieces for peer in arriving)
     assert sum(peer.done for peer in arriving) * 3e-4 > (loop.now - 100.0) / 4
 
@@ -329,3 +336,17 @@ def test_all_work_is_done_and_time_is_shared(seed: int) -> None:
         loop.run_pass()
     assert [peer.done for peer in peers] == asked
     assert all(not peer.share.is_waiting for peer in peers)
+
+
+def test_the_loop_rests_after_some_work_in_whatever_turns() -> None:
+    """Protects the writer of the log, which gets the interpreter lock only while a busy loop rests."""
+    loop = Loop()
+    turns = loop.turns
+    for peer in (Peer(loop), Peer(loop, turns=turns.for_output), Peer(loop, turns=turns.for_arrivals)):
+        peer.ask(200)
+    while loop.due:
+        loop.run_pass()
+    rests = [later - earlier for earlier, later in pairwise([100.0, *loop.rested_at])]
+    assert len(rests) >= 600 * 0.0003 / (REST_AFTER_S + SLICE_S)
+    assert max(rests) <= REST_AFTER_S + SLICE_S + 0.0003
+    assert min(rests) >= REST_AFTER_S - 1e-9

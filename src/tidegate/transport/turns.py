@@ -17,11 +17,20 @@ Two kinds of work have turns of their own, and so up to a third of the time each
 (``for_output``), and what connections cause before they have been served for ARRIVAL_S (``for_arrivals``).
 A thousand that come at once each have a right to their share, and would leave nothing for those that are
 there already.
+
+The loop rests for a moment after each REST_AFTER_S of such work, for the sake of other threads, such as the
+writer of the log. A loop that is busy keeps Python's global interpreter lock from them: it gives it up for
+each system call, which is over before a thread that waits has woken up, and as that thread was woken its
+request for the lock (``sys.setswitchinterval``) begins anew each time (CPython 3.11, Python/ceval_gil.h,
+``take_gil``). Without rests a round of the writer took 0.1 to 2 s beside a single connection that attaches
+link after link.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
 from typing import Final, Generic, TypeVar
 from weakref import WeakValueDictionary
@@ -29,9 +38,19 @@ from weakref import WeakValueDictionary
 SLICE_S: Final = 0.001
 """After so long, work is to stop at the next occasion."""
 
-PASS_S: Final = 0.004
-"""What a pass of the event loop spends on shares that wait, and again on those whose bytes come in it (our
-choice: an answer takes some passes, and what a pass costs by itself is 1 % of that)."""
+ARRIVAL_SLICE_S: Final = 0.00025
+"""The same for connections that arrive: a request of one that only asks something waits for one of each that
+come with it (our choice: about what a frame or the head of a request takes)."""
+
+PASS_S: Final = 0.001
+"""What a pass of the event loop spends on shares that wait, and again on those whose bytes come in it. Our
+choice: an answer takes some passes, of three kinds of turns each. A pass by itself costs some 0.04 ms."""
+
+REST_AFTER_S: Final = 0.004
+"""Our choice: a round of the writer needs the lock some five times."""
+
+REST_S: Final = 0.00005
+"""What is asked for: with the system's own delay about 0.1 ms, in which a thread wakes up."""
 
 CREDIT_S: Final = 0.005
 """How much earlier than other connections of its address one that is back may start: some requests in a row.
@@ -171,22 +190,46 @@ class Share(_Tagged):
         return not self.is_closed and self._work()
 
 
+class Rests:
+    """When an event loop is to rest, whatever turns its work was done in."""
+
+    __slots__ = ("_rest", "_worked_s")
+
+    def __init__(self, rest: Callable[[], object] | None = None) -> None:
+        """rest: lets other threads run for a moment; None: REST_S."""
+        self._rest = rest or partial(time.sleep, REST_S)
+        self._worked_s = 0.0
+
+    def add_work(self, work_s: float) -> None:
+        """So much was done; rest where that is due."""
+        self._worked_s += work_s
+        if self._worked_s >= REST_AFTER_S:
+            self._worked_s = 0.0
+            self._rest()
+
+
 class Turns:
     """What shares of one event loop have in common."""
 
     def __init__(
-        self, *, monotonic: Callable[[], float], call_soon: Callable[[Callable[[], None]], object]
+        self,
+        *,
+        monotonic: Callable[[], float],
+        call_soon: Callable[[Callable[[], None]], object],
+        rests: Rests | None = None,
     ) -> None:
-        """call_soon: has a function called in the next pass of the event loop."""
+        """call_soon: has a function called in the next pass of the event loop. rests: of the event loop."""
         self.pass_number = 0
         """Counts the passes of the event loop in which there was work."""
         self.monotonic = monotonic
         self._call_soon = call_soon
+        self._rests = rests or Rests()
         self._queue: _FairQueue[_Party] = _FairQueue(0.0)
         self._parties: WeakValueDictionary[object, _Party] = WeakValueDictionary()
         self._next_pass: list[Share] = []
         """Shares that wait, but are not in a queue before the next pass."""
         self._is_pass_due = False
+        self._slice_s = SLICE_S
         self._served_s = 0.0  # in this pass
         self._inner_s = 0.0  # by shares that were served inside another's work
         self._settled: Turns | None = None
@@ -201,16 +244,20 @@ class Turns:
     def for_output(self) -> Turns:
         """Turns of the same event loop for what is sent to receivers."""
         if self._for_output is None:
-            self._for_output = Turns(monotonic=self.monotonic, call_soon=self._call_soon)
+            self._for_output = self._other()
         return self._for_output
 
     @property
     def for_arrivals(self) -> Turns:
         """Turns of the same event loop for connections that are new, which move from there to these."""
         if self._for_arrivals is None:
-            self._for_arrivals = Turns(monotonic=self.monotonic, call_soon=self._call_soon)
+            self._for_arrivals = self._other()
             self._for_arrivals._settled = self
+            self._for_arrivals._slice_s = ARRIVAL_SLICE_S
         return self._for_arrivals
+
+    def _other(self) -> Turns:
+        return Turns(monotonic=self.monotonic, call_soon=self._call_soon, rests=self._rests)
 
     def party(self, address: object) -> _Party:
         """Whom shares of an address belong to, for as long as there are any."""
@@ -284,7 +331,7 @@ class Turns:
         started_s = self.monotonic()
         has_more = False
         try:
-            has_more = share.run(started_s + SLICE_S)
+            has_more = share.run(started_s + self._slice_s)
         finally:
             elapsed_s = self.monotonic() - started_s
             own_s = max(0.0, elapsed_s - self._inner_s)
@@ -293,6 +340,7 @@ class Turns:
             party.tag_s += own_s
             self._served_s += own_s
             self._inner_s = outer_s + elapsed_s
+            self._rests.add_work(own_s)
         turns = self
         if self._settled is not None and share.served_s >= ARRIVAL_S and not share.is_waiting:
             turns = self._settled
