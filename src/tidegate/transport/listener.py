@@ -31,7 +31,7 @@ from tidegate.transport.tasks import TaskOwner
 ACCEPTS_PER_TURN: Final = 64
 """Our choice: some milliseconds of work, as each is about 0.05 ms."""
 
-CONNECTS_PER_TURN: Final = 8
+CONNECTS_PER_TURN: Final = 4
 """Our choice: some milliseconds of work, as each is 0.3 ms until it is up."""
 
 PAUSE_S: Final = 0.25
