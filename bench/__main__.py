@@ -209,7 +209,7 @@ def _measure_spark(
     """Stages of Spark over hubs of their own; pipelines into SQL beside the databases' own bulk loads."""
     # Imported here: a machine without the spark extra can still measure the rest.
     from bench import kafka, spark_stages
-    from tidegate.spark.session import spark_session
+    from tidegate.spark.runtime.session import spark_session
 
     read_count, count, size = (
         spark_stages.READ_EVENTS,
@@ -265,7 +265,7 @@ def _measure_spark_state(directory: Path) -> tuple[list[Measurement], dict[str, 
     """Pipelines with state, in short: the ledger sink, and home security, whose state size and latency come
     beside its rates."""
     from bench import home_security, ledger_stages
-    from tidegate.spark.session import spark_session
+    from tidegate.spark.runtime.session import spark_session
 
     found: list[Measurement] = []
     try:
@@ -291,7 +291,7 @@ def _measure_spark_state(directory: Path) -> tuple[list[Measurement], dict[str, 
 def _measure_capture(directory: Path, bodies: Sequence[bytes]) -> tuple[list[Measurement], list[Measurement]]:
     """Baselines and stages of Capture's files, and of the table over them."""
     from bench.capture_stages import measure_capture
-    from tidegate.spark.session import spark_session
+    from tidegate.spark.runtime.session import spark_session
 
     spark = spark_session("tidegate-bench")
     try:

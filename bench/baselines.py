@@ -115,7 +115,7 @@ def sqlite_bulk_insert(rows: Sequence[tuple[object, ...]], directory: Path) -> M
 
 
 def sqlite_many_rows(rows: Sequence[tuple[object, ...]], directory: Path) -> Measurement:
-    """The same with 100 rows to a statement, as ``tidegate.sql.bulk`` does; rows: a multiple of them."""
+    """The same with 100 rows to a statement, as ``tidegate.sql.core.bulk`` does; rows: a multiple of them."""
     assert len(rows) % 100 == 0
     starts = range(0, len(rows), 100)
     statements = [tuple(chain.from_iterable(rows[start : start + 100])) for start in starts]

@@ -37,7 +37,7 @@ from bench.spark_stages import PARTITIONS, READ_EVENTS, ROUNDS, fill_hub, spark_
 from bench.stages import PROPERTIES
 from bench.targets import KAFKA_READ
 from tidegate.spark import spark_session
-from tidegate.spark.java import find_java
+from tidegate.spark.runtime.java import find_java
 from tidegate.testing.hub import HubProcess
 from tidegate.testing.ports import free_ports
 

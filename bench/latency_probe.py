@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 
 from bench import spark_stages
 from bench.spark_stages import readings
-from tidegate.spark.workers import freeze_loaded_modules
+from tidegate.spark.runtime.workers import freeze_loaded_modules
 from tidegate.transport.clock import SystemClock
 
 PARTITIONS: Final = 16

@@ -42,7 +42,7 @@ from bench.stages import PROPERTIES
 from tidegate.client import EventHubProducer
 from tidegate.model.events import EventData
 from tidegate.spark import register, run_pipeline, spark_session
-from tidegate.spark.workers import freeze_loaded_modules
+from tidegate.spark.runtime.workers import freeze_loaded_modules
 from tidegate.sql import Database, Pipeline
 from tidegate.testing.hub import HubProcess
 from tidegate.testing.postgresql import PostgresqlServer

@@ -24,9 +24,12 @@ from tidegate.model import errors, limits
 from tidegate.server.declared import DeclaredEventHub, DeclaredNamespace, DeclaredPolicy
 from tidegate.server.ready import ReadyInformation
 from tidegate.server.settings import ServerSettings
-from tidegate.spark import capture_options, file_sink_options, hub_writer_options, options
-from tidegate.spark.progress_metrics import PIPELINE_METRICS
-from tidegate.spark.progress_metrics import PREFIX as PIPELINE_METRIC_PREFIX
+from tidegate.spark.capture import options as capture_options
+from tidegate.spark.file_sink import options as file_sink_options
+from tidegate.spark.hub_sink import options as hub_writer_options
+from tidegate.spark.progress.metrics import PIPELINE_METRICS
+from tidegate.spark.progress.metrics import PREFIX as PIPELINE_METRIC_PREFIX
+from tidegate.spark.source import options
 from tidegate.testing.hub import HubService
 
 COMMANDS = dict(iter_commands(app))

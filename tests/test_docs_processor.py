@@ -22,7 +22,7 @@ import pytest
 from tests.docs_support import ROOT, environment_of, write_programs
 
 from tidegate.processor import EventProcessorOptions, FailurePolicy, PartitionManagerOptions
-from tidegate.processor.balancer import decide_balance
+from tidegate.processor.host.balancer import decide_balance
 from tidegate.processor.lease import Lease, LeaseSnapshot
 from tidegate.testing.hub import HubService
 
@@ -33,10 +33,10 @@ GUIDE = ROOT / "docs/guides/from-event-processor-host.md"
 CONCEPTS = ROOT / "docs/concepts/event-processor-host.md"
 MODULES = (
     "tidegate.processor",
-    "tidegate.processor.blob_store",
+    "tidegate.processor.stores.blob",
     "tidegate.client",
     "tidegate.sql",
-    "tidegate.sql.azure_checkpoint_store",
+    "tidegate.sql.stores.azure_checkpoint_store",
 )
 """Where the names of the guide's tables are imported from, the first that has one."""
 _DEADLINE_S = 60.0

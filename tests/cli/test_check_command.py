@@ -97,7 +97,7 @@ def test_its_progress_is_told_to_terminals_alone(data_directory: Path, lonely: d
 
 def test_the_bar_counts_to_its_end(data_directory: Path) -> None:
     """Each byte of the segments once, in steps, whatever is read twice; a damaged segment, too."""
-    from tidegate.cli.check_files import CountedFiles, segment_bytes
+    from tidegate.cli.service.check_files import CountedFiles, segment_bytes
 
     _damage(data_directory)
     told: list[int] = []

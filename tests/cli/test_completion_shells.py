@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from tests.cli.support import run_tidegate
 
-from tidegate.cli.completion_shells import _bash_text, _zsh_text
+from tidegate.cli.shell.completion_shells import _bash_text, _zsh_text
 from tidegate.testing.absent import not_tested
 from tidegate.testing.hub import HubService
 

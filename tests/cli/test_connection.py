@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.cli.connection import resolve_connection
-from tidegate.cli.exit_codes import ExitCode, NoConnectionError, exit_code_of
+from tidegate.cli.shell.connection import resolve_connection
+from tidegate.cli.shell.exit_codes import ExitCode, NoConnectionError, exit_code_of
 from tidegate.model.errors import ConnectionStringError
 from tidegate.server.ready import ReadyInformation, write_profile
 

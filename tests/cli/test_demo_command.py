@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.cli import demo
-from tidegate.cli.render import Output, OutputFormat
+from tidegate.cli.shell.render import Output, OutputFormat
 from tidegate.demos.flights.accounting import PartitionAccount, StageRate
 from tidegate.demos.flights.crash import MidBatch
 from tidegate.demos.flights.demo import FlightsReport

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.cli.support import run_tidegate
 
-from tidegate.cli.stores import default_actor
+from tidegate.cli.shell.stores import default_actor
 from tidegate.client import BlockingConsumer
 from tidegate.model.events import EventData
 from tidegate.sql import (

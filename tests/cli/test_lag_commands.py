@@ -20,12 +20,12 @@ from tidegate.client import BlockingConsumer
 from tidegate.client.entities import PartitionProperties
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.events import ReceivedEvent
-from tidegate.processor.blob_store import BlobStore
 from tidegate.processor.checkpoint import ProcessorCheckpoint
-from tidegate.processor.directory_store import DirectoryStore
 from tidegate.processor.lag import Lag, lag_of
 from tidegate.processor.lease import GroupKey, Lease
 from tidegate.processor.store import ProcessorStore
+from tidegate.processor.stores.blob import BlobStore
+from tidegate.processor.stores.directory import DirectoryStore
 from tidegate.sql import Database, SqlStore
 from tidegate.testing.azurite import AzuriteServer
 

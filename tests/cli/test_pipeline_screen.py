@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from tests.cli.test_pipeline_status import STATUS
 
-from tidegate.cli.pipeline_screen import PipelineScreen, ending, progress_line
-from tidegate.cli.render import Output, OutputFormat
+from tidegate.cli.pipelines.screen import PipelineScreen, ending, progress_line
+from tidegate.cli.shell.render import Output, OutputFormat
 from tidegate.model.pipeline_status import PipelineState
 
 BATCH = replace(

@@ -21,10 +21,10 @@ from tests.cli.support import run_tidegate
 
 from tidegate.model.errors import DirectoryInUseError, InvalidArgumentError, NotFoundError
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus, ProcessIdentity
-from tidegate.spark.progress import ProgressListener
-from tidegate.spark.progress_batches import BatchProgress
-from tidegate.spark.progress_metrics import PIPELINE_METRICS
-from tidegate.spark.progress_report import PipelineReporter
+from tidegate.spark.progress.batches import BatchProgress
+from tidegate.spark.progress.listener import ProgressListener
+from tidegate.spark.progress.metrics import PIPELINE_METRICS
+from tidegate.spark.progress.report import PipelineReporter
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.status_files import PipelineFiles, is_there, process_start, this_process
 

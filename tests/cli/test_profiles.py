@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.cli.support import run_tidegate
 
-from tidegate.cli.connection import resolve_connection
-from tidegate.cli.profiles import (
+from tidegate.cli.shell.connection import resolve_connection
+from tidegate.cli.shell.profiles import (
     LOCAL,
     Profile,
     choose_profile,

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from tidegate.cli.render import Output, OutputFormat, cell_text
+from tidegate.cli.shell.render import Output, OutputFormat, cell_text
 
 COLUMNS = ("name", "events", "share", "is_empty", "at", "properties")
 RECORDS = [

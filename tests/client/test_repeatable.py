@@ -151,7 +151,7 @@ def test_a_token_that_runs_out_before_it_is_replaced_ends_no_work(
     """
     monkeypatch.setattr("tidegate.client.connector.refresh_delay_s", lambda expiry, now: 3600.0)
     if not is_link_ended:
-        monkeypatch.setattr("tidegate.gateway.claims.ConnectionClaims._on_timer", lambda claims: None)
+        monkeypatch.setattr("tidegate.gateway.amqp.claims.ConnectionClaims._on_timer", lambda claims: None)
     full = ConnectionString.parse(hub_service.connection_string)
     credential = SharedKeyCredential(
         full.shared_access_key_name or "", full.shared_access_key or "", token_lifetime_s=4

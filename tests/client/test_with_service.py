@@ -331,7 +331,7 @@ async def test_tokens_that_run_out_before_they_are_replaced_end_nothing(
     """As on a machine that has slept: their renewal comes too late, each time."""
     monkeypatch.setattr("tidegate.client.connector.refresh_delay_s", lambda expiry, now: 3600.0)
     if not are_links_ended:
-        monkeypatch.setattr("tidegate.gateway.claims.ConnectionClaims._on_timer", lambda claims: None)
+        monkeypatch.setattr("tidegate.gateway.amqp.claims.ConnectionClaims._on_timer", lambda claims: None)
     namespace = _namespace(hub_service, token_lifetime_s=4)
     async with (
         EventHubProducer(namespace, event_hub) as producer,

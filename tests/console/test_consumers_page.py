@@ -49,7 +49,7 @@ from tidegate.sql import (
     SqlStore,
     move_checkpoint,
 )
-from tidegate.sql.lease_rows import LeaseTable
+from tidegate.sql.stores.leases import LeaseTable
 from tidegate.testing.hub import HubService
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from tidegate.client import EventHubProducer
 from tidegate.console.backend.service import Disk, Overview, Rates, Sample
 from tidegate.console.live import STREAMS_MAX
 from tidegate.console.pages.overview import ProcessingFigures, list_notices
-from tidegate.gateway.http import HttpGateway
+from tidegate.gateway.http.app import HttpGateway
 from tidegate.model.events import EventData
 from tidegate.processor import ProcessorCheckpoint
 from tidegate.sql import ConsumerKey, Database, DeadLetters, NewDeadLetter, move_checkpoint

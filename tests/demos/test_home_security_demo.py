@@ -28,7 +28,7 @@ from tidegate.demos.home_security.verify import Expected
 from tidegate.model.errors import AlreadyExistsError
 from tidegate.model.home_pages import MalformedPagesError
 from tidegate.sql import Database
-from tidegate.sql.schema import ledger_query
+from tidegate.sql.core.schema import ledger_query
 
 COMMAND = (sys.executable, "-m", "tidegate.cli", "demo", "home-security")
 

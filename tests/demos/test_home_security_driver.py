@@ -25,7 +25,7 @@ from tidegate.demos.home_security.status import (
 )
 from tidegate.demos.home_security.verify import recompute
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.spark.session import checkpoint_path
+from tidegate.spark.runtime.session import checkpoint_path
 from tidegate.sql import Database
 from tidegate.testing.hub import HubService
 

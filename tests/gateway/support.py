@@ -13,9 +13,9 @@ from tidegate.amqp.message import Message, Properties, decode_message, encode_me
 from tidegate.amqp.performatives import Error
 from tidegate.amqp.session import Session
 from tidegate.broker import ROOT_POLICY_NAME, Broker
-from tidegate.gateway.connection_handler import ConnectionHandler
-from tidegate.gateway.idle_guard import IdleLimits
-from tidegate.gateway.management import ManagementService
+from tidegate.gateway.amqp.connection_handler import ConnectionHandler
+from tidegate.gateway.amqp.idle_guard import IdleLimits
+from tidegate.gateway.amqp.management import ManagementService
 from tidegate.model.clock import Clock
 from tidegate.model.sas import make_sas_token
 from tidegate.transport.memory import MemoryBudget

@@ -13,7 +13,7 @@ from tests.gateway.support import HOST, Pair
 from tidegate.amqp.link import Link
 from tidegate.amqp.message import Message, encode_message
 from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, Grant, SharedAccessPolicy
-from tidegate.gateway.claims import ConnectionClaims
+from tidegate.gateway.amqp.claims import ConnectionClaims
 from tidegate.model.audience import EntityPath, entity_path
 from tidegate.model.errors import UnauthorizedError
 from tidegate.model.sas import make_sas_token

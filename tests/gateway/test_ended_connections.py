@@ -16,7 +16,7 @@ from tidegate.amqp.connection import ConnectionConfiguration
 from tidegate.amqp.events import ConnectionOpened, CreditGranted, DeliveriesReceived, DeliveriesSettled
 from tidegate.amqp.message import Message, encode_message
 from tidegate.broker import ROOT_POLICY_NAME, Broker
-from tidegate.gateway.amqp_server import AmqpGateway
+from tidegate.gateway.amqp.server import AmqpGateway
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.driver import AmqpDriver, connect_amqp
 

@@ -11,8 +11,8 @@ from tidegate.amqp.events import ConnectionClosed
 from tidegate.amqp.message import encode_message
 from tidegate.broker import Broker
 from tidegate.client import EventHubAdministrator
-from tidegate.gateway.amqp_server import AmqpGateway
-from tidegate.gateway.idle_guard import IdleLimits
+from tidegate.gateway.amqp.idle_guard import IdleLimits
+from tidegate.gateway.amqp.server import AmqpGateway
 from tidegate.transport.clock import SystemClock
 from tidegate.wire.management import ManagementRequest, Operation
 

@@ -13,9 +13,9 @@ from tidegate.amqp.link import ReceiverLink, SenderLink
 from tidegate.amqp.message import Message, encode_message
 from tidegate.amqp.performatives import Accepted, Rejected
 from tidegate.broker import Broker
-from tidegate.gateway import claims, ingress
-from tidegate.gateway.amqp_server import AmqpGateway
-from tidegate.gateway.idle_guard import IdleLimits
+from tidegate.gateway.amqp import claims, ingress
+from tidegate.gateway.amqp.idle_guard import IdleLimits
+from tidegate.gateway.amqp.server import AmqpGateway
 from tidegate.model.sas import make_sas_token
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.memory import MemoryBudget
@@ -192,7 +192,7 @@ async def test_sessions_share_what_waits_for_their_windows(
     broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client with closed windows in many sessions is sent little; what one of them frees, the next gets."""
-    monkeypatch.setattr("tidegate.gateway.connection_handler._BLOCKED_BYTES_MAX", 10_000)
+    monkeypatch.setattr("tidegate.gateway.amqp.connection_handler._BLOCKED_BYTES_MAX", 10_000)
     filler = Pair(broker, clock)
     assert filler.put_token(broker, f"sb://{HOST}/").status_code == 202
     await _fill(filler, 2, events=50)

@@ -26,7 +26,7 @@ from tidegate.processor import (
     PartitionContext,
     PartitionManagerOptions,
 )
-from tidegate.processor.blob_store import BlobStore
+from tidegate.processor.stores.blob import BlobStore
 from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.hub import HubService
 

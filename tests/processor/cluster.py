@@ -12,10 +12,10 @@ from tests.processor.virtual_processes import Process, World
 
 from tidegate.model.errors import StoreUnavailableError
 from tidegate.processor.handlers import CloseReason
+from tidegate.processor.host.partition_manager import PartitionManager
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
-from tidegate.processor.memory_store import MemoryStore
 from tidegate.processor.options import PartitionManagerOptions
-from tidegate.processor.partition_manager import PartitionManager
+from tidegate.processor.stores.memory import MemoryStore
 
 GROUP = GroupKey("localhost", "hub", "$Default")
 LEASE_DURATION_S = 30.0

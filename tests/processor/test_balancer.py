@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tidegate.processor.balancer import BalanceActions, decide_balance, seconds_until_change
+from tidegate.processor.host.balancer import BalanceActions, decide_balance, seconds_until_change
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
-from tidegate.processor.memory_store import MemoryStore
+from tidegate.processor.stores.memory import MemoryStore
 
 IDS = string.digits + string.ascii_lowercase
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)

@@ -13,10 +13,10 @@ from azure.storage.blob import ContainerClient, ContainerSasPermissions, generat
 from azure.storage.blob.aio import ContainerClient as AsyncContainerClient
 
 from tidegate.model.errors import ClosedError, InvalidArgumentError, StoreError, StoreUnavailableError
-from tidegate.processor.blob_store import BlobStore
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import GroupKey
 from tidegate.processor.store import ProcessorStore
+from tidegate.processor.stores.blob import BlobStore
 from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.proxy import CuttingProxy
 from tidegate.testing.stores import ProcessorStoreConformance, acquire

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from tidegate.model.errors import ClosedError, InvalidArgumentError, StoreError, StoreUnavailableError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
-from tidegate.processor.checkpoint_file import CheckpointFile, CheckpointRecord
-from tidegate.processor.directory_store import DirectoryStore
 from tidegate.processor.lease import GroupKey
+from tidegate.processor.stores.checkpoint_file import CheckpointFile, CheckpointRecord
+from tidegate.processor.stores.directory import DirectoryStore
 from tidegate.testing.stores import acquire
 
 GROUP = GroupKey("localhost", "Flights", "$Default")

@@ -27,7 +27,7 @@ from tidegate.processor import (
     TransactionalProcessor,
 )
 from tidegate.sql import Database, SqlStore
-from tidegate.sql.handler_forms import form_of
+from tidegate.sql.handlers.forms import form_of
 from tidegate.testing.hub import HubService
 
 IMPATIENT = RetryPolicy(retries_max=3, delay_s=0.01, delay_s_max=0.05)

@@ -7,8 +7,8 @@ import pytest
 from tidegate.model.errors import EventHubReplacedError, FencedError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import GroupKey
-from tidegate.processor.memory_store import MemoryStore
 from tidegate.processor.store import ProcessorStore
+from tidegate.processor.stores.memory import MemoryStore
 from tidegate.testing.stores import ProcessorStoreConformance
 from tidegate.transport.clock import SystemClock
 

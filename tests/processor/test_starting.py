@@ -10,7 +10,7 @@ from tidegate.client import PartitionProperties
 from tidegate.model.errors import EventHubReplacedError, PositionOutOfRangeError
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.processor import PositionLostPolicy, ProcessorCheckpoint
-from tidegate.processor.starting import decide_recovery, decide_start, find_loss
+from tidegate.processor.pump.starting import decide_recovery, decide_start, find_loss
 
 CREATED_AT_MS = 1_700_000_000_000
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

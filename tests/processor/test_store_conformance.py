@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.processor.directory_store import DirectoryStore
 from tidegate.processor.store import ProcessorStore
+from tidegate.processor.stores.directory import DirectoryStore
 from tidegate.testing.stores import ProcessorStoreConformance
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from azure.eventhub.aio import EventHubProducerClient
 
-from tidegate.cli.serve import _destinations
+from tidegate.cli.service.serve import _destinations
 from tidegate.client import EventHubAdministrator
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.connection_string import ConnectionString

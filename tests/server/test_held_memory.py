@@ -28,8 +28,8 @@ from tidegate.amqp.link import SenderLink
 from tidegate.amqp.message import Message, Properties, encode_message
 from tidegate.amqp.performatives import Flow, Transfer, encode_performative
 from tidegate.broker import Broker
-from tidegate.gateway.amqp_server import AmqpGateway
-from tidegate.gateway.http import HttpGateway
+from tidegate.gateway.amqp.server import AmqpGateway
+from tidegate.gateway.http.app import HttpGateway
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.sas import make_sas_token
 from tidegate.testing.hub import HubProcess, HubService

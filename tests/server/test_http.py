@@ -31,7 +31,7 @@ from websockets.typing import Subprotocol
 
 from tidegate.amqp.message import decode_message
 from tidegate.broker import Claim
-from tidegate.gateway.http_server import HttpServer, listening_socket
+from tidegate.gateway.http.server import HttpServer, listening_socket
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import ClosedError
 from tidegate.model.events import EventContents
@@ -685,7 +685,7 @@ async def test_what_is_no_http_is_answered_once(caplog: pytest.LogCaptureFixture
         assert b"<Error><Code>400</Code>" in answer
         writer.close()
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [record.name for record in warnings] == ["tidegate.gateway.http_server"]
+    assert [record.name for record in warnings] == ["tidegate.gateway.http.server"]
 
 
 async def test_a_request_with_two_lengths_is_refused() -> None:

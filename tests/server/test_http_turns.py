@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tidegate.gateway.http_server import HttpServer, listening_socket
+from tidegate.gateway.http.server import HttpServer, listening_socket
 from tidegate.model.errors import ClosedError
 from tidegate.transport.streams import StreamReceiver
 from tidegate.transport.tasks import TaskOwner

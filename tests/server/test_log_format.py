@@ -93,7 +93,7 @@ def test_clients_cannot_flood_the_log() -> None:
     an administrator and the service's own lines always pass."""
     stream, clock = io.StringIO(), _Clock()
     start_logging(LogFormat.TEXT, stream, clock=clock)
-    gateway = logging.getLogger("tidegate.gateway.ingress")
+    gateway = logging.getLogger("tidegate.gateway.amqp.ingress")
     guard = logging.getLogger("tidegate.broker.key_guard")
     for number in range(1000):
         gateway.info("%s: a batch was refused", number)

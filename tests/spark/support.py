@@ -15,7 +15,7 @@ import tidegate
 from tidegate.client import EventHubProducer
 from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.sql import CheckpointReader, Database, Pipeline
-from tidegate.sql.schema import dead_letter
+from tidegate.sql.core.schema import dead_letter
 
 readings = Table(
     "readings",

@@ -9,7 +9,13 @@ import pyarrow as pa
 import pytest
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.spark.accounting import Gap, PendingRows, find_gap, sequence_numbers_of, split_by_partition
+from tidegate.spark.sql_sink.accounting import (
+    Gap,
+    PendingRows,
+    find_gap,
+    sequence_numbers_of,
+    split_by_partition,
+)
 
 
 def _batch(partitions: list[str], sequence_numbers: list[int]) -> pa.RecordBatch:

@@ -13,13 +13,13 @@ from tests.spark.capture_support import START_S, azure_record, azure_time, write
 
 from tidegate.capture.avro_file import AvroEncoder
 from tidegate.model.events import EventData
-from tidegate.spark.capture_columns import capture_batch, capture_rows
-from tidegate.spark.capture_container import CaptureFileError
-from tidegate.spark.capture_options import CaptureOptions
-from tidegate.spark.capture_reader import CaptureReader
-from tidegate.spark.columns import ALL_COLUMNS, event_batch
-from tidegate.spark.commits import received_events
-from tidegate.spark.schema import ENCODED_EVENT_SCHEMA
+from tidegate.spark.capture.columns import capture_batch, capture_rows
+from tidegate.spark.capture.container import CaptureFileError
+from tidegate.spark.capture.options import CaptureOptions
+from tidegate.spark.capture.reader import CaptureReader
+from tidegate.spark.source.columns import ALL_COLUMNS, event_batch
+from tidegate.spark.source.schema import ENCODED_EVENT_SCHEMA
+from tidegate.spark.sql_sink.commits import received_events
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_codec import decode_event, encode_event

@@ -11,11 +11,11 @@ import fastavro
 import pytest
 from tests.spark.capture_support import azure_record, write_file
 
-from tidegate.spark.capture_container import CaptureFileError, decode_records, iter_blocks, read_header
-from tidegate.spark.capture_files import CaptureFiles, open_capture_files
-from tidegate.spark.capture_names import CaptureFile
-from tidegate.spark.capture_options import CaptureOptions
-from tidegate.spark.capture_reader import probe_file
+from tidegate.spark.capture.container import CaptureFileError, decode_records, iter_blocks, read_header
+from tidegate.spark.capture.files import CaptureFiles, open_capture_files
+from tidegate.spark.capture.names import CaptureFile
+from tidegate.spark.capture.options import CaptureOptions
+from tidegate.spark.capture.reader import probe_file
 from tidegate.wire.capture import AVRO_SCHEMA
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tidegate.capture.window import Window, WindowLimits
 from tidegate.model.capture import NAME_FIELDS, NAME_FORMAT_DEFAULT
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.spark.capture_names import CaptureFile, NameFormat, TimeBounds, check_one_hub, prune
+from tidegate.spark.capture.names import CaptureFile, NameFormat, TimeBounds, check_one_hub, prune
 from tidegate.wire.capture import capture_file_name
 
 _EPOCH_S = int(datetime(2026, 11, 20, tzinfo=UTC).timestamp())

@@ -21,9 +21,9 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from tidegate.spark.capture_names import CaptureFile
-from tidegate.spark.capture_plan import FileRange, RowBounds, plan_tasks, split_where_apart
-from tidegate.spark.capture_seen import OtherHubError, SeenNumbers
+from tidegate.spark.capture.names import CaptureFile
+from tidegate.spark.capture.plan import FileRange, RowBounds, plan_tasks, split_where_apart
+from tidegate.spark.capture.seen import OtherHubError, SeenNumbers
 
 _ranges = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda pair: range(pair[0], pair[0] + pair[1])),

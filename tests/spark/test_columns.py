@@ -18,10 +18,10 @@ from tidegate.amqp.message import Message, Properties, encode_message
 from tidegate.amqp.types import Symbol, Timestamp
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData, PropertyValue
-from tidegate.spark import columns
-from tidegate.spark.body_places import locate_bodies
-from tidegate.spark.columns import ALL_COLUMNS, event_batch, event_batches
-from tidegate.spark.schema import (
+from tidegate.spark.source import columns
+from tidegate.spark.source.body_places import locate_bodies
+from tidegate.spark.source.columns import ALL_COLUMNS, event_batch, event_batches
+from tidegate.spark.source.schema import (
     ENCODED_EVENT_ARROW_SCHEMA,
     ENCODED_EVENT_SCHEMA,
     EVENT_ARROW_SCHEMA,

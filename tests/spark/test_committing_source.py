@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 from tests.spark.support import assert_exact, make_pipeline, publish
 
 from tidegate.spark import Trigger, explain, register, run_pipeline, sink_options
-from tidegate.spark.committing_source import CommittingDataSource
-from tidegate.spark.plan import SinkPlan
+from tidegate.spark.sql_sink.committing_source import CommittingDataSource
+from tidegate.spark.sql_sink.plan import SinkPlan
 from tidegate.testing.hub import HubService
 
 _COUNT = 1000

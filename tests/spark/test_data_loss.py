@@ -19,12 +19,12 @@ from tidegate.model.errors import (
     PositionOutOfRangeError,
 )
 from tidegate.server.app import TidegateServer
-from tidegate.spark.columns import ALL_COLUMNS
-from tidegate.spark.hub import HubReader
-from tidegate.spark.offsets import PartitionRange, StreamOffset
-from tidegate.spark.options import SourceOptions
-from tidegate.spark.ownership import claim_checkpoints
-from tidegate.spark.reader import EventHubsStreamReader, RangesInputPartition, _read_range, read_ranges
+from tidegate.spark.source.columns import ALL_COLUMNS
+from tidegate.spark.source.hub import HubReader
+from tidegate.spark.source.offsets import PartitionRange, StreamOffset
+from tidegate.spark.source.options import SourceOptions
+from tidegate.spark.source.ownership import claim_checkpoints
+from tidegate.spark.source.reader import EventHubsStreamReader, RangesInputPartition, _read_range, read_ranges
 from tidegate.sql import ConsumerKey, Database
 from tidegate.testing.hub import HubService
 from tidegate.wire.encoded_events import EncodedEvents

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidegate.model.errors import FencedError
-from tidegate.spark.errors import explain
+from tidegate.spark.runtime.errors import explain
 
 _TASK_FAILURE = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Job aborted due to \
 stage failure: Task 0 in stage 1.0 failed 4 times, most recent failure: Lost task 0.3 in stage 1.0 \

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.spark import event_count
-from tidegate.spark.event_count import CountedBatches, rows_without_content
+from tidegate.spark.runtime import event_count
+from tidegate.spark.runtime.event_count import CountedBatches, rows_without_content
 
 _FIELDS: list[Any] = [pa.field("name", pa.string()), pa.field("at", pa.timestamp("us", tz="UTC"))]
 _SCHEMA = pa.schema(_FIELDS)

@@ -30,8 +30,9 @@ from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
 from tidegate.server.app import TidegateServer
 from tidegate.spark import Transformation, Trigger, explain, run_pipeline
-from tidegate.spark.trigger import AS_SOON_AS_POSSIBLE
-from tidegate.sql import Database, DeadLetterFilter, DeadLetters, Pipeline, schema
+from tidegate.spark.runtime.trigger import AS_SOON_AS_POSSIBLE
+from tidegate.sql import Database, DeadLetterFilter, DeadLetters, Pipeline
+from tidegate.sql.core import schema
 from tidegate.testing.hub import HubService
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ from pyspark.sql import functions as sf
 from tests.spark.support import publish
 
 from tidegate.spark import explain
-from tidegate.spark.file_sink_commits import published_files
-from tidegate.spark.file_sink_storage import SinkFolder
+from tidegate.spark.file_sink.commits import published_files
+from tidegate.spark.file_sink.storage import SinkFolder
 from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.hub import HubService
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.spark.file_sink_commits import FileCommits, StagedFile, published_files
-from tidegate.spark.file_sink_files import TaskFiles
-from tidegate.spark.file_sink_options import FileSinkOptions
-from tidegate.spark.file_sink_storage import FileSinkError, SinkFolder
+from tidegate.spark.file_sink.commits import FileCommits, StagedFile, published_files
+from tidegate.spark.file_sink.files import TaskFiles
+from tidegate.spark.file_sink.options import FileSinkOptions
+from tidegate.spark.file_sink.storage import FileSinkError, SinkFolder
 
 _SCHEMA = StructType([StructField("home", StringType()), StructField("value", LongType())])
 

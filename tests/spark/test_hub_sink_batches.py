@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tidegate.model.errors import EventTooLargeError, InvalidArgumentError, NotFoundError
 from tidegate.model.partition_key import partition_for_key
-from tidegate.spark.hub_writer import TaskIdentity
-from tidegate.spark.hub_writer_batches import BatchCutter, HubBatch
+from tidegate.spark.hub_sink.batches import BatchCutter, HubBatch
+from tidegate.spark.hub_sink.writer import TaskIdentity
 from tidegate.wire.batch import iter_events, section_lengths
 from tidegate.wire.event_codec import decode_event
 

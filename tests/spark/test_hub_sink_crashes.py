@@ -15,7 +15,7 @@ from pyspark.sql import functions as sf
 from tests.spark.driver_process import driver_process
 
 from tidegate.client import BlockingConsumer
-from tidegate.spark.file_sink_commits import published_files
+from tidegate.spark.file_sink.commits import published_files
 from tidegate.testing.hub import HubProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.model.events import EventData
-from tidegate.spark.hub_writer_encoding import encode_sections
+from tidegate.spark.hub_sink.encoding import encode_sections
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.event_codec import encode_event
 

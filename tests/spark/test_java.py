@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.spark import java
+from tidegate.spark.runtime import java
 
 
 def _fake_java(home: Path, version_line: str, exit_code: int = 0) -> Path:

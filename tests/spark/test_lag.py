@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.spark.lag import partition_lags, partition_losses
+from tidegate.spark.progress.lag import partition_lags, partition_losses
 
 
 def _offset(created_at_ms: int = 5, **partitions: int) -> dict[str, object]:

@@ -17,7 +17,7 @@ from tests.spark.driver_process import driver_process
 from tests.spark.ledger_driver import UPSERTS, final_minutes, minutes
 
 from tidegate.sql import Database
-from tidegate.sql.schema import ledger_query
+from tidegate.sql.core.schema import ledger_query
 from tidegate.testing.postgresql import PostgresqlServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

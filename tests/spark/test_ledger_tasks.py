@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 from sqlalchemy import BigInteger, Column, MetaData, String, Table
 
-from tidegate.spark.ledger_tasks import ROWS, TaskPlan, TaskRows, read_table
-from tidegate.sql.ledger_rows import LedgerTable, WriteMode
-from tidegate.sql.ledger_stages import StageOwner
+from tidegate.spark.ledger.tasks import ROWS, TaskPlan, TaskRows, read_table
+from tidegate.sql.ledger.rows import LedgerTable, WriteMode
+from tidegate.sql.ledger.stages import StageOwner
 
 _TABLE = Table(
     "figures",

@@ -18,8 +18,8 @@ from tests.spark.support import publish
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark import ArrowStep, explain, mapped_events, register
-from tidegate.spark.mapped_source import MappedDataSource
-from tidegate.spark.progress_batches import BatchProgress
+from tidegate.spark.mapped.source import MappedDataSource
+from tidegate.spark.progress.batches import BatchProgress
 from tidegate.testing.hub import HubService
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
-from tidegate.spark.offsets import (
+from tidegate.spark.source.offsets import (
     PIECES_MAX,
     TASK_EVENTS,
     Loss,

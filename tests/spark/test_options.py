@@ -10,7 +10,7 @@ import pytest
 
 from tidegate.model.errors import ConnectionStringError, InvalidArgumentError
 from tidegate.model.position import EventPosition
-from tidegate.spark.options import KNOWN, REFUSED, WITHOUT_EFFECT, SourceOptions
+from tidegate.spark.source.options import KNOWN, REFUSED, WITHOUT_EFFECT, SourceOptions
 
 _KEY = "c2VjcmV0"
 _NAMESPACE = (

@@ -15,9 +15,9 @@ from tidegate.model.errors import (
     FencedError,
 )
 from tidegate.processor import GroupKey, Lease
-from tidegate.spark.journal import journalled_offset
-from tidegate.spark.offsets import StreamOffset
-from tidegate.spark.ownership import Claim, checkpoint_positions, claim_checkpoints
+from tidegate.spark.source.journal import journalled_offset
+from tidegate.spark.source.offsets import StreamOffset
+from tidegate.spark.source.ownership import Claim, checkpoint_positions, claim_checkpoints
 from tidegate.sql import (
     ConsumerKey,
     Database,
@@ -28,8 +28,8 @@ from tidegate.sql import (
     commit_batches,
     computed_batch,
 )
-from tidegate.sql.checkpoints import existing_database
-from tidegate.sql.database import absolute_url, sqlite_file
+from tidegate.sql.core.database import absolute_url, sqlite_file
+from tidegate.sql.stores.checkpoints import existing_database
 
 _CONSUMER = ConsumerKey("readings")
 _CREATED_AT_MS = 1_700_000_000_000

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from tidegate.spark.pickled import pickled, unpickled
+from tidegate.spark.runtime.pickled import pickled, unpickled
 
 _ELSEWHERE = """
 import sys
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.spark.pickled import unpickled
+from tidegate.spark.runtime.pickled import unpickled
 try:
     print(unpickled(sys.stdin.read())(20))
 except InvalidArgumentError as error:

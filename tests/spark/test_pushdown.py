@@ -24,8 +24,8 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from tidegate.spark.offsets import PartitionRange
-from tidegate.spark.pushdown import narrow
+from tidegate.spark.source.offsets import PartitionRange
+from tidegate.spark.source.pushdown import narrow
 
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 _COMPARISONS: dict[type[Filter], Callable[[Any, Any], bool]] = {

@@ -21,12 +21,12 @@ from tidegate.client.credentials import SharedKeyCredential
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
 from tidegate.model.events import EventData
-from tidegate.spark import hub as hub_module
-from tidegate.spark.columns import ALL_COLUMNS
-from tidegate.spark.hub import HubReader
-from tidegate.spark.offsets import PartitionRange, StreamOffset, TaskLayout, split_ranges
-from tidegate.spark.options import SourceOptions
-from tidegate.spark.reader import (
+from tidegate.spark.source import hub as hub_module
+from tidegate.spark.source.columns import ALL_COLUMNS
+from tidegate.spark.source.hub import HubReader
+from tidegate.spark.source.offsets import PartitionRange, StreamOffset, TaskLayout, split_ranges
+from tidegate.spark.source.options import SourceOptions
+from tidegate.spark.source.reader import (
     EventHubsBatchReader,
     EventHubsStreamReader,
     RangesInputPartition,
@@ -115,7 +115,7 @@ def test_pieces_read_what_the_whole_range_does(
     hub_service: HubService, filled_hub: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut into tasks, the range comes once and in order; none of the readers is kept for a next range."""
-    monkeypatch.setattr("tidegate.spark.offsets.TASK_EVENTS", 100)
+    monkeypatch.setattr("tidegate.spark.source.offsets.TASK_EVENTS", 100)
     options = _options(hub_service, filled_hub)
     pieces = split_ranges([PartitionRange("0", 3, 1999)], 8)
     assert len(pieces) == 4
@@ -132,7 +132,7 @@ def test_a_larger_micro_batch_has_more_tasks(
 ) -> None:
     """By its own events, not by all there are. The end keeps their number, also for a reader that is started
     again with other options; an end of an older version, which has none, goes by the options."""
-    monkeypatch.setattr("tidegate.spark.offsets.TASK_EVENTS", 10)
+    monkeypatch.setattr("tidegate.spark.source.offsets.TASK_EVENTS", 10)
     hub = hub_service.create_hub(partition_count=8)
     publish(hub_service.connection_string, hub, 80)
     options = _options(hub_service, hub, tasksMin="2", tasksMax="6")
@@ -157,7 +157,7 @@ def test_a_larger_micro_batch_has_more_tasks(
 
 
 @pytest.mark.parametrize(
-    "limit", ["tidegate.spark.reader._SHORT_EVENTS", "tidegate.client.blocking._TOGETHER_BYTES"]
+    "limit", ["tidegate.spark.source.reader._SHORT_EVENTS", "tidegate.client.blocking._TOGETHER_BYTES"]
 )
 def test_retention_overtakes_a_task_that_reads(
     hub_service: HubService,

@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from tidegate.amqp.message import Message, encode_message
 from tidegate.model.events import EventData
-from tidegate.spark.columns import encoded_bodies, event_batch
-from tidegate.spark.commits import received_events
-from tidegate.spark.schema import ENCODED_EVENT_ARROW_SCHEMA
+from tidegate.spark.source.columns import encoded_bodies, event_batch
+from tidegate.spark.source.schema import ENCODED_EVENT_ARROW_SCHEMA
+from tidegate.spark.sql_sink.commits import received_events
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_codec import decode_event, encode_event
 

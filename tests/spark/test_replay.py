@@ -28,7 +28,7 @@ from tests.spark.support import (
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark import Trigger, explain
-from tidegate.spark.replay import replay_pipeline
+from tidegate.spark.pipelines.replay import replay_pipeline
 from tidegate.sql import ArrowHandler, Database, Pipeline
 from tidegate.testing.hub import HubService
 
@@ -182,7 +182,7 @@ import json, sys
 from tests.spark.conftest import QUICK_START
 from tests.spark.support import make_pipeline
 from tidegate.spark import Trigger, explain, spark_session
-from tidegate.spark.replay import replay_pipeline
+from tidegate.spark.pipelines.replay import replay_pipeline
 arguments = json.loads(sys.argv[1])
 spark = spark_session("driver", cores=2, java_options=QUICK_START, log_level="OFF")
 try:

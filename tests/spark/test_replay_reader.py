@@ -14,18 +14,18 @@ from tests.spark.support import make_pipeline, publish
 
 from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError, PositionOutOfRangeError
 from tidegate.server.app import TidegateServer
-from tidegate.spark.capture_names import CaptureFile
-from tidegate.spark.capture_plan import FileRange
-from tidegate.spark.offsets import PartitionRange, StreamOffset
-from tidegate.spark.pipeline import sink_options
-from tidegate.spark.replay_index import first_missing, split_at
-from tidegate.spark.replay_source import (
+from tidegate.spark.capture.names import CaptureFile
+from tidegate.spark.capture.plan import FileRange
+from tidegate.spark.capture.replay_index import first_missing, split_at
+from tidegate.spark.capture.replay_source import (
     ReplayInputPartition,
     ReplayStreamReader,
     check_replayable,
     parse_options,
     plan_replay,
 )
+from tidegate.spark.pipelines.pipeline import sink_options
+from tidegate.spark.source.offsets import PartitionRange, StreamOffset
 from tidegate.testing.hub import HubService
 from tidegate.transport.clock import SystemClock
 

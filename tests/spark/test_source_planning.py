@@ -16,10 +16,10 @@ from tests.spark.support import publish
 from tidegate.client import EventHubProducer
 from tidegate.model.events import EventData
 from tidegate.spark import explain
-from tidegate.spark.lag import partition_lags, partition_losses
-from tidegate.spark.options import SourceOptions
-from tidegate.spark.reader import EventHubsBatchReader, EventHubsStreamReader
-from tidegate.spark.session import task_options
+from tidegate.spark.progress.lag import partition_lags, partition_losses
+from tidegate.spark.runtime.session import task_options
+from tidegate.spark.source.options import SourceOptions
+from tidegate.spark.source.reader import EventHubsBatchReader, EventHubsStreamReader
 from tidegate.testing.hub import HubService
 
 pytestmark = pytest.mark.slow
@@ -134,9 +134,9 @@ def test_cores_at_the_start_are_no_limit_on_a_cluster(
 ) -> None:
     """Executors may join there; but tasksMin is never above tasksMax, however many cores there are."""
     assert task_options(spark) == {"eventhubs.tasksMax": "2"}
-    monkeypatch.setattr("tidegate.spark.session.is_on_cluster", lambda: True)
+    monkeypatch.setattr("tidegate.spark.runtime.session.is_on_cluster", lambda: True)
     assert task_options(spark) == {"eventhubs.tasksMin": "2", "eventhubs.tasksMax": "1024"}
-    monkeypatch.setattr("tidegate.spark.session.CLUSTER_TASKS_MAX", 1)
+    monkeypatch.setattr("tidegate.spark.runtime.session.CLUSTER_TASKS_MAX", 1)
     assert task_options(spark) == {"eventhubs.tasksMin": "2", "eventhubs.tasksMax": "2"}
 
 

@@ -22,7 +22,9 @@ from tidegate.model.errors import (
     PartitionStoppedError,
     TidegateError,
 )
-from tidegate.spark.stream_pipeline import (
+from tidegate.spark.pipelines.failures import PipelineFailedError, StepFailedError, error_of
+from tidegate.spark.pipelines.identity import FILE_NAME, PipelineIdentity, check_directory, local_path
+from tidegate.spark.pipelines.stream_pipeline import (
     FileSink,
     HubSink,
     HubSource,
@@ -31,8 +33,6 @@ from tidegate.spark.stream_pipeline import (
     SqlSink,
     StreamPipeline,
 )
-from tidegate.spark.stream_pipeline_failures import PipelineFailedError, StepFailedError, error_of
-from tidegate.spark.stream_pipeline_identity import FILE_NAME, PipelineIdentity, check_directory, local_path
 from tidegate.sql import Pipeline
 
 counts = Table("counts", MetaData(), Column("parity", String(8), primary_key=True), Column("number", Integer))
@@ -115,7 +115,7 @@ def test_secrets_are_not_shown() -> None:
 
 def test_declaring_needs_no_spark() -> None:
     """A file of declarations is imported by commands that do not start Spark."""
-    program = "import sys; import tidegate.spark.stream_pipeline; print('pyspark' in sys.modules)"
+    program = "import sys; import tidegate.spark.pipelines.stream_pipeline; print('pyspark' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60)
     assert found.stdout == b"False\n"
 

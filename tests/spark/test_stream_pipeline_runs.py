@@ -30,11 +30,11 @@ from tidegate.spark import (
     Trigger,
     start_stream_pipeline,
 )
-from tidegate.spark.progress import listening
-from tidegate.spark.progress_report import PipelineReporter
-from tidegate.spark.stream_pipeline_failures import error_of
+from tidegate.spark.pipelines.failures import error_of
+from tidegate.spark.progress.listener import listening
+from tidegate.spark.progress.report import PipelineReporter
 from tidegate.sql import Database, DeadLetters
-from tidegate.sql.pipeline import load_declared
+from tidegate.sql.handlers.pipeline import load_declared
 from tidegate.testing.hub import HubService
 from tidegate.transport.clock import SystemClock
 

@@ -20,13 +20,13 @@ from tidegate.model.errors import (
     FencedError,
     InvalidArgumentError,
 )
-from tidegate.spark.accounting import Gap
-from tidegate.spark.commits import transformed
-from tidegate.spark.options import SourceOptions
-from tidegate.spark.ownership import claim_checkpoints
-from tidegate.spark.pipeline import sink_options
-from tidegate.spark.plan import SinkPlan, load_plan
-from tidegate.spark.writer import (
+from tidegate.spark.pipelines.pipeline import sink_options
+from tidegate.spark.source.options import SourceOptions
+from tidegate.spark.source.ownership import claim_checkpoints
+from tidegate.spark.sql_sink.accounting import Gap
+from tidegate.spark.sql_sink.commits import transformed
+from tidegate.spark.sql_sink.plan import SinkPlan, load_plan
+from tidegate.spark.sql_sink.writer import (
     PartitionSummary,
     TaskWriter,
     WriterWait,
@@ -34,7 +34,7 @@ from tidegate.spark.writer import (
     check_partitions_whole,
 )
 from tidegate.sql import BatchResult, Database, PartitionBatch, commit_batches
-from tidegate.sql.writer_lock import WriterLock
+from tidegate.sql.core.writer_lock import WriterLock
 from tidegate.testing.hub import HubService
 from tidegate.testing.postgresql import PostgresqlServer
 
@@ -104,7 +104,7 @@ def test_few_rows_of_several_partitions_share_a_transaction(
         sizes.append([batch.until - batch.start for batch in batches])
         return commit_batches(database, batches)
 
-    monkeypatch.setattr("tidegate.spark.writer.commit_batches", noted)
+    monkeypatch.setattr("tidegate.spark.sql_sink.writer.commit_batches", noted)
     batches = [_rows(0, 4, "0"), _rows(0, 15, "1"), _rows(0, 5, "2"), _rows(0, 7, "3")]
     summaries = TaskWriter(plan).write(iter(batches))
     # Of 15 rows the last event's stay behind, for more of them may come.
@@ -142,8 +142,8 @@ def test_a_transaction_is_prepared_while_the_one_before_is_written(
         steps.append(f"committed {batches[0].start}")
         return results
 
-    monkeypatch.setattr("tidegate.spark.writer.way_of", lambda plan: prepared)
-    monkeypatch.setattr("tidegate.spark.writer.commit_batches", committed)
+    monkeypatch.setattr("tidegate.spark.sql_sink.writer.way_of", lambda plan: prepared)
+    monkeypatch.setattr("tidegate.spark.sql_sink.writer.commit_batches", committed)
     (summary,) = TaskWriter(plan).write(iter([_rows(0, 11), _rows(11, 19)]))
     first, second = ["prepared 0", "committed 0"], ["prepared 10", "committed 10"]
     together = ["prepared 0", "prepared 10", "committed 0", "committed 10"]
@@ -178,7 +178,7 @@ def test_a_commit_that_fails_ends_the_task(
         assert is_fenced.wait(30)
         return commit_batches(database, batches)
 
-    monkeypatch.setattr("tidegate.spark.writer.commit_batches", committed)
+    monkeypatch.setattr("tidegate.spark.sql_sink.writer.commit_batches", committed)
     with pytest.raises(FencedError, match="Another driver took over"):
         TaskWriter(plan).write(batches())
     assert tried == [0]
@@ -206,8 +206,8 @@ def test_nothing_more_is_handled_once_a_commit_has_failed(
         wait([writer._committing.outcome])
         yield _rows(11, 31)
 
-    monkeypatch.setattr("tidegate.spark.writer.way_of", lambda plan: prepared)
-    monkeypatch.setattr("tidegate.spark.writer.commit_batches", refused)
+    monkeypatch.setattr("tidegate.spark.sql_sink.writer.way_of", lambda plan: prepared)
+    monkeypatch.setattr("tidegate.spark.sql_sink.writer.commit_batches", refused)
     writer = TaskWriter(plan)
     with pytest.raises(DatabaseUnavailableError):
         writer.write(batches())
@@ -226,7 +226,7 @@ def test_a_gap_before_a_transaction_that_another_follows(
         if not is_gap_lost:
             check_lost(plan, partition_id, gap)
 
-    monkeypatch.setattr("tidegate.spark.writer.check_lost", check)
+    monkeypatch.setattr("tidegate.spark.sql_sink.writer.check_lost", check)
     batches = [_rows(3, 14), _rows(14, 22)]
     if is_gap_lost:
         (summary,) = TaskWriter(plan).write(iter(batches))
@@ -255,7 +255,7 @@ def test_what_is_being_committed_is_done_when_reading_fails(
         return commit_batches(database, batches)
 
     with monkeypatch.context() as patch:
-        patch.setattr("tidegate.spark.writer.commit_batches", committed)
+        patch.setattr("tidegate.spark.sql_sink.writer.commit_batches", committed)
         with pytest.raises(ConnectionError):
             TaskWriter(plan).write(batches())
     assert outcome_of(plan.database_url).rows == 10

@@ -10,7 +10,7 @@ from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, Text, func,
 from tidegate.model.errors import PositionOutOfRangeError
 from tidegate.model.events import EventContents, ReceivedEvent
 from tidegate.sql import ConsumerKey, Database, DeadLetters, Pipeline, Row
-from tidegate.sql.values import DeadLetterFilter
+from tidegate.sql.core.values import DeadLetterFilter
 
 CONSUMER = ConsumerKey("flights")
 

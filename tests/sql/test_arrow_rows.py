@@ -35,8 +35,9 @@ from sqlalchemy import (
 )
 from tests.sql.support import CONSUMER
 
-from tidegate.sql import Database, RowsRefusedError, UnitOfWork, arrow_rows
-from tidegate.sql.arrow_rows import ArrowRows
+from tidegate.sql import Database, RowsRefusedError, UnitOfWork
+from tidegate.sql.core import arrow_rows
+from tidegate.sql.core.arrow_rows import ArrowRows
 
 everything = Table(
     "everything",

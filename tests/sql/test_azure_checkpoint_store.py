@@ -23,8 +23,8 @@ from tidegate.model.errors import DatabaseUnavailableError, InvalidArgumentError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import GroupKey
 from tidegate.sql import CheckpointReader, ConsumerKey, Database, LeaseReader, SqlStore, UnitOfWork
-from tidegate.sql.azure_checkpoint_store import AsyncSqlCheckpointStore, Ownership, SqlCheckpointStore
-from tidegate.sql.checkpoint_moves import move_checkpoint
+from tidegate.sql.stores.azure_checkpoint_store import AsyncSqlCheckpointStore, Ownership, SqlCheckpointStore
+from tidegate.sql.stores.checkpoint_moves import move_checkpoint
 from tidegate.testing.hub import HubService
 
 NAMES = {"fully_qualified_namespace": "LocalHost", "eventhub_name": "Flights", "consumer_group": "$default"}
@@ -222,7 +222,7 @@ def test_the_sdk_is_the_users_own_dependency(monkeypatch: pytest.MonkeyPatch) ->
     """Without it everything else works, and this module says what to install."""
     code = "import sys, tidegate.sql; assert not [name for name in sys.modules if name.startswith('azure')]"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
-    name = "tidegate.sql.azure_checkpoint_store"
+    name = "tidegate.sql.stores.azure_checkpoint_store"
     monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "azure.eventhub", None)
     with pytest.raises(ModuleNotFoundError, match="pip install azure-eventhub"):

@@ -42,7 +42,7 @@ from tidegate.sql import (
     computed_batch,
     process_partition_batch,
 )
-from tidegate.sql.failures import translate
+from tidegate.sql.core.failures import translate
 
 
 def process(database: Database, events: list[ReceivedEvent], start: int, until: int) -> BatchResult:

@@ -29,9 +29,9 @@ from tidegate.sql import (
     TransformationError,
     process_partition_batch,
 )
-from tidegate.sql.batch_handlers import EVENT_COLUMNS
-from tidegate.sql.schema import checkpoint, dead_letter
-from tidegate.sql.values import DeadLetterFilter
+from tidegate.sql.core.schema import checkpoint, dead_letter
+from tidegate.sql.core.values import DeadLetterFilter
+from tidegate.sql.handlers.batches import EVENT_COLUMNS
 from tidegate.wire.event_codec import decode_event, encode_event
 
 _KINDS = ["row", "row", "row", "three rows", "skip", "raise", "error", "null delay", "same key"]

@@ -38,10 +38,10 @@ from tidegate.sql import (
     commit_batches,
     computed_batch,
     handled_batch,
-    schema,
 )
-from tidegate.sql.arrow_rows import ArrowRows
-from tidegate.sql.checkpoint_rows import CheckpointStep
+from tidegate.sql.core import schema
+from tidegate.sql.core.arrow_rows import ArrowRows
+from tidegate.sql.core.checkpoint_rows import CheckpointStep
 
 _EVENTS = 60
 

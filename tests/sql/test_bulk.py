@@ -17,11 +17,11 @@ from tidegate.sql import (
     Row,
     RowsRefusedError,
     UnitOfWork,
-    arrow_rows,
     process_partition_batch,
 )
-from tidegate.sql.arrow_rows import ArrowRows
-from tidegate.sql.bulk import plan_of
+from tidegate.sql.core import arrow_rows
+from tidegate.sql.core.arrow_rows import ArrowRows
+from tidegate.sql.core.bulk import plan_of
 
 FORMS = ("tuples", "columns")
 

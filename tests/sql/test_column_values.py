@@ -46,7 +46,7 @@ from tidegate.sql import (
     UnitOfWork,
     process_partition_batch,
 )
-from tidegate.sql.arrow_rows import ArrowRows
+from tidegate.sql.core.arrow_rows import ArrowRows
 
 BERLIN = ZoneInfo("Europe/Berlin")
 FORMS = ("tuples", "columns", "columns, value by value")

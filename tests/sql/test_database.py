@@ -18,8 +18,9 @@ from sqlalchemy import Column, Connection, Integer, MetaData, Table, make_url, t
 from tests.sql.support import CONSUMER, flights, row_count
 
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
-from tidegate.sql import AuditEntry, Checkpoint, Database, DeadLetter, UnitOfWork, schema, writer_lock
-from tidegate.sql.writer_lock import WriterLock
+from tidegate.sql import AuditEntry, Checkpoint, Database, DeadLetter, UnitOfWork
+from tidegate.sql.core import schema, writer_lock
+from tidegate.sql.core.writer_lock import WriterLock
 from tidegate.testing.postgresql import PASSWORD, PostgresqlServer
 
 

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import text
 
 from tidegate.sql import ConsumerKey, Database, DeadLetterFilter, DeadLetters, DeadLetterStatus
-from tidegate.sql.dead_letter_pages import DeadLetterLine, DeadLetterPages
-from tidegate.sql.schema import by_time, dead_letter, schema_version
+from tidegate.sql.core.schema import by_time, dead_letter, schema_version
+from tidegate.sql.dead_letters.pages import DeadLetterLine, DeadLetterPages
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 FILTERS = {

@@ -13,8 +13,8 @@ from tests.sql.test_lost_commit import Cut, CuttingProxy
 
 from tidegate.model.errors import DatabaseUnavailableError, FencedError, LedgerMismatchError
 from tidegate.sql import ConsumerKey, Database, UnitOfWork
-from tidegate.sql.ledger import BatchLedger, Decision, LedgerState, MicroBatch, decide_batch
-from tidegate.sql.schema import batch_ledger
+from tidegate.sql.core.schema import batch_ledger
+from tidegate.sql.ledger.ledger import BatchLedger, Decision, LedgerState, MicroBatch, decide_batch
 from tidegate.testing.postgresql import PostgresqlServer
 
 CONSUMER = ConsumerKey("ledger", "test")

@@ -34,11 +34,11 @@ from tidegate.model.errors import (
     InvalidArgumentError,
 )
 from tidegate.sql import ConsumerKey, Database, DeadLetters
-from tidegate.sql.ledger import BatchLedger, MicroBatch
-from tidegate.sql.ledger_commit import BatchCommit, BatchContents, LedgerResult, letter_rows
-from tidegate.sql.ledger_rows import LedgerTable, WriteMode
-from tidegate.sql.ledger_stages import EVENT_COLUMNS, StageOwner, StageWriter, drop_strays
-from tidegate.sql.schema import ledger_stage
+from tidegate.sql.core.schema import ledger_stage
+from tidegate.sql.ledger.commit import BatchCommit, BatchContents, LedgerResult, letter_rows
+from tidegate.sql.ledger.ledger import BatchLedger, MicroBatch
+from tidegate.sql.ledger.rows import LedgerTable, WriteMode
+from tidegate.sql.ledger.stages import EVENT_COLUMNS, StageOwner, StageWriter, drop_strays
 from tidegate.testing.postgresql import PostgresqlServer
 
 CONSUMER = ConsumerKey("homes", "ledger")

@@ -35,10 +35,10 @@ from tidegate.sql import (
     UnitOfWork,
     move_checkpoint,
     process_partition_batch,
-    unit_of_work,
 )
-from tidegate.sql.lease_rows import LeaseTable
-from tidegate.sql.lost_commit import resolve_lost_commit
+from tidegate.sql.core import unit_of_work
+from tidegate.sql.core.lost_commit import resolve_lost_commit
+from tidegate.sql.stores.leases import LeaseTable
 from tidegate.testing.postgresql import PostgresqlServer
 
 

@@ -31,9 +31,9 @@ from tidegate.sql import (
     SqlTransactions,
     TransactionalPipeline,
 )
-from tidegate.sql.parked_keys import PARKED, first_open_by_key
-from tidegate.sql.schema import checkpoint, dead_letter, dead_letter_audit, open_keys, schema_version
-from tidegate.sql.values import NewDeadLetter
+from tidegate.sql.core.parked_keys import PARKED, first_open_by_key
+from tidegate.sql.core.schema import checkpoint, dead_letter, dead_letter_audit, open_keys, schema_version
+from tidegate.sql.core.values import NewDeadLetter
 
 PARK = FailurePolicy(FailureAction.PARK_KEY)
 

@@ -35,9 +35,9 @@ from tidegate.sql import (
     SqlStore,
     UnitOfWork,
     move_checkpoint,
-    schema,
 )
-from tidegate.sql.lease_rows import LeaseTable
+from tidegate.sql.core import schema
+from tidegate.sql.stores.leases import LeaseTable
 from tidegate.testing.stores import ProcessorStoreConformance
 
 ROOT = Path(__file__).parents[2]

@@ -7,31 +7,31 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.audit import audit
-from tidegate.cli.capture import capture_app
-from tidegate.cli.check import check
-from tidegate.cli.checkpoint import checkpoint_app
-from tidegate.cli.completion import completion, prepare_completion
+from tidegate.cli.consumers.audit import audit
+from tidegate.cli.consumers.checkpoint import checkpoint_app
+from tidegate.cli.consumers.lag import lag
+from tidegate.cli.consumers.lease import lease_app
+from tidegate.cli.dead_letters.dlq import dlq_app
 from tidegate.cli.demo import demo_app
-from tidegate.cli.dlq import dlq_app
-from tidegate.cli.exit_codes import ExitCode, exit_code_of
-from tidegate.cli.group import group_app
-from tidegate.cli.hub import hub_app
-from tidegate.cli.lag import lag
-from tidegate.cli.lease import lease_app
-from tidegate.cli.options import with_output, with_profile
-from tidegate.cli.pipeline import pipeline_app
-from tidegate.cli.policy import policy_app
-from tidegate.cli.profile import profile_app
-from tidegate.cli.publisher import publisher_app
-from tidegate.cli.receive import receive
-from tidegate.cli.render import Output
-from tidegate.cli.send import send
-from tidegate.cli.serve import serve
-from tidegate.cli.spark import spark_app
-from tidegate.cli.throughput import throughput_app
-from tidegate.cli.tier import tier_app
-from tidegate.cli.tree import ContentsGroup, change_commands
+from tidegate.cli.entities.capture import capture_app
+from tidegate.cli.entities.group import group_app
+from tidegate.cli.entities.hub import hub_app
+from tidegate.cli.entities.policy import policy_app
+from tidegate.cli.entities.profile import profile_app
+from tidegate.cli.entities.publisher import publisher_app
+from tidegate.cli.entities.throughput import throughput_app
+from tidegate.cli.entities.tier import tier_app
+from tidegate.cli.events.receive import receive
+from tidegate.cli.events.send import send
+from tidegate.cli.pipelines.pipeline import pipeline_app
+from tidegate.cli.pipelines.spark import spark_app
+from tidegate.cli.service.check import check
+from tidegate.cli.service.serve import serve
+from tidegate.cli.shell.completion import completion, prepare_completion
+from tidegate.cli.shell.exit_codes import ExitCode, exit_code_of
+from tidegate.cli.shell.options import with_output, with_profile
+from tidegate.cli.shell.render import Output
+from tidegate.cli.shell.tree import ContentsGroup, change_commands
 from tidegate.model.errors import TidegateError
 
 EXIT_CODE_HELP = "; ".join(

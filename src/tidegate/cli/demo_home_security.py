@@ -17,9 +17,9 @@ from tidegate.cli.demo_support import (
     termination_unwinds,
     wait_for_interrupt,
 )
-from tidegate.cli.installed import check_installed
-from tidegate.cli.options import DATABASE_VARIABLE, with_output
-from tidegate.cli.render import Output, OutputFormat
+from tidegate.cli.shell.installed import check_installed
+from tidegate.cli.shell.options import DATABASE_VARIABLE, with_output
+from tidegate.cli.shell.render import Output, OutputFormat
 
 if TYPE_CHECKING:
     from tidegate.demos.home_security.demo import HomeSecurityReport

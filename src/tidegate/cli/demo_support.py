@@ -11,8 +11,8 @@ from typing import Annotated, Protocol, TypeVar
 
 import typer
 
-from tidegate.cli.exit_codes import CheckFailedError
-from tidegate.cli.render import Output, OutputFormat, Record
+from tidegate.cli.shell.exit_codes import CheckFailedError
+from tidegate.cli.shell.render import Output, OutputFormat, Record
 
 
 @contextmanager

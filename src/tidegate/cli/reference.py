@@ -21,17 +21,17 @@ import typer
 import typer.main
 
 from tidegate.cli.app import EXIT_CODE_HELP, app
-from tidegate.cli.exit_codes import exit_code_of
 from tidegate.cli.reference_api import api_pages
 from tidegate.cli.reference_settings import setting_page, state_files
-from tidegate.gateway.admin_operations import OPERATIONS, PREFIX
-from tidegate.gateway.admin_shapes import SHAPES
-from tidegate.gateway.json_shapes import Shape
+from tidegate.cli.shell.exit_codes import exit_code_of
+from tidegate.gateway.http.json_shapes import Shape
+from tidegate.gateway.http.operations import OPERATIONS, PREFIX
+from tidegate.gateway.http.shapes import SHAPES
 from tidegate.gateway.metrics import METRICS
 from tidegate.gateway.metrics import PREFIX as METRIC_PREFIX
 from tidegate.model import errors, limits
-from tidegate.spark.progress_metrics import PIPELINE_METRICS
-from tidegate.spark.progress_metrics import PREFIX as PIPELINE_METRIC_PREFIX
+from tidegate.spark.progress.metrics import PIPELINE_METRICS
+from tidegate.spark.progress.metrics import PREFIX as PIPELINE_METRIC_PREFIX
 from tidegate.wire.conditions import row_for
 
 _MADE = "Made by `make docs`; do not edit."

@@ -15,7 +15,7 @@ from typing import Any, Final
 from tidegate.amqp import states
 from tidegate.model.pipeline_status import PipelineState
 from tidegate.processor.statistics import PartitionState
-from tidegate.sql.values import DeadLetterStatus
+from tidegate.sql.core.values import DeadLetterStatus
 
 
 class LeaseState(StrEnum):

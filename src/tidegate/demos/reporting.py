@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 from tidegate.spark import explain
-from tidegate.spark.progress import listening
-from tidegate.spark.progress_report import PipelineReporter
+from tidegate.spark.progress.listener import listening
+from tidegate.spark.progress.report import PipelineReporter
 from tidegate.sql import ConsumerKey, Database, DeadLetterFilter, DeadLetters
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.status_files import PipelineFiles, this_process

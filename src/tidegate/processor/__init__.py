@@ -1,7 +1,6 @@
 """Event Processor Host: leases, balancing, pumps and checkpoints, against Tidegate and Azure Event Hubs."""
 
 from tidegate.processor.checkpoint import CheckpointStore, ProcessorCheckpoint
-from tidegate.processor.directory_store import DirectoryStore
 from tidegate.processor.handlers import (
     CloseReason,
     EventProcessor,
@@ -9,9 +8,8 @@ from tidegate.processor.handlers import (
     TransactionalProcessor,
     TransactionContext,
 )
-from tidegate.processor.host import EventProcessorHost
+from tidegate.processor.host.host import EventProcessorHost
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot, LeaseStore
-from tidegate.processor.memory_store import MemoryStore
 from tidegate.processor.options import EventProcessorOptions, PartitionManagerOptions
 from tidegate.processor.policies import FailureAction, FailurePolicy, PositionLostPolicy
 from tidegate.processor.statistics import HostStatistics, PartitionState, PartitionStatistics
@@ -21,6 +19,8 @@ from tidegate.processor.store import (
     TransactionalStore,
     TransactionOutcome,
 )
+from tidegate.processor.stores.directory import DirectoryStore
+from tidegate.processor.stores.memory import MemoryStore
 
 __all__ = [
     "EventProcessorHost",

@@ -21,9 +21,9 @@ from typing import Final, Protocol
 
 from tidegate.broker import ROOT_POLICY_NAME, Broker
 from tidegate.capture import CaptureService
-from tidegate.gateway.amqp_server import AmqpGateway
-from tidegate.gateway.http import HttpGateway
-from tidegate.gateway.idle_guard import IdleLimits
+from tidegate.gateway.amqp.idle_guard import IdleLimits
+from tidegate.gateway.amqp.server import AmqpGateway
+from tidegate.gateway.http.app import HttpGateway
 from tidegate.model.capture_destination import capture_destinations
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString

@@ -11,16 +11,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidegate.spark.arrow_step import ArrowStep
-    from tidegate.spark.errors import explain
-    from tidegate.spark.file_sink_commits import published_files
-    from tidegate.spark.ledger import LedgerResult, LedgerSink
-    from tidegate.spark.mapped_stream import mapped_events
-    from tidegate.spark.pipeline import Transformation, run_pipeline, sink_options
-    from tidegate.spark.replay import replay_pipeline
-    from tidegate.spark.session import spark_session
-    from tidegate.spark.source import register
-    from tidegate.spark.stream_pipeline import (
+    from tidegate.spark.file_sink.commits import published_files
+    from tidegate.spark.formats import register
+    from tidegate.spark.ledger.ledger import LedgerResult, LedgerSink
+    from tidegate.spark.pipelines.mapped_events import mapped_events
+    from tidegate.spark.pipelines.pipeline import Transformation, run_pipeline, sink_options
+    from tidegate.spark.pipelines.replay import replay_pipeline
+    from tidegate.spark.pipelines.start import start_stream_pipeline
+    from tidegate.spark.pipelines.stream_pipeline import (
         FileSink,
         HubSink,
         HubSource,
@@ -29,9 +27,11 @@ if TYPE_CHECKING:
         SqlSink,
         StreamPipeline,
     )
-    from tidegate.spark.stream_pipeline_start import start_stream_pipeline
-    from tidegate.spark.trigger import Trigger
-    from tidegate.sql.ledger_rows import LedgerTable, WriteMode
+    from tidegate.spark.runtime.arrow_step import ArrowStep
+    from tidegate.spark.runtime.errors import explain
+    from tidegate.spark.runtime.session import spark_session
+    from tidegate.spark.runtime.trigger import Trigger
+    from tidegate.sql.ledger.rows import LedgerTable, WriteMode
 
 __all__ = [
     "spark_session",
@@ -60,29 +60,29 @@ __all__ = [
 ]
 
 _MODULES = {
-    "spark_session": "session",
-    "register": "source",
-    "mapped_events": "mapped_stream",
-    "run_pipeline": "pipeline",
-    "replay_pipeline": "replay",
-    "sink_options": "pipeline",
-    "Transformation": "pipeline",
-    "Trigger": "trigger",
-    "explain": "errors",
-    "StreamPipeline": "stream_pipeline",
-    "HubSource": "stream_pipeline",
-    "SqlSink": "stream_pipeline",
-    "SqlBatchSink": "stream_pipeline",
-    "HubSink": "stream_pipeline",
-    "FileSink": "stream_pipeline",
-    "OnFailure": "stream_pipeline",
-    "start_stream_pipeline": "stream_pipeline_start",
-    "LedgerSink": "ledger",
-    "ArrowStep": "arrow_step",
-    "LedgerResult": "ledger",
-    "LedgerTable": "ledger",
-    "WriteMode": "ledger",
-    "published_files": "file_sink_commits",
+    "spark_session": "runtime.session",
+    "register": "formats",
+    "mapped_events": "pipelines.mapped_events",
+    "run_pipeline": "pipelines.pipeline",
+    "replay_pipeline": "pipelines.replay",
+    "sink_options": "pipelines.pipeline",
+    "Transformation": "pipelines.pipeline",
+    "Trigger": "runtime.trigger",
+    "explain": "runtime.errors",
+    "StreamPipeline": "pipelines.stream_pipeline",
+    "HubSource": "pipelines.stream_pipeline",
+    "SqlSink": "pipelines.stream_pipeline",
+    "SqlBatchSink": "pipelines.stream_pipeline",
+    "HubSink": "pipelines.stream_pipeline",
+    "FileSink": "pipelines.stream_pipeline",
+    "OnFailure": "pipelines.stream_pipeline",
+    "start_stream_pipeline": "pipelines.start",
+    "LedgerSink": "ledger.ledger",
+    "ArrowStep": "runtime.arrow_step",
+    "LedgerResult": "ledger.ledger",
+    "LedgerTable": "ledger.ledger",
+    "WriteMode": "ledger.ledger",
+    "published_files": "file_sink.commits",
 }
 
 

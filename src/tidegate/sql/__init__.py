@@ -6,28 +6,14 @@ outside the database are not covered.
 
 from __future__ import annotations
 
-from tidegate.sql.audit import Audit, Finding, FindingKind, PartitionAudit, StrayRows, audit_partition
-from tidegate.sql.audit_table import AuditedLog, audit_table
-from tidegate.sql.batch import commit_batches, process_partition_batch
-from tidegate.sql.batch_handlers import (
-    ArrowHandler,
-    BatchHandler,
-    BatchResultError,
-    PandasHandler,
-    TransformationError,
-)
-from tidegate.sql.checkpoint_moves import CheckpointMove, move_checkpoint
-from tidegate.sql.checkpoints import CheckpointReader
-from tidegate.sql.database import Database
-from tidegate.sql.dead_letters import DeadLetters
-from tidegate.sql.lease_rows import LeaseReader, LeaseRow
-from tidegate.sql.partition_batch import PartitionBatch, computed_batch, handled_batch
-from tidegate.sql.pipeline import AnyPipeline, Handler, Pipeline, TransactionalPipeline, load_pipeline
-from tidegate.sql.processor_store import SqlStore
-from tidegate.sql.transaction_context import TransactionMisusedError
-from tidegate.sql.transactions import SqlTransactions
-from tidegate.sql.unit_of_work import RowsRefusedError, UnitOfWork
-from tidegate.sql.values import (
+from tidegate.sql.audit.audit import Audit, Finding, FindingKind, PartitionAudit, StrayRows, audit_partition
+from tidegate.sql.audit.table import AuditedLog, audit_table
+from tidegate.sql.commit.batch import commit_batches, process_partition_batch
+from tidegate.sql.commit.partition_batch import PartitionBatch, computed_batch, handled_batch
+from tidegate.sql.commit.transactions import SqlTransactions
+from tidegate.sql.core.database import Database
+from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
+from tidegate.sql.core.values import (
     AuditEntry,
     BatchResult,
     Checkpoint,
@@ -45,6 +31,26 @@ from tidegate.sql.values import (
     RedriveReport,
     Row,
 )
+from tidegate.sql.dead_letters.dead_letters import DeadLetters
+from tidegate.sql.handlers.batches import (
+    ArrowHandler,
+    BatchHandler,
+    BatchResultError,
+    PandasHandler,
+    TransformationError,
+)
+from tidegate.sql.handlers.context import TransactionMisusedError
+from tidegate.sql.handlers.pipeline import (
+    AnyPipeline,
+    Handler,
+    Pipeline,
+    TransactionalPipeline,
+    load_pipeline,
+)
+from tidegate.sql.stores.checkpoint_moves import CheckpointMove, move_checkpoint
+from tidegate.sql.stores.checkpoints import CheckpointReader
+from tidegate.sql.stores.leases import LeaseReader, LeaseRow
+from tidegate.sql.stores.processor_store import SqlStore
 
 __all__ = [
     "Database",

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from tidegate.model.errors import OperationTimeoutError
-from tidegate.spark.java import find_java
+from tidegate.spark.runtime.java import find_java
 from tidegate.testing.ports import free_ports
 
 _START_S_MAX: Final = 60.0

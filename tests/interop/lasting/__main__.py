@@ -36,7 +36,7 @@ from tidegate.processor import (
     PartitionContext,
     PartitionManagerOptions,
 )
-from tidegate.processor.blob_store import BlobStore
+from tidegate.processor.stores.blob import BlobStore
 
 _ADDRESS = os.environ["TIDEGATE_CONNECTION_STRING"]
 _HUB = os.environ["TIDEGATE_HUB"]

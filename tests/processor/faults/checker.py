@@ -1,7 +1,7 @@
 """Finds what must not be: in the tables of transactional processing, and in the journal of plain processing.
 
 Every finding is a sentence; an empty list is what the tests want. This is an account of its own, by SQL and
-by what the run knows of its events, beside ``tidegate.sql.audit_table``, which knows only the log.
+by what the run knows of its events, beside ``tidegate.sql.audit.table``, which knows only the log.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.processor.faults.work import (
 )
 
 from tidegate.sql import CheckpointReader, Database
-from tidegate.sql.schema import dead_letter
+from tidegate.sql.core.schema import dead_letter
 
 FINDINGS_MAX: Final = 20
 """Of each kind, so that a run that went wrong altogether can still be read."""

@@ -28,7 +28,7 @@ from tests.processor.faults.work import (
 )
 
 from tidegate.sql import Database, NewDeadLetter, UnitOfWork
-from tidegate.sql.schema import dead_letter
+from tidegate.sql.core.schema import dead_letter
 
 HUB = "hub"
 EACH = 130

@@ -15,7 +15,7 @@ from tests.processor.faults.surroundings import Surroundings, surroundings, wait
 from tests.processor.faults.work import consumer_of, partition_ids
 
 from tidegate.sql import CheckpointReader
-from tidegate.sql.writer_lock import WriterLock
+from tidegate.sql.core.writer_lock import WriterLock
 from tidegate.transport.tasks import TaskOwner
 
 pytestmark = pytest.mark.slow

@@ -19,7 +19,7 @@ from tests.spark.support import assert_exact, cluster_environment, position_of, 
 
 from tidegate.client import EventHubProducer
 from tidegate.model.events import EventData
-from tidegate.spark.offsets import TASK_EVENTS
+from tidegate.spark.source.offsets import TASK_EVENTS
 from tidegate.sql import Database
 from tidegate.testing.hub import HubService
 from tidegate.testing.postgresql import PostgresqlServer

@@ -13,9 +13,9 @@ import pytest
 from pyspark.errors import PySparkRuntimeError
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.spark import executors, session
-from tidegate.spark.certificates import certificates_file, read_certificates
-from tidegate.spark.package import build_package
+from tidegate.spark.runtime import executors, session
+from tidegate.spark.runtime.certificates import certificates_file, read_certificates
+from tidegate.spark.runtime.package import build_package
 
 
 def _program(directory: Path, name: str = "program.py") -> Path:
@@ -32,7 +32,7 @@ def test_a_zip_can_be_imported_from(tmp_path: Path) -> None:
     (folder / "deep.py").write_text("DEEP = 1\n")
     made = build_package([_program(tmp_path), folder], tmp_path / "dist")
     code = (
-        "import program, helpers.deep, tidegate.spark.writer as writer\n"
+        "import program, helpers.deep, tidegate.spark.sql_sink.writer as writer\n"
         "assert writer.__cached__.endswith('.pyc') or writer.__file__.endswith('.pyc'), writer.__file__\n"
         "print(writer.__file__)"
     )
@@ -56,8 +56,8 @@ def test_the_requirements_name_every_package_that_executors_import(tmp_path: Pat
         "import sys, pyspark.sql.datasource, pyspark.sql.streaming.datasource\n"
         "before = set(sys.modules)\n"
         "import importlib, pkgutil, psycopg, tidegate.spark\n"
-        "for module in pkgutil.iter_modules(tidegate.spark.__path__):\n"
-        "    importlib.import_module(f'tidegate.spark.{module.name}')\n"
+        "for module in pkgutil.walk_packages(tidegate.spark.__path__, 'tidegate.spark.'):\n"
+        "    importlib.import_module(module.name)\n"
         "new = {name.partition('.')[0] for name in sys.modules.keys() - before}\n"
         "print(*(name for name in new if getattr(sys.modules.get(name), '__file__', None)))"
     )

@@ -17,7 +17,7 @@ from tests.spark.faults.work import KEY_COUNT, aggregates
 from tidegate.amqp.message import decode_message
 from tidegate.client import BlockingConsumer
 from tidegate.sql import Database, audit_table
-from tidegate.sql.schema import dead_letter
+from tidegate.sql.core.schema import dead_letter
 
 
 @dataclass(slots=True)

@@ -76,7 +76,7 @@ def _start_partitions(spark: SparkSession, arguments: dict[str, str]) -> Streami
 
 
 def _start_aggregates(spark: SparkSession, arguments: dict[str, str]) -> StreamingQuery:
-    from tidegate.spark.ledger import LedgerSink
+    from tidegate.spark.ledger.ledger import LedgerSink
 
     register(spark)
     connection = ConnectionString.parse(arguments["connection_string"])

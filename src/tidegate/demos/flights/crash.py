@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidegate.spark.journal import journalled_offset
+from tidegate.spark.source.journal import journalled_offset
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Table, delete, func, inspect, select
 from tidegate.demos.flights.scoring import flight_performance, pipeline
 from tidegate.model.errors import AlreadyExistsError
 from tidegate.sql import CheckpointReader, Database
-from tidegate.sql.schema import checkpoint, dead_letter, dead_letter_audit
+from tidegate.sql.core.schema import checkpoint, dead_letter, dead_letter_audit
 
 
 def prepare_results(database: Database, event_hub_created_at_ms: int) -> bool:

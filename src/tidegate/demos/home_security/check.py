@@ -16,7 +16,7 @@ from tidegate.demos.home_security.verify import EventAddress, Expected, Figures,
 from tidegate.model.errors import AlreadyExistsError
 from tidegate.model.home_pages import MalformedPagesError
 from tidegate.sql import Database
-from tidegate.sql.schema import batch_ledger, dead_letter, ledger_query
+from tidegate.sql.core.schema import batch_ledger, dead_letter, ledger_query
 
 _ROWS_PER_FETCH = 20_000
 

@@ -14,7 +14,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.spark.stream_pipeline_identity import SPARKS_FILE, HadoopDirectory
+from tidegate.spark.pipelines.identity import SPARKS_FILE, HadoopDirectory
 
 FILE_NAME: Final = "tidegate-home-security.json"
 _FORMAT: Final = 2

@@ -30,7 +30,7 @@ from tidegate.demos.home_security.tables import CONSUMER, NAME, home_alarm, home
 from tidegate.demos.reporting import reported
 from tidegate.model.pipeline_status import PipelineState
 from tidegate.spark import explain, spark_session
-from tidegate.spark.offsets import StreamOffset
+from tidegate.spark.source.offsets import StreamOffset
 from tidegate.transport.clock import SystemClock
 
 _LOOK_EVERY_S = 0.2

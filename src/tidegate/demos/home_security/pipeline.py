@@ -53,12 +53,12 @@ from tidegate.demos.home_security.shapes import (
 from tidegate.demos.home_security.summaries import SummaryStore
 from tidegate.demos.home_security.tables import CONSUMER, NAME, home_alarm, home_minute
 from tidegate.model.connection_string import ConnectionString
-from tidegate.spark.arrow_step import ArrowStep
-from tidegate.spark.ledger import LedgerSink
-from tidegate.spark.mapped_stream import mapped_events
-from tidegate.spark.session import checkpoint_path, is_on_cluster, task_options
-from tidegate.spark.workers import freeze_loaded_modules
-from tidegate.sql.ledger_rows import LedgerTable, WriteMode
+from tidegate.spark.ledger.ledger import LedgerSink
+from tidegate.spark.pipelines.mapped_events import mapped_events
+from tidegate.spark.runtime.arrow_step import ArrowStep
+from tidegate.spark.runtime.session import checkpoint_path, is_on_cluster, task_options
+from tidegate.spark.runtime.workers import freeze_loaded_modules
+from tidegate.sql.ledger.rows import LedgerTable, WriteMode
 
 SPARK_SETTINGS: Final = {
     # transformWithState works with this state store only; changes are saved instead of whole snapshots.

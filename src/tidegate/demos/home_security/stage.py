@@ -18,7 +18,7 @@ from tidegate.demos.observer import DemoObserver
 from tidegate.demos.processes import ChildSession
 from tidegate.model.errors import OperationTimeoutError
 from tidegate.sql import Database
-from tidegate.sql.schema import batch_ledger
+from tidegate.sql.core.schema import batch_ledger
 
 _LOOK_EVERY_S = 0.5
 _CRASH_LOOK_EVERY_S = 0.01

@@ -14,7 +14,7 @@ from tidegate.console.backend.consumers import GroupProgress, GroupSummary, Part
 from tidegate.processor.lag import Lag, lag_of
 from tidegate.processor.options import PartitionManagerOptions
 from tidegate.sql import Checkpoint, ConsumerKey, LeaseRow
-from tidegate.sql.processor_store import processor_checkpoint
+from tidegate.sql.stores.processor_store import processor_checkpoint
 
 LEASE_DURATION_S: Final = PartitionManagerOptions().lease_duration_s
 """The hosts' default, as in ``tidegate checkpoint set``: a table of leases does not keep it."""
@@ -220,7 +220,7 @@ def _stalled_s(
     unread: Unread,
     now: datetime,
 ) -> float | None:
-    """As hosts mean it (``processor.host_pumps``): for so long there was backlog, and no step was made.
+    """As hosts mean it (``processor.host.pumps``): for so long there was backlog, and no step was made.
 
     There is backlog since the first event that is not processed was enqueued. Where no checkpoint is, nobody
     can tell: a host that began at the end of the log has none.

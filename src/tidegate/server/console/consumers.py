@@ -24,7 +24,7 @@ from tidegate.server.console.lazy_database import LazyDatabase
 from tidegate.server.console.parts import ConsoleParts
 from tidegate.server.console.shared_answers import SharedAnswers
 from tidegate.sql import CheckpointReader, ConsumerKey, Database, LeaseReader
-from tidegate.sql.dead_letter_pages import DeadLetterPages
+from tidegate.sql.dead_letters.pages import DeadLetterPages
 
 _LOOK_S: Final = 1.0
 """A look serves all who look within so many seconds."""

@@ -45,7 +45,7 @@ from tidegate.sql import (
     DeadLetters,
     DeadLetterStatus,
 )
-from tidegate.sql.dead_letter_pages import DeadLetterLine, DeadLetterPages, DeadLetterPlace
+from tidegate.sql.dead_letters.pages import DeadLetterLine, DeadLetterPages, DeadLetterPlace
 from tidegate.wire.batch import unwrap
 from tidegate.wire.event_codec import decode_event
 

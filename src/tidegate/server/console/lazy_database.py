@@ -10,7 +10,7 @@ from sqlalchemy.engine import make_url
 
 from tidegate.model.errors import ClosedError, DatabaseUnavailableError
 from tidegate.sql import Database
-from tidegate.sql.database import absolute_url, sqlite_file
+from tidegate.sql.core.database import absolute_url, sqlite_file
 from tidegate.transport.threads import Threads
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tidegate.broker import Broker
 from tidegate.capture import CaptureService
-from tidegate.gateway.amqp_server import AmqpGateway
+from tidegate.gateway.amqp.server import AmqpGateway
 from tidegate.model.clock import Clock
 from tidegate.server.ready import ReadyInformation
 from tidegate.server.settings import ServerSettings

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark import spark_session
-from tidegate.spark.executors import check_executors
-from tidegate.spark.session import refuse_sqlite_on_cluster
+from tidegate.spark.runtime.executors import check_executors
+from tidegate.spark.runtime.session import refuse_sqlite_on_cluster
 
 if __name__ == "__main__":
     spark = spark_session("refusals", are_executors_checked=False)

@@ -1,0 +1,258 @@
+"""``tidegate audit``: whether a table holds exactly what log, checkpoints and dead letters say."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.cli.shell.connection import FIRST_CONTACT_TIMEOUT_S, ServiceConnection, resolve_connection
+from tidegate.cli.shell.exit_codes import CheckFailedError
+from tidegate.cli.shell.options import (
+    CaFileOption,
+    ConnectionStringOption,
+    DatabaseOption,
+    HubArgument,
+    with_output,
+)
+from tidegate.cli.shell.render import Output, OutputFormat
+from tidegate.cli.shell.stores import open_database
+from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+
+if TYPE_CHECKING:
+    from tidegate.sql import Audit, Database, Finding, FindingKind, PartitionAudit
+
+_COLUMNS = (
+    "partition",
+    "start",
+    "checkpoint",
+    "log_end",
+    "events",
+    "rows",
+    "dead_letters",
+    "discarded",
+    "gaps",
+    "duplicates",
+    "rows_and_dead_letters",
+    "beyond_checkpoint",
+    "beyond_log",
+    "stray_rows",
+)
+_FINDING_COLUMNS = ("partition", "kind", "from", "until", "events")
+
+
+# Without --table for the format: here it names the table, and a table is what comes without an option.
+@with_output(OutputFormat.JSON, OutputFormat.NL, OutputFormat.CSV)
+def audit(
+    output: Output,
+    hub: HubArgument,
+    table: Annotated[
+        str,
+        typer.Option(
+            "--table", metavar="NAME", help="The table with the rows; schema.table where it has a schema."
+        ),
+    ],
+    database: DatabaseOption = None,
+    group: Annotated[
+        str, typer.Option(metavar="NAME", help="The consumer group that wrote it.")
+    ] = DEFAULT_CONSUMER_GROUP,
+    sequence_column: Annotated[
+        str, typer.Option(metavar="NAME", help="Its column with each row's sequence number.")
+    ] = "sequence_number",
+    partition_column: Annotated[
+        str, typer.Option(metavar="NAME", help="Its column with each row's partition.")
+    ] = "partition_id",
+    allow_gaps: Annotated[
+        bool,
+        typer.Option("--allow-gaps", help="Gaps are no fault: the handler leaves events out on purpose."),
+    ] = False,
+    allow_duplicates: Annotated[
+        bool,
+        typer.Option(
+            "--allow-duplicates", help="Duplicates are no fault: the handler returns several rows per event."
+        ),
+    ] = False,
+    from_first_row: Annotated[
+        bool,
+        typer.Option(
+            "--from-first-row",
+            help="Expect nothing before a partition's first row or dead letter: the consumer did not start "
+            "at the log's beginning.",
+        ),
+    ] = False,
+    limit: Annotated[
+        int, typer.Option(min=0, metavar="N", help="List this many ranges of each kind and partition.")
+    ] = 100,
+    connection_string: ConnectionStringOption = None,
+    ca_file: CaFileOption = None,
+) -> None:
+    """Compare a table with log, checkpoints and dead letters.
+
+    Every event before the checkpoint must have one row, or an open or discarded dead letter. Named are, per
+    partition, as half-open ranges of sequence numbers: gaps (neither), duplicates (more than one row), rows
+    whose dead letter is open, rows and dead letters beyond the checkpoint, and events before the checkpoint
+    that the log does not have yet (it is older than the checkpoint). Stray rows have no sequence number, or a
+    partition that the hub does not have. Lists end at --limit; the counts never do.
+
+    A partition starts where its log begins; where the table's first row lies before (retention took the
+    event since), there. A handler that returns no row for an event leaves a gap: --allow-gaps. All is read as
+    of one moment, so pipelines may go on meanwhile. Exit code 4 when something is wrong.
+
+    \b
+    Examples:
+      tidegate audit flights --database sqlite:///flights.db --table flight_delay
+      tidegate audit flights --database postgresql://user@host/name --table scores --json
+    """
+    from tidegate.sql import FindingKind
+
+    connection = resolve_connection(connection_string, ca_file, os.environ)
+    allowed = frozenset(
+        kind
+        for kind, is_allowed in (
+            (FindingKind.GAP, allow_gaps),
+            (FindingKind.DUPLICATE, allow_duplicates),
+        )
+        if is_allowed
+    )
+    with open_database(database) as opened:
+        found = _audit(
+            opened,
+            connection,
+            hub,
+            group,
+            table=table,
+            sequence_column=sequence_column,
+            partition_column=partition_column,
+            is_first_row_start=from_first_row,
+            findings_max=limit,
+        )
+    _write(output, found, f"Audit of {table}")
+    sys.stderr.write(_summary(found))
+    if not found.is_sound(allowed=allowed):
+        raise CheckFailedError(
+            f"The table {table} does not match: {_problems(found, allowed)}.",
+            next_step="--json lists every range; see docs/concepts/exactly-once.md for what is promised.",
+        )
+
+
+def _audit(
+    database: Database,
+    connection: ServiceConnection,
+    hub: str,
+    group: str,
+    *,
+    table: str,
+    sequence_column: str,
+    partition_column: str,
+    is_first_row_start: bool,
+    findings_max: int,
+) -> Audit:
+    from tidegate.cli.shell.progress import progress_bar
+    from tidegate.client import RetryPolicy
+    from tidegate.client.blocking import BlockingConsumer
+    from tidegate.sql import ConsumerKey, audit_table
+
+    with (
+        BlockingConsumer(
+            connection.connection_string,
+            hub,
+            ca_file=connection.ca_file,
+            retry=RetryPolicy(retries_max=2),
+            timeout_s=FIRST_CONTACT_TIMEOUT_S,
+        ) as consumer,
+        progress_bar("Auditing", len(consumer.get_event_hub_properties().partition_ids)) as bar,
+    ):
+        return audit_table(
+            database,
+            ConsumerKey(hub, group),
+            consumer,
+            table,
+            sequence_column=sequence_column,
+            partition_column=partition_column,
+            is_first_row_start=is_first_row_start,
+            findings_max=findings_max,
+            progress=lambda done, _: bar.update(done),
+        )
+
+
+def _write(output: Output, audit: Audit, title: str) -> None:
+    strays = {stray.partition: stray.rows for stray in audit.strays}
+    records = [_record(partition, strays.pop(partition.partition_id, 0)) for partition in audit.partitions]
+    unknown: dict[str, object] = {**dict.fromkeys(_COLUMNS), "findings": []}
+    records += [unknown | {"partition": name, "stray_rows": rows} for name, rows in strays.items()]
+    if not output.is_table:
+        output.records(records, columns=(*_COLUMNS, "findings"))
+        return
+    output.records(records, columns=_COLUMNS, title=title)
+    findings = [
+        {"partition": partition.partition_id} | _finding_record(finding)
+        for partition in audit.partitions
+        for finding in partition.findings
+    ]
+    if findings:
+        output.line("")
+        output.records(findings, columns=_FINDING_COLUMNS, title="Findings")
+
+
+def _record(partition: PartitionAudit, stray_rows: int) -> dict[str, object]:
+    return {
+        "partition": partition.partition_id,
+        "start": partition.start_sequence_number,
+        "checkpoint": partition.checkpoint_sequence_number,
+        "log_end": partition.log_until_sequence_number,
+        "events": partition.events,
+        "rows": partition.rows,
+        "dead_letters": partition.dead_letters_open,
+        "discarded": partition.dead_letters_discarded,
+        "gaps": partition.gaps,
+        "duplicates": partition.duplicates,
+        "rows_and_dead_letters": partition.rows_and_dead_letters,
+        "beyond_checkpoint": partition.beyond_checkpoint,
+        "beyond_log": partition.beyond_log,
+        "stray_rows": stray_rows,
+        "findings": [_finding_record(finding) for finding in partition.findings],
+    }
+
+
+def _finding_record(finding: Finding) -> dict[str, object]:
+    return {
+        "kind": finding.kind.value,
+        "from": finding.start_sequence_number,
+        "until": finding.until_sequence_number,
+        "events": finding.events,
+    }
+
+
+def _summary(audit: Audit) -> str:
+    partitions = audit.partitions
+    text = (
+        f"Compared {sum(item.events for item in partitions):,} events of {len(partitions)} partitions with "
+        f"{sum(item.rows for item in partitions):,} rows and "
+        f"{sum(item.dead_letters_open for item in partitions):,} open dead letters."
+    )
+    listed = sum(len(item.findings) for item in partitions)
+    count = sum(item.finding_count for item in partitions)
+    return text + (
+        f" Listing {listed:,} of {count:,} ranges: --limit lists more.\n" if listed < count else "\n"
+    )
+
+
+def _problems(audit: Audit, allowed: frozenset[FindingKind]) -> str:
+    from tidegate.sql import FindingKind
+
+    words = {
+        FindingKind.GAP: "{} events are missing",
+        FindingKind.DUPLICATE: "{} events have more than one row",
+        FindingKind.ROW_AND_DEAD_LETTER: "{} events have a row and an open dead letter",
+        FindingKind.BEYOND_CHECKPOINT: "{} events lie beyond the checkpoint",
+        FindingKind.BEYOND_LOG: "{} events before the checkpoint are not in the log yet",
+    }
+    problems = [
+        text.format(f"{audit.count(kind):,}")
+        for kind, text in words.items()
+        if kind not in allowed and audit.count(kind)
+    ]
+    strays = sum(stray.rows for stray in audit.strays)
+    return "; ".join([*problems, f"{strays:,} rows belong to no event"] if strays else problems)

@@ -1,0 +1,257 @@
+"""``tidegate checkpoint``: where each consumer group goes on, and how a person moves it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from tidegate.cli.consumers.checkpoint_moves import Move, Target, plan_moves, refuse_moves
+from tidegate.cli.shell.connection import ServiceConnection, impatient_namespace, resolve_connection
+from tidegate.cli.shell.options import (
+    BlobContainerOption,
+    CaFileOption,
+    CheckpointDirOption,
+    ConnectionStringOption,
+    DatabaseOption,
+    GroupsOption,
+    HubArgument,
+    NamespaceOption,
+    with_output,
+)
+from tidegate.cli.shell.render import Output
+from tidegate.cli.shell.stores import StoreChoice, time_of, view_groups
+from tidegate.model.errors import InvalidArgumentError, TidegateError
+from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+
+checkpoint_app = typer.Typer(help="Look at checkpoints, and move them.", no_args_is_help=True)
+
+_LIST_COLUMNS = ("consumer_group", "partition", "checkpoint", "offset", "enqueued_time", "event_hub_created")
+_MOVE_COLUMNS = ("consumer_group", "partition", "before", "after", "events", "is_set")
+
+
+class CheckpointNotMovedError(TidegateError):
+    """A checkpoint that was to be set is somewhere else now."""
+
+
+@checkpoint_app.command("list")
+@with_output()
+def list_checkpoints(
+    output: Output,
+    hub: HubArgument,
+    group: GroupsOption = None,
+    database: DatabaseOption = None,
+    checkpoint_dir: CheckpointDirOption = None,
+    blob_container: BlobContainerOption = None,
+    namespace: NamespaceOption = None,
+    connection_string: ConnectionStringOption = None,
+    ca_file: CaFileOption = None,
+) -> None:
+    """List the last processed event of each partition.
+
+    checkpoint: its sequence number (-1: none yet). A partition without checkpoint is not listed. Nothing is
+    asked of the service.
+
+    \b
+    Example:
+      tidegate checkpoint list telemetry --group reports --database sqlite:///reports.db
+    """
+    from tidegate.cli.shell.interrupt import run_interruptible
+
+    choice = StoreChoice(database, checkpoint_dir, blob_container, namespace)
+    group_namespace = choice.group_namespace(connection_string, ca_file)
+
+    async def work() -> list[dict[str, object]]:
+        async with choice.open() as store:
+            return [
+                {
+                    "consumer_group": view.name,
+                    "partition": partition_id,
+                    "checkpoint": checkpoint.sequence_number,
+                    "offset": checkpoint.offset,
+                    "enqueued_time": time_of(checkpoint.enqueued_time_ms),
+                    "event_hub_created": time_of(checkpoint.event_hub_created_at_ms),
+                }
+                for view in await view_groups(store, group_namespace, hub, group)
+                for partition_id in view.partition_ids
+                if (checkpoint := view.checkpoints.get(partition_id)) is not None
+            ]
+
+    output.records(run_interruptible(work()), columns=_LIST_COLUMNS, title=f"Checkpoints of {hub}")
+
+
+@checkpoint_app.command("set")
+@with_output()
+def set_checkpoint(
+    output: Output,
+    hub: HubArgument,
+    partition: Annotated[
+        list[str] | None,
+        typer.Option("--partition", metavar="ID", help="A partition; may be given several times."),
+    ] = None,
+    is_all: Annotated[bool, typer.Option("--all", help="All partitions.")] = False,
+    group: Annotated[str, typer.Option(metavar="NAME", help="The consumer group.")] = DEFAULT_CONSUMER_GROUP,
+    sequence_number: Annotated[
+        int | None,
+        typer.Option("--sequence-number", min=0, metavar="N", help="Go on with the event of this number."),
+    ] = None,
+    offset: Annotated[
+        str | None,
+        typer.Option(metavar="O", help="Go on behind the event with this offset, as checkpoints have it."),
+    ] = None,
+    enqueued_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="T",
+            help="Go on with the first event enqueued at or after this: a time in ISO 8601, or a time ago "
+            "(90s, 15m, 2h, 7d).",
+        ),
+    ] = None,
+    earliest: Annotated[
+        bool, typer.Option("--earliest", help="Go on with the first event that is held.")
+    ] = False,
+    latest: Annotated[bool, typer.Option("--latest", help="Go on behind the last event there is.")] = False,
+    rewind: Annotated[
+        bool, typer.Option("--rewind", help="Allow it to go backwards: events will be processed again.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also while a host has the partition.")] = False,
+    lease_duration: Annotated[
+        float,
+        typer.Option(min=0, metavar="S", help="A lease that was not renewed for so many seconds is over."),
+    ] = 30.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask; on anything but a terminal it never asks.")
+    ] = False,
+    database: DatabaseOption = None,
+    checkpoint_dir: CheckpointDirOption = None,
+    blob_container: BlobContainerOption = None,
+    namespace: NamespaceOption = None,
+    connection_string: ConnectionStringOption = None,
+    ca_file: CaFileOption = None,
+) -> None:
+    """Set where a group goes on, and say what that skips or repeats.
+
+    before and after are the events that processing goes on with; events is how many are skipped, or, where
+    it is negative, processed again. Going backwards needs --rewind: rows that exist already are then written
+    a second time, unless the table refuses them. A partition that a host has needs --force, and is better
+    set while its hosts are stopped: a running one goes on from here only with its next batch, and without
+    transactions may overwrite it. Where one partition is refused, none is set.
+
+    \b
+    Examples:
+      tidegate checkpoint set telemetry --all --latest --database sqlite:///reports.db --dry-run
+      tidegate checkpoint set telemetry --partition 0 --partition 3 --enqueued-time 2h --rewind
+    """
+    from tidegate.cli.shell.interrupt import run_interruptible
+    from tidegate.transport.clock import SystemClock
+
+    if bool(partition) == is_all:
+        raise InvalidArgumentError("Which partitions?", next_step="Give --partition ID, or --all.")
+    target = Target.of_options(
+        sequence_number=sequence_number,
+        offset=offset,
+        enqueued_time=enqueued_time,
+        is_earliest=earliest,
+        is_latest=latest,
+        now_utc=SystemClock().now_utc(),
+    )
+    choice = StoreChoice(database, checkpoint_dir, blob_container, namespace)
+    change = _Change(
+        choice,
+        resolve_connection(connection_string, ca_file, os.environ),
+        choice.group_namespace(connection_string, ca_file),
+        hub,
+        group,
+        is_rewind_allowed=rewind,
+    )
+    moves = run_interruptible(
+        change.plan(
+            partition, target, may_create=not dry_run, is_forced=force, lease_duration_s=lease_duration
+        )
+    )
+    if not dry_run:
+        if not yes and sys.stdin.isatty():
+            typer.confirm(f"{_words(moves)} Set {len(moves)} checkpoints?", abort=True, err=True)
+        moves = run_interruptible(change.make(moves))
+    output.records(
+        (move.record(group) for move in moves),
+        columns=_MOVE_COLUMNS,
+        title=f"Checkpoints of {hub}" + (" (dry run: nothing was set)" if dry_run else ""),
+    )
+    sys.stderr.write(f"{_words(moves)}{' (Dry run: nothing was set.)' if dry_run else ''}\n")
+    left = [move.partition_id for move in moves if not move.is_set]
+    if left and not dry_run:
+        raise CheckpointNotMovedError(
+            f"The checkpoints of partitions {', '.join(left)} were moved by somebody else meanwhile.",
+            next_step="Stop the hosts of this group first.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What is to be changed where: first planned as a whole, then made."""
+
+    choice: StoreChoice
+    connection: ServiceConnection
+    namespace: str
+    """As the store's keys have it."""
+    hub: str
+    group: str
+    is_rewind_allowed: bool
+
+    async def plan(
+        self,
+        partition_ids: list[str] | None,
+        target: Target,
+        *,
+        may_create: bool,
+        is_forced: bool,
+        lease_duration_s: float,
+    ) -> list[Move]:
+        """The moves, one per partition (None: all); raises where one of them may not be made.
+
+        may_create: hosts that have never run may be told where to begin, so the store may be new.
+        """
+        from tidegate.client import EventHubConsumer
+
+        async with (
+            self.choice.open(may_create=may_create) as store,
+            EventHubConsumer(
+                impatient_namespace(self.connection), self.hub, consumer_group=self.group
+            ) as consumer,
+        ):
+            moves = await plan_moves(
+                consumer, partition_ids, target, is_offset_needed=self.choice.is_offset_needed
+            )
+            (view,) = await view_groups(store, self.namespace, self.hub, [self.group])
+        moves = [move.compared_with(view) for move in moves]
+        refuse_moves(
+            moves,
+            is_rewind_allowed=self.is_rewind_allowed,
+            is_forced=is_forced,
+            lease_duration_s=lease_duration_s,
+        )
+        return moves
+
+    async def make(self, moves: list[Move]) -> list[Move]:
+        """Set the checkpoints; returns the moves with where the checkpoints are then."""
+        from tidegate.processor.lease import GroupKey
+
+        key = GroupKey(self.namespace, self.hub, self.group)
+        async with self.choice.open(may_create=True) as store:
+            for move in moves:
+                await store.update_checkpoint(
+                    key, move.after, lease=None, is_rewind_allowed=self.is_rewind_allowed
+                )
+            found = await store.list_checkpoints(key)
+        return [move.seen_in(found) for move in moves]
+
+
+def _words(moves: list[Move]) -> str:
+    changes = [move.events for move in moves if move.events is not None]
+    skipped, again = sum(n for n in changes if n > 0), -sum(n for n in changes if n < 0)
+    return f"{skipped:,} events are skipped, {again:,} are processed again."

@@ -1,0 +1,161 @@
+"""``tidegate lag``: how far consumer groups are behind the end of the log, and who works on it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.cli.shell.connection import impatient_namespace, resolve_connection
+from tidegate.cli.shell.options import (
+    BlobContainerOption,
+    CaFileOption,
+    CheckpointDirOption,
+    ConnectionStringOption,
+    DatabaseOption,
+    GroupsOption,
+    HubArgument,
+    NamespaceOption,
+    with_output,
+)
+from tidegate.cli.shell.render import Output, OutputFormat
+from tidegate.cli.shell.stores import LEASE_COLUMNS, GroupView, StoreChoice, milliseconds_of, view_groups
+from tidegate.model.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from tidegate.client import EventHubProperties, PartitionProperties
+    from tidegate.processor.lag import Lag
+
+_COLUMNS = (
+    *LEASE_COLUMNS,
+    "checkpoint",
+    "end_of_log",
+    "lag_events",
+    "lag_s",
+    "lost_events",
+)
+_CLEAR_SCREEN = "\x1b[H\x1b[2J"
+
+
+@with_output()
+def lag(
+    output: Output,
+    hub: HubArgument,
+    group: GroupsOption = None,
+    database: DatabaseOption = None,
+    checkpoint_dir: CheckpointDirOption = None,
+    blob_container: BlobContainerOption = None,
+    namespace: NamespaceOption = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C; with --nl or a terminal.")
+    ] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.1, metavar="S", help="Seconds between two looks with --watch.")
+    ] = 2.0,
+    connection_string: ConnectionStringOption = None,
+    ca_file: CaFileOption = None,
+) -> None:
+    """Show how far consumer groups are behind the end of the log.
+
+    The lease table (consumer group, partition, owner, acquired, offset), with the age of the lease, its
+    epoch, and: checkpoint: the sequence number of the last processed event (-1: none yet); end_of_log: that
+    of the last event in the log; lag_events: how many are still to be read, all that are held where there is
+    no checkpoint; lag_s: enqueued time of the last event minus that of the last processed one, 0 when caught
+    up; lost_events: removed by retention before they were read. What is not known is left empty; a blob
+    container keeps no times. A table ends with the totals: of seconds, the most, where all are known.
+
+    \b
+    Examples:
+      tidegate lag telemetry --database sqlite:///reports.db
+      tidegate lag telemetry --group reports --group alarms --checkpoint-dir ./checkpoints --json
+      tidegate lag telemetry --database postgresql://user@host/name --watch
+    """
+    from tidegate.cli.shell.interrupt import run_interruptible
+
+    is_redrawn = output.is_table and output.is_terminal
+    if watch and not is_redrawn and output.format is not OutputFormat.NL:
+        raise InvalidArgumentError("--watch needs a terminal, or --nl.", next_step="Add --nl.")
+    choice = StoreChoice(database, checkpoint_dir, blob_container, namespace)
+    connection = resolve_connection(connection_string, ca_file, os.environ)
+    group_namespace = choice.group_namespace(connection_string, ca_file)
+
+    async def work() -> None:
+        import asyncio
+
+        from tidegate.client import EventHubConsumer
+
+        async with choice.open() as store, EventHubConsumer(impatient_namespace(connection), hub) as consumer:
+            while True:
+                # The groups first: the log only grows meanwhile, so no checkpoint seems to be beyond its end.
+                views = await view_groups(store, group_namespace, hub, group)
+                properties = await consumer.get_event_hub_properties()
+                partitions = await consumer.get_all_partition_properties(properties)
+                if watch and is_redrawn:
+                    output.line(_CLEAR_SCREEN)
+                _write(output, views, properties, partitions)
+                if not watch:
+                    return
+                output.stream.flush()
+                await asyncio.sleep(interval)
+
+    async def work_until_interrupted() -> None:
+        import asyncio
+
+        try:
+            await work()
+        except asyncio.CancelledError:
+            if not watch:
+                raise
+
+    run_interruptible(work_until_interrupted())
+
+
+def _write(
+    output: Output,
+    views: Sequence[GroupView],
+    properties: EventHubProperties,
+    partitions: Sequence[PartitionProperties],
+) -> None:
+    from tidegate.processor.lag import lag_of
+
+    created_at_ms = milliseconds_of(properties.created_at)
+    records: list[dict[str, object]] = []
+    lags: list[Lag] = []
+    for view in views:
+        for partition in partitions:
+            checkpoint = view.checkpoints.get(partition.partition_id)
+            lag = lag_of(partition, checkpoint, event_hub_created_at_ms=created_at_ms)
+            lags.append(lag)
+            records.append(
+                view.lease_record(partition.partition_id)
+                | {
+                    "checkpoint": None if checkpoint is None else checkpoint.sequence_number,
+                    "end_of_log": partition.last_enqueued_sequence_number,
+                    "lag_events": lag.events,
+                    "lag_s": lag.seconds,
+                    "lost_events": lag.lost_events,
+                }
+            )
+            if lag.is_beyond_log:
+                sys.stderr.write(
+                    f"Partition {partition.partition_id} of {view.name}: the checkpoint is not of this log, "
+                    "which was restored or made anew. `tidegate checkpoint set --rewind` sets it.\n"
+                )
+    if output.is_table:
+        records.append(_totals(lags))
+    output.records(records, columns=_COLUMNS, title=f"Lag of {properties.name}")
+
+
+def _totals(lags: Sequence[Lag]) -> dict[str, object]:
+    # Where one partition's time is not known, "the most" of the others would look like good news.
+    seconds = [lag.seconds for lag in lags]
+    known = [each for each in seconds if each is not None]
+    return {
+        "consumer_group": "total",
+        "lag_events": sum(lag.events or 0 for lag in lags),
+        "lag_s": max(known, default=None) if len(known) == len(seconds) else None,
+        "lost_events": sum(lag.lost_events or 0 for lag in lags),
+    }

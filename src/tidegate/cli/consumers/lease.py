@@ -1,0 +1,60 @@
+"""``tidegate lease``: which host has which partition."""
+
+from __future__ import annotations
+
+import typer
+
+from tidegate.cli.shell.options import (
+    BlobContainerOption,
+    CaFileOption,
+    CheckpointDirOption,
+    ConnectionStringOption,
+    DatabaseOption,
+    GroupsOption,
+    HubArgument,
+    NamespaceOption,
+    with_output,
+)
+from tidegate.cli.shell.render import Output
+from tidegate.cli.shell.stores import LEASE_COLUMNS, StoreChoice, view_groups
+
+lease_app = typer.Typer(help="Look at the leases of Event Processor Hosts.", no_args_is_help=True)
+
+
+@lease_app.command("list")
+@with_output()
+def list_leases(
+    output: Output,
+    hub: HubArgument,
+    group: GroupsOption = None,
+    database: DatabaseOption = None,
+    checkpoint_dir: CheckpointDirOption = None,
+    blob_container: BlobContainerOption = None,
+    namespace: NamespaceOption = None,
+    connection_string: ConnectionStringOption = None,
+    ca_file: CaFileOption = None,
+) -> None:
+    """List who has which partition, since when, and when it was renewed.
+
+    A partition that no host ever had is not listed; one that was released has no owner. Nothing is asked of
+    the service.
+
+    \b
+    Example:
+      tidegate lease list telemetry --group reports --database sqlite:///reports.db
+    """
+    from tidegate.cli.shell.interrupt import run_interruptible
+
+    choice = StoreChoice(database, checkpoint_dir, blob_container, namespace)
+    group_namespace = choice.group_namespace(connection_string, ca_file)
+
+    async def work() -> list[dict[str, object]]:
+        async with choice.open() as store:
+            return [
+                view.lease_record(partition_id)
+                for view in await view_groups(store, group_namespace, hub, group)
+                for partition_id in view.partition_ids
+                if partition_id in view.leases.leases
+            ]
+
+    output.records(run_interruptible(work()), columns=LEASE_COLUMNS, title=f"Leases of {hub}")

@@ -1,0 +1,1 @@
+"""Commands that administer a service: event hubs, consumer groups, policies, limits."""

@@ -1,0 +1,257 @@
+"""``tidegate hub``: make, list, show, change and delete event hubs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.cli.shell.administering import administer, number_or_off, open_administrator
+from tidegate.cli.shell.completing import complete_hub
+from tidegate.cli.shell.connection import ServiceConnection, impatient_namespace, resolve_connection
+from tidegate.cli.shell.options import CaFileOption, ConnectionStringOption, with_output
+from tidegate.cli.shell.render import Output
+from tidegate.model.errors import InvalidArgumentError, TidegateError
+from tidegate.model.limits import (
+    EVENT_BYTES_MIN,
+    PARTITIONS_MAX,
+    RETENTION_HOURS_DEFAULT,
+    RETENTION_HOURS_MAX,
+)
+
+if TYPE_CHECKING:
+    from tidegate.client import EventHubProperties
+
+hub_app = typer.Typer(help="Make, list, show, change and delete event hubs.", no_args_is_help=True)
+
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="The event hub.", autocompletion=complete_hub)
+]
+
+_HUB_COLUMNS = (
+    "name",
+    "partitions",
+    "retention_hours",
+    "retention_bytes",
+    "event_bytes_max",
+    "created_at",
+)
+_PARTITION_COLUMNS = (
+    "partition",
+    "events",
+    "begin_sequence_number",
+    "next_sequence_number",
+    "last_enqueued_time",
+)
+
+
+@hub_app.command("create")
+@with_output()
+def create(
+    output: Output,
+    name: NameArgument,
+    partitions: Annotated[
+        int,
+        typer.Option(min=1, max=PARTITIONS_MAX, metavar="N", help="Partitions; cannot be changed later."),
+    ] = 4,
+    retention_hours: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=RETENTION_HOURS_MAX,
+            metavar="H",
+            help=f"Hours that events are kept. Default: {RETENTION_HOURS_DEFAULT}, or what the tier allows.",
+        ),
+    ] = None,
+    retention_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Bytes that each partition keeps; whole segments of 128 MiB go. Default: no limit but time.",
+        ),
+    ] = None,
+    event_bytes_max: Annotated[
+        int | None,
+        typer.Option(
+            min=EVENT_BYTES_MIN, metavar="N", help="Largest event or batch. Default: what the tier allows."
+        ),
+    ] = None,
+    connection_string: ConnectionStringOption = None,
+    ca_file: CaFileOption = None,
+) -> None:
+    """Make an event hub.
+
+    \b
+    Example:
+      tidegate hub create telemetry --partitions 8 --retention-hours 24
+    """
+    made = administer(
+        lambda each: each.create_event_hub(
+            name,
+            partition_count=partitions,
+            retention_hours=retention_hours,
+            retention_bytes=retention_bytes,
+            event_bytes_max=event_bytes_max,
+        ),
+        connection_string,
+        ca_file,
+    )
+    output.record(_hub_record(made))
+
+
+@hub_app.command("update")
+@with_output()
+def update(
+    output: Output,
+    name: NameArgument,
+    retention_hours: Annotated[
+        int | None,
+        typer.Option(min=1, max=RETENTION_HOURS_MAX, metavar="H", help="Hours that events are kept."),
+    ] = None,
+    retention_bytes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|off",
+            help="Bytes that each partition keeps; whole segments of 128 MiB go. off: no limit but time.",
+        ),
+    ] = None,
+    event_bytes_max: Annotated[
+        str | None,
+        typer.Option(metavar="N|off", help="Largest event or batch; off: what the tier allows."),
+    ] = None,
+    connection_string: ConnectionStringOption = None,
+    ca_file: CaFileOption = None,
+) -> None:
+    """Change settings of an event hub; those that are not given stay. Partitions cannot be changed.
+
+    \b
+    Examples:
+      tidegate hub update telemetry --retention-hours 48
+      tidegate hub update telemetry --retention-bytes 10000000000 --event-bytes-max off
+    """
+    changes: dict[str, int | None] = {}
+    if retention_hours is not None:
+        changes["retention_hours"] = retention_hours
+    if retention_bytes is not None:
+        changes["retention_bytes"] = number_or_off("--retention-bytes", retention_bytes)
+    if event_bytes_max is not None:
+        changes["event_bytes_max"] = number_or_off("--event-bytes-max", event_bytes_max)
+    if not changes:
+        raise InvalidArgumentError("Nothing is given that could be changed.", next_step="See --help.")
+    changed = administer(lambda each: each.update_event_hub(name, **changes), connection_string, ca_file)
+    output.record(_hub_record(changed))
+
+
+@hub_app.command("list")
+@with_output()
+def list_hubs(
+    output: Output, connection_string: ConnectionStringOption = None, ca_file: CaFileOption = None
+) -> None:
+    """List the event hubs.
+
+    \b
+    Example:
+      tidegate hub list --json
+    """
+    hubs = administer(lambda each: each.list_event_hubs(), connection_string, ca_file)
+    output.records(map(_hub_record, hubs), columns=_HUB_COLUMNS)
+
+
+@hub_app.command("show")
+@with_output()
+def show(
+    output: Output,
+    name: NameArgument,
+    connection_string: ConnectionStringOption = None,
+    ca_file: CaFileOption = None,
+) -> None:
+    """Show an event hub's partitions and what each one holds.
+
+    Where the namespace has another number of throughput units than the hub has partitions, a remark says so:
+    as many of one as of the other is the balance that Azure's documentation recommends.
+
+    \b
+    Example:
+      tidegate hub show telemetry
+    """
+    from tidegate.cli.shell.interrupt import run_interruptible
+
+    connection = resolve_connection(connection_string, ca_file, os.environ)
+    records = run_interruptible(_partition_records(connection, name))
+    output.records(records, columns=_PARTITION_COLUMNS, title=f"Event hub {name}")
+    if remark := run_interruptible(_balance_remark(connection, len(records))):
+        sys.stderr.write(remark)
+
+
+@hub_app.command("delete")
+def delete(
+    name: NameArgument,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask; on anything but a terminal it never asks.")
+    ] = False,
+    connection_string: ConnectionStringOption = None,
+    ca_file: CaFileOption = None,
+) -> None:
+    """Delete an event hub with all its events, for good.
+
+    \b
+    Example:
+      tidegate hub delete telemetry --yes
+    """
+    if not yes and sys.stdin.isatty():
+        typer.confirm(f"Delete the event hub {name} and all its events?", abort=True, err=True)
+    administer(lambda each: each.delete_event_hub(name), connection_string, ca_file)
+    sys.stderr.write(f"Deleted the event hub {name}.\n")
+
+
+async def _partition_records(connection: ServiceConnection, name: str) -> list[dict[str, object]]:
+    from tidegate.client import EventHubConsumer
+
+    records: list[dict[str, object]] = []
+    async with EventHubConsumer(impatient_namespace(connection), name) as consumer:
+        hub = await consumer.get_event_hub_properties()
+        for partition in await consumer.get_all_partition_properties(hub):
+            # An empty partition of Azure may say -1 for both; ours says where its next event will be.
+            begin = max(partition.begin_sequence_number, 0)
+            until = partition.next_sequence_number
+            records.append(
+                {
+                    "partition": partition.partition_id,
+                    "events": 0 if partition.is_empty else until - begin,
+                    "begin_sequence_number": begin,
+                    "next_sequence_number": until,
+                    "last_enqueued_time": partition.last_enqueued_time,
+                }
+            )
+    return records
+
+
+async def _balance_remark(connection: ServiceConnection, partition_count: int) -> str:
+    """What to say of throughput units and partitions; empty where they match or nobody may know."""
+    try:
+        async with open_administrator(connection) as administrator:
+            units = (await administrator.get_throughput()).units
+    except TidegateError:
+        return (
+            ""  # a policy without Manage, or a service that is not Tidegate: the hub was shown all the same
+        )
+    if units is None or units == partition_count:
+        return ""
+    return (
+        f"Warning: the hub has {partition_count} partitions and the namespace {units} throughput units. The "
+        f"documented balance is as many units as partitions: `tidegate throughput set {partition_count}`.\n"
+    )
+
+
+def _hub_record(hub: EventHubProperties) -> dict[str, object]:
+    return {
+        "name": hub.name,
+        "partitions": len(hub.partition_ids),
+        "retention_hours": hub.retention_hours,
+        "retention_bytes": hub.retention_bytes,
+        "event_bytes_max": hub.event_bytes_max,
+        "created_at": hub.created_at,
+    }

@@ -1,0 +1,62 @@
+"""``tidegate send``: one event per line of standard input or of a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidegate.cli.shell.connection import resolve_connection
+from tidegate.cli.shell.options import CaFileOption, ConnectionStringOption, HubArgument
+from tidegate.model.errors import InvalidArgumentError
+
+
+def send(
+    hub: HubArgument,
+    file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Read the lines of this file instead of standard input."),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Partition key from each line's JSON, e.g. .carrier or .device.id"),
+    ] = None,
+    partition_key: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="One partition key for all of them.")
+    ] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="Send to this partition. Without key and partition, events take turns over the partitions.",
+        ),
+    ] = None,
+    connection_string: ConnectionStringOption = None,
+    ca_file: CaFileOption = None,
+) -> None:
+    """Send each line of standard input, or of a file, as one event.
+
+    Empty lines are left out. It ends when every line is acknowledged, that is: on the service's disk. Ctrl-C
+    sends what was read and tells how much that was.
+
+    \b
+    Examples:
+      echo '{"device": "a1", "celsius": 21.5}' | tidegate send telemetry --key .device
+      tidegate send telemetry --file readings.jsonl --key .device
+    """
+    from tidegate.cli.events.sending import Routing, send_lines
+    from tidegate.cli.shell.interrupt import run_interruptible
+    from tidegate.model.json_path import JsonPath
+
+    if sum(option is not None for option in (key, partition_key, partition)) > 1:
+        raise InvalidArgumentError("--key, --partition-key and --partition exclude each other.")
+    routing = Routing(None if key is None else JsonPath.parse(key), partition_key, partition)
+    connection = resolve_connection(connection_string, ca_file, os.environ)
+    try:
+        descriptor = sys.stdin.fileno() if file is None else os.open(file, os.O_RDONLY)
+    except OSError as error:
+        raise InvalidArgumentError(f"Cannot read {file}: {error.strerror}.") from error
+    run_interruptible(send_lines(connection, hub, descriptor, routing))

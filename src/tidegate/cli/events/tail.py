@@ -1,0 +1,212 @@
+"""Reads all partitions of a hub at once and writes their events as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from tidegate.cli.shell.connection import ServiceConnection, check_event_hub
+from tidegate.cli.shell.render import Output, OutputFormat, Record
+from tidegate.cli.shell.stream_lines import until_reader_goes
+from tidegate.client import EventHubConsumer, EventHubProperties, PartitionProperties
+from tidegate.model.errors import NotFoundError
+from tidegate.model.events import ReceivedEvent
+from tidegate.model.position import EventPosition, PositionKind
+
+_TEXT_COLUMNS = ("partition", "sequence_number", "enqueued_time", "partition_key", "body")
+_COLUMNS = (
+    "partition",
+    "sequence_number",
+    "offset",
+    "enqueued_time",
+    "partition_key",
+    "properties",
+    "body",
+    "body_base64",
+)
+
+_EVENTS_PER_BATCH_MAX = 1000
+_BATCHES_QUEUED_MAX = 16
+"""Batches between the receivers and the terminal: a slow reader of the pipe slows the receivers down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which events to show."""
+
+    position: EventPosition
+    partition_id: str | None
+    """None: all partitions."""
+    events_max: int | None
+    is_following: bool
+    """False: end with the last event that was there at the start."""
+
+
+async def show_events(
+    connection: ServiceConnection,
+    hub: str,
+    group: str,
+    selection: Selection,
+    writer: BodyWriter | RecordWriter,
+) -> None:
+    """Show what ``selection`` means; interrupted, it says how many events it has shown and ends well.
+
+    Raises BrokenPipeError once nobody reads standard output any more, also where no event comes.
+    """
+    try:
+        partition_ids = _chosen_partitions(await check_event_hub(connection, hub), selection.partition_id)
+        async with (
+            until_reader_goes(sys.stdout),
+            EventHubConsumer.from_connection_string(
+                connection.connection_string, hub, consumer_group=group, ca_file=connection.ca_file
+            ) as consumer,
+        ):
+            await _Tail(consumer, selection, writer).run(partition_ids)
+    except asyncio.CancelledError:
+        # Being interrupted is how a tail ends well.
+        sys.stderr.write(f"Stopped after {writer.event_count:,} events.\n")
+    finally:
+        writer.close()
+
+
+def _chosen_partitions(hub: EventHubProperties, wanted: str | None) -> tuple[str, ...]:
+    if wanted is None:
+        return hub.partition_ids
+    if wanted not in hub.partition_ids:
+        raise NotFoundError(
+            f"The event hub {hub.name} has no partition {wanted!r}.",
+            next_step=f"It has: {', '.join(hub.partition_ids)}.",
+        )
+    return (wanted,)
+
+
+class _Tail:
+    """One task per partition feeds a bounded queue; this coroutine takes batches from it and writes them."""
+
+    def __init__(
+        self, consumer: EventHubConsumer, selection: Selection, writer: BodyWriter | RecordWriter
+    ) -> None:
+        self._consumer = consumer
+        self._selection = selection
+        self._writer = writer
+        # None: one reader has come to its end.
+        self._batches: asyncio.Queue[list[ReceivedEvent] | None] = asyncio.Queue(_BATCHES_QUEUED_MAX)
+
+    async def run(self, partition_ids: Sequence[str]) -> None:
+        """Show events until the selection is exhausted; for ever where it follows without a maximum."""
+        try:
+            async with asyncio.TaskGroup() as readers:
+                tasks = [readers.create_task(self._read(partition_id)) for partition_id in partition_ids]
+                await self._write(reader_count=len(tasks))
+                for task in tasks:
+                    task.cancel()
+        except BaseExceptionGroup as group:
+            # One clear error: the first reader's, which ended the others.
+            raise group.exceptions[0] from None
+
+    async def _read(self, partition_id: str) -> None:
+        last_sequence_number: int | None = None
+        if not self._selection.is_following:
+            partition = await self._consumer.get_partition_properties(partition_id)
+            if not _is_anything_after(self._selection.position, partition):
+                await self._batches.put(None)
+                return
+            last_sequence_number = partition.last_enqueued_sequence_number
+        async with await self._consumer.open_receiver(partition_id, self._selection.position) as receiver:
+            while True:
+                events = await receiver.receive(max_events=_EVENTS_PER_BATCH_MAX)
+                if last_sequence_number is None:
+                    await self._batches.put(events)
+                    continue
+                await self._batches.put([e for e in events if e.sequence_number <= last_sequence_number])
+                if events and events[-1].sequence_number >= last_sequence_number:
+                    await self._batches.put(None)
+                    return
+
+    async def _write(self, *, reader_count: int) -> None:
+        events_max = self._selection.events_max
+        while reader_count:
+            events = await self._batches.get()
+            if events is None:
+                reader_count -= 1
+                continue
+            if events_max is not None:
+                events = events[: events_max - self._writer.event_count]
+            self._writer.write(events)
+            if events_max is not None and self._writer.event_count >= events_max:
+                return
+
+
+def _is_anything_after(position: EventPosition, partition: PartitionProperties) -> bool:
+    """Whether the partition holds events from ``position`` on, as of its properties."""
+    if partition.is_empty or position.kind is PositionKind.LATEST:
+        return False
+    if isinstance(position.value, int):
+        return position.value <= partition.last_enqueued_sequence_number
+    if isinstance(position.value, datetime) and partition.last_enqueued_time is not None:
+        return position.value <= partition.last_enqueued_time
+    return True
+
+
+class RecordWriter:
+    """Writes events as records in the chosen format."""
+
+    def __init__(self, output: Output) -> None:
+        columns = _TEXT_COLUMNS if output.format is OutputFormat.TABLE else _COLUMNS
+        self._records = output.record_stream(columns)
+        self.event_count = 0
+
+    def write(self, events: Sequence[ReceivedEvent]) -> None:
+        """Write events, and let a reader of the pipe see them."""
+        for event in events:
+            self._records.write(event_record(event))
+        self.event_count += len(events)
+        self._records.flush()
+
+    def close(self) -> None:
+        """Complete the output."""
+        self._records.close()
+
+
+class BodyWriter:
+    """Writes bodies as they are, one a line."""
+
+    def __init__(self) -> None:
+        self.event_count = 0
+
+    def write(self, events: Sequence[ReceivedEvent]) -> None:
+        """Write bodies, and let a reader of the pipe see them."""
+        sys.stdout.buffer.write(b"".join(event.body + b"\n" for event in events))
+        sys.stdout.buffer.flush()
+        self.event_count += len(events)
+
+    def close(self) -> None:
+        """Nothing is left to complete."""
+
+
+def event_record(event: ReceivedEvent) -> Record:
+    """An event as a record; a body that is not UTF-8 text is in ``body_base64``, else in ``body``."""
+    contents = event.contents
+    body: str | None = None
+    body_base64: str | None = None
+    if contents.body_value is not None:
+        body = str(contents.body_value)
+    else:
+        try:
+            body = contents.body.decode()
+        except UnicodeDecodeError:
+            body_base64 = base64.b64encode(contents.body).decode()
+    return {
+        "partition": event.partition_id,
+        "sequence_number": event.sequence_number,
+        "offset": event.offset,
+        "enqueued_time": event.enqueued_time,
+        "partition_key": contents.partition_key,
+        "properties": contents.properties,
+        "body": body,
+        "body_base64": body_base64,
+    }

@@ -1,0 +1,346 @@
+"""One run of a pipeline in this process: Spark comes up, the query runs, and it ends in order.
+
+    signal          the first SIGINT or SIGTERM            the second
+    what happens    the running micro-batch may end        the process ends at once
+                    within STOP_GRACE_S, else it is
+                    abandoned; exit code 0                 128 + the signal's number
+
+Abandoning does no harm: what the micro-batch has committed stays, and the next start repeats the rest of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from tidegate.cli.shell.connection import ServiceConnection
+from tidegate.model.connection_string import ConnectionString
+from tidegate.model.errors import TidegateError
+from tidegate.model.pipeline_status import PipelineState, PipelineStatus
+from tidegate.spark.progress.metrics import metrics_server
+from tidegate.spark.progress.report import CountDeadLetters, PipelineReporter, Watch
+from tidegate.transport.clock import SystemClock
+from tidegate.transport.private_files import open_private
+from tidegate.transport.status_files import PipelineFiles, this_process
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from tidegate.spark.pipelines.stream_pipeline import StreamPipeline
+    from tidegate.spark.progress.listener import ProgressListener
+
+STOP_GRACE_S = 5.0
+"""How long a micro-batch may go on after the first signal."""
+STOP_TIMEOUT_S = 30.0
+"""How long Spark may take to stop a query, before the process ends without waiting for it."""
+FILE_MODULE_PREFIX = "tidegate_pipeline_"
+"""Begins the name under which ``sql.handlers.pipeline`` imports a file."""
+REPORTS_SILENCE_S = 20.0
+"""How long after one report of a query that has ended the next one may take to arrive."""
+_POLL_S = 0.05
+_POLLS_PER_QUESTION = 40
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRun:
+    """What is run, and how."""
+
+    pipeline: StreamPipeline
+    connection: ServiceConnection
+    database_url: str | None = field(repr=False)
+    checkpoint: str
+    master: str | None
+    is_available_now: bool
+    metrics_at: tuple[str, int] | None
+    """Host and port for Prometheus; None: not served."""
+    log_level: str
+    adopt: str | None
+    """The token of a refusal of the ledger that the user overrules."""
+    watch: Watch
+    capture: Mapping[str, str] | None = field(default=None, repr=False)
+    """Options of the format ``eventhubs-capture``: where what retention has dropped is read from."""
+
+    def run(self, files: PipelineFiles) -> PipelineStatus:
+        """Run it to its end, or until a signal; its last status.
+
+        Raises DirectoryInUseError where it runs already, and the TidegateError that it ended with.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(files.owned(self.pipeline.name))
+            stop = stack.enter_context(StopSignals())
+            reporter = PipelineReporter(
+                self._first_status(),
+                clock=SystemClock(),
+                write=files.write,
+                watch=self.watch,
+                count_dead_letters=self._dead_letter_counter(stack),
+            )
+            if self.metrics_at is not None:
+                host, port = self.metrics_at
+                address = stack.enter_context(metrics_server(host, port, lambda: reporter.status))
+                reporter.report_metrics_address(address)
+            with reporter:
+                self._run_reported(reporter, stop, files.log_file(self.pipeline.name))
+        return reporter.status
+
+    def _first_status(self) -> PipelineStatus:
+        now = SystemClock().now_utc()
+        source, sink = self.pipeline.source, self.pipeline.sink
+        return PipelineStatus(
+            name=self.pipeline.name,
+            state=PipelineState.STARTING,
+            process=this_process(),
+            event_hub=source.event_hub,
+            consumer_group=source.consumer_group,
+            namespace=ConnectionString.parse(self.connection.connection_string).host,
+            sink=sink.kind,
+            target=sink.target,
+            checkpoint=self.checkpoint,
+            started_at=now,
+            updated_at=now,
+        )
+
+    def _dead_letter_counter(self, stack: ExitStack) -> CountDeadLetters | None:
+        if self.database_url is None:
+            return None
+        from tidegate.sql import Database, DeadLetterFilter, DeadLetters
+
+        dead_letters = DeadLetters(stack.enter_context(Database.open(self.database_url)))
+        consumer = self.pipeline.consumer
+        chosen = DeadLetterFilter(event_hub=consumer.event_hub, consumer_group=consumer.consumer_group)
+        return lambda: dead_letters.count(chosen)
+
+    def _run_reported(self, reporter: PipelineReporter, stop: StopSignals, log_file: Path) -> None:
+        """Run it, and let the last state be what became of it."""
+        try:
+            self._run_spark(reporter, stop, log_file)
+        except (Exception, KeyboardInterrupt) as exception:  # whatever ends a query or Spark
+            if stop.is_requested or isinstance(exception, KeyboardInterrupt):
+                # A signal that reaches Java, too, makes it end in the middle of what it does.
+                reporter.report_state(PipelineState.STOPPED)
+                return
+            error = self._error_of(exception, log_file)
+            reporter.report_state(PipelineState.FAILED, error=str(error))
+            raise error from exception
+        state = PipelineState.STOPPED if stop.is_requested else PipelineState.ENDED
+        reporter.report_state(state)
+
+    def _error_of(self, exception: BaseException, log_file: Path) -> TidegateError:
+        if isinstance(exception, TidegateError):
+            return exception
+        from tidegate.spark.pipelines.failures import PipelineFailedError, StepFailedError, error_of
+
+        error = error_of(exception, steps=self.pipeline.steps)
+        if isinstance(error, PipelineFailedError) and not isinstance(error, StepFailedError):
+            error.next_step = f"Spark says more in {log_file}."
+        return error
+
+    def _run_spark(self, reporter: PipelineReporter, stop: StopSignals, log_file: Path) -> None:
+        from tidegate.spark.pipelines.identity import claim_checkpoint, identity_of
+
+        # Before Spark, which takes seconds: a service that does not answer, a directory of somebody else's.
+        identity = identity_of(
+            self.pipeline,
+            connection_string=self.connection.connection_string,
+            ca_file=self.connection.ca_file,
+        )
+        claim_checkpoint(self.checkpoint, identity)
+        from tidegate.spark.runtime.session import spark_session
+
+        _let_files_travel()
+        # Java and its Python workers inherit standard error for good.
+        with _standard_error_to(log_file):
+            spark = spark_session(
+                f"tidegate pipeline {self.pipeline.name}",
+                master=self.master,
+                configuration=self.pipeline.spark_settings,
+                log_level=self.log_level,
+            )
+        # Spark's context has set a handler of its own for SIGINT, which ends the program.
+        stop.install()
+        with _errors_until_stop(log_file, stop):
+            try:
+                if not stop.is_requested:
+                    self._run_query(spark, reporter, stop)
+            finally:
+                # Where Java is gone there is nothing to stop, and what has happened is told already.
+                with contextlib.suppress(Exception):
+                    spark.stop()
+
+    def _run_query(self, spark: SparkSession, reporter: PipelineReporter, stop: StopSignals) -> None:
+        from tidegate.spark.pipelines.start import start_stream_pipeline
+        from tidegate.spark.progress.listener import listening
+        from tidegate.spark.runtime.trigger import Trigger
+
+        with listening(spark, self.pipeline.name, reporter) as listener:
+            query = start_stream_pipeline(
+                spark,
+                self.pipeline,
+                connection_string=self.connection.connection_string,
+                database_url=self.database_url,
+                checkpoint_location=self.checkpoint,
+                trigger=Trigger(is_available_now=True) if self.is_available_now else None,
+                ca_file=self.connection.ca_file,
+                adopt=self.adopt,
+                on_written=lambda result: reporter.report_rows(result.batch_id, result.rows),
+                capture=self.capture,
+            )
+            reporter.report_state(PipelineState.RUNNING)
+            for poll in itertools.count(1):
+                if stop.wait(_POLL_S):
+                    break
+                # Now and then Spark itself is asked, too: who listens to a Java that has died hears nothing.
+                if listener.is_over.is_set() or (poll % _POLLS_PER_QUESTION == 0 and not query.isActive):
+                    # Spark tells its listeners later than it does: what it did last may be still to come.
+                    listener.wait_over(silence_s=REPORTS_SILENCE_S)
+                    query.awaitTermination()  # raises what it ended with
+                    return
+            reporter.report_state(PipelineState.STOPPING)
+            _end_micro_batch(query, listener, reporter)
+            _stop_query(query, listener)
+
+
+def _end_micro_batch(query: StreamingQuery, listener: ProgressListener, reporter: PipelineReporter) -> None:
+    """Wait until no micro-batch runs, one is done, or the time is up."""
+    batches = reporter.status.batches
+    clock = SystemClock()
+    deadline = clock.monotonic() + STOP_GRACE_S
+    while clock.monotonic() < deadline and reporter.status.batches == batches:
+        if not query.status["isTriggerActive"] or listener.is_over.wait(_POLL_S):
+            return
+
+
+def _stop_query(query: StreamingQuery, listener: ProgressListener) -> None:
+    """Stop the query and hear it out; where Spark does not come to an end with it, leave it to itself."""
+
+    has_stopped = threading.Event()
+
+    def stop() -> None:
+        # Where the signal has reached Java, too, there may be nothing left to stop.
+        with contextlib.suppress(Exception):
+            query.stop()
+            has_stopped.set()
+
+    thread = threading.Thread(target=stop, name="stop-query", daemon=True)
+    thread.start()
+    thread.join(STOP_TIMEOUT_S)
+    if thread.is_alive():
+        assert sys.__stderr__ is not None
+        sys.__stderr__.write(
+            f"Spark did not stop the query within {STOP_TIMEOUT_S:.0f} s; ended without it.\n"
+        )
+    elif has_stopped.is_set():
+        listener.wait_over(silence_s=REPORTS_SILENCE_S)
+
+
+def _let_files_travel() -> None:
+    """No worker could import a file of pipelines by the name that it has here: its functions go whole."""
+    from pyspark import cloudpickle
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith(FILE_MODULE_PREFIX):
+            cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _standard_error_to(path: Path) -> Iterator[None]:
+    """Let file descriptor 2 be a file for a while; processes that are started meanwhile keep that."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    try:
+        with open(path, "wb", opener=open_private) as file:  # its errors may quote events
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+@contextmanager
+def _errors_until_stop(log_file: Path, stop: StopSignals) -> Iterator[None]:
+    """Have ``sys.stderr`` go into Spark's log once a stop is asked for, and then for the rest of the process:
+    its other threads notice late that Java is gone."""
+    seen = sys.stderr
+    with log_file.open("a", encoding="utf-8") as log:
+        sys.stderr = _StandardErrorUntilStop(seen, log, stop)
+        try:
+            yield
+        finally:
+            if not stop.is_requested:
+                sys.stderr = seen
+
+
+class _StandardErrorUntilStop(io.TextIOBase):
+    """What this process prints as errors: to be seen, but once a stop is asked for, into Spark's log.
+
+    A signal that reaches Java, too, makes whatever waits for Java in this process (py4j's logging, the server
+    of PySpark's accumulators) print tracebacks, each in its own way.
+    """
+
+    def __init__(self, seen: TextIO, log: TextIO, stop: StopSignals) -> None:
+        self._seen, self._log, self._stop = seen, log, stop
+
+    def write(self, text: str) -> int:
+        """Write to where it belongs now; once the log is closed, nowhere: logging may keep this for good."""
+        if not self._stop.is_requested:
+            return self._seen.write(text)
+        return len(text) if self._log.closed else self._log.write(text)
+
+    def flush(self) -> None:
+        """Flush where it belongs now."""
+        if not self._stop.is_requested:
+            self._seen.flush()
+        elif not self._log.closed:
+            self._log.flush()
+
+    def fileno(self) -> int:
+        """Of the one that is seen."""
+        return self._seen.fileno()
+
+
+class StopSignals:
+    """SIGINT and SIGTERM as a wish to stop; the second one ends the process."""
+
+    def __init__(self) -> None:
+        self._requested = threading.Event()
+        self._earlier: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> StopSignals:
+        self._earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.install()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def install(self) -> None:
+        """Take both signals; again, where somebody else has taken one."""
+        for number in self._earlier:
+            signal.signal(number, self._on_signal)
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether one came."""
+        return self._requested.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for one; whether it came."""
+        return self._requested.wait(timeout_s)
+
+    def _on_signal(self, number: int, _: object) -> None:
+        if self.is_requested:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self._requested.set()

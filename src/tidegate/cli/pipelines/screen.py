@@ -1,0 +1,127 @@
+"""What is seen of a running pipeline: a line that is redrawn, a line per batch, or records."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import TextIO
+
+from tidegate.cli.shell.render import Output, RecordStream
+from tidegate.model.pipeline_status import PipelineState, PipelineStatus
+
+BATCH_COLUMNS = (
+    "pipeline",
+    "at",
+    "batch",
+    "events",
+    "input_events_per_s",
+    "processed_events_per_s",
+    "batch_ms",
+    "lag_events",
+    "rows",
+    "dead_letters_open",
+)
+_CLEAR_LINE = "\r\x1b[2K"
+
+
+class PipelineScreen:
+    """Watches a pipeline. ``watch`` is called in a thread of the reporter's."""
+
+    def __init__(self, output: Output, *, errors: TextIO | None = None) -> None:
+        """errors: where people look; None: standard error, wherever file descriptor 2 leads afterwards."""
+        self._is_closed_here = errors is None
+        self._errors = errors or os.fdopen(os.dup(sys.stderr.fileno()), "w")
+        self._records: RecordStream | None = None
+        if not output.is_table:
+            self._records = output.record_stream(BATCH_COLUMNS)
+            self._records.flush()
+        self._is_redrawn = self._errors.isatty()
+        self._lock = threading.Lock()
+
+    def watch(self, status: PipelineStatus, is_batch: bool) -> None:
+        """Show a change."""
+        with self._lock:
+            if is_batch and self._records is not None:
+                self._records.write(batch_record(status))
+                self._records.flush()
+            if self._is_redrawn:
+                self._errors.write(_CLEAR_LINE + progress_line(status))
+            elif is_batch and self._records is None:
+                self._errors.write(progress_line(status) + "\n")
+            self._errors.flush()
+
+    def close(self, status: PipelineStatus | None) -> None:
+        """Complete what was written, and say how it ended; None: it did not come that far."""
+        with self._lock:
+            if self._is_redrawn:
+                self._errors.write(_CLEAR_LINE)
+            if self._records is not None:
+                self._records.close()
+            if status is not None and status.state is not PipelineState.FAILED:
+                self._errors.write(ending(status) + "\n")
+            self._errors.flush()
+            if self._is_closed_here:
+                self._errors.close()
+
+
+def batch_record(status: PipelineStatus) -> dict[str, object]:
+    """The last micro-batch, for programs."""
+    return {
+        "pipeline": status.name,
+        "at": status.updated_at,
+        "batch": status.batch_id,
+        "events": status.events,
+        "input_events_per_s": _rounded(status.input_events_per_s),
+        "processed_events_per_s": _rounded(status.processed_events_per_s),
+        "batch_ms": status.batch_ms,
+        "lag_events": status.lag_events,
+        "rows": status.rows,
+        "dead_letters_open": status.dead_letters_open,
+    }
+
+
+def progress_line(status: PipelineStatus) -> str:
+    """The pipeline now, for people."""
+    if status.batch_id is None:
+        words = {PipelineState.STARTING: "Spark starts …", PipelineState.RUNNING: "waits for events …"}
+        return f"{status.name}  {words.get(status.state, status.state.value)}"
+    parts = [f"batch {status.batch_id}", _counted(status.events, "event")]
+    if status.is_idle:
+        parts[1] = "idle"
+    if status.input_events_per_s:
+        parts.append(f"{status.input_events_per_s:,.0f}/s in")
+    if status.processed_events_per_s:
+        parts.append(f"{status.processed_events_per_s:,.0f}/s done")
+    if status.batch_ms is not None:
+        parts.append(f"{status.batch_ms:,} ms")
+    if status.lag_events is not None:
+        parts.append(f"lag {status.lag_events:,}")
+    if status.rows is not None:
+        parts.append(_counted(status.rows, "row"))
+    if status.dead_letters_open:
+        parts.append(_counted(status.dead_letters_open, "dead letter"))
+    if status.state is PipelineState.STOPPING:
+        parts.append("stopping …")
+    return f"{status.name}  " + " · ".join(parts)
+
+
+def ending(status: PipelineStatus) -> str:
+    """How it ended, for people."""
+    done = "Done" if status.state is PipelineState.ENDED else "Stopped"
+    events, batches = _counted(status.events_total, "event"), _counted(status.batches, "micro-batch", "es")
+    text = f"{done}: {events} in {batches}"
+    if status.lag_events:
+        text += f", {status.lag_events:,} still to be read"
+    if status.dead_letters_open:
+        text += f", {_counted(status.dead_letters_open, 'dead letter')} open"
+    return f"{text}. The next start goes on from there."
+
+
+def _counted(count: int, noun: str, ending: str = "s") -> str:
+    """``1 row``, ``1,024 rows``; ending: what makes the noun a plural."""
+    return f"{count:,} {noun}{'' if count == 1 else ending}"
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)

@@ -1,0 +1,146 @@
+"""``tidegate pipeline status`` and ``stop``: pipelines of this machine, seen from outside their processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from tidegate.cli.shell.completing import complete_pipeline
+from tidegate.cli.shell.options import with_output
+from tidegate.cli.shell.render import Output, OutputFormat
+from tidegate.model.errors import OperationTimeoutError
+from tidegate.model.pipeline_status import PipelineState, PipelineStatus
+from tidegate.transport.status_files import PipelineFiles, ask_to_stop, is_there
+
+_COLUMNS = (
+    "pipeline",
+    "state",
+    "since",
+    "batch",
+    "input_events_per_s",
+    "processed_events_per_s",
+    "batch_ms",
+    "lag_events",
+    "events",
+    "dead_letters_open",
+    "error",
+)
+_POLL_S = 0.1
+
+
+@with_output()
+def status(
+    output: Output,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="The pipeline; else all that ever ran here.",
+            autocompletion=complete_pipeline,
+        ),
+    ] = None,
+) -> None:
+    """Show which pipelines of this machine run, and how others ended.
+
+    state is one of starting, running, stopping, stopped (it was asked to), ended (all there was is done),
+    failed, and killed (its process is gone without a word); since: when it came to its end, else when its
+    process started; batch: the last micro-batch; rates and lag_events are of that one, events since the
+    process started. With a NAME also the lag of each partition, and what else its status file holds.
+
+    \b
+    Examples:
+      tidegate pipeline status
+      tidegate pipeline status delays --json
+    """
+    files = PipelineFiles.of_user(os.environ)
+    if name is None:
+        found = files.read_all()
+        output.records((_summary(item) for item in found), columns=_COLUMNS, title="Pipelines")
+        return
+    one = files.read(name)
+    if output.format is OutputFormat.JSON or output.format is OutputFormat.NL:
+        output.record(_details(one))
+        return
+    shown = {key: value for key, value in _details(one).items() if value is not None}
+    if one.state.is_over:
+        del shown["is_idle"]  # whether it waits is a question about one that runs
+    output.record(shown, title=one.name)
+
+
+@with_output(OutputFormat.TABLE, OutputFormat.JSON)
+def stop(
+    output: Output,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The pipeline.", autocompletion=complete_pipeline)
+    ],
+    timeout: Annotated[
+        float, typer.Option(min=0.1, metavar="S", help="How long to wait for its end, in seconds.")
+    ] = 60.0,
+) -> None:
+    """Stop a running pipeline in order, and wait until it has.
+
+    It lets its micro-batch come to an end, or abandons it without harm. One that does not run is left as it
+    is, with exit code 0.
+
+    \b
+    Example:
+      tidegate pipeline stop delays
+    """
+    files = PipelineFiles.of_user(os.environ)
+    found = files.read(name)
+    if found.state.is_over:
+        sys.stderr.write(f"{name} does not run: {_since(found)}.\n")
+    else:
+        found = _stop(files, found, timeout)
+        sys.stderr.write(f"{name} has stopped after {found.events_total:,} events.\n")
+    if output.format is OutputFormat.JSON:
+        output.record(_details(found))
+
+
+def _stop(files: PipelineFiles, found: PipelineStatus, timeout_s: float) -> PipelineStatus:
+    """Ask the process to stop, and wait until it is gone; its last status."""
+    process = found.process
+    if not ask_to_stop(found):
+        return files.read(found.name)
+    deadline = time.monotonic() + timeout_s
+    while is_there(process):
+        if time.monotonic() >= deadline:
+            raise OperationTimeoutError(
+                f"The pipeline {found.name} was asked to stop and has not within {timeout_s:g} s.",
+                next_step=f"Wait for it, or end process {process.pid} with `kill -KILL {process.pid}`: what "
+                "it has committed stays, and the next start repeats the rest.",
+            )
+        time.sleep(_POLL_S)
+    return files.read(found.name)
+
+
+def _summary(found: PipelineStatus) -> dict[str, object]:
+    return {
+        "pipeline": found.name,
+        "state": found.state.value,
+        "since": found.ended_at or found.started_at,
+        "batch": found.batch_id,
+        "input_events_per_s": found.input_events_per_s,
+        "processed_events_per_s": found.processed_events_per_s,
+        "batch_ms": found.batch_ms,
+        "lag_events": found.lag_events,
+        "events": found.events_total,
+        "dead_letters_open": found.dead_letters_open,
+        "error": found.error,
+    }
+
+
+def _details(found: PipelineStatus) -> dict[str, object]:
+    values = found.to_values()
+    if found.state is PipelineState.KILLED:
+        values["error"] = f"Its process {found.process.pid} is gone, and left no word."
+    return values
+
+
+def _since(found: PipelineStatus) -> str:
+    text = found.state.value
+    return text if found.ended_at is None else f"{text} at {found.ended_at:%Y-%m-%d %H:%M:%S} UTC"

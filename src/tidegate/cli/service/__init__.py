@@ -1,0 +1,1 @@
+"""Commands that run a service or work on its data directory."""

@@ -1,0 +1,244 @@
+"""``tidegate serve``: run the service until SIGINT or SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.cli.shell.options import DATABASE_VARIABLE
+from tidegate.server.log_format import LogFormat
+
+ROOT_KEY_VARIABLE = "TIDEGATE_ROOT_KEY"
+
+if TYPE_CHECKING:
+    from tidegate.server.ready import ReadyInformation
+    from tidegate.server.settings import ServerSettings
+
+
+def serve(
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where the log, the catalog and the certificates lie. "
+            "Default: tidegate in this user's data directory.",
+        ),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on. Default: 127.0.0.1.")
+    ] = None,
+    amqp_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, metavar="N", help="Plain AMQP. Default, with no port given: 5672."),
+    ] = None,
+    amqps_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, metavar="N", help="AMQP over TLS; SDKs without a port use 5671."),
+    ] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, metavar="N", help="Plain HTTP. Default, with no port given: 5300."),
+    ] = None,
+    https_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, metavar="N", help="HTTP over TLS.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Settings, event hubs and policies in TOML or JSON, or the official emulator's Config.json; "
+            "options given here win over it.",
+        ),
+    ] = None,
+    root_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            envvar=ROOT_KEY_VARIABLE,
+            show_envvar=False,
+            help="Make this the key of RootManageSharedAccessKey, so that connection strings with it work: "
+            "SAS_KEY_VALUE for the official emulator's. Others on this machine may see it: a key that is a "
+            f"secret goes into {ROOT_KEY_VARIABLE}.",
+        ),
+    ] = None,
+    ready_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Written once it serves: one JSON object with addresses and connection string.",
+        ),
+    ] = None,
+    tls_name: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Name that the self-made certificate also holds; repeatable."),
+    ] = None,
+    tls_certificate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Your own certificate with its chain, PEM, instead of a self-made one; needs --tls-key.",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The key of --tls-certificate, PEM, without a password."),
+    ] = None,
+    capture_destination: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PREFIX",
+            help="Directory or URL below which event hubs may be captured; repeatable. "
+            "Default: capture in the data directory.",
+        ),
+    ] = None,
+    console: Annotated[
+        bool | None,
+        typer.Option(
+            "--console/--no-console", help="Whether the HTTP ports show the console. Default: they do."
+        ),
+    ] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar=DATABASE_VARIABLE,
+            show_envvar=False,
+            help="SQL database whose leases, checkpoints and dead letters the console shows. "
+            f"Else {DATABASE_VARIABLE}.",
+        ),
+    ] = None,
+    redrive_pipeline: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="Pipeline that the console may redrive dead letters with; repeatable.",
+        ),
+    ] = None,
+    home_summaries: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where the home security pipeline writes its summaries, for the console's homes.",
+        ),
+    ] = None,
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(
+            help="How the log on standard error is written; with json there is no start message, and no "
+            "secret in anything that is written."
+        ),
+    ] = LogFormat.TEXT,
+) -> None:
+    """Run the service that every official Event Hubs SDK can talk to.
+
+    Port 0 is any free one. Once any port is given, a face without one is off. Stop it with Ctrl-C or SIGTERM:
+    connections get time to finish, and everything acknowledged is on disk either way.
+
+    \b
+    Examples:
+      tidegate serve
+      tidegate serve --data-dir ./log --amqp-port 0 --ready-file ready.json
+      tidegate serve --config Config.json --root-key SAS_KEY_VALUE
+      tidegate serve --host 0.0.0.0 --amqps-port 5671 --https-port 443 --tls-name log.example.org
+    """
+    import asyncio
+    import contextlib
+
+    from tidegate.cli.shell.interrupt import run_interruptible
+    from tidegate.server.app import run_server
+    from tidegate.server.log_format import start_logging
+    from tidegate.transport.clock import SystemClock
+
+    settings = _settings(
+        config,
+        {
+            "data_dir": data_dir,
+            "host": host,
+            "ready_file": ready_file,
+            "tls_names": tuple(tls_name) if tls_name else None,
+            "tls_certificate": tls_certificate,
+            "tls_key": tls_key,
+            "capture_destinations": _destinations(capture_destination),
+            "root_key": root_key,
+            "is_console_served": console,
+            "database": database,
+            "redrive_pipelines": tuple(redrive_pipeline) if redrive_pipeline else None,
+            "home_summaries": home_summaries,
+        },
+        {
+            "amqp_port": amqp_port,
+            "amqps_port": amqps_port,
+            "http_port": http_port,
+            "https_port": https_port,
+        },
+    )
+    start_logging(log_format, sys.stderr, clock=SystemClock())
+    is_first_start = not settings.data_dir.exists()
+
+    def announce(ready: ReadyInformation) -> None:
+        # The message holds a key. Where the log is for programs, both streams usually end up in one place.
+        if log_format is LogFormat.TEXT:
+            _announce(ready, is_first_start=is_first_start)
+
+    async def serve_until_stopped() -> None:
+        # Being stopped is how a service ends well.
+        with contextlib.suppress(asyncio.CancelledError):
+            await run_server(settings, on_ready=announce)
+
+    run_interruptible(serve_until_stopped())
+
+
+def _destinations(prefixes: list[str] | None) -> tuple[str, ...] | None:
+    """Directories from here on, as the shell completes them; URLs as they are."""
+    if not prefixes:
+        return None
+    return tuple(each if "://" in each else str(Path(each).absolute()) for each in prefixes)
+
+
+def default_data_dir() -> Path:
+    """Where ``serve`` keeps its data when nothing says otherwise (XDG base directory specification)."""
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "tidegate"
+
+
+def _settings(config: Path | None, values: dict[str, object], ports: dict[str, int | None]) -> ServerSettings:
+    from dataclasses import replace
+
+    from tidegate.server.config_file import load_settings
+    from tidegate.server.settings import ServerSettings
+
+    given = {name: value for name, value in values.items() if value is not None}
+    if config is not None:
+        settings = load_settings(config, data_dir=default_data_dir())
+        given |= {name: port for name, port in ports.items() if port is not None}
+    else:
+        settings = ServerSettings(data_dir=default_data_dir()).with_ports(**ports)
+    return replace(settings, is_profile_written=True, **given)  # type: ignore[arg-type]  # checked by the class
+
+
+def _announce(ready: ReadyInformation, *, is_first_start: bool) -> None:
+    rows = [
+        ("data", ready.data_dir),
+        ("AMQP", ready.amqp),
+        ("AMQP over TLS", ready.amqps),
+        ("HTTP", ready.http),
+        ("HTTP over TLS", ready.https),
+        ("CA to trust", ready.ca_file),
+        ("console", ready.console),
+    ]
+    lines = ["Tidegate serves."]
+    lines += [f"  {name:<14}{value}" for name, value in rows if value is not None]
+    if is_first_start:
+        lines.append("This is its first start: it made the data directory and a key of its own.")
+    lines.append("Connection string for any Event Hubs SDK (it holds the key: treat it as a password):")
+    lines.append(f"  {ready.connection_string}")
+    if ready.connection_string_plain not in (None, ready.connection_string):
+        lines.append("The same without TLS, for clients on this machine:")
+        lines.append(f"  {ready.connection_string_plain}")
+    lines.append("Other commands of this user find it by themselves, e.g.: tidegate hub create NAME")
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()

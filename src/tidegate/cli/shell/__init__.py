@@ -1,0 +1,1 @@
+"""What commands share: connections, options, output, completion, exit codes."""

@@ -1,0 +1,221 @@
+"""The database or the store of leases and checkpoints that a command's options name."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidegate.cli.shell.connection import impatient_namespace, resolve_connection
+from tidegate.cli.shell.exit_codes import NoConnectionError
+from tidegate.cli.shell.options import DATABASE_VARIABLE, STORAGE_VARIABLE
+from tidegate.model.errors import InvalidArgumentError, NotFoundError, StoreError
+from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+
+if TYPE_CHECKING:
+    from tidegate.processor.checkpoint import ProcessorCheckpoint
+    from tidegate.processor.lease import Lease, LeaseSnapshot
+    from tidegate.processor.store import ProcessorStore
+    from tidegate.sql import Database
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_ANY_NAMESPACE = "localhost"
+"""A SQL store keeps no namespaces, so this one serves where nothing says which it is."""
+
+
+def open_database(url: str | None, *, may_create: bool = False) -> Database:
+    """The database that ``--database`` or the environment names.
+
+    may_create: a SQLite file that does not exist yet is made.
+    Raises InvalidArgumentError where neither names one, NotFoundError where its file does not exist,
+    DatabaseError and DatabaseUnavailableError.
+    """
+    from tidegate.sql import Database
+    from tidegate.sql.core.database import sqlite_file
+
+    chosen = url or os.environ.get(DATABASE_VARIABLE)
+    if not chosen:
+        raise InvalidArgumentError(
+            f"No database is named: there is no --database and no {DATABASE_VARIABLE}.",
+            next_step="Give the one that the pipeline writes to, e.g. --database sqlite:///flights.db",
+        )
+    file = sqlite_file(chosen)
+    if file is not None and not may_create and not file.exists():
+        raise NotFoundError(
+            f"There is no SQLite database {file}.",
+            next_step="Name the one that hosts or pipelines write to (an absolute path has four slashes).",
+        )
+    return Database.open(chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreChoice:
+    """Which store of leases and checkpoints the options name; ``open`` it."""
+
+    database_url: str | None
+    """None: the environment's database, unless there is a directory or a container."""
+    directory: Path | None = None
+    blob_container: str | None = None
+    """The URL of a container, or its name in the environment's storage account."""
+    namespace: str | None = None
+    """As the store has it; None: as the connection has it."""
+
+    def __post_init__(self) -> None:
+        named = {
+            "--database": self.database_url,
+            "--checkpoint-dir": self.directory,
+            "--blob-container": self.blob_container,
+        }
+        given = [name for name, value in named.items() if value]
+        if len(given) > 1:
+            raise InvalidArgumentError(
+                f"{' and '.join(given)} exclude each other.", next_step="Give one of them."
+            )
+
+    @property
+    def is_offset_needed(self) -> bool:
+        """Whether the store takes no checkpoint without offset."""
+        return self.blob_container is not None
+
+    @asynccontextmanager
+    async def open(self, *, may_create: bool = False) -> AsyncIterator[ProcessorStore]:
+        """The store, for as long as the context lasts; made, where it is a file and may be.
+
+        Raises as ``open_database``; NotFoundError for a directory that is not there; InvalidArgumentError and
+        StoreError for a container that cannot be meant, or where the package for it is missing.
+        """
+        with ExitStack() as stack:
+            store: ProcessorStore
+            if self.blob_container is not None:
+                store = _blob_store(self.blob_container)
+            elif self.directory is not None:
+                store = _directory_store(self.directory, may_create=may_create)
+            else:
+                from tidegate.sql import SqlStore
+
+                database = open_database(self.database_url, may_create=may_create)
+                store = SqlStore(stack.enter_context(database))
+            try:
+                yield store
+            finally:
+                await store.close()
+
+    def group_namespace(self, connection_string: str | None, ca_file: Path | None) -> str:
+        """The namespace whose leases and checkpoints are meant; nothing is asked of its service.
+
+        A SQL store does not keep namespaces apart, so there it may be that nothing says which it is.
+        Raises NoConnectionError where something must.
+        """
+        if self.namespace is not None:
+            return self.namespace
+        try:
+            connection = resolve_connection(connection_string, ca_file, os.environ)
+        except NoConnectionError:
+            if self.directory is not None or self.blob_container is not None:
+                raise
+            return _ANY_NAMESPACE
+        return impatient_namespace(connection).host
+
+
+def _directory_store(directory: Path, *, may_create: bool) -> ProcessorStore:
+    from tidegate.processor.stores.directory import DirectoryStore
+
+    if not may_create and not directory.is_dir():
+        raise NotFoundError(
+            f"There is no directory {directory}.",
+            next_step="Name the one that the hosts' DirectoryStore was given.",
+        )
+    return DirectoryStore(directory)
+
+
+def _blob_store(container: str) -> ProcessorStore:
+    try:
+        from tidegate.processor.stores.blob import BlobStore
+    except ModuleNotFoundError as error:
+        raise StoreError(str(error)) from error
+    if "://" in container:
+        return BlobStore.from_container_url(container)
+    account = os.environ.get(STORAGE_VARIABLE)
+    if not account:
+        raise InvalidArgumentError(
+            f"Nothing says in which storage account the container {container} is.",
+            next_step=f"Set {STORAGE_VARIABLE}, or give the container's URL with a shared access signature.",
+        )
+    return BlobStore.from_connection_string(account, container)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """What a store has of one consumer group at one moment."""
+
+    name: str
+    """As it was given."""
+    leases: LeaseSnapshot
+    checkpoints: Mapping[str, ProcessorCheckpoint]
+
+    @property
+    def partition_ids(self) -> list[str]:
+        """Those with a lease or a checkpoint; 2 before 10."""
+        return sorted({*self.leases.leases, *self.checkpoints}, key=lambda each: (len(each), each))
+
+    def lease_record(self, partition_id: str) -> dict[str, object]:
+        """A partition's row of the lease table; a released lease has no owner."""
+        lease, checkpoint = self.leases.leases.get(partition_id), self.checkpoints.get(partition_id)
+        is_owned = lease is not None and bool(lease.owner)
+        return {
+            "consumer_group": self.name,
+            "partition": partition_id,
+            "owner": lease.owner if lease is not None and is_owned else None,
+            "acquired": lease.acquired_at if lease is not None and is_owned else None,
+            "offset": None if checkpoint is None else checkpoint.offset,
+            "lease_age_s": self.lease_age_s(lease) if lease is not None and is_owned else None,
+            "epoch": None if lease is None else lease.epoch,
+        }
+
+    def lease_age_s(self, lease: Lease) -> float:
+        """Seconds since it was renewed, by the store's clock."""
+        return max(0.0, (self.leases.now - lease.renewed_at).total_seconds())
+
+
+LEASE_COLUMNS = ("consumer_group", "partition", "owner", "acquired", "offset", "lease_age_s", "epoch")
+
+
+async def view_groups(
+    store: ProcessorStore, namespace: str, hub: str, groups: Sequence[str] | None
+) -> list[GroupView]:
+    """The groups that ``--group`` names; without any, the default group."""
+    from tidegate.processor.lease import GroupKey
+
+    views = []
+    for name in groups or [DEFAULT_CONSUMER_GROUP]:
+        key = GroupKey(namespace, hub, name)
+        # Checkpoints first: one that is older than its lease is at least a consistent one.
+        checkpoints = await store.list_checkpoints(key)
+        views.append(GroupView(name, await store.list_leases(key), checkpoints))
+    return views
+
+
+def time_of(milliseconds: int | None) -> datetime | None:
+    """The aware time so many milliseconds after 1970-01-01 UTC; None: none is known."""
+    return None if milliseconds is None else EPOCH + timedelta(milliseconds=milliseconds)
+
+
+def milliseconds_of(time: datetime) -> int:
+    """Milliseconds since 1970-01-01 UTC of an aware time."""
+    return (time - EPOCH) // timedelta(milliseconds=1)
+
+
+def default_actor() -> str:
+    """``user@host``: who works on a database by the command line."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a user without a name, as in containers
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

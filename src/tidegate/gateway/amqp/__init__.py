@@ -1,0 +1,1 @@
+"""AMQP clients: connections, their links, and the nodes these end in."""

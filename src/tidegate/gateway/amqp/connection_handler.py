@@ -1,0 +1,578 @@
+"""One AMQP connection of a client: events of its engine become calls on nodes, one per link.
+
+    client's link to            node here
+    $cbs, $management           RequestNode     (request_node)
+    hub, hub/Partitions/n       IngressLink     (ingress)
+    …/ConsumerGroups/g/…        EgressLink      (egress)
+
+Everything runs in callbacks of the event loop; the few requests that wait are tasks of the gateway. What is
+written to the client in one turn of the loop leaves in one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from tidegate.amqp.connection import Connection
+from tidegate.amqp.errors import CONNECTION_FORCED, ResourceLimitError
+from tidegate.amqp.events import (
+    ConnectionClosed,
+    ConnectionFailed,
+    ConnectionOpened,
+    CreditGranted,
+    DeliveriesReceived,
+    Event,
+    LinkAttaching,
+    LinkDetached,
+    LinkStolen,
+    SaslReceived,
+    SessionBegun,
+)
+from tidegate.amqp.link import Link, SenderLink
+from tidegate.amqp.performatives import Attach, Error
+from tidegate.broker import Broker, Door, Peer
+from tidegate.gateway.amqp.claims import ConnectionClaims
+from tidegate.gateway.amqp.egress import EgressLink
+from tidegate.gateway.amqp.idle_guard import IdleGuard, IdleLimits
+from tidegate.gateway.amqp.ingress import IngressLink
+from tidegate.gateway.amqp.management import ManagementService
+from tidegate.gateway.amqp.nodes import LinkNode, NodeOpener, OpenedNode
+from tidegate.gateway.amqp.request_node import RequestNodes
+from tidegate.model.clock import Clock
+from tidegate.model.errors import (
+    BrokenError,
+    Fault,
+    InvalidKeyError,
+    LocalProtocolError,
+    NotFoundError,
+    ServerBusyError,
+    TidegateError,
+    UnauthorizedError,
+)
+from tidegate.transport.memory import MemoryBudget
+from tidegate.transport.peers import address_in
+from tidegate.transport.sliced_work import SlicedWork
+from tidegate.wire.conditions import error_description, to_amqp_error
+from tidegate.wire.names import TRACKING_ID
+
+_ANONYMOUS_LINKS_MAX = 16
+"""Sessions and links, together, that a connection may begin before a token or key of it was accepted. Our
+choice: a client needs a session and two links for it; refused and ended ones count, too."""
+
+_BLOCKED_BYTES_MAX = 8 * 1024 * 1024
+"""What may wait, over all sessions of a connection, for their windows. A session that waits gets nothing
+more, but a connection may have thousands of them (our choice: some of the largest batches)."""
+
+_CONGESTED_BYTES = 16 * 1024
+"""What a connection may have under way even if the disk is behind: it is others who keep it busy (our
+choice)."""
+
+_TOLD_AT_ONCE = 20
+"""Links that are detached in one turn: less than a millisecond (our choice)."""
+
+_log = logging.getLogger(__name__)
+
+
+class ConnectionDriver(Protocol):
+    """What a connection needs of its driver (``transport.driver.AmqpDriver``)."""
+
+    @property
+    def peer_name(self) -> str:
+        """Who is at the other end, for logs."""
+        ...
+
+    @property
+    def is_writable(self) -> bool:
+        """False while the socket's buffer is full."""
+        ...
+
+    def flush(self) -> None:
+        """Write what the engine has to send."""
+        ...
+
+    def request_turn(self) -> None:
+        """Have ``ConnectionHandler.on_turn`` called when this connection's turn comes."""
+        ...
+
+    def pause_reading(self) -> None:
+        """Let the peer's data wait in the socket."""
+        ...
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        ...
+
+    def add_held(self, change: int) -> None:
+        """Count bytes that are held for the peer and that only the peer can free."""
+        ...
+
+    def admit_peer(self) -> None:
+        """The peer has proved who it is: the limits of strangers no longer hold for it."""
+        ...
+
+
+class ConnectionOwner(Protocol):
+    """What a connection needs of the gateway."""
+
+    @property
+    def broker(self) -> Broker:
+        """The namespace."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """Time."""
+        ...
+
+    @property
+    def management(self) -> ManagementService:
+        """What answers ``$management``."""
+        ...
+
+    @property
+    def unacknowledged_bytes_max(self) -> int:
+        """What one connection may have taken in and not yet durable, now."""
+        ...
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """Counts what is held for clients."""
+        ...
+
+    @property
+    def sliced_work(self) -> SlicedWork:
+        """What takes long, of all clients."""
+        ...
+
+    def add_unacknowledged(self, change: int) -> None:
+        """Count bytes, over all connections, that were taken in and are not yet durable."""
+        ...
+
+    @property
+    def idle_limits(self) -> IdleLimits:
+        """How long a connection may be without use."""
+        ...
+
+    def on_connection_over(self, handler: ConnectionHandler) -> None:
+        """The connection is gone."""
+        ...
+
+    def on_congestion(self, handler: ConnectionHandler) -> None:
+        """The disk is behind: have ``resume_reading`` called once it has caught up."""
+        ...
+
+    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run something that waits; it is finished even if the connection ends."""
+        ...
+
+
+class ConnectionHandler:
+    """The service's end of one connection. Give it the driver with ``attach_driver`` before data comes in."""
+
+    def __init__(self, owner: ConnectionOwner, *, age_s: float = 0.0) -> None:
+        """age_s: seconds since the client has connected."""
+        self.claims = ConnectionClaims(
+            owner.broker,
+            owner.clock,
+            self._on_claims_expired,
+            on_first=self._on_admitted,
+            find_peer=self._find_peer,
+        )
+        self._owner = owner
+        self._driver: ConnectionDriver | None = None
+        self._connection: Connection | None = None
+        self._nodes: dict[Link, LinkNode] = {}
+        self._attaching: set[Link] = set()
+        """Links whose attach is not answered yet, because that takes time."""
+        requests = RequestNodes(self, owner.management)
+        self._opener: NodeOpener | None = NodeOpener(self, owner.broker, owner.clock, requests)
+        self._idle_guard = IdleGuard(
+            owner.idle_limits, lambda: not self.claims.is_empty, self._on_idle, age_s=age_s
+        )
+        self._is_stalled_by_window = False
+        self._anonymous_links = 0
+        self._unacknowledged_bytes = 0
+        self._is_reading_paused = False
+        self._is_stopping = False
+        self._is_over = False
+        self._pumps: dict[EgressLink, None] = {}
+        self._losers: dict[Link, TidegateError] = {}
+        """Links that may be used no longer: their nodes are closed, and the client is to be told why."""
+        self._scheduled: asyncio.Handle | None = None
+
+    # -- for the driver
+
+    def attach_driver(self, driver: ConnectionDriver, connection: Connection) -> None:
+        """The driver that carries this connection."""
+        self._driver = driver
+        self._connection = connection
+
+    def on_event(self, event: Event) -> None:
+        """An event of the engine; called by the driver, which writes what this leaves to send."""
+        match event:
+            case DeliveriesReceived(link, deliveries):
+                node = self._nodes.get(link)
+                if node is not None:
+                    node.on_deliveries(deliveries)
+            case CreditGranted(link):
+                node = self._nodes.get(link)
+                if node is not None:
+                    node.on_credit()
+                self._wake_stalled()
+            case LinkAttaching(link, attach):
+                if self._is_within_anonymous_limit():
+                    self._on_attaching(link, attach)
+            case SessionBegun():
+                self._is_within_anonymous_limit()
+            case LinkDetached(link) | LinkStolen(link):
+                self._drop(link)
+            case ConnectionOpened():
+                self._refuse_when_exhausted()
+            case SaslReceived(initial_response=response, is_decided=False):
+                self._judge_plain(response)
+            case ConnectionClosed(error):
+                if error is not None and not self._is_stopping:
+                    _log.warning(
+                        "%s: the peer closed the connection: %.80r: %.300r",
+                        self._peer_name,
+                        error.condition,
+                        error.description,
+                    )
+                self._on_over()
+            case ConnectionFailed(error):
+                # A client that vanishes is everyday; the rest somebody should look at.
+                level = logging.INFO if isinstance(error, BrokenError) else logging.WARNING
+                _log.log(level, "%s: connection ended, %s: %s", self._peer_name, _whose_fault(error), error)
+                self._on_over()
+
+    def on_writable(self) -> None:
+        """The socket takes data again."""
+        for node in list(self._nodes.values()):
+            node.on_credit()
+
+    def on_turn(self) -> bool:
+        """Send something on the receiver link that waits longest, or tell some links why they end; returns
+        whether more wait."""
+        if self._losers:
+            for loser in list(self._losers)[:_TOLD_AT_ONCE]:
+                self._tell_loser(loser, self._losers.pop(loser))
+        elif (link := next(iter(self._pumps), None)) is not None:
+            del self._pumps[link]
+            link.pump()
+        return bool(self._losers or self._pumps)
+
+    def on_memory_pressure(self, is_short: bool) -> None:
+        """Memory has become short, or no longer is: give back what can be read again."""
+        if is_short:
+            for node in list(self._nodes.values()):
+                if isinstance(node, EgressLink):
+                    node.drop_read_ahead()
+
+    # -- for the nodes
+
+    @property
+    def is_writable(self) -> bool:
+        """False while the socket's buffer is full, or too much waits for windows of sessions."""
+        if self._connection is not None and self._connection.blocked_bytes > _BLOCKED_BYTES_MAX:
+            self._is_stalled_by_window = True
+            return False
+        return self._driver is not None and self._driver.is_writable
+
+    @property
+    def sliced_work(self) -> SlicedWork:
+        """What takes long."""
+        return self._owner.sliced_work
+
+    @property
+    def is_memory_short(self) -> bool:
+        """Whether to hold as little as work allows."""
+        return self._owner.budget.is_short
+
+    def add_held(self, change: int) -> None:
+        """Count bytes that are held for the client and that only the client can free."""
+        if self._driver is not None:
+            self._driver.add_held(change)
+
+    def schedule_flush(self) -> None:
+        """Write what the engine has to send, soon, once for all who asked."""
+        if self._scheduled is None and not self._is_over:
+            self._scheduled = asyncio.get_running_loop().call_soon(self._run_scheduled)
+
+    def schedule_pump(self, link: EgressLink) -> None:
+        """Run ``link.pump`` in this connection's turn, and write what it sends."""
+        self._pumps[link] = None
+        if self._driver is not None:
+            self._driver.request_turn()
+
+    def add_unacknowledged(self, size: int) -> None:
+        """``size`` more bytes (fewer, when negative) wait for the disk: reading may pause or go on."""
+        self._unacknowledged_bytes += size
+        self._owner.add_unacknowledged(size)
+        if self._is_reading_paused:
+            self.resume_reading()
+            return
+        is_congested = self._unacknowledged_bytes > _CONGESTED_BYTES and self._owner.broker.is_congested
+        if size > 0 and (is_congested or self._unacknowledged_bytes > self._owner.unacknowledged_bytes_max):
+            assert self._driver is not None
+            self._is_reading_paused = True
+            self._driver.pause_reading()
+            if is_congested:
+                self._owner.on_congestion(self)
+
+    def resume_reading(self) -> None:
+        """Read from the socket again, if half of what may wait is done and the disk keeps up."""
+        if not self._is_reading_paused or self._is_stopping or self._driver is None:
+            return
+        if self._owner.broker.is_congested:
+            self._owner.on_congestion(self)
+        elif self._unacknowledged_bytes <= self._owner.unacknowledged_bytes_max // 2:
+            self._is_reading_paused = False
+            self._driver.resume_reading()
+
+    def amqp_error(self, error: BaseException) -> Error:
+        """An error as the client is told it; its ``description`` has a tracking id and is what to log."""
+        tracking_id = str(uuid.uuid4())
+        if isinstance(error, TidegateError):
+            if error.remote_text:
+                _log.error("%s: %s TrackingId:%s", self._peer_name, error, tracking_id)
+        else:
+            _log.error("%s: unexpected failure, TrackingId:%s", self._peer_name, tracking_id, exc_info=error)
+        return to_amqp_error(error, tracking_id=tracking_id, now_utc=self._owner.clock.now_utc())
+
+    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run something that waits; it is finished even if the connection ends."""
+        self._owner.start_task(work, name)
+
+    def note_use(self) -> None:
+        """The connection is used, if only for requests."""
+        self._idle_guard.note_use()
+
+    def answer_late(self, after_s: float, answer: Callable[[], None]) -> None:
+        """Call ``answer`` after that time, or before the connection ends for want of a token."""
+        asyncio.get_running_loop().call_later(self._idle_guard.delay_s(after_s), answer)
+
+    # -- for the gateway
+
+    def stop(self) -> None:
+        """Close the connection because the service stops: once what came in is durable and acknowledged."""
+        self._is_stopping = True
+        if self._driver is not None and not self._is_over:
+            self._is_reading_paused = True
+            self._driver.pause_reading()
+        self.schedule_flush()
+
+    # -- links
+
+    def _is_within_anonymous_limit(self) -> bool:
+        """Count a session or link of a client that may be anybody; one too many ends the connection."""
+        if not self.claims.is_empty:
+            return True
+        self._anonymous_links += 1
+        if self._anonymous_links <= _ANONYMOUS_LINKS_MAX:
+            return True
+        assert self._connection is not None
+        self._connection.abort(
+            ResourceLimitError(
+                f"The connection began more than {_ANONYMOUS_LINKS_MAX} sessions and links without a token.",
+                next_step="Put a token to $cbs first.",
+            )
+        )
+        return False
+
+    def _on_attaching(self, link: Link, attach: Attach) -> None:
+        try:
+            assert self._opener is not None  # nothing is attached once it is over
+            opened = self._opener.open(link, attach)
+        except TidegateError as error:
+            self._refuse(link, attach, error)
+            return
+        if isinstance(opened, OpenedNode):
+            self._accept(link, attach, opened)
+        else:
+            self._attaching.add(link)
+            self.start_task(self._finish_attaching(link, attach, opened), "attach")
+
+    async def _finish_attaching(self, link: Link, attach: Attach, opening: Awaitable[OpenedNode]) -> None:
+        try:
+            opened = await opening
+        except Exception as error:  # Whatever it is, who attached is told; ``amqp_error`` has it logged.
+            if link in self._attaching:
+                self._attaching.remove(link)
+                self._refuse(link, attach, error)
+        else:
+            if link in self._attaching:
+                self._attaching.remove(link)
+                self._accept(link, attach, opened)
+            else:  # The client, or the connection, has gone meanwhile.
+                opened.node.close()
+        self.schedule_flush()
+
+    def _refuse(self, link: Link, attach: Attach, error: Exception) -> None:
+        told = self.amqp_error(error)
+        _log.info("%s: attach of link %.80r refused: %s", self._peer_name, attach.name, told.description)
+        link.refuse(told)
+
+    def _accept(self, link: Link, attach: Attach, opened: OpenedNode) -> None:
+        self._nodes[link] = opened.node
+        if _is_for_events(opened.node):
+            self._idle_guard.add_link()
+        source = attach.source
+        if source is not None and source.filter and isinstance(link, SenderLink):
+            source = replace(source, filter=dict(opened.filters))
+        if source is not None and opened.source_address is not None:
+            source = replace(source, address=opened.source_address)
+        link.accept(
+            source=source,
+            max_message_size=opened.message_bytes_max,
+            properties={
+                **_text_keys(attach.properties),
+                **opened.properties,
+                TRACKING_ID: str(uuid.uuid4()),
+            },
+            offered_capabilities=opened.offered_capabilities,
+            # Where the client sends, the service's own answer: it settles at once, whatever was asked for.
+            rcv_settle_mode=None if isinstance(link, SenderLink) else 0,
+        )
+        if link.is_open:
+            opened.node.start()
+        else:  # The answer does not fit into the client's frames: it was refused.
+            self._drop(link)
+
+    def _on_admitted(self) -> None:
+        if self._driver is not None:
+            self._driver.admit_peer()
+
+    def _wake_stalled(self) -> None:
+        """A session's window opened: let links of other sessions go on that waited for what it held."""
+        if self._is_stalled_by_window and self.is_writable:
+            self._is_stalled_by_window = False
+            self.on_writable()
+
+    def _drop(self, link: Link) -> None:
+        self._attaching.discard(link)
+        self._losers.pop(link, None)
+        node = self._nodes.pop(link, None)
+        if node is not None:
+            node.close()
+            if _is_for_events(node):
+                self._idle_guard.remove_link()
+        self._wake_stalled()
+
+    def _on_claims_expired(self) -> None:
+        """A token ran out, a policy changed, or an event hub was deleted: links that this ends do nothing
+        more, and are detached in this connection's turns, as there may be thousands."""
+        for link, node in list(self._nodes.items()):
+            try:
+                node.check_usable()
+            except (NotFoundError, UnauthorizedError) as error:
+                self._drop(link)
+                self._losers[link] = error.with_traceback(None)
+        if self._losers and self._driver is not None:
+            self._driver.request_turn()
+
+    def _tell_loser(self, link: Link, error: TidegateError) -> None:
+        told = self.amqp_error(error)
+        _log.info("%s: link %.80r detached: %s", self._peer_name, link.name, told.description)
+        link.detach(told)
+
+    # -- the connection
+
+    def _refuse_when_exhausted(self) -> None:
+        if self._owner.budget.is_exhausted:
+            assert self._connection is not None
+            self._connection.abort(
+                ResourceLimitError(
+                    "The service holds as much in memory for its clients as it may.",
+                    next_step="Connect again later.",
+                )
+            )
+
+    def _judge_plain(self, response: bytes) -> None:
+        """SASL PLAIN: authorisation identity, policy, key, with NUL between (RFC 4616)."""
+        assert self._connection is not None
+        parts = response.split(b"\0")
+        try:
+            if len(parts) != 3:
+                raise UnauthorizedError("SASL PLAIN takes a policy's name and its key.")
+            self.claims.put_policy(parts[1].decode(), parts[2].decode())
+        except (UnauthorizedError, ServerBusyError, UnicodeDecodeError) as error:
+            _log.info("%s: SASL PLAIN: %s", self._peer_name, error)
+            if isinstance(error, InvalidKeyError) and error.answer_after_s:
+                self.answer_late(error.answer_after_s, self._refuse_plain)
+            else:
+                self._connection.complete_sasl(is_accepted=False)
+        else:
+            self._connection.complete_sasl(is_accepted=True)
+
+    def _refuse_plain(self) -> None:
+        assert self._connection is not None
+        self._connection.complete_sasl(is_accepted=False)
+        self.schedule_flush()
+
+    def _on_idle(self, limit_s: float) -> None:
+        if self._connection is None or self._driver is None:
+            return
+        idle = BrokenError(
+            f"The connection was inactive for more than the allowed {limit_s * 1000:.0f} milliseconds and is "
+            "closed by container 'LinkTracker'."
+        )
+        now_utc = self._owner.clock.now_utc()
+        text = error_description(idle, tracking_id=str(uuid.uuid4()), now_utc=now_utc)
+        self._connection.abort(BrokenError(text))
+        self._driver.flush()
+
+    def _run_scheduled(self) -> None:
+        self._scheduled = None
+        if self._driver is None or self._connection is None:
+            return
+        if self._is_stopping and self._unacknowledged_bytes == 0:
+            self._connection.close(Error(CONNECTION_FORCED, "The service is stopping. Connect again later."))
+            self._is_reading_paused = False
+            self._driver.resume_reading()
+        self._driver.flush()
+
+    def _find_peer(self) -> Peer:
+        return Peer(Door.AMQP, address_in(self._peer_name))
+
+    @property
+    def _peer_name(self) -> str:
+        return self._driver.peer_name if self._driver is not None else "a client"
+
+    def _on_over(self) -> None:
+        self._is_over = True
+        self.claims.close()
+        for link in list(self._nodes):
+            self._drop(link)
+        self._attaching.clear()
+        self._idle_guard.close()
+        self._opener = None  # no reference cycle is left
+        self._pumps.clear()
+        self._losers.clear()
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+            self._scheduled = None
+        self._owner.on_connection_over(self)
+
+
+def _is_for_events(node: LinkNode) -> bool:
+    return isinstance(node, (IngressLink, EgressLink))
+
+
+def _text_keys(properties: Mapping[object, object]) -> dict[str, object]:
+    return {key: value for key, value in properties.items() if isinstance(key, str)}
+
+
+def _whose_fault(error: TidegateError) -> str:
+    if isinstance(error, LocalProtocolError):
+        return "our own fault"
+    return {
+        Fault.CALLER: "the peer's fault",
+        Fault.PEER: "the peer's fault",
+        Fault.WORLD: "nobody's fault",
+        Fault.STATE: "nobody's fault",
+    }[error.fault]

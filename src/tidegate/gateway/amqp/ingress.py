@@ -1,0 +1,389 @@
+"""Sender links of clients: deliveries become appends, and appends become acknowledgements.
+
+Many appends of one link are in flight at once. Outcomes are sent in the order of the deliveries, each after
+its batch is durable; runs of accepted deliveries share one disposition.
+
+    delivery -> envelope split (no event is decoded) -> append_nowait -> … durable … -> disposition
+
+A refused delivery (too large, no room, out of order) is *rejected* with its condition; the link stays usable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+from tidegate.amqp.events import Delivery
+from tidegate.amqp.link import ReceiverLink
+from tidegate.amqp.performatives import Accepted, Error, Rejected
+from tidegate.broker import AppendResult, Claim, EventHub, Partition, ProducerBatch, ProducerHandle
+from tidegate.gateway.amqp.claims import ConnectionClaims
+from tidegate.model.errors import (
+    ClosedError,
+    EventTooLargeError,
+    InvalidArgumentError,
+    NotFoundError,
+    TidegateError,
+)
+from tidegate.transport.sliced_work import SlicedWork
+from tidegate.wire.addresses import NodeAddress
+from tidegate.wire.batch import BatchSections, split_message, with_event_numbers
+from tidegate.wire.publisher import (
+    may_pretend,
+    published_events,
+    rewritten_batch,
+    unpublished_events,
+)
+
+_CREDIT = 500
+"""Deliveries that a client may have under way on a link. Our choice: memory is bounded in bytes (see
+``IngressOwner.add_unacknowledged``), so this only has to cover a round trip of small batches."""
+
+_ENTRY_BYTES = 512
+"""About what a delivery under way takes beside its payload: many tiny ones count for what they are."""
+
+_EVENTS_AT_ONCE = 200
+_BYTES_AT_ONCE = 16 * 1024
+"""Events, and bytes of them, that a publisher's name is written into, or taken from, at once: about 1 ms."""
+
+_log = logging.getLogger(__name__)
+
+
+class IngressOwner(Protocol):
+    """What an ingress link needs of its connection."""
+
+    @property
+    def claims(self) -> ConnectionClaims:
+        """What the connection may do."""
+        ...
+
+    @property
+    def sliced_work(self) -> SlicedWork:
+        """What takes long."""
+        ...
+
+    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run something that waits; it is finished even if the connection ends."""
+        ...
+
+    def add_unacknowledged(self, size: int) -> None:
+        """``size`` more bytes (fewer, when negative) wait for the disk: reading may pause or go on."""
+        ...
+
+    def schedule_flush(self) -> None:
+        """Write what the engine has to send, soon, once for all who asked."""
+        ...
+
+    def amqp_error(self, error: BaseException) -> Error:
+        """An error as the client is told it."""
+        ...
+
+
+class IngressLink:
+    """One sender link of a client, to an event hub or to one of its partitions."""
+
+    def __init__(
+        self,
+        owner: IngressOwner,
+        link: ReceiverLink,
+        event_hub: EventHub,
+        partition: Partition | None,
+        *,
+        find_hub: Callable[[str], EventHub],
+        publisher: str | None = None,
+        is_idempotent: bool = False,
+    ) -> None:
+        """partition: None lets the key, or the turn, choose one for each batch.
+
+        find_hub: the event hub of a name now; raises NotFoundError.
+        publisher: who sends, whose name is the key of all batches; None: nobody in particular.
+        is_idempotent: the client numbers its batches (``tidegate:idempotent-batch`` was agreed on).
+        """
+        assert partition is None or publisher is None
+        self._owner = owner
+        self._link = link
+        self._find_hub = find_hub
+        self._event_hub = event_hub
+        self._partition = partition
+        self._is_idempotent = is_idempotent
+        self._producer: ProducerHandle | None = None
+        partition_id = None if partition is None else partition.partition_id
+        address = NodeAddress.for_sending(event_hub.name, partition_id=partition_id, publisher=publisher)
+        self._path = address.format()
+        self._entity = address.entity
+        self._publisher = publisher
+        self._pending: deque[_Pending] = deque()
+        self._unwritten: deque[tuple[BatchSections, asyncio.Future[AppendResult]]] = deque()
+        """Batches of a publisher whose events do not have its name yet; the first is being worked on."""
+        self._is_closed = False
+
+    async def open_producer(
+        self, *, producer_id: int | None, epoch: int | None, last_sequence_number: int | None
+    ) -> ProducerHandle:
+        """Attach as an idempotent producer that says who it is; on partitions only.
+
+        Its batches are numbered in their envelopes where ``tidegate:idempotent-batch`` was agreed on, and
+        each of its events is where it is one of Event Hubs' own. What is None is filled in. A newer instance
+        of the producer has this link detached.
+        Raises InvalidArgumentError, ProducerEpochStolenError, ClosedError. Cancellation: not attached.
+        """
+        assert self._partition is not None
+        self._producer = await self._partition.open_producer(
+            producer_id=producer_id,
+            epoch=epoch,
+            last_sequence_number=last_sequence_number,
+            on_stolen=self._on_stolen,
+        )
+        return self._producer
+
+    def start(self) -> None:
+        """Let the client send."""
+        # As Event Hubs does: the JavaScript SDK's own tests send on, on the same link. Were the link to end,
+        # that SDK would wait for its time-out, and try again.
+        self._link.is_oversized_rejected = True
+        self._link.grant_credit(_CREDIT)
+
+    def check_usable(self) -> None:
+        """Raise UnauthorizedError when the connection, or the publisher, may no longer send here.
+
+        Where the event hub was deleted, that is said to the next delivery instead.
+        """
+        if self._event_hub.is_deleted:
+            return
+        self._owner.claims.require(self._entity, Claim.SEND)
+        if self._publisher is not None:
+            self._event_hub.check_publisher(self._publisher)
+
+    def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
+        """Queue appends for complete deliveries, in their order."""
+        if self._event_hub.is_deleted and not self._has_followed_name():
+            self._refuse(deliveries)
+            return
+        for delivery in deliveries:
+            outcome: asyncio.Future[AppendResult] | TidegateError
+            try:
+                outcome = self._append(delivery)
+            except TidegateError as error:
+                outcome = error
+            else:
+                outcome.add_done_callback(self._on_appended)
+            size = len(delivery.payload) + _ENTRY_BYTES
+            self._pending.append(_Pending(delivery.delivery_id, size, delivery.is_settled, outcome))
+            self._owner.add_unacknowledged(size)
+        self._settle()
+        missing = _CREDIT - self._link.outstanding_credit
+        if missing > _CREDIT // 2:
+            self._link.grant_credit(missing)
+
+    def on_credit(self) -> None:
+        """Nothing: the official Python client sends flows on its sender links, which mean nothing here."""
+
+    def close(self) -> None:
+        """The link is gone: appends that are under way end without an answer."""
+        self._is_closed = True
+        if self._producer is not None:
+            self._producer.close()
+
+    def _has_followed_name(self) -> bool:
+        """Turn to the event hub that was created again under the deleted one's name; False: there is none.
+
+        The link's end would not do: the official Python producers do not read while they have nothing to
+        send, find it behind their next events, and call it an unknown error.
+        """
+        if self._is_numbered:
+            return False  # the numbers count events of the deleted one
+        try:
+            event_hub = self._find_hub(self._event_hub.name)
+            partition = self._partition and event_hub.partition(self._partition.partition_id)
+        except NotFoundError:
+            return False
+        self._event_hub, self._partition = event_hub, partition
+        return True
+
+    def _refuse(self, deliveries: Sequence[Delivery]) -> None:
+        """The event hub was deleted: say so, each time."""
+        told = self._owner.amqp_error(self._event_hub.deleted_error(self._path))
+        for delivery in deliveries:
+            if not delivery.is_settled:
+                self._link.settle(delivery.delivery_id, state=Rejected(error=told))
+        if self._is_numbered:
+            self._link.detach(told)
+        else:
+            self._link.grant_credit(len(deliveries))
+
+    @property
+    def _is_numbered(self) -> bool:
+        return self._is_idempotent or self._producer is not None
+
+    def _append(self, delivery: Delivery) -> asyncio.Future[AppendResult]:
+        self.check_usable()
+        size, bytes_max = len(delivery.payload), self._event_hub.event_bytes_max
+        if size > bytes_max:
+            raise EventTooLargeError(
+                f"The received message (delivery-id:{delivery.delivery_id}, size:{size} bytes) exceeds the "
+                f"limit ({bytes_max} bytes) currently allowed on the link.",
+                next_step="Send fewer events per batch, or smaller ones.",
+            )
+        sections = split_message(delivery.payload, delivery.message_format)
+        is_as_sent = self._publisher is None and not may_pretend(delivery.payload)
+        is_long = len(sections.lengths) > _EVENTS_AT_ONCE or size > _BYTES_AT_ONCE
+        if self._unwritten or (not is_as_sent and is_long):
+            return self._write_later(sections)
+        if is_as_sent:
+            return self._store(sections)
+        return self._store_rewritten(sections, list(self._rewritten(sections)))
+
+    def _rewritten(self, sections: BatchSections) -> Iterator[bytes]:
+        """The events with their publisher's name, or without what their sender says of one."""
+        if self._publisher is None:
+            return unpublished_events(sections)
+        return published_events(sections, self._publisher)
+
+    def _store_rewritten(
+        self, sections: BatchSections, events: Sequence[bytes]
+    ) -> asyncio.Future[AppendResult]:
+        batch = rewritten_batch(sections, events, self._publisher)
+        return self._store(batch, sent_bytes=len(sections.payload))
+
+    def _write_later(self, sections: BatchSections) -> asyncio.Future[AppendResult]:
+        """Rewrite many events in slices; batches stay in their order."""
+        stored: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
+        self._unwritten.append((sections, stored))
+        if len(self._unwritten) == 1:
+            self._owner.start_task(self._write_all(), "publisher's batches")
+        return stored
+
+    async def _write_all(self) -> None:
+        while self._unwritten:
+            sections, stored = self._unwritten[0]
+            try:
+                events = await self._owner.sliced_work.collect(self._rewritten(sections))
+                self._store_rewritten(sections, events).add_done_callback(partial(_hand_on, stored))
+            except Exception as error:  # Whatever it is, the client is told; ``amqp_error`` has it logged.
+                stored.set_exception(error)
+            self._unwritten.popleft()
+
+    def _store(
+        self, sections: BatchSections, *, sent_bytes: int | None = None
+    ) -> asyncio.Future[AppendResult]:
+        """sent_bytes: what the client sent of it; None: all."""
+        added_bytes = 0 if sent_bytes is None else max(0, len(sections.payload) - sent_bytes)
+        partition = self._event_hub.partition_for(sections.partition_key, chosen=self._partition)
+        producer = self._producer_batch(sections)
+        appended = partition.append_nowait(
+            sections.payload, sections.lengths, producer=producer, added_bytes=added_bytes
+        )
+        if sections.publisher is not None:
+            self._event_hub.publishers.note_when_stored(
+                appended,
+                sections.publisher,
+                partition.partition_id,
+                event_bytes=len(sections.payload),
+                is_own_address=self._publisher is not None,
+            )
+        return appended
+
+    def _producer_batch(self, sections: BatchSections) -> ProducerBatch | None:
+        producer = self._producer
+        if producer is None:
+            return _numbered(sections) if self._is_idempotent else None
+        batch = _numbered(sections if self._is_idempotent else with_event_numbers(sections))
+        if (batch.producer_id, batch.epoch) != (producer.producer_id, producer.epoch):
+            raise InvalidArgumentError(
+                f"The events are of producer {batch.producer_id} with epoch {batch.epoch}; the link is of "
+                f"{producer.producer_id} with {producer.epoch}."
+            )
+        if self._is_idempotent:
+            return replace(batch, is_repeatable=True)
+        return producer.batch(batch.sequence)
+
+    def _on_stolen(self, error: TidegateError) -> None:
+        if self._is_closed or self._producer is None:
+            return  # Not attached yet: ``open_producer`` raises it.
+        told = self._owner.amqp_error(error)
+        _log.info("%s: producer detached: %s", self._path, told.description)
+        self.close()
+        self._link.detach(told)
+        self._owner.schedule_flush()
+
+    def _on_appended(self, _: asyncio.Future[AppendResult]) -> None:
+        self._settle()
+        self._owner.schedule_flush()
+
+    def _settle(self) -> None:
+        """Answer the deliveries at the head of the queue whose outcome is known."""
+        pending = self._pending
+        run: tuple[int, int] | None = None  # first and last of the accepted deliveries not answered yet
+        while pending and pending[0].is_known:
+            head = pending.popleft()
+            self._owner.add_unacknowledged(-head.size)
+            error = head.error()
+            if isinstance(error, ClosedError) and self._event_hub.is_deleted:
+                error = self._event_hub.deleted_error(self._path)
+            if head.is_settled or self._is_closed:
+                continue
+            # Delivery ids are counted per session: between two of this link may lie another link's.
+            if error is None and run is not None and run[1] + 1 == head.delivery_id:
+                run = (run[0], head.delivery_id)
+                continue
+            self._accept(run)
+            run = None
+            if error is None:
+                run = (head.delivery_id, head.delivery_id)
+            else:
+                told = self._owner.amqp_error(error)
+                _log.info("%s: a batch was refused: %s", self._path, told.description)
+                self._link.settle(head.delivery_id, head.delivery_id, Rejected(error=told))
+        self._accept(run)
+
+    def _accept(self, run: tuple[int, int] | None) -> None:
+        if run is not None:
+            self._link.settle(run[0], run[1], Accepted())
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A delivery whose outcome has not been sent."""
+
+    delivery_id: int
+    size: int
+    is_settled: bool
+    """True: the client wants no answer."""
+    outcome: asyncio.Future[AppendResult] | TidegateError
+
+    @property
+    def is_known(self) -> bool:
+        return isinstance(self.outcome, TidegateError) or self.outcome.done()
+
+    def error(self) -> BaseException | None:
+        """Why it was refused; None: it is durable. Only once ``is_known``."""
+        if isinstance(self.outcome, TidegateError):
+            return self.outcome
+        if self.outcome.cancelled():
+            return asyncio.CancelledError()
+        return self.outcome.exception()
+
+
+def _hand_on(waiting: asyncio.Future[AppendResult], done: asyncio.Future[AppendResult]) -> None:
+    """Give one future's outcome to another."""
+    if done.cancelled():
+        waiting.cancel()
+    elif (error := done.exception()) is not None:
+        waiting.set_exception(error)
+    else:
+        waiting.set_result(done.result())
+
+
+def _numbered(sections: BatchSections) -> ProducerBatch:
+    parts = (sections.producer_id, sections.producer_epoch, sections.producer_sequence_number)
+    if parts[0] is None or parts[1] is None or parts[2] is None:
+        raise InvalidArgumentError(
+            "The batch lacks producer-id, producer-epoch or producer-sequence-number, on a link that was "
+            "attached for numbered batches."
+        )
+    return ProducerBatch(parts[0], parts[1], parts[2])

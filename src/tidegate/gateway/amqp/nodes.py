@@ -1,0 +1,266 @@
+"""Attaches: which node a link of a client ends in, or why it is refused.
+
+Refusals are errors; the connection handler answers them as the service does (null source and target, detach).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tidegate.amqp.events import Delivery
+from tidegate.amqp.link import Link, ReceiverLink, SenderLink
+from tidegate.amqp.performatives import SND_UNSETTLED, Attach, Source, Target
+from tidegate.amqp.types import Int, Short, Symbol
+from tidegate.broker import Broker, Claim, EventHub, Partition
+from tidegate.gateway.amqp.egress import EgressLink, EgressOwner
+from tidegate.gateway.amqp.ingress import IngressLink, IngressOwner
+from tidegate.gateway.amqp.request_node import RequestNodes
+from tidegate.model.clock import Clock
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.wire.addresses import NodeAddress, NodeKind
+from tidegate.wire.names import (
+    BATCH_DELIVERY_CAPABILITY,
+    EPOCH,
+    IDEMPOTENT_BATCH_CAPABILITY,
+    IDEMPOTENT_PRODUCER_CAPABILITY,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    PRODUCER_SEQUENCE_NUMBER,
+    RECEIVER_NAME,
+    REQUEST_BYTES_MAX,
+    RUNTIME_METRIC_CAPABILITY,
+)
+from tidegate.wire.selector import honoured_filters, positions_from_filters
+
+
+class LinkNode(Protocol):
+    """What a link of a client ends in."""
+
+    def start(self) -> None:
+        """The link was accepted."""
+        ...
+
+    def check_usable(self) -> None:
+        """Raise NotFoundError when what the link leads to was deleted, UnauthorizedError when the connection
+        may no longer use it."""
+        ...
+
+    def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
+        """Complete deliveries came in (on links where the client sends)."""
+        ...
+
+    def on_credit(self) -> None:
+        """More may be sent (on links where the client receives)."""
+        ...
+
+    def close(self) -> None:
+        """The link is gone."""
+        ...
+
+
+class NodeOwner(IngressOwner, EgressOwner, Protocol):
+    """What nodes need of their connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedNode:
+    """A node, and what to say in the answer to the attach."""
+
+    node: LinkNode
+    message_bytes_max: int | None
+    offered_capabilities: tuple[Symbol, ...] = ()
+    properties: Mapping[str, object] = field(default_factory=dict)
+    """Link properties that the client did not name, or left to the service."""
+    filters: Mapping[object, object] = field(default_factory=dict)
+    """Of the client's filters those that are in force (AMQP 1.0 part 3 section 3.5.3)."""
+    source_address: str | None = None
+    """Where the client left it to the service to make one up."""
+
+
+class NodeOpener:
+    """Opens the nodes of one connection."""
+
+    def __init__(self, owner: NodeOwner, broker: Broker, clock: Clock, requests: RequestNodes) -> None:
+        self._owner = owner
+        self._broker = broker
+        self._clock = clock
+        self._requests = requests
+
+    def open(self, link: Link, attach: Attach) -> OpenedNode | Awaitable[OpenedNode]:
+        """The node for an attach, or where that takes time an awaitable of it.
+
+        Raises InvalidArgumentError (address, filter, link property), NotFoundError, UnauthorizedError,
+        ReceiverStolenError, ProducerEpochStolenError, QuotaExceededError, PositionOutOfRangeError; the
+        awaitable raises the same, and ClosedError; nothing is left open then.
+        """
+        # Our end of a link on which the client sends is the receiving one.
+        if isinstance(link, ReceiverLink):
+            return self._open_for_sending(link, attach)
+        assert isinstance(link, SenderLink)
+        return self._open_for_receiving(link, attach)
+
+    def _open_for_sending(self, link: ReceiverLink, attach: Attach) -> OpenedNode | Awaitable[OpenedNode]:
+        if not isinstance(attach.target, Target) or not attach.target.address:
+            raise InvalidArgumentError(
+                "The attach names no target address.",
+                next_step="Send to an event hub; transactions are not served.",
+            )
+        address = NodeAddress.parse(attach.target.address)
+        if address.kind in (NodeKind.CBS, NodeKind.MANAGEMENT):
+            return OpenedNode(self._requests.open_requests(link, address.kind), REQUEST_BYTES_MAX)
+        if address.kind is NodeKind.CONSUMER:
+            raise InvalidArgumentError(
+                f"'{address}' is for receiving.",
+                next_step="Send to HUB, HUB/Partitions/ID or HUB/Publishers/NAME.",
+            )
+        # Claims first: who may not send does not learn what exists.
+        publisher = address.publisher
+        self._owner.claims.require(address.entity, Claim.SEND)
+        event_hub = self._broker.event_hub(address.event_hub)
+        if publisher is not None:
+            event_hub.check_publisher(publisher)
+            node = self._ingress(link, event_hub, None, publisher=publisher)
+            return OpenedNode(node, event_hub.event_bytes_max)
+        partition = None if address.partition_id is None else event_hub.partition(address.partition_id)
+        if partition is not None and IDEMPOTENT_PRODUCER_CAPABILITY in attach.desired_capabilities:
+            return self._open_producer(link, attach, event_hub, partition)
+        # Numbered batches need one partition: the numbers count per partition.
+        is_idempotent = partition is not None and IDEMPOTENT_BATCH_CAPABILITY in attach.desired_capabilities
+        if partition is not None and is_idempotent and PRODUCER_ID in attach.properties:
+            return self._open_repeatable_producer(link, attach, event_hub, partition)
+        node = self._ingress(link, event_hub, partition, is_idempotent=is_idempotent)
+        return OpenedNode(
+            node, event_hub.event_bytes_max, (IDEMPOTENT_BATCH_CAPABILITY,) if is_idempotent else ()
+        )
+
+    async def _open_producer(
+        self, link: ReceiverLink, attach: Attach, event_hub: EventHub, partition: Partition
+    ) -> OpenedNode:
+        node = self._ingress(link, event_hub, partition)
+        producer = await node.open_producer(
+            producer_id=_number(attach, PRODUCER_ID),
+            epoch=_number(attach, PRODUCER_EPOCH),
+            last_sequence_number=_number(attach, PRODUCER_SEQUENCE_NUMBER),
+        )
+        properties: dict[str, object] = {
+            PRODUCER_ID: producer.producer_id,
+            PRODUCER_EPOCH: Short(producer.epoch),
+            PRODUCER_SEQUENCE_NUMBER: Int(producer.last_sequence_number),
+        }
+        return OpenedNode(node, event_hub.event_bytes_max, (IDEMPOTENT_PRODUCER_CAPABILITY,), properties)
+
+    async def _open_repeatable_producer(
+        self, link: ReceiverLink, attach: Attach, event_hub: EventHub, partition: Partition
+    ) -> OpenedNode:
+        """A sender of numbered batches that says who it is, to be told how much of it is stored already."""
+        node = self._ingress(link, event_hub, partition, is_idempotent=True)
+        producer = await node.open_producer(
+            producer_id=_number(attach, PRODUCER_ID),
+            epoch=_number(attach, PRODUCER_EPOCH) or 0,
+            last_sequence_number=None,
+        )
+        properties: dict[str, object] = {PRODUCER_SEQUENCE_NUMBER: Int(producer.stored_count - 1)}
+        return OpenedNode(node, event_hub.event_bytes_max, (IDEMPOTENT_BATCH_CAPABILITY,), properties)
+
+    def _ingress(
+        self,
+        link: ReceiverLink,
+        event_hub: EventHub,
+        partition: Partition | None,
+        *,
+        publisher: str | None = None,
+        is_idempotent: bool = False,
+    ) -> IngressLink:
+        return IngressLink(
+            self._owner,
+            link,
+            event_hub,
+            partition,
+            find_hub=self._broker.event_hub,
+            publisher=publisher,
+            is_idempotent=is_idempotent,
+        )
+
+    def _open_for_receiving(self, link: SenderLink, attach: Attach) -> OpenedNode:
+        if isinstance(attach.source, Source) and attach.source.dynamic and not attach.source.address:
+            # Qpid Proton's way to receive responses (AMQP 1.0 part 3 section 3.5.3).
+            responses = self._requests.open_responses(link, None)
+            return OpenedNode(responses, None, source_address=responses.dynamic_address)
+        if not isinstance(attach.source, Source) or not attach.source.address:
+            raise InvalidArgumentError(
+                "The attach names no source address.",
+                next_step="Receive from HUB/ConsumerGroups/GROUP/Partitions/ID.",
+            )
+        address = NodeAddress.parse(attach.source.address)
+        if address.kind in (NodeKind.CBS, NodeKind.MANAGEMENT):
+            return OpenedNode(self._requests.open_responses(link, address.kind), None)
+        if address.consumer_group is None or address.partition_id is None:
+            raise InvalidArgumentError(
+                f"'{address}' is not for receiving.",
+                next_step="Receive from HUB/ConsumerGroups/GROUP/Partitions/ID.",
+            )
+        self._owner.claims.require(address.entity, Claim.LISTEN)
+        event_hub = self._broker.event_hub(address.event_hub)
+        partition = event_hub.partition(address.partition_id)
+        filters = honoured_filters(attach.source.filter)
+        positions = positions_from_filters(filters)
+        are_metrics_wanted = RUNTIME_METRIC_CAPABILITY in attach.desired_capabilities
+        # Slices of batches carry no metrics: who wants both gets events one by one.
+        is_batched = BATCH_DELIVERY_CAPABILITY in attach.desired_capabilities and not are_metrics_wanted
+        is_lost_refused = self._broker.is_lost_position_refused
+        node = EgressLink(
+            self._owner,
+            link,
+            event_hub,
+            partition,
+            address=address,
+            clock=self._clock,
+            throughput=self._broker.throughput,
+            start_sequence_number=max(
+                partition.resolve(position, is_lost_refused=is_lost_refused) for position in positions
+            ),
+            is_lost_refused=is_lost_refused,
+            is_batched=is_batched,
+            is_settled=attach.snd_settle_mode != SND_UNSETTLED,
+            are_metrics_wanted=are_metrics_wanted,
+        )
+        node.open_receiver(
+            address.consumer_group,
+            name=_receiver_name(attach),
+            owner_level=_owner_level(attach),
+        )
+        offered = [
+            name
+            for name, is_offered in (
+                (BATCH_DELIVERY_CAPABILITY, is_batched),
+                (RUNTIME_METRIC_CAPABILITY, are_metrics_wanted),
+            )
+            if is_offered
+        ]
+        return OpenedNode(node, None, tuple(offered), filters=filters)
+
+
+def _owner_level(attach: Attach) -> int | None:
+    level = attach.properties.get(EPOCH)
+    if level is None:
+        return None
+    if not isinstance(level, int) or isinstance(level, bool) or not 0 <= level < 1 << 63:
+        raise InvalidArgumentError(f"The owner level {level!r:.40} is not a number from 0 on.")
+    return int(level)
+
+
+def _number(attach: Attach, name: str) -> int | None:
+    value = attach.properties.get(name)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise InvalidArgumentError(f"The link property {name} is {value!r:.40}, which is not a whole number.")
+    return value
+
+
+def _receiver_name(attach: Attach) -> str | None:
+    """Its own name for itself, which others read in errors and log: in one line, and not a long one."""
+    value = attach.properties.get(RECEIVER_NAME)
+    if not isinstance(value, str):
+        return None
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in value[:256])

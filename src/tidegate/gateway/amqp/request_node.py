@@ -1,0 +1,274 @@
+"""``$cbs`` and ``$management``: requests on one link of a client, responses on another.
+
+A response goes to the link that the request's reply-to names (a link of the same session, where several are
+named so), else to the one that the same session has on
+the same node. Where there is no credit yet it waits; where there is no such link it is dropped, because
+nobody could receive it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from tidegate.amqp.decode import PROTOCOL_LIMITS
+from tidegate.amqp.errors import DecodeError
+from tidegate.amqp.events import Delivery
+from tidegate.amqp.link import ReceiverLink, SenderLink
+from tidegate.amqp.message import MessageId, Properties, decode_message
+from tidegate.amqp.performatives import Accepted, DeliveryState, Error, Rejected, Target
+from tidegate.gateway.amqp.claims import ConnectionClaims
+from tidegate.gateway.amqp.management import ManagementService
+from tidegate.model.errors import InvalidKeyError
+from tidegate.wire.addresses import NodeKind
+from tidegate.wire.cbs import PutToken, encode_put_token_accepted
+from tidegate.wire.conditions import response_status_for, to_amqp_error
+from tidegate.wire.request_response import (
+    Request,
+    encode_response,
+    request_id,
+)
+
+_CREDIT = 100
+"""Requests that may be under way on a link (as the service answers: vcabbage/amqp#43)."""
+
+_WAITING_MAX = 100
+_WAITING_BYTES_MAX = 256 * 1024
+"""Responses that wait for a client's credit, at most (our choice): as many as it may ask for at once, and
+one of any size."""
+
+_log = logging.getLogger(__name__)
+
+
+class RequestOwner(Protocol):
+    """What the request nodes need of their connection."""
+
+    @property
+    def claims(self) -> ConnectionClaims:
+        """What the connection may do."""
+        ...
+
+    def schedule_flush(self) -> None:
+        """Write what the engine has to send, soon, once for all who asked."""
+        ...
+
+    def amqp_error(self, error: BaseException) -> Error:
+        """An error as the client is told it."""
+        ...
+
+    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run a request that waits; it is finished even if the connection ends."""
+        ...
+
+    def note_use(self) -> None:
+        """The connection is used, if only for requests."""
+        ...
+
+    def answer_late(self, after_s: float, answer: Callable[[], None]) -> None:
+        """Call ``answer`` after that time, or before the connection ends for want of a token."""
+        ...
+
+
+class RequestNodes:
+    """The request nodes of one connection."""
+
+    def __init__(self, owner: RequestOwner, management: ManagementService) -> None:
+        self._owner = owner
+        self._management = management
+        self._response_links: list[ResponseLink] = []
+
+    def open_requests(self, link: ReceiverLink, kind: NodeKind) -> RequestLink:
+        """The node for a link on which the client sends requests. kind: CBS or MANAGEMENT."""
+        return RequestLink(self, link, kind)
+
+    def open_responses(self, link: SenderLink, kind: NodeKind | None) -> ResponseLink:
+        """The node for a link on which the client receives responses. kind: None is for those of any node
+        that are asked for with its ``dynamic_address`` as reply-to.
+        """
+        response_link = ResponseLink(link, kind, self._response_links)
+        self._response_links.append(response_link)
+        return response_link
+
+    def handle(self, link: ReceiverLink, kind: NodeKind, payload: bytes) -> None:
+        """Answer one request, now or (where it waits for the disk) later.
+
+        Raises DecodeError when it is no message.
+        """
+        message = decode_message(payload, PROTOCOL_LIMITS)
+        properties = message.properties or Properties()
+        route = _Route(link, kind, request_id(properties), properties.reply_to)
+        try:
+            request = Request.from_message(message)
+            if kind is NodeKind.CBS:
+                answer: bytes | Awaitable[bytes] = self._put_token(request)
+            else:
+                self._owner.note_use()
+                answer = self._management.handle(request, self._owner.claims)
+        except Exception as error:  # As in ``_finish``: a failing disk must not end the connection.
+            if isinstance(error, InvalidKeyError) and error.answer_after_s:
+                self._owner.answer_late(error.answer_after_s, partial(self._refuse_late, route, error))
+            else:
+                self._refuse(route, error)
+            return
+        if isinstance(answer, bytes):
+            self._respond(route, answer)
+        else:
+            self._owner.start_task(self._finish(route, answer), f"{kind.value} request")
+
+    def _put_token(self, request: Request) -> bytes:
+        put_token = PutToken.from_request(request)
+        self._owner.claims.put_token(
+            put_token.token, token_type=put_token.token_type, audience=put_token.audience
+        )
+        return encode_put_token_accepted(request.message_id)
+
+    async def _finish(self, route: _Route, answer: Awaitable[bytes]) -> None:
+        try:
+            response = await answer
+        except Exception as error:  # Whatever it is, whoever asked is told, and ``_refuse`` has it logged.
+            self._refuse(route, error)
+        else:
+            self._respond(route, response)
+        self._owner.schedule_flush()
+
+    def _refuse_late(self, route: _Route, error: Exception) -> None:
+        if self._response_links:  # Else the client has not waited for it.
+            self._refuse(route, error)
+            self._owner.schedule_flush()
+
+    def _refuse(self, route: _Route, error: Exception) -> None:
+        told = self._owner.amqp_error(error)
+        _log.info("%s request refused: %s", route.kind.value, told.description)
+        # The official Python client drops status and text of a $cbs answer that has a condition, and tells
+        # its user nothing but "Status code: None"; the other clients deduce the condition from the status.
+        response = encode_response(
+            correlation_id=route.message_id,
+            status_code=response_status_for(error),
+            status_description=told.description or "",
+            error_condition=None if route.kind is NodeKind.CBS else told.condition,
+        )
+        self._respond(route, response)
+
+    def _respond(self, route: _Route, response: bytes) -> None:
+        named: list[ResponseLink] = []
+        unnamed: list[ResponseLink] = []
+        for link in self._response_links:
+            is_here = link.link.session is route.link.session
+            if link.kind in (route.kind, None) and link.is_named(route.reply_to):
+                named.insert(0 if is_here else len(named), link)
+            elif link.kind is route.kind and is_here:
+                unnamed.append(link)
+        chosen = next(iter(named + unnamed), None)
+        if chosen is None:
+            _log.warning(
+                "a response of %s was dropped: no link receives for %.80r", route.kind.value, route.reply_to
+            )
+            return
+        chosen.send(response)
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """Where a request came from, and where its response goes."""
+
+    link: ReceiverLink
+    kind: NodeKind
+    message_id: MessageId | None
+    reply_to: str | None
+
+
+class RequestLink:
+    """A link on which a client sends requests."""
+
+    def __init__(self, nodes: RequestNodes, link: ReceiverLink, kind: NodeKind) -> None:
+        self._nodes = nodes
+        self._link = link
+        self._kind = kind
+
+    def start(self) -> None:
+        """Let the client send."""
+        self._link.is_one_by_one = True  # an answer may tell of a thousand partitions
+        self._link.grant_credit(_CREDIT)
+
+    def check_usable(self) -> None:
+        """Nothing: a request is judged by itself."""
+
+    def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
+        """Requests came in."""
+        for delivery in deliveries:
+            state: DeliveryState = Accepted()
+            try:
+                self._nodes.handle(self._link, self._kind, delivery.payload)
+            except DecodeError as error:
+                state = Rejected(error=to_amqp_error(error))
+            if not delivery.is_settled:
+                self._link.settle(delivery.delivery_id, delivery.delivery_id, state)
+        missing = _CREDIT - self._link.outstanding_credit
+        if missing > _CREDIT // 2:
+            self._link.grant_credit(missing)
+
+    def on_credit(self) -> None:
+        """Nothing is sent here."""
+
+    def close(self) -> None:
+        """The link is gone."""
+
+
+class ResponseLink:
+    """A link on which a client receives responses."""
+
+    def __init__(self, link: SenderLink, kind: NodeKind | None, registry: list[ResponseLink]) -> None:
+        """kind: None is for responses of any node. registry: where such links are listed; ``close`` removes
+        this one.
+        """
+        self.link = link
+        self.kind = kind
+        self._registry = registry
+        self._waiting: list[bytes] = []
+
+    @property
+    def dynamic_address(self) -> str:
+        """For a client that asked for an address; link names are unique in a session."""
+        return f"$dynamic/{self.link.name}"
+
+    def is_named(self, reply_to: str | None) -> bool:
+        """Whether a reply-to means this link: by its name, or by its target's address."""
+        if not reply_to:
+            return False
+        if self.kind is None:
+            return reply_to == self.dynamic_address
+        target = self.link.remote_attach.target
+        return reply_to == self.link.name or (isinstance(target, Target) and reply_to == target.address)
+
+    def send(self, response: bytes) -> None:
+        """Send a response, as soon as the client takes it; the oldest is dropped when too many wait."""
+        waiting = self._waiting
+        waiting.append(response)
+        self.on_credit()
+        while len(waiting) > 1 and (
+            len(waiting) > _WAITING_MAX or sum(map(len, waiting)) > _WAITING_BYTES_MAX
+        ):
+            waiting.pop(0)
+
+    def start(self) -> None:
+        """The client grants credit when it is ready."""
+
+    def check_usable(self) -> None:
+        """Nothing: whatever is sent here answers a request."""
+
+    def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
+        """Nothing is received here."""
+
+    def on_credit(self) -> None:
+        """Send what waits, as far as credit goes."""
+        while self._waiting and self.link.sendable > 0:
+            self.link.send(self._waiting.pop(0), settled=True)
+        if self.link.is_drain:
+            self.link.drained()
+
+    def close(self) -> None:
+        """The link is gone."""
+        self._registry.remove(self)

@@ -1,0 +1,1 @@
+"""HTTP clients: publishing, administration, health and metrics, and the server they share."""

@@ -1,0 +1,172 @@
+"""The administration over HTTP: one route per operation of ``operations``, and ``/openapi.json``.
+
+    token judged -> body read, within limits -> checked against the operation's shape -> handler -> JSON
+
+Whatever goes wrong is answered as ``{"error": {"status", "condition", "message"}}``. Answers may hold keys:
+they are not to be kept by anybody on the way, and nothing of them is logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Final
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from tidegate.broker import Actor, Broker, Claim, Grant, acting_as
+from tidegate.gateway.http.authorization import RequestAuthorizer, peer_of
+from tidegate.gateway.http.errors import headers_for
+from tidegate.gateway.http.openapi import openapi_document
+from tidegate.gateway.http.operations import OPERATIONS, PREFIX, Call, Needs, Operation
+from tidegate.model.audience import NAMESPACE, entity_path
+from tidegate.model.capture import CaptureStatistics
+from tidegate.model.clock import Clock
+from tidegate.model.errors import (
+    EventTooLargeError,
+    OperationTimeoutError,
+    RemoteProtocolError,
+    TidegateError,
+)
+from tidegate.wire.conditions import condition_for, error_description, http_status_for
+
+BODY_BYTES_MAX: Final = 65_536
+"""Of a request (our choice: many times the largest that can be meant)."""
+
+TIMEOUT_S: Final = 60.0
+"""Of a request. Our choice; what takes time is the removal of a large event hub."""
+
+_log = logging.getLogger(__name__)
+
+
+Perform = Callable[[bytes, Grant], Awaitable[Response]]
+"""Does what a request asks for, by its body and what its token allows, and answers it."""
+
+
+class AdministrationDoor:
+    """Lets requests of the administration in, whatever form they have."""
+
+    def __init__(
+        self, broker: Broker, clock: Clock, error_response: Callable[[TidegateError], Response]
+    ) -> None:
+        """error_response: the answer to a request that failed."""
+        self._broker = broker
+        self._authorizer = RequestAuthorizer(broker, clock)
+        self._error_response = error_response
+
+    async def answer(
+        self, request: Request, operation_id: str, needs: Needs, hub: str | None, perform: Perform
+    ) -> Response:
+        """What ``perform`` returns, called as whoever sent the request; or the answer to its failure.
+
+        hub: the event hub that the claims must be for; None: the namespace.
+        """
+        try:
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    return await self._perform(request, needs, hub, perform)
+            except TimeoutError as error:
+                raise OperationTimeoutError(
+                    f"{operation_id} did not end within {TIMEOUT_S:g} s; it may still be under way."
+                ) from error
+            except ClientDisconnect as error:
+                raise RemoteProtocolError("The request ended before its body was complete.") from error
+        except TidegateError as error:
+            level = logging.ERROR if error.remote_text else logging.INFO
+            _log.log(level, "%s of %.300r refused: %s", operation_id, request.scope["path"], error)
+            await self._broker.key_guard.wait_before_answer(error)
+            return self._error_response(error)
+
+    async def _perform(self, request: Request, needs: Needs, hub: str | None, perform: Perform) -> Response:
+        entity = NAMESPACE if hub is None else entity_path(hub)
+        self._authorizer.require(request, entity, *needs.value)
+        body = await _read_body(request)
+        # Again, because a body may take its time: a key that was taken away meanwhile changes nothing more.
+        grant = self._authorizer.require(request, entity, *needs.value)
+        with acting_as(Actor.of([grant], peer_of(request))):
+            return await perform(body, grant)
+
+
+class Administration:
+    """Answers the requests of the administration."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        clock: Clock,
+        capture_statistics: Callable[[], Mapping[str, CaptureStatistics]],
+    ) -> None:
+        """capture_statistics: by the name of each hub that is captured now."""
+        self._broker = broker
+        self._capture_statistics = capture_statistics
+        self._door = AdministrationDoor(broker, clock, admin_error_response)
+        self._document = json.dumps(openapi_document())
+
+    def routes(self) -> list[BaseRoute]:
+        """What is served: the rows of the table, and the document made of them."""
+        by_path: dict[str, dict[str, Operation]] = {}
+        for operation in OPERATIONS:
+            by_path.setdefault(operation.path, {})[operation.method] = operation
+        routes: list[BaseRoute] = [
+            Route(PREFIX + path, partial(self._answer, operations), methods=list(operations))
+            for path, operations in by_path.items()
+        ]
+        return [*routes, Route("/openapi.json", self._openapi, methods=["GET"])]
+
+    async def _openapi(self, request: Request) -> Response:
+        return Response(self._document, media_type="application/json")
+
+    async def _answer(self, operations: Mapping[str, Operation], request: Request) -> Response:
+        # HEAD is answered as GET is; the server leaves the body out.
+        operation = operations["GET" if request.method == "HEAD" else request.method]
+        parameters: dict[str, str] = dict(request.path_params)
+
+        async def perform(body: bytes, grant: Grant) -> Response:
+            values = {} if operation.request is None else operation.request.parse(body)
+            is_manager = Claim.MANAGE in grant.claims
+            value = operation.handler(
+                Call(self._broker, self._capture_statistics, parameters, values, is_manager)
+            )
+            value = await value if isinstance(value, Awaitable) else value
+            if operation.answer is None:
+                return Response(status_code=operation.status)
+            return _json_response(value, operation.status)
+
+        hub = None if operation.is_of_namespace else parameters.get("hub")
+        return await self._door.answer(request, operation.operation_id, operation.needs, hub, perform)
+
+
+def admin_error_response(error: TidegateError) -> Response:
+    """The answer to a request of the administration that failed."""
+    return admin_error(
+        http_status_for(error), condition_for(error), error_description(error), headers_for(error)
+    )
+
+
+def admin_error(
+    status: int, condition: str, message: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """An error in the shape of ``admin_shapes.ERROR``."""
+    error = {"status": status, "condition": str(condition), "message": message}
+    return _json_response({"error": error}, status, headers)
+
+
+def _json_response(value: object, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    # Not orjson, which has no whole numbers beyond 64 bits: somebody may have set one.
+    body = json.dumps(value, ensure_ascii=False)
+    return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, "application/json")
+
+
+async def _read_body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_BYTES_MAX:
+            raise EventTooLargeError(f"The request has more than {BODY_BYTES_MAX} bytes, the most allowed.")
+    return bytes(body)

@@ -1,0 +1,167 @@
+"""The HTTP face: ``/health``, ``/metrics``, publishing (``publish``), administration (``admin``,
+and ``atom`` as old SDKs call it), and AMQP over WebSocket.
+
+Everything is served on every HTTP and HTTPS port. What is wrong with a request is told in one shape: in that
+of Event Hubs' REST interface, and under the administration's addresses in JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from tidegate.amqp.errors import INTERNAL_ERROR, NOT_ALLOWED, NOT_FOUND
+from tidegate.broker import Broker, Claim
+from tidegate.gateway.amqp.server import AmqpGateway
+from tidegate.gateway.health import Health
+from tidegate.gateway.http.admin import Administration, admin_error
+from tidegate.gateway.http.atom import AtomAdministration
+from tidegate.gateway.http.authorization import RequestAuthorizer
+from tidegate.gateway.http.errors import error_response, response_for
+from tidegate.gateway.http.operations import PREFIX
+from tidegate.gateway.http.publish import Publishing
+from tidegate.gateway.http.server import HttpServer, listening_socket
+from tidegate.gateway.metrics import MetricsPage, Sources
+from tidegate.model.audience import NAMESPACE
+from tidegate.model.capture import CaptureStatistics
+from tidegate.model.clock import Clock
+from tidegate.model.errors import ServerBusyError, UnauthorizedError
+from tidegate.transport.origins import AllowedOrigins
+from tidegate.transport.peers import TrustedProxies, is_from_this_machine
+from tidegate.transport.tasks import TaskOwner
+
+
+class HttpGateway:
+    """The HTTP face of a broker; ``listen`` as often as there are ports, and ``close`` once."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        clock: Clock,
+        amqp: AmqpGateway,
+        capture_statistics: Callable[[], Mapping[str, CaptureStatistics]],
+        origins: AllowedOrigins,
+        proxies: TrustedProxies,
+        further_routes: Sequence[BaseRoute] = (),
+        hsts_max_age_s: int | None = None,
+        tls_handshake_failures: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """amqp: takes what comes in WebSockets; close it first, so that it ends them in order.
+
+        capture_statistics: by the name of each hub that is captured now. origins: of pages that may open
+        WebSockets. proxies: before the service, whose word about their clients is believed. further_routes:
+        get what no address of this face takes (the console). hsts_max_age_s: for browsers that have come
+        by HTTPS; None: nothing. tls_handshake_failures: since the service started.
+        """
+        self._broker = broker
+        self._amqp = amqp
+        self._origins = origins
+        self._proxies = proxies
+        self._authorizer = RequestAuthorizer(broker, clock)
+        self._metrics = MetricsPage(
+            Sources(
+                broker,
+                amqp.connection_counts,
+                capture_statistics,
+                amqp.budget.statistics,
+                amqp.admission.statistics,
+                tls_handshake_failures,
+            )
+        )
+        self._state = Health(broker, amqp.admission)
+        self._tasks = TaskOwner("HTTP gateway")
+        self._servers: list[HttpServer] = []
+        self._hsts_max_age_s = hsts_max_age_s
+        self._application = Starlette(
+            routes=[
+                Route("/health", self._health, methods=["GET"]),
+                Route("/metrics", self._show_metrics, methods=["GET"]),
+                *Administration(broker, clock=clock, capture_statistics=capture_statistics).routes(),
+                *Publishing(broker, clock=clock, budget=amqp.budget, sliced_work=amqp.sliced_work).routes(),
+                *further_routes,
+                *AtomAdministration(broker, clock=clock).routes(),
+            ],
+            exception_handlers={HTTPException: _on_http_exception, Exception: _on_failure},
+        )
+        # Starlette would send clients to whatever host the Host header names, and with plain HTTP.
+        self._application.router.redirect_slashes = False
+
+    async def listen(
+        self, host: str, port: int, *, ssl_context: ssl.SSLContext | None = None
+    ) -> tuple[str, int]:
+        """Serve, over TLS where a context is given; returns the address and port bound (0: any free one).
+
+        Raises OSError when the address cannot be listened on.
+        """
+        listener = listening_socket(host, port)
+        server = HttpServer(
+            self._application,
+            ssl_context=ssl_context,
+            accept_websocket=self._amqp.accept,
+            admits_origin=self._admits_origin,
+            turns=self._amqp.turns,
+            hsts_max_age_s=self._hsts_max_age_s,
+            admission=self._amqp.admission,
+        )
+        self._servers.append(server)
+        server.work = self._tasks.start(server.serve(sockets=[listener]), name=f"serve {host}:{port}")
+        await server.is_serving.wait()
+        bound = listener.getsockname()
+        return str(bound[0]), int(bound[1])
+
+    async def close(self) -> None:
+        """Stop listening, and let requests that are under way finish."""
+        for server in self._servers:
+            server.should_exit = True
+        for server in self._servers:
+            await server.stop()
+        await self._tasks.close()
+
+    def _admits_origin(self, origin: str, host: str) -> bool:
+        return self._origins.admits(origin, host, self._broker.authorizer.host_names)
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse(self._state.report(asyncio.get_running_loop().time()))
+
+    async def _show_metrics(self, request: Request) -> Response:
+        # They name event hubs and tell how busy they are: whoever is not on this machine needs a token.
+        peer = None if request.client is None else request.client.host
+        version: str = request.scope["http_version"]
+        if not is_from_this_machine(peer, request.headers, http_version=version, proxies=self._proxies):
+            try:
+                self._authorizer.require(request, NAMESPACE, Claim.LISTEN, Claim.MANAGE)
+            except (UnauthorizedError, ServerBusyError) as error:
+                await self._broker.key_guard.wait_before_answer(error)
+                return response_for(error)
+        body, content_type = self._metrics.render(request.headers.get("accept", ""))
+        return Response(body, headers={"Content-Type": content_type})
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    detail = f"{request.method} {request.scope['path']}: {error.detail}."
+    if _is_administration(request):
+        condition = NOT_FOUND if error.status_code == 404 else NOT_ALLOWED
+        return admin_error(error.status_code, condition, f"{detail} See /openapi.json.")
+    return error_response(error.status_code, f"{detail} Publish with POST /HUB/messages.")
+
+
+async def _on_failure(request: Request, error: Exception) -> Response:
+    # Starlette raises the error again after this answer, and uvicorn logs it.
+    detail = "The service failed; its log says how."
+    if _is_administration(request):
+        return admin_error(500, INTERNAL_ERROR, detail)
+    return error_response(500, detail)
+
+
+def _is_administration(request: Request) -> bool:
+    path: str = request.scope["path"]
+    return path.startswith(f"{PREFIX}/")

@@ -1,0 +1,310 @@
+"""The administration as old SDKs and tools call it: Event Hubs' REST interface, with Atom documents.
+
+    GET                 /$Resources/EventHubs
+    GET, PUT, DELETE    /{hub}
+    GET                 /{hub}/Partitions[/{partition}]
+    GET                 /{hub}/ConsumerGroups[/{group}[/Partitions[/{partition}]]]
+    PUT, DELETE         /{hub}/ConsumerGroups/{group}
+    GET                 /{hub}/RevokedPublishers[/{publisher}]
+    PUT, DELETE         /{hub}/RevokedPublishers/{publisher}
+
+PUT makes; with If-Match it changes what is there. Letter case does not count in the fixed parts. Claims,
+limits of the body and the audit trail are those of ``admin``; queries (``api-version``, ``timeout``) are
+ignored.
+Source: as in ``wire.atom``. Our choice: what does not exist is answered with 404.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from tidegate.broker import UNCHANGED, Broker, EventHub, Grant, Partition
+from tidegate.gateway.http.admin import AdministrationDoor
+from tidegate.gateway.http.errors import response_for
+from tidegate.gateway.http.operations import Needs
+from tidegate.model.clock import Clock
+from tidegate.model.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from tidegate.wire.atom import (
+    ENTRY_TYPE,
+    FEED_TYPE,
+    AtomEntry,
+    format_feed,
+    format_time,
+    parse_description,
+)
+
+PARTITION_COUNT_DEFAULT: Final = 16
+"""Of a hub whose description names no number (Azure "Create Event Hub", 2026-09)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One request, its claims checked."""
+
+    broker: Broker
+    parameters: Mapping[str, str]
+    body: bytes
+    is_update: bool
+    """Whether it changes only what is there."""
+
+    @property
+    def event_hub(self) -> EventHub:
+        """The event hub of the address. Raises NotFoundError."""
+        return self.broker.event_hub(self.parameters["hub"])
+
+    @property
+    def group(self) -> str:
+        """The consumer group of the address as its creator wrote it. Raises NotFoundError."""
+        wanted = self.parameters["group"].lower()
+        for name in self.event_hub.description.consumer_groups:
+            if name.lower() == wanted:
+                return name
+        raise NotFoundError(f"The event hub {self.event_hub.name!r} has no such consumer group.")
+
+
+Answer = AtomEntry | Sequence[AtomEntry] | Awaitable[None] | None
+"""An entry, a feed, or nothing, which may take time."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtomOperation:
+    """One row of the table; ``path`` has names of parameters in braces."""
+
+    method: str
+    path: str
+    operation_id: str
+    needs: Needs
+    handler: Callable[[_Call], Answer]
+
+
+class AtomAdministration:
+    """Answers the requests of old SDKs and tools."""
+
+    def __init__(self, broker: Broker, *, clock: Clock) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._door = AdministrationDoor(broker, clock, response_for)
+
+    def routes(self) -> list[BaseRoute]:
+        """What is served; put it behind everything else, since ``/{hub}`` takes every short address."""
+        by_path: dict[str, dict[str, AtomOperation]] = {}
+        for operation in ATOM_OPERATIONS:
+            by_path.setdefault(operation.path, {})[operation.method] = operation
+        return [
+            _AnyCaseRoute(path, partial(self._answer, operations), methods=list(operations))
+            for path, operations in by_path.items()
+        ]
+
+    async def _answer(self, operations: Mapping[str, AtomOperation], request: Request) -> Response:
+        operation = operations["GET" if request.method == "HEAD" else request.method]
+        parameters: dict[str, str] = dict(request.path_params)
+
+        async def perform(body: bytes, grant: Grant) -> Response:
+            answer = operation.handler(_Call(self._broker, parameters, body, "if-match" in request.headers))
+            if isinstance(answer, Awaitable):
+                await answer
+                answer = None
+            return self._response(request, answer)
+
+        return await self._door.answer(
+            request, operation.operation_id, operation.needs, parameters.get("hub"), perform
+        )
+
+    def _response(self, request: Request, answer: AtomEntry | Sequence[AtomEntry] | None) -> Response:
+        if answer is None:
+            return Response(status_code=200)
+        host = request.headers.get("host", "")
+        if isinstance(answer, AtomEntry):
+            is_created = request.method == "PUT" and "if-match" not in request.headers
+            return Response(answer.format(host), 201 if is_created else 200, media_type=ENTRY_TYPE)
+        path: str = request.scope["path"]
+        title, now_ms = path.rpartition("/")[2], int(self._clock.now_utc().timestamp() * 1000)
+        return Response(format_feed(host, quote(path), title, answer, now_ms), media_type=FEED_TYPE)
+
+
+class _AnyCaseRoute(Route):
+    """A route whose fixed parts are matched in whatever letter case."""
+
+    def __init__(self, path: str, endpoint: Callable[..., object], *, methods: list[str]) -> None:
+        super().__init__(path, endpoint, methods=methods)
+        self.path_regex = re.compile(self.path_regex.pattern, re.IGNORECASE)
+
+
+def _list_event_hubs(call: _Call) -> Answer:
+    return [_event_hub(event_hub) for event_hub in call.broker.list_event_hubs()]
+
+
+def _put_event_hub(call: _Call) -> Answer:
+    properties = parse_description(call.body, "EventHubDescription")
+    days = _whole_number(properties, "MessageRetentionInDays")
+    partition_count = _whole_number(properties, "PartitionCount")
+    if properties.get("AuthorizationRules"):
+        raise InvalidArgumentError(
+            "AuthorizationRules are not taken here.", next_step="Make policies: tidegate policy create."
+        )
+    if properties.get("Status", "Active") not in ("", "Active"):
+        raise InvalidArgumentError("An event hub cannot be disabled.", next_step="Leave Status out.")
+    if call.is_update:
+        hours = UNCHANGED if not days else days * 24
+        name = call.parameters["hub"]
+        return _event_hub(
+            call.broker.update_event_hub(name, partition_count=partition_count or None, retention_hours=hours)
+        )
+    return _event_hub(
+        call.broker.create_event_hub(
+            call.parameters["hub"],
+            partition_count=partition_count or PARTITION_COUNT_DEFAULT,
+            retention_hours=days * 24 if days else None,
+        )
+    )
+
+
+def _put_consumer_group(call: _Call) -> Answer:
+    parse_description(call.body, "ConsumerGroupDescription")
+    if not call.is_update:  # else there is nothing that could change
+        call.event_hub.create_consumer_group(call.parameters["group"])
+    return _consumer_group(call, call.group)
+
+
+def _list_partitions(call: _Call) -> Answer:
+    return [_partition(call, partition) for partition in call.event_hub.partitions]
+
+
+def _read_partition(call: _Call) -> Answer:
+    return _partition(call, call.event_hub.partition(call.parameters["partition"]))
+
+
+def _list_revoked_publishers(call: _Call) -> Answer:
+    return [_revoked_publisher(call, name) for name in call.event_hub.revoked_publishers]
+
+
+def _read_revoked_publisher(call: _Call) -> Answer:
+    name = call.parameters["publisher"]
+    if not call.event_hub.is_publisher_revoked(name):
+        raise NotFoundError(f"The publisher {name[:80]!r} of {call.event_hub.name!r} is not revoked.")
+    return _revoked_publisher(call, name)
+
+
+def _revoke_publisher(call: _Call) -> Answer:
+    name = call.parameters["publisher"]
+    described = parse_description(call.body, "RevokedPublisherDescription").get("Name") or name
+    if described != name:
+        raise InvalidArgumentError("The Name in the body is not the publisher of the address.")
+    try:
+        call.event_hub.revoke_publisher(name)
+    except AlreadyExistsError:
+        if not call.is_update:
+            raise
+    return _revoked_publisher(call, name)
+
+
+def _whole_number(properties: Mapping[str, str], name: str) -> int:
+    """Zero where there is none, which is also how clients say that they set none."""
+    text = properties.get(name) or "0"
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise InvalidArgumentError(f"{name} must be a whole number, got {text[:40]!r}.")
+    return int(text)
+
+
+def _event_hub(event_hub: EventHub) -> AtomEntry:
+    description = event_hub.description
+    created = format_time(description.created_at_ms)
+    return AtomEntry(
+        f"/{description.name}",
+        description.name,
+        "EventHubDescription",
+        {
+            "MessageRetentionInDays": max(1, description.retention_hours // 24),
+            "AuthorizationRules": "",
+            "Status": "Active",
+            "CreatedAt": created,
+            "UpdatedAt": created,
+            "PartitionCount": len(description.partition_ids),
+            "PartitionIds": description.partition_ids,
+        },
+        description.created_at_ms,
+    )
+
+
+def _consumer_group(call: _Call, name: str) -> AtomEntry:
+    hub = call.event_hub.description
+    created = format_time(hub.created_at_ms)
+    return AtomEntry(
+        f"/{hub.name}/ConsumerGroups/{name}",
+        name,
+        "ConsumerGroupDescription",
+        {"CreatedAt": created, "UpdatedAt": created},
+        hub.created_at_ms,
+    )
+
+
+def _partition(call: _Call, partition: Partition) -> AtomEntry:
+    information, hub = partition.runtime_information(), call.event_hub.description
+    within = f"/ConsumerGroups/{call.group}" if "group" in call.parameters else ""
+    last_ms = information.last_enqueued_time_ms
+    properties: dict[str, str | int] = {
+        "SizeInBytes": partition.stored_bytes(),
+        "BeginSequenceNumber": information.begin_sequence_number,
+        "EndSequenceNumber": information.last_enqueued_sequence_number,
+        "LastEnqueuedOffset": information.last_enqueued_offset,
+        "LastEnqueuedTimeUtc": "0001-01-01T00:00:00Z" if last_ms is None else format_time(last_ms),
+    }
+    path = f"/{hub.name}{within}/Partitions/{partition.partition_id}"
+    return AtomEntry(path, partition.partition_id, "PartitionDescription", properties, hub.created_at_ms)
+
+
+def _revoked_publisher(call: _Call, name: str) -> AtomEntry:
+    hub = call.event_hub.description
+    path = f"/{hub.name}/RevokedPublishers/{quote(name, safe='')}"
+    return AtomEntry(path, name, "RevokedPublisherDescription", {"Name": name}, hub.created_at_ms)
+
+
+_GROUP: Final = "/{hub}/ConsumerGroups/{group}"
+_PUBLISHER: Final = "/{hub}/RevokedPublishers/{publisher}"
+_SEE, _MANAGE = Needs.SEE, Needs.MANAGE
+
+ATOM_OPERATIONS: Final = (
+    AtomOperation("GET", "/$Resources/EventHubs", "list event hubs", _SEE, _list_event_hubs),
+    AtomOperation("GET", "/{hub}", "get event hub", _SEE, lambda call: _event_hub(call.event_hub)),
+    AtomOperation("PUT", "/{hub}", "put event hub", _MANAGE, _put_event_hub),
+    AtomOperation(
+        "DELETE", "/{hub}", "delete event hub", _MANAGE,
+        lambda call: call.broker.delete_event_hub(call.parameters["hub"]),
+    ),
+    AtomOperation(
+        "GET", "/{hub}/ConsumerGroups", "list consumer groups", _SEE,
+        lambda call: [_consumer_group(call, name) for name in call.event_hub.description.consumer_groups],
+    ),
+    AtomOperation("GET", _GROUP, "get consumer group", _SEE, lambda call: _consumer_group(call, call.group)),
+    AtomOperation("PUT", _GROUP, "put consumer group", _MANAGE, _put_consumer_group),
+    AtomOperation(
+        "DELETE", _GROUP, "delete consumer group", _MANAGE,
+        lambda call: call.event_hub.delete_consumer_group(call.parameters["group"]),
+    ),
+    *(
+        row
+        for of in ("/{hub}", _GROUP)
+        for row in (
+            AtomOperation("GET", f"{of}/Partitions", "list partitions", _SEE, _list_partitions),
+            AtomOperation("GET", f"{of}/Partitions/{{partition}}", "get partition", _SEE, _read_partition),
+        )
+    ),
+    AtomOperation(
+        "GET", "/{hub}/RevokedPublishers", "list revoked publishers", _SEE, _list_revoked_publishers
+    ),
+    AtomOperation("GET", _PUBLISHER, "get revoked publisher", _SEE, _read_revoked_publisher),
+    AtomOperation("PUT", _PUBLISHER, "revoke publisher", _MANAGE, _revoke_publisher),
+    AtomOperation(
+        "DELETE", _PUBLISHER, "resume publisher", _MANAGE,
+        lambda call: call.event_hub.restore_publisher(call.parameters["publisher"]),
+    ),
+)  # fmt: skip

@@ -1,0 +1,109 @@
+"""The OpenAPI 3.1 document of the administration, made of the table of its operations: it cannot drift."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from tidegate import __version__
+from tidegate.gateway.http.operations import OPERATIONS, PREFIX, Needs, Operation
+from tidegate.gateway.http.shapes import ERROR, SHAPES
+
+_PARAMETERS: Final = {
+    "hub": "The event hub, in whatever letter case.",
+    "partition": "The partition's id.",
+    "group": "The consumer group, in whatever letter case.",
+    "policy": "The policy; compared as it stands.",
+    "publisher": "The publisher, in whatever letter case.",
+}
+
+_CLAIMS: Final = {
+    Needs.MANAGE: "Takes a policy with Manage.",
+    Needs.SEE: "Takes a policy with Listen or Manage.",
+}
+
+
+def openapi_document() -> dict[str, object]:
+    """The document, as plain values for JSON."""
+    paths: dict[str, dict[str, object]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(PREFIX + operation.path, {})[operation.method.lower()] = _operation(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Tidegate administration",
+            "version": __version__,
+            "description": "Event hubs, consumer groups, policies, publishers, throughput units and Capture.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "security": [{"sharedAccessSignature": []}],
+        "paths": paths,
+        "components": {
+            "schemas": {shape.name: shape.schema() for shape in SHAPES},
+            "securitySchemes": {
+                "sharedAccessSignature": {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": "Authorization",
+                    "description": "SharedAccessSignature sr=…&sig=…&se=…&skn=…, made with the key of a "
+                    "policy, for the namespace or for the event hub in the address.",
+                }
+            },
+        },
+    }
+
+
+def _operation(operation: Operation) -> dict[str, object]:
+    described: dict[str, object] = {
+        "operationId": operation.operation_id,
+        "summary": operation.summary,
+        "description": _CLAIMS[operation.needs]
+        + (
+            " A policy of the namespace: an event hub's own is not enough."
+            if operation.is_of_namespace
+            else ""
+        ),
+        "responses": {str(operation.status): _answer(operation), "default": _error()},
+    }
+    names = re.findall(r"\{(\w+)\}", operation.path)
+    if names:
+        described["parameters"] = [
+            {
+                "name": name,
+                "in": "path",
+                "required": True,
+                "description": _PARAMETERS[name],
+                "schema": {"type": "string"},
+            }
+            for name in names
+        ]
+    if operation.request is not None:
+        is_required = any(field.is_required for field in operation.request.fields)
+        described["requestBody"] = {
+            "required": is_required,
+            "content": _content(_reference(operation.request.name)),
+        }
+    return described
+
+
+def _answer(operation: Operation) -> dict[str, object]:
+    if operation.answer is None:
+        return {"description": "Done."}
+    schema = _reference(operation.answer.name)
+    if operation.is_list:
+        schema = {"type": "array", "items": schema}
+    description = "Made." if operation.status == 201 else "What there is."
+    return {"description": description, "content": _content(schema)}
+
+
+def _error() -> dict[str, object]:
+    return {"description": "What is wrong.", "content": _content(_reference(ERROR.name))}
+
+
+def _reference(name: str) -> dict[str, object]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _content(schema: dict[str, object]) -> dict[str, object]:
+    return {"application/json": {"schema": schema}}

@@ -1,0 +1,451 @@
+"""The administration by HTTP: every operation with its address, its claims, its values, and what it calls.
+
+The rule: one table. Routes, checks and the OpenAPI document are made of it, and a handler only translates
+between plain values and one call of the broker; ``gateway.amqp.administration`` is the other door, over AMQP.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Final, cast
+
+from tidegate.broker import (
+    UNCHANGED,
+    Broker,
+    Claim,
+    EventHub,
+    EventHubStatistics,
+    Partition,
+    SharedAccessPolicy,
+    Unchanged,
+)
+from tidegate.gateway.amqp.management import PARTITION_COUNT_DEFAULT
+from tidegate.gateway.http import shapes
+from tidegate.gateway.http.json_shapes import Shape
+from tidegate.model.capture import CaptureSettings, CaptureStatistics
+from tidegate.model.errors import NotFoundError
+from tidegate.model.limits import Tier
+
+PREFIX: Final = "/api/v1"
+"""Before every address of the administration. (``$admin`` would be a variable to a shell.)"""
+
+
+AUDIT_RECORDS_MAX: Final = 1_000
+"""Records that one answer has (our choice: some 300 KB)."""
+
+
+class Needs(Enum):
+    """Which claims an operation takes: any of them is enough."""
+
+    MANAGE = (Claim.MANAGE,)
+    SEE = (Claim.MANAGE, Claim.LISTEN)
+    """Who may listen sees what there is; keys only who may manage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request to the administration, its claims checked."""
+
+    broker: Broker
+    capture_statistics: Callable[[], Mapping[str, CaptureStatistics]]
+    """By the name of each hub that is captured now."""
+    parameters: Mapping[str, str]
+    """Of the address, by name."""
+    values: Mapping[str, object] = field(repr=False)
+    """Of the body, checked against the operation's shape."""
+    is_manager: bool
+    """Whether the token has Manage here, too."""
+
+    @property
+    def event_hub(self) -> EventHub:
+        """The event hub of the address. Raises NotFoundError."""
+        return self.broker.event_hub(self.parameters["hub"])
+
+    @property
+    def scope(self) -> str | None:
+        """The event hub whose policies are meant; None: the namespace's."""
+        return self.parameters.get("hub")
+
+    def text(self, name: str) -> str:
+        """A text of the body."""
+        return cast(str, self.values[name])
+
+    def optional_text(self, name: str) -> str | None:
+        """A text of the body; None where it is left out or null."""
+        return cast("str | None", self.values.get(name))
+
+    def optional_integer(self, name: str) -> int | None:
+        """A whole number of the body; None where it is left out or null."""
+        return cast("int | None", self.values.get(name))
+
+    def changed_integer(self, name: str) -> int | Unchanged | None:
+        """A whole number of the body, or null; ``UNCHANGED`` where it is left out."""
+        return cast("int | None", self.values[name]) if name in self.values else UNCHANGED
+
+
+Handler = Callable[[Call], object]
+"""Returns the answer's plain value, None where there is none, or an awaitable of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One row of the table."""
+
+    method: str
+    path: str
+    """Behind ``PREFIX``; names of parameters in braces. ``hub`` is also what the claims must be for."""
+    operation_id: str
+    summary: str
+    needs: Needs
+    handler: Handler
+    request: Shape | None = None
+    """Of the body; None: there is none."""
+    answer: Shape | None = None
+    """None: nothing is answered but the status."""
+    is_list: bool = False
+    """Whether the answer is a list of ``answer``."""
+    status: int = 200
+    is_of_namespace: bool = False
+    """True: takes a policy of the namespace, for it reaches beyond the event hub that it is about."""
+
+
+def _read_namespace(call: Call) -> object:
+    limits, statistics = call.broker.limits, call.broker.throughput.statistics()
+    return {
+        "tier": call.broker.tier.value,
+        "event_bytes_max": limits.event_bytes_max,
+        "partitions_max": limits.partitions_max,
+        "consumer_groups_max": limits.consumer_groups_max,
+        "retention_hours_max": limits.retention_hours_max,
+        "throughput_units": call.broker.throughput.units,
+        "throttled_requests": statistics.throttled_requests,
+        "throttled_events": statistics.throttled_events,
+        "throttled_bytes": statistics.throttled_bytes,
+        "delayed_deliveries": statistics.delayed_deliveries,
+    }
+
+
+def _update_namespace(call: Call) -> object:
+    if "throughput_units" in call.values:
+        call.broker.set_throughput_units(call.optional_integer("throughput_units"))
+    if "tier" in call.values:
+        call.broker.set_tier(Tier(call.text("tier")))
+    return _read_namespace(call)
+
+
+def _read_statistics(call: Call) -> object:
+    return _statistics(call.broker.statistics())
+
+
+def _list_audit_records(call: Call) -> object:
+    records = call.broker.audit.newest_first()[:AUDIT_RECORDS_MAX]
+    return [
+        asdict(record)
+        | {name: value and json.dumps(value) for name, value in (("old", record.old), ("new", record.new))}
+        for record in records
+    ]
+
+
+def _list_event_hubs(call: Call) -> object:
+    return [_event_hub(event_hub) for event_hub in call.broker.list_event_hubs()]
+
+
+def _create_event_hub(call: Call) -> object:
+    partition_count = call.optional_integer("partition_count")
+    event_hub = call.broker.create_event_hub(
+        call.text("name"),
+        partition_count=PARTITION_COUNT_DEFAULT if partition_count is None else partition_count,
+        retention_hours=call.optional_integer("retention_hours"),
+        retention_bytes=call.optional_integer("retention_bytes"),
+        event_bytes_max=call.optional_integer("event_bytes_max"),
+    )
+    return _event_hub(event_hub)
+
+
+def _read_event_hub(call: Call) -> object:
+    return _event_hub(call.event_hub)
+
+
+def _update_event_hub(call: Call) -> object:
+    event_hub = call.broker.update_event_hub(
+        call.parameters["hub"],
+        partition_count=call.optional_integer("partition_count"),
+        retention_hours=call.changed_integer("retention_hours"),
+        retention_bytes=call.changed_integer("retention_bytes"),
+        event_bytes_max=call.changed_integer("event_bytes_max"),
+    )
+    return _event_hub(event_hub)
+
+
+def _delete_event_hub(call: Call) -> Awaitable[None]:
+    return call.broker.delete_event_hub(call.parameters["hub"])
+
+
+def _read_event_hub_statistics(call: Call) -> object:
+    return _statistics(call.event_hub.statistics())
+
+
+def _list_partitions(call: Call) -> object:
+    return [_partition(partition) for partition in call.event_hub.partitions]
+
+
+def _read_partition(call: Call) -> object:
+    return _partition(call.event_hub.partition(call.parameters["partition"]))
+
+
+def _list_consumer_groups(call: Call) -> object:
+    return [{"name": name} for name in call.event_hub.description.consumer_groups]
+
+
+def _create_consumer_group(call: Call) -> object:
+    call.event_hub.create_consumer_group(call.text("name"))
+    return {"name": call.text("name")}
+
+
+def _delete_consumer_group(call: Call) -> None:
+    call.event_hub.delete_consumer_group(call.parameters["group"])
+
+
+def _list_policies(call: Call) -> object:
+    return [_policy(policy, call) for policy in call.broker.policies(call.scope)]
+
+
+def _create_policy(call: Call) -> object:
+    policy = call.broker.create_policy(
+        call.scope,
+        call.text("name"),
+        [Claim(name) for name in cast("list[str]", call.values["claims"])],
+        key=call.optional_text("primary_key"),
+        secondary_key=call.optional_text("secondary_key"),
+    )
+    return _policy(policy, call)
+
+
+def _read_policy(call: Call) -> object:
+    return _policy(call.broker.policy(call.scope, call.parameters["policy"]), call)
+
+
+def _delete_policy(call: Call) -> None:
+    call.broker.delete_policy(call.scope, call.parameters["policy"])
+
+
+def _regenerate_key(call: Call) -> object:
+    policy = call.broker.regenerate_key(
+        call.scope,
+        call.parameters["policy"],
+        is_secondary=bool(call.values.get("is_secondary")),
+        key=call.optional_text("key"),
+    )
+    return _policy(policy, call)
+
+
+def _list_revoked_publishers(call: Call) -> object:
+    return [{"name": name} for name in call.event_hub.revoked_publishers]
+
+
+def _revoke_publisher(call: Call) -> object:
+    call.event_hub.revoke_publisher(call.text("name"))
+    return {"name": call.text("name")}
+
+
+def _restore_publisher(call: Call) -> None:
+    call.event_hub.restore_publisher(call.parameters["publisher"])
+
+
+def _read_capture(call: Call) -> object:
+    settings = call.event_hub.description.capture
+    if settings is None:
+        raise NotFoundError(f"The event hub {call.event_hub.name!r} is not captured.")
+    return settings.to_mapping()
+
+
+def _read_capture_statistics(call: Call) -> object:
+    found = call.capture_statistics().get(call.event_hub.name)
+    if found is None:
+        raise NotFoundError(f"The event hub {call.event_hub.name!r} is not captured now.")
+    return {each.name: getattr(found, each.name) for each in shapes.CAPTURE_STATISTICS.fields}
+
+
+def _set_capture(call: Call) -> object:
+    call.broker.set_capture(call.parameters["hub"], CaptureSettings.from_mapping(call.values))
+    return _read_capture(call)
+
+
+def _delete_capture(call: Call) -> None:
+    _read_capture(call)
+    call.broker.set_capture(call.parameters["hub"], None)
+
+
+def _policy_operations(prefix: str, suffix: str, of: str) -> tuple[Operation, ...]:
+    """The same for the namespace and for an event hub."""
+    see, manage, shape = Needs.SEE, Needs.MANAGE, shapes.POLICY
+    one, path = f"{prefix}/policies/{{policy}}", f"{prefix}/policies"
+    return (
+        Operation(
+            "GET", path, f"list{suffix}Policies", f"The policies of {of}.", see, _list_policies,
+            answer=shape, is_list=True,
+        ),
+        Operation(
+            "POST", path, f"create{suffix}Policy", f"Make a policy of {of}; in force at once.", manage,
+            _create_policy, request=shapes.POLICY_CREATION, answer=shape, status=201,
+        ),
+        Operation("GET", one, f"read{suffix}Policy", "One policy.", see, _read_policy, answer=shape),
+        Operation(
+            "DELETE", one, f"delete{suffix}Policy",
+            "Remove a policy. What was opened with its keys ends.", manage, _delete_policy, status=204,
+        ),
+        Operation(
+            "POST", f"{one}/regenerate-key", f"regenerate{suffix}Key",
+            "Replace one of a policy's keys. What was opened with it ends.", manage, _regenerate_key,
+            request=shapes.KEY_REGENERATION, answer=shape,
+        ),
+    )  # fmt: skip
+
+
+_HUB: Final = "/event-hubs/{hub}"
+
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    Operation(
+        "GET", "/namespace", "readNamespace", "Tier, limits and throughput units.", Needs.SEE,
+        _read_namespace, answer=shapes.NAMESPACE,
+    ),
+    Operation(
+        "PATCH", "/namespace", "updateNamespace", "Set the tier or the throughput units.", Needs.MANAGE,
+        _update_namespace, request=shapes.NAMESPACE_UPDATE, answer=shapes.NAMESPACE,
+    ),
+    Operation(
+        "GET", "/statistics", "readStatistics", "Counts of the namespace since the service started.",
+        Needs.SEE, _read_statistics, answer=shapes.STATISTICS,
+    ),
+    Operation(
+        "GET", "/audit", "listAuditRecords", "The newest changes and sign-ins, the last one first.",
+        Needs.MANAGE, _list_audit_records, answer=shapes.AUDIT_RECORD, is_list=True,
+    ),
+    *_policy_operations("", "", "the namespace"),
+    Operation(
+        "GET", "/event-hubs", "listEventHubs", "The event hubs, in the order of their creation.", Needs.SEE,
+        _list_event_hubs, answer=shapes.EVENT_HUB, is_list=True,
+    ),
+    Operation(
+        "POST", "/event-hubs", "createEventHub", "Make an event hub.", Needs.MANAGE, _create_event_hub,
+        request=shapes.EVENT_HUB_CREATION, answer=shapes.EVENT_HUB, status=201,
+    ),
+    Operation(
+        "GET", _HUB, "readEventHub", "One event hub.", Needs.SEE, _read_event_hub, answer=shapes.EVENT_HUB
+    ),
+    Operation(
+        "PATCH", _HUB, "updateEventHub", "Change settings of an event hub, all or none.", Needs.MANAGE,
+        _update_event_hub, request=shapes.EVENT_HUB_UPDATE, answer=shapes.EVENT_HUB,
+    ),
+    Operation(
+        "DELETE", _HUB, "deleteEventHub", "Remove an event hub with everything in it.", Needs.MANAGE,
+        _delete_event_hub, status=204,
+    ),
+    Operation(
+        "GET", f"{_HUB}/statistics", "readEventHubStatistics",
+        "Counts of an event hub since the service started.", Needs.SEE, _read_event_hub_statistics,
+        answer=shapes.STATISTICS,
+    ),
+    Operation(
+        "GET", f"{_HUB}/partitions", "listPartitions", "Where the partitions begin and end.", Needs.SEE,
+        _list_partitions, answer=shapes.PARTITION, is_list=True,
+    ),
+    Operation(
+        "GET", f"{_HUB}/partitions/{{partition}}", "readPartition", "Where one partition begins and ends.",
+        Needs.SEE, _read_partition, answer=shapes.PARTITION,
+    ),
+    Operation(
+        "GET", f"{_HUB}/consumer-groups", "listConsumerGroups", "The consumer groups, $Default first.",
+        Needs.SEE, _list_consumer_groups, answer=shapes.NAMED, is_list=True,
+    ),
+    Operation(
+        "POST", f"{_HUB}/consumer-groups", "createConsumerGroup", "Make a consumer group.", Needs.MANAGE,
+        _create_consumer_group, request=shapes.NAMED, answer=shapes.NAMED, status=201,
+    ),
+    Operation(
+        "DELETE", f"{_HUB}/consumer-groups/{{group}}", "deleteConsumerGroup", "Remove a consumer group.",
+        Needs.MANAGE, _delete_consumer_group, status=204,
+    ),
+    *_policy_operations(_HUB, "EventHub", "an event hub"),
+    Operation(
+        "GET", f"{_HUB}/revoked-publishers", "listRevokedPublishers", "The publishers that may not send.",
+        Needs.SEE, _list_revoked_publishers, answer=shapes.NAMED, is_list=True,
+    ),
+    Operation(
+        "POST", f"{_HUB}/revoked-publishers", "revokePublisher",
+        "Let a publisher send no more. Its open links end.", Needs.MANAGE, _revoke_publisher,
+        request=shapes.NAMED, answer=shapes.NAMED, status=201,
+    ),
+    Operation(
+        "DELETE", f"{_HUB}/revoked-publishers/{{publisher}}", "restorePublisher",
+        "Let a revoked publisher send again.", Needs.MANAGE, _restore_publisher, status=204,
+    ),
+    Operation(
+        "GET", f"{_HUB}/capture", "readCapture", "The settings of Capture; 404 where nothing is captured.",
+        Needs.SEE, _read_capture, answer=shapes.CAPTURE,
+    ),
+    Operation(
+        "GET", f"{_HUB}/capture/statistics", "readCaptureStatistics",
+        "How Capture stands; 404 while nothing is captured.", Needs.SEE, _read_capture_statistics,
+        answer=shapes.CAPTURE_STATISTICS,
+    ),
+    Operation(
+        "PUT", f"{_HUB}/capture", "setCapture", "Have the events captured; replaces all settings.",
+        Needs.MANAGE, _set_capture, request=shapes.CAPTURE_REQUEST, answer=shapes.CAPTURE,
+        is_of_namespace=True,
+    ),
+    Operation(
+        "DELETE", f"{_HUB}/capture", "deleteCapture", "Have the events captured no longer.", Needs.MANAGE,
+        _delete_capture, status=204,
+    ),
+)  # fmt: skip
+"""Every operation there is."""
+
+
+def _event_hub(event_hub: EventHub) -> dict[str, object]:
+    description = event_hub.description
+    return {
+        "name": description.name,
+        "created_at": _time_text(description.created_at_ms),
+        "partition_ids": list(description.partition_ids),
+        "retention_hours": description.retention_hours,
+        "retention_bytes": description.retention_bytes,
+        "event_bytes_max": description.event_bytes_max,
+        "consumer_groups": list(description.consumer_groups),
+        "capture": None if description.capture is None else description.capture.to_mapping(),
+    }
+
+
+def _partition(partition: Partition) -> dict[str, object]:
+    information = partition.runtime_information()
+    last_ms = information.last_enqueued_time_ms
+    return {
+        "partition_id": information.partition_id,
+        "begin_sequence_number": information.begin_sequence_number,
+        "last_enqueued_sequence_number": information.last_enqueued_sequence_number,
+        "last_enqueued_offset": information.last_enqueued_offset,
+        "last_enqueued_time": None if last_ms is None else _time_text(last_ms),
+        "is_empty": information.is_empty,
+    }
+
+
+def _policy(policy: SharedAccessPolicy, call: Call) -> dict[str, object]:
+    described: dict[str, object] = {
+        "name": policy.name,
+        "claims": [claim.value for claim in Claim if claim in policy.claims],
+    }
+    if call.is_manager:
+        described |= {"primary_key": policy.key, "secondary_key": policy.secondary_key}
+    return described
+
+
+def _statistics(statistics: EventHubStatistics) -> dict[str, object]:
+    return {each.name: getattr(statistics, each.name) for each in shapes.STATISTICS.fields}
+
+
+def _time_text(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,352 @@
+"""Publishing by REST, as Event Hubs has it.
+
+    POST /{hub}/messages                          one event, or a batch
+    POST /{hub}/partitions/{partition}/messages   the same, to one partition
+    POST /{hub}/publishers/{publisher}/messages   the same, as a publisher; ``publisher`` is taken, too
+
+``Content-Type: application/vnd.microsoft.servicebus.json`` is a batch: a JSON list of ``{"Body",
+"UserProperties", "BrokerProperties"}``; anything else is one event whose body is the request's, whose
+partition key is in the header ``BrokerProperties`` and whose properties are the other headers that mean
+nothing to HTTP. UserProperties are 1,000 at most. ``?timeout=`` is in seconds. 201 once all is durable.
+Source: Azure "Event Hubs service REST", "Send event", "Send partition event", "Send event with publisher ID",
+"Send batch events" (2026-09); the codes for 404, 408, 413 and 429 are our choice, as HTTP has them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from tidegate.amqp.encode import encode_value
+from tidegate.broker import Broker, Claim, EventHub, Partition
+from tidegate.gateway.http.authorization import RequestAuthorizer
+from tidegate.gateway.http.errors import XML, error_response, response_for
+from tidegate.gateway.http.server import HEADER_NAMES
+from tidegate.model.audience import beneath
+from tidegate.model.clock import Clock
+from tidegate.model.errors import (
+    EventTooLargeError,
+    InvalidArgumentError,
+    OperationTimeoutError,
+    TidegateError,
+)
+from tidegate.model.events import EventData, PropertyValue
+from tidegate.transport.memory import MemoryBudget
+from tidegate.transport.sliced_work import SlicedWork
+from tidegate.wire.addresses import NodeAddress
+from tidegate.wire.batch import wrap_event
+from tidegate.wire.event_codec import encode_event
+from tidegate.wire.names import PARTITION_KEY, PUBLISHER
+
+BATCH_CONTENT_TYPE: Final = "application/vnd.microsoft.servicebus.json"
+
+TIMEOUT_S_DEFAULT: Final = 60
+TIMEOUT_S_MAX: Final = 300
+"""Of a request, from its head to its answer. Our choice; 60 is what Azure's examples ask for."""
+
+_JSON_FACTOR: Final = 2
+"""How many times the largest batch its JSON may be long (our choice: names, quotes and escapes)."""
+
+_OWN_HEADER = re.compile(
+    "accept(-.*)?|authorization|brokerproperties|cache-control|connection|content-.*|cookie|date|dnt|expect|"
+    "forwarded|from|host|if-.*|keep-alive|max-forwards|origin|pragma|priority|proxy-.*|range|referer|sec-.*|te|"
+    "trailer|transfer-encoding|upgrade(-.*)?|user-agent|via|x-forwarded-.*|x-ms-retrypolicy"
+)
+"""Headers with a meaning in HTTP, or to a proxy on the way; the others are properties of the event."""
+
+_PROPERTIES_MAX: Final = 1000
+"""UserProperties of one event (our choice: as many entries as a map may have over AMQP)."""
+
+_DECODER: Final = json.JSONDecoder()
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+_log = logging.getLogger(__name__)
+
+
+class Publishing:
+    """Answers the requests that publish."""
+
+    def __init__(
+        self, broker: Broker, *, clock: Clock, budget: MemoryBudget, sliced_work: SlicedWork
+    ) -> None:
+        """budget: counts the bodies of requests. sliced_work: takes large batches apart."""
+        self._budget = budget
+        self._sliced_work = sliced_work
+        self._broker = broker
+        self._authorizer = RequestAuthorizer(broker, clock)
+
+    def routes(self) -> list[BaseRoute]:
+        """What is served."""
+        paths = ("messages", "partitions/{partition}/messages")
+        publishers = ("publishers/{publisher}/messages", "publisher/{publisher}/messages")
+        return [Route(f"/{{hub}}/{path}", self._publish, methods=["POST"]) for path in (*paths, *publishers)]
+
+    async def _publish(self, request: Request) -> Response:
+        try:
+            timeout_s = _timeout_s(request.query_params.get("timeout"))
+            try:
+                async with asyncio.timeout(timeout_s) as deadline:
+                    await self._append(request, deadline)
+            except TimeoutError as error:
+                self._budget.require_room()
+                raise OperationTimeoutError(
+                    f"The request did not end within {timeout_s} s; whether its events are stored is unknown."
+                ) from error
+        except TidegateError as error:
+            # What has a text for remote peers is told in full only here, and somebody should look at it.
+            level = logging.ERROR if error.remote_text else logging.INFO
+            _log.log(level, "publishing to %.300r refused: %s", request.scope["path"], error)
+            await self._broker.key_guard.wait_before_answer(error)
+            return response_for(error)
+        except ClientDisconnect:
+            return error_response(400, "The request ended before its body was complete.")
+        return Response(status_code=201, media_type=XML)
+
+    async def _append(self, request: Request, deadline: asyncio.Timeout) -> None:
+        """Store what the request publishes.
+
+        Cancellation: all of it is stored or nothing; what is stored may not be counted for its publisher.
+        """
+        hub, publisher = request.path_params["hub"], request.path_params.get("publisher")
+        partition_id = request.path_params.get("partition")
+        address = NodeAddress.for_sending(hub, partition_id=partition_id, publisher=publisher)
+        event_hub = self._admit(request, address)
+        await self._broker.wait_uncongested()
+        self._budget.require_room()
+        content_type = request.headers.get("content-type", "")
+        is_batch = content_type.partition(";")[0].strip().lower() == BATCH_CONTENT_TYPE
+        bytes_max = event_hub.event_bytes_max * (_JSON_FACTOR if is_batch else 1)
+        body = await self._read_body(request, bytes_max, deadline)
+        # A body may take minutes, and a key that was taken away meanwhile is worth nothing at once.
+        event_hub = self._admit(request, address)
+        encode = _encoder(publisher)
+        if is_batch:
+            publication = await self._parse_batch(body, encode)
+        else:
+            publication = _parse_single(body, request, encode)
+        sections = publication.sections
+        partition = _target(event_hub, partition_id, publisher, publication.partition_key)
+        added_bytes = 0 if publisher is None else len(_publisher_section(publisher)) * len(sections)
+        lengths = array("I", map(len, sections))
+        payload = b"".join(sections)
+        appended = partition.append_nowait(payload, lengths, added_bytes=added_bytes)
+        if publisher is not None:
+            event_hub.publishers.note_when_stored(
+                appended, publisher, partition.partition_id, event_bytes=len(payload), is_own_address=True
+            )
+        await appended
+
+    async def _read_body(self, request: Request, bytes_max: int, deadline: asyncio.Timeout) -> bytes:
+        announced = request.headers.get("content-length", "0")
+        if announced.isdigit() and int(announced) > bytes_max:
+            raise _too_large(bytes_max)
+        body = bytearray()
+
+        def end() -> None:
+            deadline.reschedule(0.0)
+            body.clear()
+
+        account = self._budget.open_account(lambda: len(body), end=end)
+        try:
+            async for chunk in request.stream():
+                body += chunk
+                account.update()
+                if len(body) > bytes_max:
+                    raise _too_large(bytes_max)
+            return bytes(body)
+        finally:
+            account.close()
+
+    async def _parse_batch(self, body: bytes, encode: _Encode) -> _Publication:
+        keys: set[str | None] = set()
+
+        def sections() -> Iterator[bytes]:
+            # Encoded at once: objects that are kept by the hundred thousand make collections of garbage long.
+            for event, key in _batch_items(_batch_text(body)):
+                keys.add(key)
+                yield encode(event, key)
+
+        found = await self._sliced_work.collect(sections())
+        if not found:
+            raise InvalidArgumentError("The batch is not a JSON list of at least one event.")
+        if len(keys) > 1:
+            raise InvalidArgumentError(
+                "The events of the batch have different partition keys.", next_step="Send one batch per key."
+            )
+        return _Publication(found, keys.pop())
+
+    def _admit(self, request: Request, address: NodeAddress) -> EventHub:
+        """The event hub, where the request may send to ``address`` now."""
+        # Azure's examples make tokens for the address that they post to, with /messages at its end.
+        self._authorizer.require(request, beneath(address.entity, "messages"), Claim.SEND)
+        event_hub = self._broker.event_hub(address.event_hub)
+        if address.publisher is not None:
+            event_hub.check_publisher(address.publisher)
+        return event_hub
+
+
+_Encode = Callable[[EventData, str | None], bytes]
+"""Takes an event and its partition key, and gives its stored form."""
+
+
+def _encoder(publisher: str | None) -> _Encode:
+    if publisher is None:
+        return lambda event, key: wrap_event(encode_event(event, key))
+    annotations = _publisher_section(publisher)  # with the key
+    return lambda event, key: wrap_event(annotations + encode_event(event))
+
+
+@dataclass(frozen=True, slots=True)
+class _Publication:
+    sections: list[bytes]
+    """The events as they are stored."""
+    partition_key: str | None
+
+
+def _target(
+    event_hub: EventHub, partition_id: str | None, publisher: str | None, key: str | None
+) -> Partition:
+    """The partition that the address and the key choose."""
+    if partition_id is not None:
+        return event_hub.partition_for(key, chosen=event_hub.partition(partition_id))
+    if publisher is None:
+        return event_hub.partition_for(key)
+    if key is not None and key != publisher:
+        raise InvalidArgumentError(
+            f"The partition key {key[:40]!r} is not the publisher's name {publisher!r}.",
+            next_step="Give none: a publisher's partition key is its name.",
+        )
+    return event_hub.partition_for(publisher)
+
+
+def _publisher_section(publisher: str) -> bytes:
+    """The message annotations of an event from a publisher."""
+    return b"\x00\x53\x72" + encode_value({PARTITION_KEY: publisher, PUBLISHER: publisher})
+
+
+def _timeout_s(text: str | None) -> int:
+    if text is None:
+        return TIMEOUT_S_DEFAULT
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) == 0:
+        raise InvalidArgumentError(f"timeout={text[:40]} is not a number of seconds, 1 or more.")
+    return min(int(text), TIMEOUT_S_MAX)
+
+
+def _too_large(bytes_max: int) -> EventTooLargeError:
+    return EventTooLargeError(f"The request has more than {bytes_max} bytes, the most allowed.")
+
+
+def _parse_single(body: bytes, request: Request, encode: _Encode) -> _Publication:
+    headers = request.headers
+    names: Mapping[str, str] = request.scope.get("state", {}).get(HEADER_NAMES, {})
+    properties: dict[str, PropertyValue] = {
+        names.get(name, name): _unquote(value)
+        for name, value in headers.items()
+        if _OWN_HEADER.fullmatch(name) is None
+    }
+    text = headers.get("brokerproperties")
+    broker_properties = None if text is None else _parse_json(text, "The header BrokerProperties")
+    key = _partition_key(broker_properties)
+    return _Publication([encode(EventData(body, properties), key)], key)
+
+
+def _batch_text(body: bytes) -> str:
+    try:
+        return body.decode(json.detect_encoding(body))
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"The batch is not JSON: {error}.") from error
+
+
+def _batch_items(text: str) -> Iterator[tuple[EventData, str | None]]:
+    """The events of a batch, each with its partition key, one after the other as ``json.loads`` has them."""
+    position = _skip_space(text, 0)
+    if text[position : position + 1] != "[":
+        _parse_json(text, "The batch")
+        raise InvalidArgumentError("The batch is not a JSON list of at least one event.")
+    position = _skip_space(text, position + 1)
+    number, closing = 0, text[position : position + 1]
+    while closing != "]":
+        try:
+            item, position = _DECODER.raw_decode(text, position)
+        except (ValueError, RecursionError) as error:
+            raise InvalidArgumentError(f"The batch is not JSON: {error}.") from error
+        yield _batch_item(number, item)
+        number += 1
+        position = _skip_space(text, position)
+        closing = text[position : position + 1]
+        if closing not in (",", "]"):
+            raise InvalidArgumentError(f"The batch is not JSON: ',' or ']' is missing at {position}.")
+        if closing == ",":
+            position = _skip_space(text, position + 1)
+    position = _skip_space(text, position + 1)
+    if position < len(text):
+        raise InvalidArgumentError(f"The batch is not JSON: something follows its end at {position}.")
+
+
+def _batch_item(number: int, item: object) -> tuple[EventData, str | None]:
+    if not isinstance(item, dict) or not isinstance(item.get("Body"), str):
+        raise InvalidArgumentError(f"Event {number} of the batch has no text in its Body.")
+    properties = item.get("UserProperties") or {}
+    if not isinstance(properties, dict) or any(
+        isinstance(value, (list, dict)) for value in properties.values()
+    ):
+        raise InvalidArgumentError(
+            f"The UserProperties of event {number} of the batch are not an object of plain values."
+        )
+    if len(properties) > _PROPERTIES_MAX:
+        raise InvalidArgumentError(
+            f"Event {number} of the batch has {len(properties)} UserProperties, more than {_PROPERTIES_MAX}."
+        )
+    for text in (*properties, *properties.values()):
+        if isinstance(text, str):
+            _utf8(text, f"A UserProperty of event {number}")
+    event = EventData(_utf8(item["Body"], f"The Body of event {number}"), properties)
+    return event, _partition_key(item.get("BrokerProperties"))
+
+
+def _skip_space(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    assert match is not None  # it may be empty
+    return match.end()
+
+
+def _partition_key(broker_properties: object) -> str | None:
+    if broker_properties is None:
+        return None
+    if not isinstance(broker_properties, dict):
+        raise InvalidArgumentError("BrokerProperties is not a JSON object.")
+    key = broker_properties.get("PartitionKey")
+    if key is None:
+        return None
+    if not isinstance(key, str):
+        raise InvalidArgumentError("The PartitionKey is not text.")
+    _utf8(key, "The PartitionKey")
+    return key
+
+
+def _utf8(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:  # JSON can write half of a surrogate pair
+        raise InvalidArgumentError(f"{what} holds half a character: {error.reason}.") from error
+
+
+def _parse_json(text: str | bytes, what: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"{what} is not JSON: {error}.") from error
+
+
+def _unquote(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value

@@ -1,0 +1,435 @@
+"""uvicorn as the HTTP face uses it: on the service's own loop, with limits, and with AMQP in WebSockets.
+
+What a peer without a token can hold of the service is bounded: connections (``transport.admission``; those
+without a complete request make room for others), the time that a request may take to arrive and its answer
+wait to be read, and (in ``publish``) the time and the bytes of a body after a token. Where there is no
+place for a connection, it may still ask for ``/health``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Final
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from tidegate.gateway.http.errors import error_response, format_error
+from tidegate.transport.admission import TICKET, Admission, Face, Ticket
+from tidegate.transport.listener import Listener
+from tidegate.transport.peers import IpAddress, parse_address, site_of
+from tidegate.transport.streams import StreamReceiver
+from tidegate.transport.turns import Share, Turns
+from tidegate.transport.websocket import WebSocketStream
+
+HEAD_TIMEOUT_S: Final = 20.0
+"""How long the head of a request may take from the connection, or its first byte, on; without a token, its
+body too (our choice)."""
+
+HEALTH_TIMEOUT_S: Final = 2.0
+"""The same where only ``/health`` is answered (our choice: who checks it has one request ready)."""
+
+HEALTH_PATH: Final = "/health"
+
+WRITE_TIMEOUT_S: Final = 60.0
+"""How long the unsent bytes of answers may wait for their reader (our choice)."""
+
+SHUTDOWN_TIMEOUT_S: Final = 5
+"""Requests that have not ended so long after the service stops are cut off (our choice)."""
+
+WEBSOCKET_PATH: Final = "/$servicebus/websocket"
+"""Where official clients look for AMQP over WebSocket (azure-eventhub 5.15.1, @azure/core-amqp 4)."""
+
+NO_PLACE: Final = "The service has as many connections as it takes, or as many of yours. Try again later."
+
+RETRY_AFTER_S: Final = 5
+"""Our choice: idle connections end in seconds."""
+
+HEADER_NAMES: Final = "header_names"
+"""In the ``state`` of a request's scope: the names of its headers as they were sent, by their lower case."""
+
+_CLIENT: Final = "client"
+"""There, too, where a trusted proxy named one: the client."""
+
+_log = logging.getLogger(__name__)
+
+
+class HttpServer(uvicorn.Server):
+    """One listening port; signals stay with whoever runs the service."""
+
+    def __init__(
+        self,
+        application: ASGIApp,
+        *,
+        ssl_context: ssl.SSLContext | None,
+        accept_websocket: Callable[[WebSocketStream], StreamReceiver],
+        admits_origin: Callable[[str, str], bool] = lambda origin, host: False,
+        head_timeout_s: float = HEAD_TIMEOUT_S,
+        write_timeout_s: float = WRITE_TIMEOUT_S,
+        hsts_max_age_s: int | None = None,
+        admission: Admission | None = None,
+        turns: Turns | None = None,
+    ) -> None:
+        """accept_websocket: gives the receiver of a WebSocket whose handshake is done. admits_origin: whether
+        a page of that origin may open one, by a request with that Host header. admission: limits connections,
+        with those of other faces; None: one of its own. turns: in which requests are parsed and
+        WebSockets are served; None: as bytes come.
+        """
+        self.turns = turns
+        self._accept_websocket = accept_websocket
+        self._admits_origin = admits_origin
+        self.admission = admission or Admission()
+        self.health_application = _HealthOnly(application)
+        self.head_timeout_s = head_timeout_s
+        self.write_timeout_s = write_timeout_s
+        self.is_serving = asyncio.Event()
+        self._listener: Listener | None = None
+        self.work: asyncio.Task[None] | None = None
+        self.websockets: set[WebSocketStream] = set()
+        """Those that have not ended."""
+        config = uvicorn.Config(
+            application,
+            http=_HttpProtocol,
+            # uvicorn calls it with arguments of its own, once per upgrade.
+            ws=self._make_websocket,  # type: ignore[arg-type]
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            headers=_default_headers(ssl_context, hsts_max_age_s),
+            proxy_headers=False,
+            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+        )
+        config.load()
+        config.ssl = ssl_context
+        super().__init__(config)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take no signals."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen, and say so: as uvicorn does, but each connection needs a ticket."""
+        assert sockets is not None
+        listener = Listener(
+            sockets,
+            self._make_protocol,
+            admission=self.admission,
+            face=Face.HTTP,
+            ssl=self.config.ssl,
+            handshake_timeout_s=self.head_timeout_s,
+        )
+        self._listener = listener
+        self.servers = [listener]  # type: ignore[list-item]  # closed as uvicorn closes its own
+        self.started = True
+        self.is_serving.set()
+
+    async def stop(self) -> None:
+        """Stop listening and let requests under way finish, for SHUTDOWN_TIMEOUT_S at most."""
+        for stream in list(self.websockets):
+            stream.shutdown()
+        self.should_exit = True
+        if self.work is not None:
+            await asyncio.wait([self.work])
+        if self._listener is not None:
+            self._listener.close()
+            await self._listener.wait_closed()
+        for stream in list(self.websockets):
+            stream.abort()
+
+    def _make_protocol(self, ticket: Ticket) -> asyncio.Protocol:
+        protocol = _HttpProtocol(self.config, self.server_state, {})
+        protocol.owner, protocol.ticket = self, ticket
+        return protocol
+
+    def _make_websocket(self, *, app_state: dict[str, object], **_: object) -> WebSocketStream:
+        ticket, client = app_state[TICKET], app_state.get(_CLIENT)
+        assert isinstance(ticket, Ticket)
+        stream = WebSocketStream(
+            path=WEBSOCKET_PATH,
+            on_connected=self._accept_websocket,
+            on_ended=self.websockets.discard,
+            format_refusal=format_error,
+            admits_origin=self._admits_origin,
+            ticket=ticket,
+            turns=self.turns,
+            client_name=None if client is None else str(client),
+        )
+        self.websockets.add(stream)
+        return stream
+
+
+def _default_headers(ssl_context: ssl.SSLContext | None, hsts_max_age_s: int | None) -> list[tuple[str, str]]:
+    """What every answer has. Over plain HTTP browsers must not heed Strict-Transport-Security (RFC 6797)."""
+    if ssl_context is None or hsts_max_age_s is None:
+        return []
+    return [("Strict-Transport-Security", f"max-age={hsts_max_age_s}")]
+
+
+class _NamingConnection(h11.Connection):
+    """Tells the names of each request's headers as they were sent: ASGI has them in lower case only. Gives
+    every request target in origin form.
+    """
+
+    on_head: Callable[[h11.Request, dict[str, str]], None]
+    """Called with each request and the names of its headers; what it raises is answered by the protocol."""
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+                # h11 takes the second; a proxy before us that took the first would see other requests than
+                # we do (RFC 9112, 6.1).
+                raise h11.RemoteProtocolError("The request has two lengths.")
+            names = (name.decode("latin-1") for name, _ in event.headers.raw_items())
+            self.on_head(event, {name.lower(): name for name in names})
+            return _in_origin_form(event)
+        return event
+
+
+def _in_origin_form(request: h11.Request) -> h11.Request:
+    """The request with ``/path`` as its target where a URI was sent, whose host replaces the Host header.
+
+    Servers must accept such targets (RFC 9112 section 3.2.2); Java's SDKs open their WebSockets so.
+    """
+    scheme, separator, rest = request.target.partition(b"://")
+    if not separator or scheme.lower() not in (b"http", b"https"):
+        return request
+    end = next((at for at, byte in enumerate(rest) if byte in b"/?"), len(rest))
+    authority, target = rest[:end], rest[end:]
+    headers = [
+        (name, authority if name.lower() == b"host" else value) for name, value in request.headers.raw_items()
+    ]
+    target = target if target.startswith(b"/") else b"/" + target
+    return h11.Request(
+        method=request.method, headers=headers, target=target, http_version=request.http_version
+    )
+
+
+class _HttpProtocol(H11Protocol):
+    """HTTP/1.1 with a ticket, a limit of the time that a request takes to arrive (of its body only while the
+    peer has shown no token), and of the time that its answer waits to be read.
+    """
+
+    owner: HttpServer
+    ticket: Ticket
+    _peer: IpAddress | None = None
+    _refusal: str | None = None
+    """Why a request is refused whose head has just come."""
+    _share: Share
+    _unparsed = b""
+    """What has come and waits for its turn."""
+    _is_parsing_late = False
+    _is_writing_paused = False
+    _head_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # Of our own: what clients can cause is limited in the service's log by the names of its loggers.
+        self.logger = _log
+        connection = _NamingConnection(h11.SERVER)
+        connection.on_head = self._on_head
+        self.conn = connection
+        self._peer = None if self.client is None else parse_address(self.client[0])
+        turns = self.owner.turns
+        self._share = Share(None if turns is None else turns.for_arrivals, self._parse)
+        self._share.join(None if self._peer is None else site_of(self._peer))
+        if self.ticket.face is Face.HEALTH:
+            self.app = self.owner.health_application
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._share.close()
+        self._stop_timer()
+        self._stop_write_timer()
+        self.ticket.end()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._is_writing_paused = True
+        self._start_write_timer()
+
+    def resume_writing(self) -> None:
+        # A transport that closes still waits until the rest is read.
+        if not self.transport.is_closing():
+            self._stop_write_timer()
+        self._is_writing_paused = False
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete:
+            self.ticket.end_request()
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._limit_closing()
+
+    def data_received(self, data: bytes) -> None:
+        self._unparsed += data
+        self._share.serve()
+        if self._unparsed and not self._is_parsing_late:
+            self._is_parsing_late = True
+            self.transport.pause_reading()
+
+    def _parse(self) -> bool:
+        """Parse what has come, in this connection's turn; a request begins in a task."""
+        data, self._unparsed = self._unparsed, b""
+        if self._is_parsing_late:
+            self._is_parsing_late = False
+            if not self.flow.read_paused:
+                self.transport.resume_reading()
+        if self.transport.is_closing():
+            return False
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE:
+            self._start_timer()
+        else:
+            self._follow_body()
+        return False
+
+    def on_response_complete(self) -> None:
+        if not self._is_writing_paused:
+            self.ticket.end_request()
+        super().on_response_complete()
+        self._limit_closing()
+        if self._is_discarding or self.conn.our_state is h11.SEND_RESPONSE:  # the next was sent ahead
+            self._follow_body()
+
+    def shutdown(self) -> None:
+        if self.conn.their_state is h11.SEND_BODY and not self.ticket.has_token:
+            self.transport.close()  # the service does not wait for what a stranger may never send
+            self._limit_closing()
+        else:
+            super().shutdown()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self._stop_timer()
+        self._stop_write_timer()
+        if self.ticket.face is Face.HEALTH or self.ticket.become_amqp(self.loop.time()) is not None:
+            self._refuse(503, NO_PLACE)
+            return
+        super().handle_websocket_upgrade(event)
+
+    def send_400_response(self, msg: str) -> None:
+        if self._refusal is not None:
+            self._refuse(503, self._refusal)
+        else:
+            self._refuse(400, msg)
+
+    def _follow_body(self) -> None:
+        """Limit the time of a body that a stranger sends; a request that is whole is no longer waited for."""
+        if self.ticket.face is Face.AMQP:
+            return
+        is_arriving = self.conn.their_state is h11.SEND_BODY
+        if is_arriving and (self._is_discarding or not self.ticket.has_token):
+            self._start_timer()
+            return
+        self._stop_timer()
+        if not is_arriving:
+            self.ticket.begin_request()
+
+    @property
+    def _is_discarding(self) -> bool:
+        """Whether the rest of a request is read that was answered before it was complete."""
+        return self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
+
+    def _on_head(self, request: h11.Request, names: dict[str, str]) -> None:
+        self.app_state = {HEADER_NAMES: names, TICKET: self.ticket}
+        trusted = self.owner.admission.trusted
+        if self._peer in trusted:
+            headers = [(name.lower(), value) for name, value in request.headers]
+            address = trusted.client_address(self._peer, headers)
+            self._share.join(None if address is None else site_of(address))
+            # A client that is not known is the proxy's for the audit trail and for wrong keys; but of the
+            # limits, from which a proxy's own address is free, all of them share one address's.
+            name = str(self._peer if address is None else address)
+            self.client = (name, 0)
+            self.app_state[_CLIENT] = f"{name}:0"
+            is_https = self.owner.config.ssl is not None or trusted.is_https(self._peer, headers)
+            self.scheme = "https" if is_https else "http"
+            if self.ticket.move(address, self.loop.time()) is not None:
+                self._refusal = NO_PLACE
+                raise h11.RemoteProtocolError(NO_PLACE)
+
+    def _start_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._head_timeout_s, self._on_head_timeout)
+
+    @property
+    def _head_timeout_s(self) -> float:
+        timeout_s = self.owner.head_timeout_s
+        return min(timeout_s, HEALTH_TIMEOUT_S) if self.ticket.face is Face.HEALTH else timeout_s
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _limit_closing(self) -> None:
+        if self.transport.is_closing():
+            self._start_write_timer()
+
+    def _start_write_timer(self) -> None:
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.owner.write_timeout_s, self.transport.abort)
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _on_head_timeout(self) -> None:
+        self._head_timer = None
+        if self.conn.their_state is h11.SEND_BODY and self.ticket.has_token and not self._is_discarding:
+            return  # the token came with the head
+        self._refuse(408, f"No complete request came within {self._head_timeout_s:g} s.")
+
+    def _refuse(self, status: int, detail: str) -> None:
+        """Answer without a request that could be answered, and close; only close where an answer is out."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            self._limit_closing()
+            return
+        content_type, text = format_error(status, detail)
+        body = text.encode()
+        retry = f"Retry-After: {RETRY_AFTER_S}\r\n" if status == 503 else ""
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: {content_type}\r\n"
+            f"Content-Length: {len(body)}\r\n{retry}Connection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+        self._limit_closing()
+
+
+class _HealthOnly:
+    """What connections are served that there is no place for: ``/health``, and 503 for anything else."""
+
+    def __init__(self, application: ASGIApp) -> None:
+        self._application = application
+        self._refusal = error_response(503, NO_PLACE, headers={"Retry-After": str(RETRY_AFTER_S)})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+            await send(message)
+
+        is_health = scope["path"] == HEALTH_PATH
+        await (self._application if is_health else self._refusal)(scope, receive, send_and_close)
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A listening socket; raises OSError when the address cannot be listened on."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=1024)

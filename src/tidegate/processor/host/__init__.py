@@ -1,0 +1,1 @@
+"""The Event Processor Host: leases, balancing, and the pumps that it runs."""

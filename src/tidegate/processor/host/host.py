@@ -1,0 +1,389 @@
+"""``EventProcessorHost``: processes an event hub's partitions, sharing them with its group's other hosts.
+
+    store = MemoryStore(SystemClock())            # or directory, SQL, blob
+    host = EventProcessorHost(event_hub="trips", connection_string="Endpoint=sb://…", store=store)
+    async with host.running(handle):              # async def handle(context, events)
+        await host.wait()
+
+The same code works against Tidegate and against Azure Event Hubs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random as random_module
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Self
+
+from tidegate.client import EventHubConsumer, Namespace, RetryPolicy
+from tidegate.client.namespace import event_hub_of
+from tidegate.model.clock import Clock
+from tidegate.model.connection_string import ConnectionString
+from tidegate.model.errors import ClosedError, InvalidArgumentError, TidegateError
+from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate.processor.handlers import EventHandler, ProcessorFactory, TransactionalHandler
+from tidegate.processor.host.partition_manager import PartitionManager
+from tidegate.processor.host.pumps import HostPumps
+from tidegate.processor.lease import GroupKey, Lease
+from tidegate.processor.options import EventProcessorOptions, PartitionManagerOptions
+from tidegate.processor.pump.session import PumpEnvironment
+from tidegate.processor.pump.shared_reads import SharedRead
+from tidegate.processor.registration import Registration, check_registration
+from tidegate.processor.statistics import HostStatistics
+from tidegate.processor.store import ProcessorStore
+from tidegate.transport.clock import SystemClock
+from tidegate.transport.tasks import TaskOwner
+
+_logger = logging.getLogger(__name__)
+
+Handler = type | EventHandler | TransactionalHandler | object
+"""A class, a function, or what a transactional store takes besides: see ``EventProcessorHost.register``."""
+
+
+class EventProcessorHost:
+    """Takes its share of an event hub's partitions and runs a handler on each.
+
+    ``register`` it, or use ``running``. Not thread-safe: use it on one event loop.
+    """
+
+    def __init__(
+        self,
+        host_name: str | None = None,
+        event_hub: str | None = None,
+        consumer_group: str = DEFAULT_CONSUMER_GROUP,
+        connection_string: str | ConnectionString | None = None,
+        store: ProcessorStore | None = None,
+        options: EventProcessorOptions = EventProcessorOptions(),  # noqa: B008 - frozen, therefore safe to share
+        *,
+        namespace: Namespace | None = None,
+        manager_options: PartitionManagerOptions = PartitionManagerOptions(),  # noqa: B008
+        transactional: bool = False,
+        clock: Clock | None = None,
+        random: random_module.Random | None = None,
+    ) -> None:
+        """Connects to nothing before ``register``.
+
+        host_name: unique among the group's hosts; None: machine, process and a random part. event_hub: None
+        takes the connection string's EntityPath. connection_string or namespace: one of the two. store:
+        where leases and checkpoints are kept; it stays the caller's to close. transactional: each batch is
+        one transaction of the store. clock, random: for tests.
+
+        Raises InvalidArgumentError, ConnectionStringError.
+        """
+        if (connection_string is None) == (namespace is None):
+            raise InvalidArgumentError("Give either a connection string or a namespace, one of the two.")
+        if store is None:
+            raise InvalidArgumentError(
+                "No store is given.", next_step="Give store=…, where leases and checkpoints are to be kept."
+            )
+        if connection_string is not None:
+            event_hub = event_hub_of(connection_string, event_hub)
+            namespace = Namespace.from_connection_string(connection_string)
+        if not event_hub:
+            raise InvalidArgumentError("No event hub is named.", next_step="Give event_hub=….")
+        assert namespace is not None
+        self._random = random if random is not None else random_module.Random()
+        self.host_name = host_name if host_name is not None else _make_host_name(self._random)
+        if not self.host_name:
+            raise InvalidArgumentError("A host's name is not empty: leases are kept under it.")
+        self.event_hub = event_hub
+        self.consumer_group = consumer_group
+        self.group = GroupKey(namespace.host, event_hub, consumer_group)
+        self._namespace = namespace
+        self._store = store
+        self._options = options
+        self._manager_options = manager_options
+        self._is_transactional = transactional
+        self._clock: Clock = clock if clock is not None else SystemClock()
+        self._is_registering = False
+        self._run: _HostRun | None = None
+
+    @classmethod
+    def from_connection_string(
+        cls,
+        connection_string: str | ConnectionString,
+        event_hub: str | None = None,
+        *,
+        store: ProcessorStore,
+        consumer_group: str = DEFAULT_CONSUMER_GROUP,
+        host_name: str | None = None,
+        options: EventProcessorOptions = EventProcessorOptions(),  # noqa: B008 - frozen
+        manager_options: PartitionManagerOptions = PartitionManagerOptions(),  # noqa: B008 - frozen
+        transactional: bool = False,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
+        timeout_s: float = 60.0,
+        ssl_context: ssl.SSLContext | None = None,
+        ca_file: str | Path | None = None,
+        clock: Clock | None = None,
+        random: random_module.Random | None = None,
+    ) -> Self:
+        """A host for ``event_hub`` (None: the connection string's EntityPath).
+
+        The other arguments are those of the constructor and of ``Namespace.from_connection_string``.
+        """
+        return cls(
+            host_name,
+            event_hub_of(connection_string, event_hub),
+            consumer_group,
+            None,
+            store,
+            options,
+            namespace=Namespace.from_connection_string(
+                connection_string, retry=retry, timeout_s=timeout_s, ssl_context=ssl_context, ca_file=ca_file
+            ),
+            manager_options=manager_options,
+            transactional=transactional,
+            clock=clock,
+            random=random,
+        )
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether a handler is registered."""
+        return self._run is not None
+
+    async def register(
+        self, handler: Handler | None = None, *, factory: ProcessorFactory | None = None
+    ) -> None:
+        """Begin to process with ``handler``; returns once the hub has answered and the host joins its group.
+
+        handler: a class with the methods of ``EventProcessor`` (or ``TransactionalProcessor``, which makes
+        the host transactional), of which each partition gets an instance; or ``async def handle(context,
+        events)``; in transactional processing a plain function of the same, or what else the store takes.
+        factory: instead, called with a partition's context; it may return the same processor each time, and
+        then the calls of different partitions meet in it.
+
+        Raises InvalidArgumentError (a handler of the wrong kind, or the host is registered already),
+        NotFoundError, UnauthorizedError, BrokenError, OperationTimeoutError.
+        Cancellation: the host is not registered.
+        """
+        if self._run is not None or self._is_registering:
+            raise InvalidArgumentError(
+                f"Host {self.host_name!r} is registered already.",
+                next_step="Call unregister first, or make another host.",
+            )
+        registration = check_registration(
+            handler, factory, is_transactional=self._is_transactional, store=self._store
+        )
+        if registration.is_transactional and self._options.invoke_after_receive_timeout:
+            raise InvalidArgumentError(
+                "A transaction needs events, so invoke_after_receive_timeout is not for transactional hosts."
+            )
+        self._is_registering = True
+        consumer = EventHubConsumer(
+            self._namespace, self.event_hub, consumer_group=self.consumer_group, clock=self._clock
+        )
+        try:
+            properties = await consumer.get_event_hub_properties()
+        except BaseException:
+            await consumer.close()
+            raise
+        finally:
+            self._is_registering = False
+        self._run = _HostRun(self, consumer, registration, properties.partition_ids)
+        self._run.start()
+
+    async def unregister(self) -> None:
+        """Let running handler calls finish, close all partitions, and release their leases: others go on.
+
+        Takes at most a few ``close_timeout_s``. Does nothing where nothing is registered; the host can be
+        registered again afterwards. What it failed with is ``wait``'s to raise. Not for a handler to call: it
+        would wait for itself, and be cancelled; let it set an event for whoever called ``register``.
+        """
+        run = self._run
+        if run is None:
+            return
+        await run.finish(None)
+        if self._run is run:
+            self._run = None
+
+    async def wait(self) -> None:
+        """Return when the host is unregistered. Raises what it failed with as a whole, after it was closed.
+
+        It fails where the service refuses it for good: the hub or the consumer group does not exist, the
+        credential is not accepted, a factory makes what cannot be run. Everything else is retried.
+        Raises ClosedError where nothing is registered. Cancellation: the host goes on.
+        """
+        if self._run is None:
+            raise ClosedError(f"Host {self.host_name!r} is not registered.", next_step="Call register first.")
+        await self._run.wait()
+
+    @contextlib.asynccontextmanager
+    async def running(
+        self, handler: Handler | None = None, *, factory: ProcessorFactory | None = None
+    ) -> AsyncIterator[Self]:
+        """``register`` on entry, ``unregister`` on exit; what the host failed with is raised on exit."""
+        await self.register(handler, factory=factory)
+        run = self._run
+        assert run is not None
+        try:
+            yield self
+        finally:
+            await self.unregister()
+        if run.failure is not None:
+            raise run.failure
+
+    def statistics(self) -> HostStatistics:
+        """The partitions owned now, and how each is doing."""
+        run = self._run
+        return HostStatistics(self.host_name, self.group, {} if run is None else run.pumps.statistics())
+
+    def __repr__(self) -> str:
+        state = "not registered" if self._run is None else f"{len(self._run.pumps.statistics())} partitions"
+        return f"<EventProcessorHost {self.host_name} {self.group} {state}>"
+
+
+class _HostRun:
+    """From ``register`` to ``unregister``: the tasks and connections of one registration."""
+
+    def __init__(
+        self,
+        host: EventProcessorHost,
+        consumer: EventHubConsumer,
+        registration: Registration,
+        partition_ids: tuple[str, ...],
+    ) -> None:
+        self.failure: Exception | None = None
+        self._host = host
+        self._consumer = consumer
+        self._options = host._options
+        self._clock = host._clock
+        self._refused_since: float | None = None
+        self._was_served = False
+        self._ended = asyncio.Event()
+        self._is_finishing = False
+        self._watchdog: asyncio.Task[None] | None = None
+        self._supervisors = TaskOwner(f"host {host.host_name}", on_failure=self._fail)
+        self._pump_tasks = TaskOwner(f"pumps of {host.host_name}", on_failure=self._fail)
+        self._last_tasks = TaskOwner(f"end of {host.host_name}")
+        self._hub = SharedRead(consumer.get_event_hub_properties, self._pump_tasks, name="reading the hub")
+        store, group = host._store, host.group
+        environment = PumpEnvironment(
+            group=group,
+            consumer=consumer,
+            store=store,
+            registration=registration,
+            options=self._options,
+            clock=host._clock,
+            random=host._random,
+            tasks=self._pump_tasks,
+            hub=self._hub,
+            checkpoints=SharedRead(
+                lambda: store.list_checkpoints(group), self._pump_tasks, name="reading checkpoints"
+            ),
+            report=self._report,
+            refused=self._note_refused,
+            served=self._note_served,
+        )
+        self.pumps = HostPumps(
+            environment, self._reacquire, stall_timeout_s=host._manager_options.effective_stall_timeout_s
+        )
+        self._manager = PartitionManager(
+            group=group,
+            store=store,
+            owner=host.host_name,
+            partition_ids=partition_ids,
+            options=host._manager_options,
+            clock=host._clock,
+            random=host._random,
+            pumps=self.pumps,
+            on_exception=self._report,
+        )
+
+    def start(self) -> None:
+        """Hold leases, and watch the pumps and the hub."""
+        self._supervisors.start(self._manager.run(), name="partition manager")
+        self._supervisors.start(self._follow_hub(), name="partitions of the hub")
+        self._watchdog = self._supervisors.start(self.pumps.watch(), name="watchdog")
+
+    async def wait(self) -> None:
+        """Return when it has ended. Raises why, where it failed."""
+        await self._ended.wait()
+        if self.failure is not None:
+            raise self.failure
+
+    async def finish(self, failure: Exception | None) -> None:
+        """End everything, in order. The first call does it; later ones wait for it.
+
+        Cancellation: it goes on; only the wait is given up.
+        """
+        if not self._is_finishing:
+            self._is_finishing = True
+            self.failure = failure
+            self._last_tasks.start(self._finish(), name="closing")
+        await self._ended.wait()
+
+    async def _follow_hub(self) -> None:
+        """Take part in partitions that the hub gets later: Azure can add some, and so can one made anew."""
+        while True:
+            await asyncio.sleep(self._host._manager_options.lease_duration_s)
+            try:
+                hub = await self._hub.read()
+            except TidegateError:
+                continue  # the receivers meet the same trouble, and report it
+            self._manager.add_partitions(hub.partition_ids)
+
+    async def _finish(self) -> None:
+        async with contextlib.AsyncExitStack() as last:  # whatever goes wrong on the way, the rest is closed
+            last.callback(self._ended.set)
+            last.push_async_callback(self._consumer.close)
+            last.push_async_callback(self._end_pump_tasks)
+            last.push_async_callback(self._supervisors.close)
+            if self._watchdog is not None:
+                self._watchdog.cancel()
+            await self._manager.close()
+
+    async def _end_pump_tasks(self) -> None:
+        """What is left are calls that were given up; some of them may never end."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._options.close_timeout_s):
+                await self._pump_tasks.close()
+
+    def _fail(self, error: Exception) -> None:
+        """The host cannot go on: close it, and let ``wait`` say why."""
+        if self._is_finishing:
+            return
+        self._report(error, None)
+        self._is_finishing = True
+        self.failure = error
+        self._last_tasks.start(self._finish(), name="closing after a failure")
+
+    def _note_served(self) -> None:
+        self._was_served = True
+        self._refused_since = None
+
+    def _note_refused(self, error: TidegateError) -> None:
+        """Refused before anything was ever read, it never will be; later, it may be a hub that is made anew
+        or a key that is exchanged: one lease duration is waited for that.
+        """
+        now = self._clock.monotonic()
+        if self._refused_since is None:
+            self._refused_since = now
+        patience_s = self._host._manager_options.lease_duration_s if self._was_served else 0.0
+        if now - self._refused_since >= patience_s:
+            self._fail(error)
+
+    async def _reacquire(self, partition_id: str) -> Lease | None:
+        return await self._manager.reacquire(partition_id)
+
+    def _report(self, error: Exception, partition_id: str | None) -> None:
+        """Log an error, and tell ``on_exception``; what that raises is logged."""
+        where = "" if partition_id is None else f", partition {partition_id}"
+        _logger.warning("Host %s%s: %s: %s", self._host.host_name, where, type(error).__name__, error)
+        on_exception = self._options.on_exception
+        if on_exception is None:
+            return
+        try:
+            on_exception(error, partition_id)
+        except Exception:  # a user's function: what it raises costs nothing but this line
+            _logger.exception("on_exception of host %s raised", self._host.host_name)
+
+
+def _make_host_name(random: random_module.Random) -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{random.getrandbits(32):08x}"

@@ -1,0 +1,393 @@
+"""Holds a host's leases: renews them, shares partitions out with the other hosts, starts and stops pumps.
+
+What to acquire or steal is decided by ``balancer.decide_balance``; this module performs it.
+
+Theory of operation. Two tasks share the leases held, and change them only between awaits:
+
+- The cycle (``run``) renews, looks and takes, with one store call at a time (``_lock``). Looking and taking
+  have the time until the next renewal is due and not longer, so a slow store costs new partitions first.
+- The guard (``_guard``) needs no store: it gives a lease up that was not renewed in time by this machine's
+  own monotonic clock, counted from before the last successful call was sent. The store's time of renewal
+  is later than that, so a pump is told to stop before others may take its partition.
+
+Pumps are started and stopped in tasks of their own (``PumpControl``): a handler that takes long to end keeps
+nothing else waiting, and its partition is not taken anew before it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random as random_module
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+from tidegate.model.clock import Clock
+from tidegate.model.errors import StoreUnavailableError
+from tidegate.processor.handlers import CloseReason
+from tidegate.processor.host.balancer import decide_balance, seconds_until_change
+from tidegate.processor.host.pump_control import PartitionPumps as PartitionPumps  # it belongs to this face
+from tidegate.processor.host.pump_control import PumpControl
+from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot, LeaseStore
+from tidegate.processor.options import PartitionManagerOptions
+from tidegate.transport.tasks import TaskOwner
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FENCE_FRACTION: Final = 0.9
+"""A lease is given up after this part of its duration (our choice): the rest is for clocks that run at
+different speeds, and for the handler call that is running."""
+JITTER_FRACTION: Final = 0.02
+"""Of the lease duration: hosts that wait for the same lease to expire, or that got in each other's way, look
+again this much apart (our choice: up to 0.6 s of 30)."""
+
+RENEWAL_NEAR_FRACTION: Final = 0.25
+"""Of the renewal interval: with less time left than this, leases are renewed first (our choice)."""
+
+
+class PartitionManager:
+    """Takes a host's fair share of the partitions, and keeps it."""
+
+    def __init__(
+        self,
+        *,
+        group: GroupKey,
+        store: LeaseStore,
+        owner: str,
+        partition_ids: Sequence[str],
+        options: PartitionManagerOptions,
+        clock: Clock,
+        random: random_module.Random,
+        pumps: PartitionPumps,
+        on_exception: Callable[[Exception, str | None], None],
+    ) -> None:
+        """owner: the host's name; two hosts of one name take each other's partitions without end.
+
+        on_exception: told (error, partition id or None).
+        """
+        self._group = group
+        self._store = store
+        self._owner = owner
+        self._partition_ids = tuple(partition_ids)
+        self._options = options
+        self._clock = clock
+        self._random = random
+        self._on_exception = on_exception
+        self._control = PumpControl(
+            pumps, on_exception=self._report, on_start_failed=self._give_back_unstarted
+        )
+        self._tasks = TaskOwner(f"partition manager of {owner}")
+        self._leases: dict[str, Lease] = {}
+        self._fences: dict[str, float] = {}
+        """By partition held: when to give it up, on the monotonic clock."""
+        self._lock = asyncio.Lock()
+        """Held across each store call and the change that follows from it; taken for nothing else."""
+        self._next_renewal = -math.inf
+        self._is_renewal_unknown = False
+        """Whether a renewal failed that may have taken place all the same: then our versions are old."""
+        self._beaten_count = 0
+        """Looks in a row in which somebody else was faster."""
+        self._is_guarded = False
+        self._is_closing = asyncio.Event()
+        self._has_run_ended = asyncio.Event()
+        self._has_run_ended.set()
+
+    def __repr__(self) -> str:
+        state = " closing" if self._is_closing.is_set() else ""
+        return f"<PartitionManager {self._owner} {self._group} leases={len(self._leases)}{state}>"
+
+    @property
+    def leases(self) -> Mapping[str, Lease]:
+        """The leases that are held now, by partition id, as last renewed: a live view."""
+        return MappingProxyType(self._leases)
+
+    def add_partitions(self, partition_ids: Sequence[str]) -> None:
+        """Share out these, too, from the next look on. partition_ids: those of the hub now, in its order."""
+        gone = [each for each in self._partition_ids if each not in partition_ids]
+        self._partition_ids = (*partition_ids, *gone)
+
+    async def run(self) -> None:
+        """Hold leases until ``close`` is called or this is cancelled. Only ``close`` releases them.
+
+        Cancellation: an acquisition that is under way may succeed unseen; so prefer ``close``, which lets it
+        end and then ends this, too.
+        """
+        if self._is_closing.is_set():
+            return
+        self._start_guard()
+        self._has_run_ended.clear()
+        try:
+            await self._pause(self._random.random() * self._options.startup_spread_s)
+            while not self._is_closing.is_set():
+                await self._pause(await self._run_cycle())
+        finally:
+            self._has_run_ended.set()
+
+    async def reacquire(self, partition_id: str) -> Lease | None:
+        """Take a lease that is held already anew, with the next epoch, and return it.
+
+        The pump is not touched: its owner has ended its receiver and opens it again with what is returned.
+
+        Returns None where the partition is not held any more: then its pump is being stopped.
+        Raises StoreUnavailableError, StoreError: the lease is as it was, or is found lost by and by.
+        """
+        async with self._lock:
+            held = self._leases.get(partition_id)
+            if held is None or self._is_closing.is_set():
+                return None
+            sent = self._clock.monotonic()
+            lease = await self._call(
+                self._store.acquire(self._group, partition_id, self._owner, expected=held),
+                timeout_s=self._options.renew_interval_s,
+            )
+            if self._leases.get(partition_id) is not held:
+                return None
+            if lease is None:
+                self._lose(partition_id)
+            else:
+                self._hold(lease, sent)
+            return lease
+
+    async def close(self) -> None:
+        """Stop all pumps with SHUTDOWN, side by side; then release all leases in one call. Idempotent.
+
+        Leases are renewed until the last handler has ended. ``run`` returns by itself, and is waited for; so
+        afterwards nothing uses the store any more.
+
+        Cancellation: the pumps go on stopping and the leases are renewed; call it again to wait and release.
+        """
+        self._start_guard()
+        if not self._is_closing.is_set():
+            self._is_closing.set()
+            self._tasks.start(self._renew_while_closing(), name="renewal")
+        for partition_id in list(self._leases):
+            self._control.stop(partition_id, CloseReason.SHUTDOWN)
+        await self._control.wait_stopped()
+        await self._has_run_ended.wait()
+        await self._tasks.close()
+        await self._control.close()
+        try:
+            if self._is_renewal_unknown:
+                await self._look(timeout_s=self._options.renew_interval_s)
+            if self._leases:
+                await self._release(list(self._leases.values()))
+        except Exception as exc:  # as in _run_cycle; what was not released runs out
+            self._report(exc, None)
+        self._leases.clear()
+        self._fences.clear()
+
+    async def _run_cycle(self) -> float:
+        """Renew if it is due, look and take; returns how long to wait for the next cycle."""
+        try:
+            if self._is_renewal_near:
+                await self._renew()
+            return await self._balance()
+        except Exception as exc:  # a store may be anybody's code: it costs a cycle, never the host
+            self._report(exc, None)
+            return self._retry_wait_s()
+
+    async def _renew(self) -> None:
+        """Renew all leases in one call, and give up those that somebody else has."""
+        is_doubtful = self._is_renewal_unknown
+        if is_doubtful:
+            await self._look(timeout_s=self._options.renew_interval_s)
+        await self._renew_held(is_doubtful=is_doubtful)
+        if self._is_renewal_unknown:
+            await self._look(timeout_s=self._options.renew_interval_s)
+            await self._renew_held(is_doubtful=False)
+
+    async def _renew_held(self, *, is_doubtful: bool) -> None:
+        """is_doubtful: an earlier renewal that was given up may have been performed just before this one, so
+        that a lease which is missing in the answer need not be lost.
+        """
+        async with self._lock:
+            held = dict(self._leases)
+            sent = self._clock.monotonic()
+            renewed: Mapping[str, Lease] = {}
+            if held:
+                self._is_renewal_unknown = True
+                renewed = await self._call(
+                    self._store.renew(self._group, list(held.values())),
+                    timeout_s=self._options.renew_interval_s,
+                )
+            self._is_renewal_unknown = is_doubtful and not held.keys() <= renewed.keys()
+            if not self._is_renewal_unknown:
+                self._next_renewal = sent + self._options.renew_interval_s
+            for partition_id, old in held.items():
+                if self._leases.get(partition_id) is not old:
+                    continue  # the guard gave it up meanwhile
+                lease = renewed.get(partition_id)
+                if lease is not None:
+                    self._hold(lease, sent)
+                    self._control.lease_renewed(lease)
+                elif not self._is_renewal_unknown:
+                    self._lose(partition_id)
+
+    async def _balance(self) -> float:
+        """Look at the group, take what is to be taken, and return how long to wait for the next look."""
+        snapshot = await self._look(timeout_s=self._time_left_s())
+        actions = decide_balance(
+            snapshot,
+            self._partition_ids,
+            self._owner,
+            lease_duration_s=self._options.lease_duration_s,
+            choice=self._random.random(),
+            pumped=self._control.partition_ids | self._leases.keys(),
+        )
+        is_beaten = False
+        wanted = [*actions.acquire, *((lease.partition_id, lease) for lease in actions.steal)]
+        for partition_id, expected in wanted:
+            if self._is_closing.is_set() or self._is_renewal_near:
+                return 0.0
+            is_beaten |= not await self._take(partition_id, expected)
+        self._beaten_count = self._beaten_count + 1 if is_beaten else 0
+        return self._wait_s(snapshot)
+
+    async def _look(self, *, timeout_s: float) -> LeaseSnapshot:
+        """All leases of the group; those of ours that somebody else has are given up."""
+        async with self._lock:
+            snapshot = await self._call(self._store.list_leases(self._group), timeout_s=timeout_s)
+            for partition_id, held in list(self._leases.items()):
+                seen = snapshot.leases.get(partition_id)
+                if seen is None or (seen.owner, seen.epoch) != (held.owner, held.epoch):
+                    self._lose(partition_id)
+                else:
+                    # Another version of the same epoch is a renewal of ours whose answer was lost.
+                    self._leases[partition_id] = seen
+            return snapshot
+
+    async def _take(self, partition_id: str, expected: Lease | None) -> bool:
+        """Acquire a partition and start its pump. False: somebody else was faster."""
+        async with self._lock:
+            if self._is_closing.is_set():
+                return False
+            sent = self._clock.monotonic()
+            lease = await self._call(
+                self._store.acquire(self._group, partition_id, self._owner, expected=expected),
+                timeout_s=self._time_left_s(),
+            )
+            if lease is None:
+                return False
+            self._hold(lease, sent)
+            logger.info("%s has partition %s, epoch %d", self._owner, partition_id, lease.epoch)
+            if not self._is_closing.is_set():
+                self._control.start(lease)
+            return True
+
+    def _hold(self, lease: Lease, sent: float) -> None:
+        """Keep a lease that the store gave for a call sent at ``sent``."""
+        self._leases[lease.partition_id] = lease
+        self._fences[lease.partition_id] = sent + self._options.lease_duration_s * FENCE_FRACTION
+
+    def _lose(self, partition_id: str) -> None:
+        lease = self._leases.pop(partition_id)
+        del self._fences[partition_id]
+        logger.info("%s has lost partition %s, epoch %d", self._owner, partition_id, lease.epoch)
+        self._control.stop(partition_id, CloseReason.OWNERSHIP_LOST)
+
+    def _start_guard(self) -> None:
+        if not self._is_guarded:
+            self._is_guarded = True
+            self._tasks.start(self._guard(), name="guard")
+
+    async def _guard(self) -> None:
+        """Give up every lease that was not renewed in time."""
+        while True:
+            now = self._clock.monotonic()
+            for partition_id in [one for one, fence in self._fences.items() if now >= fence]:
+                held_s = self._options.lease_duration_s * FENCE_FRACTION
+                self._report(
+                    StoreUnavailableError(
+                        f"The lease of partition {partition_id} could not be renewed for {held_s:g} s; the "
+                        "partition is given up before others take it.",
+                        next_step="It is taken again when the store answers and nobody else has it.",
+                    ),
+                    partition_id,
+                )
+                self._lose(partition_id)
+            # A lease that comes to be held meanwhile may have to be given up earlier than those known now.
+            longest_s = self._options.lease_duration_s * (1 - FENCE_FRACTION) / 2
+            next_fence = min(self._fences.values(), default=math.inf)
+            await asyncio.sleep(max(0.0, min(next_fence - now, longest_s)))
+
+    async def _renew_while_closing(self) -> None:
+        while True:
+            await asyncio.sleep(max(0.0, self._next_renewal - self._clock.monotonic()))
+            try:
+                await self._renew()
+            except Exception as exc:  # as in _run_cycle
+                self._report(exc, None)
+                await asyncio.sleep(self._retry_wait_s())
+
+    def _give_back_unstarted(self, partition_id: str) -> None:
+        """A pump did not start: let go of its partition, so that it is tried again, here or elsewhere."""
+        lease = self._leases.pop(partition_id, None)
+        self._fences.pop(partition_id, None)
+        if lease is not None:
+            self._tasks.start(self._give_back(lease), name=f"give back {partition_id}")
+
+    async def _give_back(self, lease: Lease) -> None:
+        try:
+            await self._release([lease])
+        except Exception as exc:  # as in _run_cycle
+            self._report(exc, lease.partition_id)
+
+    async def _release(self, leases: Sequence[Lease]) -> None:
+        async with self._lock:
+            release = self._store.release(self._group, leases)
+            await self._call(release, timeout_s=self._options.renew_interval_s)
+
+    async def _call(self, call: Coroutine[Any, Any, T], *, timeout_s: float) -> T:
+        """A store's answer. Raises StoreUnavailableError when it takes longer than ``timeout_s``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await call
+        except TimeoutError as exc:
+            raise StoreUnavailableError(
+                f"The store of the leases of {self._group} did not answer within {timeout_s:.3g} s."
+            ) from exc
+
+    @property
+    def _is_renewal_near(self) -> bool:
+        """Whether to renew rather than to begin something that would have too little time left."""
+        return self._time_left_s() <= self._options.renew_interval_s * RENEWAL_NEAR_FRACTION
+
+    def _time_left_s(self) -> float:
+        """Until the next renewal is due."""
+        return max(0.0, self._next_renewal - self._clock.monotonic())
+
+    def _wait_s(self, snapshot: LeaseSnapshot) -> float:
+        """Until the next look: the next renewal, or earlier where something may be had earlier."""
+        jitter_s = self._options.lease_duration_s * JITTER_FRACTION * self._random.uniform(0.5, 1.0)
+        waits = [self._time_left_s()]
+        if self._beaten_count:
+            waits.append(jitter_s * 2 ** min(self._beaten_count - 1, 8))
+        changes_in_s = seconds_until_change(
+            snapshot, self._partition_ids, self._owner, lease_duration_s=self._options.lease_duration_s
+        )
+        if changes_in_s is not None:
+            waits.append(changes_in_s + jitter_s)
+        return min(waits)
+
+    def _retry_wait_s(self) -> float:
+        """After a failure (our choice): short, so that with the default options an outage of half a lease
+        costs no partition."""
+        return self._options.renew_interval_s * self._random.uniform(0.05, 0.15)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, or until ``close`` is called."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._is_closing.wait()
+        except TimeoutError:
+            pass
+
+    def _report(self, error: Exception, partition_id: str | None) -> None:
+        try:
+            self._on_exception(error, partition_id)
+        except Exception:  # a user's callback must not end the host
+            logger.exception("on_exception raised while it was told: %r", error)

@@ -1,0 +1,142 @@
+"""The pumps of a host, and the watchdog that notices the ones that make no progress.
+
+A partition is stalled when it had backlog for ``stall_timeout_s`` and made no step. That is told in two ways:
+a handler call that was given events and has not returned for so long has them as its backlog; for a wait (for
+events, or for the handler's ``open``) the service is asked where the partition ends, and the time counts from
+the first answer that showed backlog. A call that fails again and again is a step each time: it is reported by
+itself, and opening everything anew would not mend it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.model.errors import PartitionStalledError, TidegateError
+from tidegate.processor.handlers import CloseReason
+from tidegate.processor.lease import Lease
+from tidegate.processor.pump.pump import PartitionPump, Reacquire
+from tidegate.processor.pump.session import PartitionSession, PumpEnvironment
+from tidegate.processor.statistics import PartitionStatistics
+
+_LOOKS_PER_TIMEOUT: Final = 4
+"""A stall is noticed at most a quarter of its time-out late (our choice)."""
+
+
+@dataclass(slots=True)
+class _Observation:
+    """What the watchdog saw of a session when it last looked."""
+
+    session: PartitionSession
+    activity: int
+    backlog_since: float | None = None
+    """Monotonic; None: no backlog was seen since the last step."""
+
+
+class HostPumps:
+    """``PartitionPumps``: a pump for each lease that the host holds."""
+
+    def __init__(self, environment: PumpEnvironment, reacquire: Reacquire, *, stall_timeout_s: float) -> None:
+        self._environment = environment
+        self._reacquire = reacquire
+        self._stall_timeout_s = stall_timeout_s
+        self._pumps: dict[str, PartitionPump] = {}
+        self._observations: dict[str, _Observation] = {}
+        self._looked_at_last = ""
+        """The partition that the watchdog came to last."""
+
+    async def start_pump(self, lease: Lease) -> None:
+        """Begin to process the partition under ``lease``; returns at once."""
+        pump = PartitionPump(self._environment, lease, self._reacquire)
+        self._pumps[lease.partition_id] = pump
+        pump.start()
+
+    async def stop_pump(self, partition_id: str, reason: CloseReason) -> None:
+        """End the partition's pump; returns when the handler's last call has ended, or was given up."""
+        pump = self._pumps.get(partition_id)
+        if pump is None:
+            return
+        await pump.stop(reason)
+        if self._pumps.get(partition_id) is pump:
+            del self._pumps[partition_id]
+            self._observations.pop(partition_id, None)
+
+    def lease_renewed(self, lease: Lease) -> None:
+        """The new version and time of a running pump's lease."""
+        pump = self._pumps.get(lease.partition_id)
+        if pump is not None:
+            pump.renew_lease(lease)
+
+    def statistics(self) -> dict[str, PartitionStatistics]:
+        """How each pump is doing, by partition id."""
+        return {key: pump.statistics() for key, pump in sorted(self._pumps.items())}
+
+    async def watch(self) -> None:
+        """The watchdog's task: look at every pump again and again, until cancelled."""
+        interval_s = self._stall_timeout_s / _LOOKS_PER_TIMEOUT
+        while True:
+            await asyncio.sleep(interval_s)
+            waiting = [pump for pump in list(self._pumps.values()) if not self._look_at_call(pump)]
+            # On from where the last look ended: a question that hangs, or hundreds, hide no other partition.
+            waiting.sort(key=lambda pump: (pump.partition_id <= self._looked_at_last, pump.partition_id))
+            with contextlib.suppress(TimeoutError):  # a service that is away hides no call that hangs
+                async with asyncio.timeout(interval_s):
+                    for pump in waiting:
+                        self._looked_at_last = pump.partition_id
+                        await self._look_at_wait(pump)
+
+    def _look_at_call(self, pump: PartitionPump) -> bool:
+        """Judge a pump whose handler has events in hand; False where that is not so."""
+        session = pump.session
+        if session is None or session.batch_in_hand_since is None:
+            return False
+        self._judge(pump, session, session.batch_in_hand_since)
+        return True
+
+    async def _look_at_wait(self, pump: PartitionPump) -> None:
+        """Judge a pump that waits, for events or for something else."""
+        session = pump.session
+        if session is None:
+            return
+        seen = self._observations.get(pump.partition_id)
+        if seen is None or seen.session is not session or seen.activity != session.activity:
+            seen = self._observations[pump.partition_id] = _Observation(session, session.activity)
+        if seen.backlog_since is None and await self._has_backlog(session):
+            seen.backlog_since = self._environment.clock.monotonic()
+        if pump.session is session and seen.activity == session.activity and seen.backlog_since is not None:
+            self._judge(pump, session, seen.backlog_since)
+
+    def _judge(self, pump: PartitionPump, session: PartitionSession, since: float) -> None:
+        waited_s = self._environment.clock.monotonic() - since
+        if waited_s >= self._stall_timeout_s:
+            pump.restart_stalled(self._describe_stall(session, waited_s))
+
+    async def _has_backlog(self, session: PartitionSession) -> bool:
+        """Whether the partition has events that the session has not come to; False where nobody can tell."""
+        following = session.progress.next_sequence_number
+        if following is None and not session.is_opening:
+            return False
+        try:
+            properties = await self._environment.consumer.get_partition_properties(session.partition_id)
+        except TidegateError:
+            return False  # the receiver meets the same trouble, and reports it
+        if properties.is_empty:
+            return False
+        return following is None or properties.last_enqueued_sequence_number >= following
+
+    def _describe_stall(self, session: PartitionSession, waited_s: float) -> PartitionStalledError:
+        following = session.progress.next_sequence_number
+        place = "" if following is None else f" at sequence number {following}"
+        if session.batch_in_hand_since is not None:
+            what = "its handler has not returned"
+        elif session.is_opening:
+            what = "its handler's open has not returned"
+        else:
+            what = "its receiver has brought none of the events that are there"
+        return PartitionStalledError(
+            f"Partition {session.partition_id} of {self._environment.consumer.event_hub!r} is stalled{place}"
+            f": {what} for {waited_s:.1f} s.",
+            next_step="It is restarted. Where a call may take so long, raise stall_timeout_s.",
+        )

@@ -1,0 +1,141 @@
+"""How a batch is handed to its processor: at least once, or as one transaction of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.events import ReceivedEvent
+from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor.handlers import TransactionalProcessor
+from tidegate.processor.policies import FailurePolicy
+from tidegate.processor.pump.context import OwnedPartitionContext
+from tidegate.processor.pump.shared_reads import CheckpointReads
+from tidegate.processor.registration import HandlerRefusedError, Processor
+from tidegate.processor.store import PartitionTransactions, TransactionalStore
+
+
+class Delivery(Protocol):
+    """Batches of one partition on their way to its processor."""
+
+    async def begin(self) -> ProcessorCheckpoint | None:
+        """The checkpoint to go on from; None where there is none.
+
+        Raises FencedError, EventHubReplacedError, StoreError, DatabaseError.
+        """
+        ...
+
+    async def process(self, events: Sequence[ReceivedEvent], *, start: int | None) -> None:
+        """Have ``events`` processed.
+
+        start: the first number that is not processed yet; None where only the events tell. Numbers between it
+        and the first event were never given, or the receiver would have said that they are lost.
+
+        Raises what the handler raises, and what the store does.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free what was opened for it; nothing is delivered afterwards."""
+        ...
+
+    def abandon(self) -> None:
+        """A call does not return: undo what can be undone."""
+        ...
+
+
+class PlainDelivery:
+    """At least once: the handler is called, and moves the checkpoint when it likes."""
+
+    def __init__(
+        self, processor: Processor, context: OwnedPartitionContext, checkpoints: CheckpointReads
+    ) -> None:
+        self._processor = processor
+        self._context = context
+        self._checkpoints = checkpoints
+
+    async def begin(self) -> ProcessorCheckpoint | None:
+        """The stored checkpoint."""
+        return (await self._checkpoints.read()).get(self._context.partition_id)
+
+    async def process(self, events: Sequence[ReceivedEvent], *, start: int | None) -> None:
+        """Call the handler."""
+        context = self._context
+        if events:
+            context.begin_call(events[-1])
+        is_processed = False
+        try:
+            await self._processor.process_events(context, events)
+            is_processed = True
+        finally:
+            context.end_call(len(events), is_processed=is_processed)
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+    def abandon(self) -> None:
+        """What the handler has done is its own."""
+
+
+class TransactionalDelivery:
+    """Exactly once, as far as the database goes: handler, dead letters and checkpoint in one transaction."""
+
+    def __init__(
+        self,
+        store: TransactionalStore,
+        processor: Processor,
+        context: OwnedPartitionContext,
+        *,
+        policy: FailurePolicy,
+        event_hub_created_at_ms: int,
+    ) -> None:
+        """Raises HandlerRefusedError where the store cannot run the handler."""
+        self._context = context
+        self._event_hub_created_at_ms = event_hub_created_at_ms
+        try:
+            self._transactions: PartitionTransactions = store.open_transactions(
+                context.group,
+                context.lease,
+                _runnable(processor.handler),
+                context,
+                policy=policy,
+                event_hub_created_at_ms=event_hub_created_at_ms,
+            )
+        except InvalidArgumentError as error:
+            raise HandlerRefusedError(error.message, next_step=error.next_step) from error
+
+    async def begin(self) -> ProcessorCheckpoint | None:
+        """Claim the checkpoint for this lease's epoch, and return it."""
+        next_sequence_number = await self._transactions.begin()
+        if next_sequence_number is None:
+            return None
+        return ProcessorCheckpoint(
+            self._context.partition_id,
+            next_sequence_number - 1,
+            event_hub_created_at_ms=self._event_hub_created_at_ms,
+        )
+
+    async def process(self, events: Sequence[ReceivedEvent], *, start: int | None) -> None:
+        """Run the batch's transaction."""
+        await self._transactions.process(
+            events,
+            start_sequence_number=events[0].sequence_number if start is None else start,
+            until_sequence_number=events[-1].sequence_number + 1,
+        )
+
+    def close(self) -> None:
+        """End the transactions' thread."""
+        self._transactions.close()
+
+    def abandon(self) -> None:
+        """Undo the transaction, and what it has locked is free."""
+        self._transactions.abandon()
+
+
+def _runnable(handler: object) -> object:
+    """A class of the user's own with the methods of ``TransactionalProcessor`` is a function to the store."""
+    if isinstance(handler, TransactionalProcessor):
+        return handler
+    process_events: object = getattr(handler, "process_events", None)
+    return handler if process_events is None else process_events

@@ -1,0 +1,326 @@
+"""The pump of one owned partition: one session after the other, until another host has the partition.
+
+What a session ended with decides what comes next:
+
+    stopped from outside                                  close, with the reason given
+    stolen or fenced, and the store says: not ours        close(OWNERSHIP_LOST), wait to be stopped
+    stolen, and the lease is ours                         close(RESTARTED), wait, new epoch, new session
+    stalled                                               the same
+    fenced in a transaction, and the lease is ours        close(RESTARTED): somebody moved the checkpoint
+    fenced at the start or by a checkpoint, lease ours    close(FAILED), stopped
+    stopped by policy, position lost with policy STOP     close(FAILED), stopped
+    anything else                                         close(RESTARTED), wait, new session
+
+A stopped partition keeps its lease: another host would only meet the same error.
+
+Overlapping calls: a session's calls have ended before the next session's begin, also after a stall, with one
+exception that cannot be helped. A call that goes on although it was cancelled (it swallows the cancellation,
+or is a transaction that hangs in its thread) is given up after ``close_timeout_s``, or after twice that where
+it was first asked to end: it can move no checkpoint any more, a hanging transaction is undone from
+outside, and its processor instance gets no further call. What else it does is beyond the host. (A processor
+that a factory shares is the same instance, so there the calls do overlap.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from enum import Enum, auto
+from typing import TypeVar
+
+from tidegate.model.errors import (
+    EventHubReplacedError,
+    FencedError,
+    NotFoundError,
+    PartitionStalledError,
+    PartitionStoppedError,
+    PositionOutOfRangeError,
+    ReceiverStolenError,
+    TidegateError,
+    UnauthorizedError,
+)
+from tidegate.processor.handlers import CloseReason
+from tidegate.processor.lease import Lease
+from tidegate.processor.pump.session import PartitionProgress, PartitionSession, PumpEnvironment
+from tidegate.processor.registration import HandlerRefusedError
+from tidegate.processor.statistics import PartitionState, PartitionStatistics
+
+T = TypeVar("T")
+
+Reacquire = Callable[[str], Awaitable[Lease | None]]
+"""``PartitionManager.reacquire``."""
+
+
+class _Next(Enum):
+    """What follows a session."""
+
+    RESTART = auto()
+    REACQUIRE = auto()
+    """Restart under a new epoch."""
+    STOP = auto()
+    LOST = auto()
+
+
+_CLOSE_REASONS = {
+    _Next.RESTART: CloseReason.RESTARTED,
+    _Next.REACQUIRE: CloseReason.RESTARTED,
+    _Next.STOP: CloseReason.FAILED,
+    _Next.LOST: CloseReason.OWNERSHIP_LOST,
+}
+
+
+class PartitionPump:
+    """Keeps one partition processed. ``start`` it once, and ``stop`` it."""
+
+    def __init__(self, environment: PumpEnvironment, lease: Lease, reacquire: Reacquire) -> None:
+        self.partition_id = lease.partition_id
+        self._environment = environment
+        self._lease = lease
+        self._reacquire = reacquire
+        self._progress = PartitionProgress()
+        self._session: PartitionSession | None = None
+        """The session whose ``run`` is under way."""
+        self._state = PartitionState.STARTING
+        self._stop_reason: CloseReason | None = None
+        self._stop_requested = asyncio.Event()
+        self._stall: PartitionStalledError | None = None
+        self._interrupted = asyncio.Event()
+        """A stop or a stall: for whoever attends the session."""
+        self._untold: Exception | None = None
+        """What an abandoned processor could not be told; its successor is."""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._task = self._environment.tasks.start(self._run(), name=f"partition {self.partition_id}")
+
+    async def stop(self, reason: CloseReason) -> None:
+        """End it; returns when the handler's last call has ended, or was given up.
+
+        Cancellation: the pump goes on stopping; only the wait is given up.
+        """
+        if self._stop_reason is None:
+            self._stop_reason = reason
+        self._stop_requested.set()
+        self._interrupted.set()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def renew_lease(self, lease: Lease) -> None:
+        """The lease's new version and time."""
+        self._lease = lease
+        if self._session is not None:
+            self._session.renew_lease(lease)
+
+    @property
+    def session(self) -> PartitionSession | None:
+        """The session under way, for the watchdog; None between two, and where the partition is stopped."""
+        return self._session
+
+    def restart_stalled(self, error: PartitionStalledError) -> None:
+        """The watchdog's verdict: cancel what hangs, and start again under a new epoch."""
+        self._state = PartitionState.STALLED
+        self._stall = error
+        self._interrupted.set()
+
+    def statistics(self) -> PartitionStatistics:
+        """How it is doing."""
+        progress, session = self._progress, self._session
+        state = self._state
+        if state is PartitionState.STARTING and session is not None and session.is_reading:
+            state = PartitionState.RUNNING
+        return PartitionStatistics(
+            partition_id=self.partition_id,
+            state=state,
+            epoch=self._lease.epoch,
+            next_sequence_number=progress.next_sequence_number,
+            events_processed=progress.events_processed,
+            last_progress_at=progress.last_progress_at,
+            error=progress.error,
+        )
+
+    def __repr__(self) -> str:
+        return f"<PartitionPump {self.partition_id} {self.statistics().state} epoch={self._lease.epoch}>"
+
+    # --- one session after the other ----------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        tries = 0
+        while self._stop_reason is None:
+            session = PartitionSession(self._environment, self._lease, self._progress)
+            error, is_abandoned = await self._attend(session)
+            if self._stop_reason is not None:
+                await self._close(session, self._stop_reason, None, is_abandoned=is_abandoned)
+                return
+            following = await self._decide_next(session, error)
+            reason = self._close_reason(following)
+            told = None if following is _Next.LOST else error
+            await self._close(session, reason, told, is_abandoned=is_abandoned)
+            if following in (_Next.STOP, _Next.LOST):
+                self._state = PartitionState.STOPPED
+                await self._stop_requested.wait()
+                return
+            tries = 1 if session.has_progressed else tries + 1
+            await self._unless_stopped(asyncio.sleep(self._environment.restart_delay_s(tries, error)))
+            if following is _Next.REACQUIRE and not await self._renew_epoch():
+                self._state = PartitionState.STOPPED
+                await self._stop_requested.wait()
+                return
+            self._state = PartitionState.STARTING
+
+    def _close_reason(self, following: _Next) -> CloseReason:
+        """A stop that came meanwhile has its own."""
+        return _CLOSE_REASONS[following] if self._stop_reason is None else self._stop_reason
+
+    async def _attend(self, session: PartitionSession) -> tuple[Exception | None, bool]:
+        """Run a session to its end. Returns its error (None: stopped), and whether it was abandoned."""
+        close_timeout_s = self._environment.options.close_timeout_s
+        self._stall = None
+        self._interrupted.clear()
+        if self._stop_reason is not None:
+            return None, False
+        self._session = session
+        untold, self._untold = self._untold, None
+        task = self._environment.tasks.start(
+            _as_result(session.run(untold)), name=f"session of partition {self.partition_id}"
+        )
+        interrupted = self._environment.tasks.start(self._interrupted.wait(), name="interruption")
+        await asyncio.wait([task, interrupted], return_when=asyncio.FIRST_COMPLETED)
+        interrupted.cancel()
+        if not task.done() and self._stall is None:
+            session.stop()
+            await asyncio.wait([task], timeout=close_timeout_s)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=close_timeout_s)
+        self._session = None
+        if self._stall is not None:
+            return self._stall, not task.done()
+        if not task.done() or self._stop_reason is not None:
+            return None, not task.done()
+        if task.cancelled():
+            return _cancelled_by_handler(self.partition_id), False
+        return task.result(), False
+
+    async def _close(
+        self, session: PartitionSession, reason: CloseReason, error: Exception | None, *, is_abandoned: bool
+    ) -> None:
+        """Report ``error``, and tell the processor it and the end, within ``close_timeout_s`` for each."""
+        if error is not None:
+            self._progress.error = error
+            self._environment.report(error, self.partition_id)
+        if is_abandoned:
+            session.give_up(reason)
+            self._untold = error
+            if error is None:
+                self._environment.report(self._hanging(), self.partition_id)
+            return
+        close_timeout_s = self._environment.options.close_timeout_s
+        task = self._environment.tasks.start(
+            session.close(reason, error), name=f"closing partition {self.partition_id}"
+        )
+        await asyncio.wait([task], timeout=close_timeout_s)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=close_timeout_s)
+            session.give_up(reason)
+
+    def _hanging(self) -> PartitionStalledError:
+        return PartitionStalledError(
+            f"A call of the handler of partition {self.partition_id} did not end within twice "
+            f"{self._environment.options.close_timeout_s:g} s when the partition was to be closed. It was "
+            "left behind; what it did in a transaction is undone.",
+            next_step="Give the handler's own waits a time-out.",
+        )
+
+    async def _decide_next(self, session: PartitionSession, error: Exception | None) -> _Next:
+        if isinstance(error, PartitionStalledError):
+            return _Next.REACQUIRE
+        if session.is_opening:
+            return _Next.RESTART  # the handler's own error, whatever its type
+        match error:
+            case ReceiverStolenError():
+                return _Next.REACQUIRE if await self._is_lease_ours() else _Next.LOST
+            case FencedError():
+                if not await self._is_lease_ours():
+                    return _Next.LOST
+                is_transactional = self._environment.registration.is_transactional
+                return _Next.RESTART if is_transactional and session.has_begun else _Next.STOP
+            case EventHubReplacedError() if session.has_read:
+                return _Next.RESTART  # noticed while it was read: the next start looks, and asks the policy
+            case PartitionStoppedError() | EventHubReplacedError() | PositionOutOfRangeError():
+                return _Next.STOP
+            case HandlerRefusedError() | NotFoundError() | UnauthorizedError():
+                self._environment.refused(error)
+                return _Next.RESTART
+        return _Next.RESTART
+
+    async def _is_lease_ours(self) -> bool:
+        """What the store says; True where it does not answer: then nobody else got it either."""
+        environment = self._environment
+        try:
+            snapshot = await self._unless_stopped(environment.store.list_leases(environment.group))
+        except Exception as error:  # a store may be anybody's code: it costs a try, never the host
+            environment.report(error, self.partition_id)
+            return True
+        if snapshot is None:
+            return True  # stopped meanwhile
+        lease = snapshot.leases.get(self.partition_id)
+        return lease is not None and lease.owner == self._lease.owner and lease.epoch == self._lease.epoch
+
+    async def _renew_epoch(self) -> bool:
+        """Take the own lease anew; False where it is not ours any more."""
+        tries = 0
+        while self._stop_reason is None:
+            try:
+                # Not cancelled by a stop: the store might give it unseen, and nobody could release it.
+                lease = await self._reacquire(self.partition_id)
+            except Exception as error:  # as above
+                tries += 1
+                self._environment.report(error, self.partition_id)
+                await self._unless_stopped(asyncio.sleep(self._environment.restart_delay_s(tries, error)))
+                continue
+            if lease is None:
+                return False
+            self._lease = lease
+            break
+        return True
+
+    async def _unless_stopped(self, work: Coroutine[object, object, T]) -> T | None:
+        """The result of ``work``; None where the pump is stopped first. Raises what ``work`` raises."""
+        tasks = self._environment.tasks
+        task = tasks.start(_as_outcome(work), name=f"partition {self.partition_id} between sessions")
+        stopped = tasks.start(self._stop_requested.wait(), name="stop")
+        await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=self._environment.options.close_timeout_s)
+            return None
+        outcome, error = task.result()
+        if error is not None:
+            raise error
+        return outcome
+
+
+async def _as_result(work: Coroutine[object, object, None]) -> Exception | None:
+    """The exception that ``work`` ended with, as a value: it is the pump's, not the task owner's."""
+    try:
+        await work
+    except Exception as error:  # decided about in ``_decide_next``
+        return error
+    return None
+
+
+async def _as_outcome(work: Coroutine[object, object, T]) -> tuple[T | None, Exception | None]:
+    try:
+        return await work, None
+    except Exception as error:  # raised again by whoever waits
+        return None, error
+
+
+def _cancelled_by_handler(partition_id: str) -> TidegateError:
+    return TidegateError(
+        f"The processing of partition {partition_id} was cancelled by its own handler.",
+        next_step="Let process_events raise the error instead of CancelledError.",
+    )

@@ -1,0 +1,472 @@
+"""A session: one processor instance and one receiver on an owned partition, from ``open`` to ``close``.
+
+Theory of operation
+-------------------
+``run`` is a task. It opens the processor, finds the start, opens the receiver, and then receives and delivers
+in turn, so two calls for a partition never overlap. What the handler raises is told to it and the same batch
+comes again after a wait; any other error ends the session, and the pump decides what comes next. Meanwhile
+the receiver fetches ahead by itself.
+
+Stopping ends a wait at once, and a running call when it returns. Who does not want to wait for it cancels
+the task.
+
+What is paid per batch, not per event: one call, two looks at the clock, one turn of the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random as random_module
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from tidegate.client import EventHubConsumer, EventHubProperties, PartitionProperties, PartitionReceiver
+from tidegate.client.retry import RetryPolicy
+from tidegate.model.clock import Clock
+from tidegate.model.errors import (
+    BrokenError,
+    CheckpointGapError,
+    DatabaseError,
+    EventHubReplacedError,
+    FencedError,
+    InvalidArgumentError,
+    PartitionStoppedError,
+    PositionOutOfRangeError,
+    StoreError,
+    TidegateError,
+)
+from tidegate.model.events import ReceivedEvent
+from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor.handlers import CloseReason
+from tidegate.processor.lease import GroupKey, Lease
+from tidegate.processor.options import EventProcessorOptions
+from tidegate.processor.policies import PositionLostPolicy
+from tidegate.processor.pump.context import OwnedPartitionContext
+from tidegate.processor.pump.delivery import Delivery, PlainDelivery, TransactionalDelivery
+from tidegate.processor.pump.shared_reads import CheckpointReads, SharedRead
+from tidegate.processor.pump.starting import (
+    PositionLost,
+    Start,
+    decide_recovery,
+    decide_start,
+    find_loss,
+    refused_position,
+)
+from tidegate.processor.registration import Processor, Registration
+from tidegate.processor.store import ProcessorStore, TransactionalStore
+from tidegate.transport.tasks import TaskOwner
+
+_logger = logging.getLogger(__name__)
+
+RESTART: Final = RetryPolicy(delay_s=0.1, delay_s_max=10.0)
+"""Waits before a batch comes again and before a session is opened anew (our choice); without limit of
+tries, because an event may not be left out."""
+_ENDS_SESSION = (FencedError, PartitionStoppedError, EventHubReplacedError, CheckpointGapError)
+"""What running the same batch again cannot mend."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class PumpEnvironment:
+    """What all pumps of a host share."""
+
+    group: GroupKey
+    consumer: EventHubConsumer
+    store: ProcessorStore
+    registration: Registration
+    options: EventProcessorOptions
+    clock: Clock
+    random: random_module.Random
+    tasks: TaskOwner
+    hub: SharedRead[EventHubProperties]
+    checkpoints: CheckpointReads
+    report: Callable[[Exception, str | None], None]
+    """Told (error, partition id) about what goes wrong outside of handler calls; never raises."""
+    refused: Callable[[TidegateError], None]
+    """Told that the service refused a partition: this host may not read, or nobody can."""
+    served: Callable[[], None]
+    """Told that a receiver was opened."""
+
+    def restart_delay_s(self, tries: int, error: Exception | None) -> float:
+        """The wait before try number ``tries`` after the first."""
+        cause = error if isinstance(error, TidegateError) else None
+        return RESTART.delay_before(tries, jitter_fraction=self.random.random(), error=cause)
+
+
+@dataclass(slots=True)
+class PartitionProgress:
+    """How far an owned partition has come, over all its sessions under this ownership."""
+
+    events_processed: int = 0
+    last_progress_at: datetime | None = None
+    next_sequence_number: int | None = None
+    error: Exception | None = None
+    """The latest since the last progress."""
+    first: ProcessorCheckpoint | None = None
+    """Where the first session started without a checkpoint: a later one must not start at a later end."""
+
+
+class PartitionSession:
+    """Runs once. The pump starts ``run`` as a task, and afterwards tells the processor errors and the end."""
+
+    def __init__(self, environment: PumpEnvironment, lease: Lease, progress: PartitionProgress) -> None:
+        self.progress = progress
+        self.partition_id = lease.partition_id
+        self.is_reading = False
+        """Whether the receiver is open."""
+        self.has_read = False
+        """Whether the receiver ever was open."""
+        self.has_progressed = False
+        self.has_begun = False
+        """Whether the store let it begin under its lease's epoch."""
+        self.activity = 0
+        """Changes with each step that is made: one that hangs, and one that waits, leave it."""
+        self.batch_in_hand_since: float | None = None
+        """When the running call was given its events, on the monotonic clock; None: no such call runs."""
+        self.is_opening = False
+        """Whether the processor's ``open`` runs, or was the last that ran."""
+        self._environment = environment
+        self._lease = lease
+        self._processor: Processor | None = None
+        self._context: OwnedPartitionContext | None = None
+        self._delivery: Delivery | None = None
+        self._receiver: PartitionReceiver | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_stopping = False
+        self._call_depth = 0
+        self._event_hub_created_at_ms = 0
+        self._checkpointed_at = environment.clock.monotonic()
+
+    # --- the session's task -------------------------------------------------------------------------------
+
+    async def run(self, untold: Exception | None = None) -> None:
+        """Read and deliver until stopped or until something fails, which is raised.
+
+        untold: what the processor before this one could not be told.
+        """
+        self._task = asyncio.current_task()
+        environment = self._environment
+        hub = await environment.hub.read()
+        self._event_hub_created_at_ms = round((hub.created_at - _EPOCH) / timedelta(milliseconds=1))
+        self._context = context = OwnedPartitionContext(
+            group=environment.group,
+            event_hub=environment.consumer.event_hub,
+            consumer_group=environment.consumer.consumer_group,
+            lease=self._lease,
+            store=environment.store,
+            event_hub_created_at_ms=self._event_hub_created_at_ms,
+            is_transactional=environment.registration.is_transactional,
+        )
+        self._processor = environment.registration.make(context)
+        with self._calling():
+            self.is_opening = True
+            await self._processor.open(context)
+            self.is_opening = False
+            if untold is not None:
+                await self.tell(untold)
+        self._check_stopping()
+        delivery = self._delivery = self._make_delivery(self._processor, context)
+        try:
+            await self._open_receiver(await self._find_start(delivery), delivery)
+            await self._receive_and_deliver(delivery)
+        finally:
+            self.is_reading = False
+            self._close_receiver()
+            delivery.close()
+
+    def stop(self) -> None:
+        """End a wait at once, and a running call when it returns."""
+        self._is_stopping = True
+        if self._call_depth == 0 and self._task is not None:
+            self._task.cancel()
+
+    def renew_lease(self, lease: Lease) -> None:
+        """The lease's new version and time."""
+        self._lease = lease
+        if self._context is not None:
+            self._context.lease = lease
+
+    def _make_delivery(self, processor: Processor, context: OwnedPartitionContext) -> Delivery:
+        environment = self._environment
+        if not environment.registration.is_transactional:
+            return PlainDelivery(processor, context, environment.checkpoints)
+        assert isinstance(environment.store, TransactionalStore)
+        return TransactionalDelivery(
+            environment.store,
+            processor,
+            context,
+            policy=environment.options.failure_policy,
+            event_hub_created_at_ms=self._event_hub_created_at_ms,
+        )
+
+    # --- where it starts ----------------------------------------------------------------------------------
+
+    async def _find_start(self, delivery: Delivery) -> Start:
+        """From the checkpoint, else the initial position; after a loss, as the policy says."""
+        try:
+            checkpoint = await delivery.begin()
+        except EventHubReplacedError as error:
+            return await self._recover(error, delivery)
+        self.has_begun = True
+        properties = await self._read_properties()
+        loss: PositionLost | None = None
+        checkpoint = checkpoint or self.progress.first
+        if checkpoint is not None:
+            loss = find_loss(checkpoint, properties, event_hub_created_at_ms=self._event_hub_created_at_ms)
+        if loss is not None:
+            return await self._recover(loss, delivery)
+        return decide_start(checkpoint, self._environment.options.position_of(self.partition_id), properties)
+
+    async def _recover(self, loss: PositionLost, delivery: Delivery) -> Start:
+        """Report a loss, set the checkpoint to where the policy says to go on, and return that.
+
+        The checkpoint is set at once, so that the same loss is never met again, here or by another host.
+        Raises ``loss`` where the policy is to stop.
+        """
+        environment = self._environment
+        policy = environment.options.on_position_lost
+        if policy is PositionLostPolicy.STOP:
+            raise loss
+        environment.report(loss, self.partition_id)
+        await self.tell(loss)
+        recovery = decide_recovery(
+            policy, await self._read_properties(), event_hub_created_at_ms=self._event_hub_created_at_ms
+        )
+        await environment.store.update_checkpoint(
+            environment.group, recovery.checkpoint, lease=self._lease, is_rewind_allowed=True
+        )
+        await delivery.begin()
+        return recovery.start
+
+    async def _open_receiver(self, start: Start, delivery: Delivery) -> None:
+        """Open it at ``start``; where the service refuses the position, as the policy says, once."""
+        try:
+            self._receiver = await self._attach(start)
+        except (PositionOutOfRangeError, InvalidArgumentError) as error:
+            properties = await self._read_properties()
+            loss = refused_position(start.position, properties, error)
+            if start.is_after_loss:
+                raise loss from error
+            start = await self._recover(loss, delivery)
+            self._receiver = await self._attach(start)
+        self.progress.next_sequence_number = start.next_sequence_number
+        self._remember_first()
+        self.is_reading = self.has_read = True
+        self.activity += 1
+        self._environment.served()
+
+    async def _attach(self, start: Start) -> PartitionReceiver:
+        environment, options = self._environment, self._environment.options
+        return await environment.consumer.open_receiver(
+            self.partition_id,
+            start.position,
+            owner_level=self._lease.epoch if environment.store.has_epochs else 0,
+            receiver_name=self._lease.owner,
+            prefetch_events=options.prefetch_count,
+            prefetch_bytes=options.prefetch_bytes,
+            must_start_at_position=start.must_start_at_position,
+        )
+
+    async def _open_receiver_again(self, error: PositionOutOfRangeError, delivery: Delivery) -> None:
+        """The log lost what was to be read next, while it was read."""
+        self._close_receiver()
+        hub = await self._environment.hub.read()
+        created_at_ms = round((hub.created_at - _EPOCH) / timedelta(milliseconds=1))
+        wanted = self.progress.next_sequence_number
+        if created_at_ms != self._event_hub_created_at_ms or wanted is None:
+            raise BrokenError(f"Partition {self.partition_id} must be opened anew: {error}") from error
+        properties = await self._read_properties()
+        checkpoint = ProcessorCheckpoint(self.partition_id, wanted - 1)
+        loss = find_loss(checkpoint, properties, event_hub_created_at_ms=created_at_ms)
+        await self._open_receiver(await self._recover(loss or error, delivery), delivery)
+
+    async def _read_properties(self) -> PartitionProperties:
+        return await self._environment.consumer.get_partition_properties(self.partition_id)
+
+    def _remember_first(self) -> None:
+        number = self.progress.next_sequence_number
+        if self.progress.first is None and number is not None:
+            self.progress.first = ProcessorCheckpoint(
+                self.partition_id, number - 1, event_hub_created_at_ms=self._event_hub_created_at_ms
+            )
+
+    def _close_receiver(self) -> None:
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.close_nowait()
+
+    # --- receiving and delivering -------------------------------------------------------------------------
+
+    async def _receive_and_deliver(self, delivery: Delivery) -> None:
+        clock, options = self._environment.clock, self._environment.options
+        idle_until = clock.monotonic() + options.receive_timeout_s
+        while True:
+            self._check_stopping()
+            assert self._receiver is not None
+            try:
+                events = await self._receiver.receive(options.max_batch_size, self._wait_s(idle_until))
+            except PositionOutOfRangeError as error:
+                await self._open_receiver_again(error, delivery)
+                continue
+            is_timeout = not events and clock.monotonic() >= idle_until
+            if events or (is_timeout and options.invoke_after_receive_timeout):
+                await self._deliver(delivery, events)
+            if events or is_timeout:
+                idle_until = clock.monotonic() + options.receive_timeout_s
+            await self._checkpoint_when_due()
+            await asyncio.sleep(0)  # a handler that never waits must not keep leases from being renewed
+
+    async def _deliver(self, delivery: Delivery, events: Sequence[ReceivedEvent]) -> None:
+        """Hand one batch over, again and again until it is processed."""
+        tries = 0
+        while True:
+            self._check_stopping()
+            try:
+                with self._calling(is_batch=bool(events)):
+                    await delivery.process(events, start=self.progress.next_sequence_number)
+                break
+            except _ENDS_SESSION:
+                raise
+            except Exception as error:  # whatever a handler raises, its batch comes again
+                tries += 1
+                await self._after_failure(error, tries)
+        if events:
+            self._note_processed(events)
+        if self._context is not None and self._context.fenced is not None:
+            raise self._context.fenced
+
+    async def _after_failure(self, error: Exception, tries: int) -> None:
+        environment = self._environment
+        self.progress.error = error
+        _logger.warning(
+            "Partition %s of %s: a batch failed (%s: %s) and comes again",
+            self.partition_id,
+            environment.group,
+            type(error).__name__,
+            error,
+            exc_info=error if tries == 1 else None,
+        )
+        if environment.registration.is_transactional and isinstance(error, (DatabaseError, StoreError)):
+            environment.report(error, self.partition_id)
+        with self._calling():
+            await self.tell(error)
+        self._check_stopping()
+        await asyncio.sleep(environment.restart_delay_s(tries, error))
+        self.activity += 1
+
+    def _note_processed(self, events: Sequence[ReceivedEvent]) -> None:
+        progress = self.progress
+        if progress.next_sequence_number is None:
+            progress.next_sequence_number = events[0].sequence_number
+            self._remember_first()
+        progress.next_sequence_number = events[-1].sequence_number + 1
+        progress.events_processed += len(events)
+        progress.last_progress_at = self._environment.clock.now_utc()
+        progress.error = None
+        self.has_progressed = True
+
+    @contextlib.contextmanager
+    def _calling(self, *, is_batch: bool = False) -> Iterator[None]:
+        """While the handler runs, or what belongs to its call: stopping waits for it."""
+        self._call_depth += 1
+        self.activity += 1
+        if is_batch:
+            self.batch_in_hand_since = self._environment.clock.monotonic()
+        try:
+            yield
+        finally:
+            self._call_depth -= 1
+            self.activity += 1
+            self.batch_in_hand_since = None
+
+    def _check_stopping(self) -> None:
+        if self._is_stopping:
+            raise asyncio.CancelledError
+
+    # --- checkpoints by themselves ------------------------------------------------------------------------
+
+    def _wait_s(self, idle_until: float) -> float:
+        """How long to wait for events: until the time-out, or until a checkpoint is due."""
+        options, context = self._environment.options, self._context
+        until = idle_until
+        if options.checkpoint_every_s is not None and context is not None and context.uncheckpointed_events:
+            until = min(until, self._checkpointed_at + options.checkpoint_every_s)
+        return max(0.0, until - self._environment.clock.monotonic())
+
+    async def _checkpoint_when_due(self) -> None:
+        options, context = self._environment.options, self._context
+        assert context is not None
+        if not context.uncheckpointed_events:
+            return
+        now = self._environment.clock.monotonic()
+        every_events, every_s = options.checkpoint_every_events, options.checkpoint_every_s
+        is_due = (every_events is not None and context.uncheckpointed_events >= every_events) or (
+            every_s is not None and now - self._checkpointed_at >= every_s
+        )
+        if is_due:
+            self._checkpointed_at = now  # also where it fails: the next is tried when the next is due
+            await self._checkpoint(context)
+
+    async def _checkpoint(self, context: OwnedPartitionContext) -> None:
+        try:
+            with self._calling():
+                await context.checkpoint()
+        except FencedError:
+            raise
+        except TidegateError as error:
+            if not isinstance(error, (StoreError, DatabaseError)):
+                raise
+            self.progress.error = error
+            self._environment.report(error, self.partition_id)
+
+    # --- what the pump tells the processor, while or after ``run`` ----------------------------------------
+
+    async def tell(self, error: Exception) -> None:
+        """Give ``error`` to the processor, if there is one; what that raises is reported, not raised."""
+        if self._processor is None or self._context is None:
+            return
+        try:
+            await self._processor.process_error(self._context, error)
+        except Exception as second:  # a user's code may raise anything; the first error is dealt with anyway
+            self._environment.report(second, self.partition_id)
+
+    async def close(self, reason: CloseReason, error: Exception | None) -> None:
+        """Tell the processor the end, and the error that brought it. Raises nothing of the processor's.
+
+        With SHUTDOWN and RESTARTED, checkpoints that are made by themselves are brought up to date first.
+        """
+        context, options = self._context, self._environment.options
+        if self._processor is None or context is None:
+            return
+        if error is not None:
+            await self.tell(error)
+        is_automatic = options.checkpoint_every_events is not None or options.checkpoint_every_s is not None
+        is_kept = reason in (CloseReason.SHUTDOWN, CloseReason.RESTARTED) and context.fenced is None
+        try:
+            if is_automatic and is_kept and context.uncheckpointed_events:
+                try:
+                    await context.checkpoint()
+                except TidegateError as second:
+                    self._environment.report(second, self.partition_id)
+            if reason is CloseReason.OWNERSHIP_LOST:
+                context.end(reason)
+            await self._processor.close(context, reason)
+        except Exception as second:  # a user's code may raise anything; the partition is closed all the same
+            self._environment.report(second, self.partition_id)
+        finally:
+            context.end(reason)
+
+    def give_up(self, reason: CloseReason) -> None:
+        """A call did not end although it was cancelled: from here on it cannot move a checkpoint.
+
+        Its transaction is undone, so that it holds up nobody.
+        """
+        self._close_receiver()
+        if self._delivery is not None:
+            self._delivery.abandon()
+        if self._context is not None:
+            self._context.end(reason)

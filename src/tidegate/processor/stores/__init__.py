@@ -1,0 +1,1 @@
+"""Stores of leases and checkpoints: in memory, in a directory, in Azure Blob Storage."""

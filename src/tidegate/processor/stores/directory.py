@@ -1,0 +1,441 @@
+"""Leases and checkpoints in a directory: for hosts on one machine, in any number of processes.
+
+    {path}/{namespace}/{hub}/{group}/leases.json         all leases of the group, replaced as a whole
+    {path}/{namespace}/{hub}/{group}/leases.lock         held while leases are changed
+    {path}/{namespace}/{hub}/{group}/checkpoint-{partition}.json     see ``checkpoint_file``
+
+Names are in lower case; what a file name cannot hold is percent-encoded. All of it is JSON, to be read by
+people, and to be written by stores alone.
+
+The locks are advisory file locks (flock) of a local file system. A host that is stopped (SIGSTOP) in the very
+moment in which it holds one keeps the others from writing; they report a StoreUnavailableError, and go on
+when it goes on or dies. Reading needs no lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import quote
+
+import orjson
+
+from tidegate.model.clock import Clock
+from tidegate.model.errors import ClosedError, FencedError, StoreError, StoreUnavailableError
+from tidegate.processor.checkpoint import ProcessorCheckpoint, check_same_hub
+from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
+from tidegate.processor.stores.checkpoint_file import CheckpointFile, CheckpointRecord, read_unlocked
+from tidegate.transport.clock import SystemClock
+
+T = TypeVar("T")
+
+_PAUSE_S: Final = 0.002
+_FORMAT: Final = 1
+_LEASE_THREADS: Final = 2
+_CHECKPOINT_THREADS: Final = 4
+"""Threads of the store's own (our choice): in the event loop's, a renewal would stand behind whatever
+handlers do there; and leases do not stand behind checkpoints that wait for another process."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """What ``update_checkpoint`` was asked for."""
+
+    group: GroupKey
+    checkpoint: ProcessorCheckpoint
+    lease: Lease | None
+    is_rewind_allowed: bool
+
+
+class DirectoryStore:
+    """A ``ProcessorStore`` in a directory, with epochs.
+
+    Times are the machine's clock, which all its hosts share. Changes of leases are on disk when they return.
+    Of checkpoints, see ``checkpoint_file``: a killed process costs none, a power failure the newest ones.
+    """
+
+    def __init__(self, path: Path | str, clock: Clock | None = None, *, lock_wait_s: float = 10.0) -> None:
+        """path: made when something is first written. clock: None is the machine's.
+
+        lock_wait_s: how long to wait for other processes at most, in seconds.
+        """
+        self._path = Path(path)
+        self._clock: Clock = SystemClock() if clock is None else clock
+        self._lock_wait_s = lock_wait_s
+        self._lease_threads = ThreadPoolExecutor(_LEASE_THREADS, "tidegate-leases")
+        self._checkpoint_threads = ThreadPoolExecutor(_CHECKPOINT_THREADS, "tidegate-checkpoints")
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<DirectoryStore {self._path}>"
+
+    @property
+    def has_epochs(self) -> bool:
+        """True: receivers are opened with the lease's epoch."""
+        return True
+
+    async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
+        """All leases of ``group``, and the machine's time."""
+        path = self._folder(group) / "leases.json"
+        leases = await self._run(self._lease_threads, lambda: _read_leases(path))
+        return LeaseSnapshot(leases, self._clock.now_utc())
+
+    async def acquire(
+        self, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None
+    ) -> Lease | None:
+        """See ``LeaseStore``."""
+        folder = self._folder(group)
+        return await self._run(
+            self._lease_threads, lambda: self._acquire(folder, partition_id, owner, expected)
+        )
+
+    async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
+        """See ``LeaseStore``; all in one write."""
+        folder = self._folder(group)
+        return await self._run(self._lease_threads, lambda: self._change(folder, leases, is_released=False))
+
+    async def release(self, group: GroupKey, leases: Sequence[Lease]) -> None:
+        """See ``LeaseStore``; all in one write."""
+        folder = self._folder(group)
+        await self._run(self._lease_threads, lambda: self._change(folder, leases, is_released=True))
+
+    async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
+        """The group's checkpoints by partition id."""
+        folder = self._folder(group)
+        return await self._run(self._checkpoint_threads, lambda: self._list_checkpoints(folder))
+
+    async def update_checkpoint(
+        self,
+        group: GroupKey,
+        checkpoint: ProcessorCheckpoint,
+        *,
+        lease: Lease | None,
+        is_rewind_allowed: bool = False,
+    ) -> None:
+        """Move a checkpoint forward; see ``CheckpointStore``.
+
+        The first one of a partition, and a rewind, are on disk when this returns. The others take no thread:
+        0.03 ms of file work are less than handing it to one (see ``checkpoint_file``).
+        """
+        path = self._checkpoint_path(self._folder(group), checkpoint.partition_id)
+        update = _Update(group, checkpoint, lease, is_rewind_allowed)
+        if not is_rewind_allowed:
+            with _translated_errors(path):
+                file = await self._open_soon(path)
+                if file is not None:
+                    with file:
+                        record = file.read()
+                        if record is not None:
+                            _move(file, record, update, is_synced=False)
+                            return
+        await self._run(self._checkpoint_threads, lambda: self._move_durably(path, update))
+
+    async def close(self) -> None:
+        """End the store's threads, after what they are doing. Idempotent."""
+        self._is_closed = True
+        for threads in (self._lease_threads, self._checkpoint_threads):
+            await asyncio.to_thread(threads.shutdown)
+
+    async def _run(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        if self._is_closed:
+            raise ClosedError(f"The directory store {self._path} is closed.")
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+    # Everything below runs in a thread, except what ``update_checkpoint`` calls.
+
+    def _folder(self, group: GroupKey) -> Path:
+        names = (group.fully_qualified_namespace, group.event_hub, group.consumer_group)
+        return self._path.joinpath(*map(_file_name, names))
+
+    def _acquire(self, folder: Path, partition_id: str, owner: str, expected: Lease | None) -> Lease | None:
+        with self._changed_leases(folder) as leases:
+            current = leases.get(partition_id)
+            if (current is None) != (expected is None):
+                return None
+            if current is not None and expected is not None and not _is_same(current, expected):
+                return None
+            now = self._clock.now_utc()
+            # A checkpoint may know of a higher epoch: somebody deleted leases.json. It would fence the owner.
+            known = [0 if current is None else current.epoch]
+            record = self._read_checkpoint(self._checkpoint_path(folder, partition_id))
+            known += [] if record is None else [record.epoch]
+            version = "1" if current is None else _next_version(current)
+            lease = Lease(partition_id, owner, max(known) + 1, now, now, version)
+            leases[partition_id] = lease
+            return lease
+
+    def _change(self, folder: Path, wanted: Sequence[Lease], *, is_released: bool) -> dict[str, Lease]:
+        """Renew or release; returns what was changed."""
+        changed: dict[str, Lease] = {}
+        if not wanted:
+            return changed
+        with self._changed_leases(folder) as leases:
+            now = self._clock.now_utc()
+            for lease in wanted:
+                current = leases.get(lease.partition_id)
+                if current is not None and _is_same(current, lease) and current.owner:
+                    changed[lease.partition_id] = replace(
+                        current,
+                        owner="" if is_released else current.owner,
+                        renewed_at=current.renewed_at if is_released else now,
+                        version=_next_version(current),
+                    )
+            leases.update(changed)
+        return changed
+
+    @contextlib.contextmanager
+    def _changed_leases(self, folder: Path) -> Iterator[dict[str, Lease]]:
+        """The group's leases to be changed: read under the lock, and written if they were changed."""
+        path = folder / "leases.json"
+        with _translated_errors(path):
+            _make_folder(folder)
+            descriptor = os.open(folder / "leases.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                self._wait_lock(descriptor, path)
+                leases = _read_leases(path)
+                before = dict(leases)
+                yield leases
+                if leases != before:
+                    _write_leases(path, leases)
+            finally:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                os.close(descriptor)
+
+    def _wait_lock(self, descriptor: int, path: Path) -> None:
+        deadline = self._clock.monotonic() + self._lock_wait_s
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._check_deadline(deadline, path)
+                time.sleep(_PAUSE_S)
+            else:
+                return
+
+    def _check_deadline(self, deadline: float, path: Path) -> None:
+        if self._clock.monotonic() >= deadline:
+            raise StoreUnavailableError(
+                f"Another process has held the lock of {path} for {self._lock_wait_s:g} s; "
+                "nothing was changed.",
+                next_step="See whether a host on this machine is stopped, or its disk is stuck.",
+            ) from None
+
+    def _checkpoint_path(self, folder: Path, partition_id: str) -> Path:
+        return folder / f"checkpoint-{_file_name(partition_id)}.json"
+
+    async def _open_soon(self, path: Path) -> CheckpointFile | None:
+        """The locked file, without a thread; None where it is missing. Await nothing while it is open."""
+        deadline = self._clock.monotonic() + self._lock_wait_s
+        while True:
+            try:
+                return CheckpointFile(path, is_created=False)
+            except FileNotFoundError:
+                return None
+            except BlockingIOError:
+                self._check_deadline(deadline, path)
+            await asyncio.sleep(_PAUSE_S)
+
+    @contextlib.contextmanager
+    def _open(self, path: Path, *, is_created: bool = False) -> Iterator[CheckpointFile]:
+        """As ``_open_soon``, in a thread. Raises FileNotFoundError where there is none."""
+        deadline = self._clock.monotonic() + self._lock_wait_s
+        while True:
+            try:
+                file = CheckpointFile(path, is_created=is_created)
+            except BlockingIOError:
+                self._check_deadline(deadline, path)
+                time.sleep(_PAUSE_S)
+            else:
+                with file:
+                    yield file
+                return
+
+    def _move_durably(self, path: Path, update: _Update) -> None:
+        with _translated_errors(path):
+            _make_folder(path.parent)
+            with self._open(path, is_created=True) as file:
+                record = file.read()
+                _move(file, record, update, is_synced=True)
+            if record is None:
+                _sync_folder(path.parent)
+
+    def _list_checkpoints(self, folder: Path) -> dict[str, ProcessorCheckpoint]:
+        checkpoints: dict[str, ProcessorCheckpoint] = {}
+        for path in sorted(folder.glob("checkpoint-*.json")):
+            record = self._read_checkpoint(path)
+            if record is not None:
+                checkpoints[record.checkpoint.partition_id] = record.checkpoint
+        return checkpoints
+
+    def _read_checkpoint(self, path: Path) -> CheckpointRecord | None:
+        with _translated_errors(path):
+            try:
+                with contextlib.suppress(StoreError):
+                    return read_unlocked(path)
+                with self._open(path) as file:
+                    return file.read()
+            except FileNotFoundError:
+                return None
+
+
+def _move(
+    file: CheckpointFile,
+    record: CheckpointRecord | None,
+    update: _Update,
+    *,
+    is_synced: bool,
+) -> None:
+    """Write the update's checkpoint in the place of ``record`` if it may be."""
+    checkpoint, lease = update.checkpoint, update.lease
+    epoch = 0 if lease is None else lease.epoch
+    if record is None:
+        file.write(CheckpointRecord(checkpoint, epoch, 0), is_synced=is_synced)
+        return
+    if lease is not None and epoch < record.epoch:
+        raise FencedError(
+            f"The checkpoint of {update.group}, partition {checkpoint.partition_id}, was moved under epoch "
+            f"{record.epoch}; {lease.owner} has epoch {epoch}.",
+            next_step="Another host has the partition now: stop processing it.",
+        )
+    if not update.is_rewind_allowed:
+        check_same_hub(update.group, checkpoint, record.checkpoint)
+        if checkpoint.is_behind(record.checkpoint):
+            checkpoint = record.checkpoint
+    moved = CheckpointRecord(checkpoint, max(epoch, record.epoch), record.count + 1)
+    if (moved.checkpoint, moved.epoch) != (record.checkpoint, record.epoch):
+        file.write(moved, is_synced=is_synced)
+
+
+def _is_same(current: Lease, given: Lease) -> bool:
+    """Whether nobody has changed the lease. More than the version: leases.json may have been deleted."""
+    return (current.version, current.owner, current.epoch) == (given.version, given.owner, given.epoch)
+
+
+def _next_version(lease: Lease) -> str:
+    return str(int(lease.version) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredLease:
+    owner: str
+    epoch: int
+    acquired_at: str | None
+    renewed_at: str
+    version: str
+
+
+def _write_leases(path: Path, leases: Mapping[str, Lease]) -> None:
+    """Replace the file, so that readers see all of the old or all of the new."""
+    stored = {
+        partition_id: _StoredLease(
+            lease.owner,
+            lease.epoch,
+            None if lease.acquired_at is None else lease.acquired_at.isoformat(),
+            lease.renewed_at.isoformat(),
+            lease.version,
+        )
+        for partition_id, lease in leases.items()
+    }
+    content = orjson.dumps({"format": _FORMAT, "leases": stored}, option=orjson.OPT_INDENT_2)
+    # Only the holder of the lock writes: one name will do, and a killed one leaves no litter behind.
+    temporary = path.with_name("leases.json.new")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    _sync_folder(path.parent)
+
+
+def _read_leases(path: Path) -> dict[str, Lease]:
+    with _translated_errors(path):
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return {}
+    try:
+        document = orjson.loads(content)
+        if document["format"] != _FORMAT:
+            raise ValueError(f"its format is {document['format']!r}, not {_FORMAT}")
+        return {
+            partition_id: _parse_lease(partition_id, one) for partition_id, one in document["leases"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise StoreError(
+            f"The lease file {path} is garbled: {exc}.",
+            next_step="Stop the hosts and delete it: leases are taken anew, checkpoints are not touched.",
+        ) from exc
+
+
+def _parse_lease(partition_id: str, stored: Mapping[str, object]) -> Lease:
+    acquired_at, epoch = stored["acquired_at"], stored["epoch"]
+    if type(epoch) is not int:
+        raise ValueError(f"the epoch of partition {partition_id} is {epoch!r}")
+    return Lease(
+        partition_id,
+        _text(stored["owner"]),
+        epoch,
+        None if acquired_at is None else _parse_time(acquired_at),
+        _parse_time(stored["renewed_at"]),
+        str(int(_text(stored["version"]))),
+    )
+
+
+def _parse_time(value: object) -> datetime:
+    time = datetime.fromisoformat(_text(value))
+    if time.tzinfo is None:
+        raise ValueError(f"the time {value!r} has no zone")
+    return time
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
+
+
+def _file_name(name: str) -> str:
+    """``name`` as part of a path: no separator, and never ``.`` or ``..``."""
+    quoted = quote(name, safe="$")
+    return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it, to be there after a power failure."""
+    if folder.is_dir():
+        return
+    if not folder.parent.is_dir():
+        _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _translated_errors(path: Path) -> Iterator[None]:
+    """What the file system refuses, as a StoreError."""
+    try:
+        yield
+    except OSError as exc:
+        kind = StoreUnavailableError if exc.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
+        raise kind(
+            f"The directory store cannot use {path}: {exc.strerror or exc}.",
+            next_step="It needs a local directory that this user may write to, with room.",
+        ) from exc

@@ -1,0 +1,283 @@
+"""The data source ``eventhubs-replay``: a hub's stream, with what retention has dropped read from Capture.
+
+Theory of operation. It is the stream ``eventhubs``, with the same offsets: micro-batches are ranges of
+sequence numbers per partition. When one is planned, each range is cut where the partition's log begins:
+
+    SQL checkpoint            log begins                      end of the micro-batch
+        │ ── from capture files ── │ ────── from the hub ─────────── │
+
+Both parts of a partition go to the same task, in order. So the exactly-once sink sees one unbroken run of
+numbers, and neither it nor Spark's journal can tell where an event came from. Once the checkpoint is in the
+log, nothing of Capture is looked at any more.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NoReturn
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, InputPartition
+from pyspark.sql.types import StructType
+
+from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
+from tidegate.spark.capture.columns import CaptureRows, capture_batch, fields_for
+from tidegate.spark.capture.files import open_capture_files
+from tidegate.spark.capture.names import TimeBounds
+from tidegate.spark.capture.options import CaptureOptions
+from tidegate.spark.capture.plan import RowBounds
+from tidegate.spark.capture.reader import read_rows
+from tidegate.spark.capture.replay_index import CapturedRange, CaptureIndex, split_at
+from tidegate.spark.runtime.workers import freeze_loaded_modules
+from tidegate.spark.source.hub import HubDescription, HubReader
+from tidegate.spark.source.offsets import JsonObject, PartitionBounds, PartitionRange
+from tidegate.spark.source.options import SourceOptions
+from tidegate.spark.source.reader import EventHubsStreamReader, RangesInputPartition, read_ranges
+from tidegate.sql import Pipeline
+
+CAPTURE_PREFIX: Final = "capture."
+"""Options that begin so are those of ``eventhubs-capture``."""
+
+_logger = logging.getLogger(__name__)
+
+
+class ReplayDataSource(DataSource):
+    """``readStream.format("eventhubs-replay")``; start it with ``tidegate.spark.replay_pipeline``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "eventhubs-replay"
+
+    def schema(self) -> StructType:
+        """The columns of ``eventhubs``; options that are wrong are refused here already."""
+        from tidegate.spark.source.schema import ENCODED_EVENT_SCHEMA, EVENT_SCHEMA
+
+        source, _ = parse_options(self.options)
+        return ENCODED_EVENT_SCHEMA if source.encoded_events else EVENT_SCHEMA
+
+    def reader(self, schema: StructType) -> NoReturn:
+        """Raises InvalidArgumentError: a batch query reads one of the two."""
+        raise InvalidArgumentError(
+            "The format eventhubs-replay is a stream.",
+            next_step='Read captured events with .format("eventhubs-capture"), the log with "eventhubs".',
+        )
+
+    def streamReader(self, schema: StructType) -> ReplayStreamReader:  # noqa: N802 - Spark's name
+        """The reader of a stream, of the columns that ``.schema(…)`` names."""
+        from tidegate.spark.source.schema import check_chosen_columns
+
+        check_chosen_columns(schema, self.schema())
+        source, capture = parse_options(self.options)
+        return ReplayStreamReader(source, schema.fieldNames(), capture)
+
+
+def parse_options(options: Mapping[str, str]) -> tuple[SourceOptions, CaptureOptions]:
+    """The options of the hub and, those that begin with ``capture.``, of its captured events.
+
+    Raises InvalidArgumentError.
+    """
+    capture = {
+        name[len(CAPTURE_PREFIX) :]: value
+        for name, value in options.items()
+        if name.lower().startswith(CAPTURE_PREFIX)
+    }
+    source = {name: value for name, value in options.items() if not name.lower().startswith(CAPTURE_PREFIX)}
+    for name in capture:
+        if name.lower() in ("partitions", "endingtime", "tasksmax"):
+            raise InvalidArgumentError(
+                f"The option {CAPTURE_PREFIX}{name} would leave events out of a replay.",
+                next_step="Leave it out.",
+            )
+    return SourceOptions.parse(source), CaptureOptions.parse(capture)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a pipeline over Capture and log is started with."""
+
+    options: Mapping[str, str] = field(repr=False)
+    """Beside those of the hub, for ``eventhubs-replay``."""
+    starting_positions: str
+    """The source's option ``startingPositions``, for partitions without a SQL checkpoint."""
+
+
+def plan_replay(source_options: Mapping[str, str], capture_options: Mapping[str, str]) -> Replay:
+    """Look at hub and files before anything is claimed.
+
+    Raises InvalidArgumentError where there are no captured events of the hub, CaptureFileError.
+    """
+    prefixed = {CAPTURE_PREFIX + name: value for name, value in capture_options.items()}
+    source, capture = parse_options({**source_options, **prefixed})
+    hub = HubReader(source).describe()
+    index = CaptureIndex(capture, event_hub=source.event_hub, event_hub_created_at_ms=hub.created_at_ms)
+    index.refresh()
+    first = index.first_of_all()
+    if not first:
+        raise InvalidArgumentError(
+            f"There are no captured events of the event hub {source.event_hub!r} at {capture.path}.",
+            next_step="Correct the path (what {Namespace}/… of the names is below), or run the pipeline "
+            "without Capture.",
+        )
+    begins = {key: bounds.begin_sequence_number for key, bounds in hub.bounds.items()}
+    starts = {key: min(first.get(key, begin), begin) for key, begin in begins.items()}
+    return Replay(prefixed, json.dumps({key: {"seqNo": number} for key, number in starts.items()}))
+
+
+def check_replayable(columns: Sequence[str], pipeline: Pipeline) -> None:
+    """Raise InvalidArgumentError where the sink would ask the log for events that it no longer holds.
+
+    columns: what a transformation returned, or a function over batches is given.
+    """
+    lost = [name for name in ("offset", "enqueuedTime") if name not in columns]
+    if lost or pipeline.is_payload_copied:
+        raise InvalidArgumentError(
+            f"The transformation dropped the column {lost[0]!r}, which the log cannot give back in a replay."
+            if lost
+            else "A transformation, or a function over batches, has no copy of an event for its dead letter "
+            "(is_payload_copied), and in a replay the log has none either.",
+            next_step="Keep the columns offset and enqueuedTime, and leave is_payload_copied out.",
+        )
+
+
+class ReplayInputPartition(InputPartition):
+    """What one task reads: of each hub partition what was captured first, then what is in the log."""
+
+    def __init__(self, captured: tuple[CapturedRange, ...], live: tuple[PartitionRange, ...]) -> None:
+        super().__init__((captured, live))
+        self.captured = captured
+        self.live = live
+
+
+class ReplayStreamReader(EventHubsStreamReader):
+    """Plans micro-batches over Capture and log."""
+
+    def __init__(self, options: SourceOptions, columns: Sequence[str], capture: CaptureOptions) -> None:
+        super().__init__(options, columns)
+        self._capture = capture
+        self._index: CaptureIndex | None = None
+        self._log_begins: Mapping[str, int] = {}
+
+    def _describe(self, wanted: Mapping[str, int]) -> HubDescription:
+        """The hub, as if its partitions began where what is wanted was captured."""
+        hub = super()._describe(wanted)
+        self._log_begins = {key: bounds.begin_sequence_number for key, bounds in hub.bounds.items()}
+        bounds = dict(hub.bounds)
+        for partition_id, number in wanted.items():
+            held = hub.bounds.get(partition_id)
+            if held is not None and number < held.begin_sequence_number:
+                first = self._first_captured(hub, partition_id, number)
+                if first is not None:
+                    begin = min(first, held.begin_sequence_number)
+                    bounds[partition_id] = PartitionBounds(begin, held.until_sequence_number)
+        return replace(hub, bounds=bounds)
+
+    def _first_captured(self, hub: HubDescription, partition_id: str, number: int) -> int | None:
+        index = self._index_of(hub.created_at_ms)
+        if index.first_from(partition_id, number) != number:
+            index.refresh()
+        return index.first_from(partition_id, number)
+
+    def _index_of(self, created_at_ms: int) -> CaptureIndex:
+        if self._index is None:
+            self._index = CaptureIndex(
+                self._capture, event_hub=self._options.event_hub, event_hub_created_at_ms=created_at_ms
+            )
+            self._index.refresh()
+        return self._index
+
+    def partitions(self, start: JsonObject, end: JsonObject) -> Sequence[InputPartition]:
+        """The tasks of a micro-batch.
+
+        Raises PositionOutOfRangeError where events of it are neither in the log nor in Capture's files.
+        """
+        tasks = super().partitions(start, end)
+        return [self._with_capture(task) for task in tasks if isinstance(task, RangesInputPartition)]
+
+    def _with_capture(self, task: RangesInputPartition) -> InputPartition:
+        captured: list[CapturedRange] = []
+        live: list[PartitionRange] = []
+        for wanted in task.ranges:
+            before, after = split_at(wanted, self._log_begins[wanted.partition_id])
+            if before is not None:
+                captured.append(self._captured_range(before))
+            if after is not None:
+                live.append(after)
+        return ReplayInputPartition(tuple(captured), tuple(live)) if captured else task
+
+    def _captured_range(self, wanted: PartitionRange) -> CapturedRange:
+        assert self._last_description is not None
+        index = self._index_of(self._last_description.created_at_ms)
+        missing = index.missing_from(wanted)
+        if missing is not None:
+            index.refresh()
+            missing = index.missing_from(wanted)
+        if missing is not None:
+            first = index.first_from(wanted.partition_id, missing + 1) or wanted.until_sequence_number
+            report_missing(wanted.partition_id, missing, first, self._options)
+        return index.files_for(wanted)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The events of one task, each partition's in order. Raises as ``partitions``; CaptureFileError."""
+        freeze_loaded_modules()
+        if not isinstance(partition, ReplayInputPartition):
+            yield from read_ranges(self._options, partition, self._columns)
+            return
+        for item in partition.captured:
+            for rows in read_captured(self._capture, item, self._options, fields_for(self._columns)):
+                yield capture_batch(item.wanted.partition_id, rows, self._columns)
+        yield from read_ranges(self._options, RangesInputPartition(partition.live), self._columns)
+
+
+def read_captured(
+    capture: CaptureOptions, item: CapturedRange, options: SourceOptions, fields: tuple[str, ...]
+) -> Iterator[CaptureRows]:
+    """The events of a range in order, each once.
+
+    Raises PositionOutOfRangeError where one is in no file (unless ``failOnDataLoss`` is off).
+    """
+    files = open_capture_files(capture)
+    expected, until = item.wanted.start_sequence_number, item.wanted.until_sequence_number
+    bounds = RowBounds(times=TimeBounds(), until_sequence_number=until)
+    for file in item.files:
+        for rows in read_rows(files, file, fields, bounds):
+            numbers = rows.sequence_numbers
+            chosen = rows.chosen((numbers >= expected) & (numbers < until))
+            while len(chosen.records):
+                run = _unbroken(chosen)
+                first = int(run.sequence_numbers[0])
+                if first > expected:
+                    report_missing(item.wanted.partition_id, expected, first, options)
+                yield run
+                expected = int(run.sequence_numbers[-1]) + 1
+                chosen = chosen.chosen(chosen.sequence_numbers >= expected)
+    if expected < until:
+        report_missing(item.wanted.partition_id, expected, until, options)
+
+
+def _unbroken(rows: CaptureRows) -> CaptureRows:
+    """The rows up to the first number that does not follow the one before it."""
+    numbers = rows.sequence_numbers
+    steps = numbers[1:] != numbers[:-1] + 1
+    if not steps.any():
+        return rows
+    return rows.at(np.arange(int(steps.argmax()) + 1))
+
+
+def report_missing(partition_id: str, missing: int, first: int, options: SourceOptions) -> None:
+    """Raise or log, as the options say, that events are neither in the log nor in Capture's files."""
+    sentence = (
+        f"Partition {partition_id}: sequence number {missing} was wanted, and the first available one is "
+        f"{first}: retention has deleted the events between, and Capture's files do not have them."
+    )
+    if options.fail_on_data_loss:
+        raise PositionOutOfRangeError(
+            sentence,
+            next_step="If Capture is still writing them, start again later. Set failOnDataLoss to false "
+            "(--allow-gap) to go on from the first available event.",
+        )
+    _logger.warning(sentence)

@@ -1,0 +1,120 @@
+"""Which files of an ``eventhubs-files`` sink count: a manifest per micro-batch, written at one stroke.
+
+Theory of operation
+-------------------
+    _tidegate/staging/QUERY/BATCH/…     what tasks write, under names that no two attempts share
+    _tidegate/commits/QUERY-BATCH.json  the manifest: staged name → final name
+    [COLUMN=VALUE/]part-QUERY-BATCH-…   the files
+
+The manifest is the point of no return. Without one, what is staged counts for nothing, and the micro-batch
+run again stages anew, with as many tasks as it likes. With one, tasks that run again write nothing, and the
+driver only finishes what the manifest says: it moves what is still staged, marks the manifest as published,
+and removes what is left over of failed and speculative attempts. So a file has its final name only if it
+counts, and whoever lists the folder sees no row twice. Names that begin with ``_`` are passed over by Spark,
+Hive, pyarrow and DuckDB alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from tidegate.spark.file_sink.storage import SinkFolder
+
+_COMMITS: Final = "_tidegate/commits"
+_STAGING: Final = "_tidegate/staging"
+_MOVES_AT_ONCE: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A file that a task has written."""
+
+    staged: str
+    name: str
+    """Its final name; both relative to the sink's folder."""
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The files of one micro-batch."""
+
+    query: str
+    batch_id: int
+    is_published: bool
+    """Whether all of them have their final names."""
+    files: tuple[StagedFile, ...]
+
+    def to_json(self) -> bytes:
+        """As it is stored."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Manifest:
+        """As it was stored."""
+        value = json.loads(data)
+        files = tuple(StagedFile(**each) for each in value["files"])
+        return cls(value["query"], value["batch_id"], value["is_published"], files)
+
+
+class FileCommits:
+    """The manifests of one sink and query."""
+
+    def __init__(self, folder: SinkFolder, query: str) -> None:
+        """query: the Spark query's id, or what names a batch query."""
+        self._folder = folder
+        self._query = query
+
+    def staging(self, batch_id: int) -> str:
+        """Where a micro-batch's tasks write."""
+        return f"{_STAGING}/{self._query}/{batch_id:010}"
+
+    def find(self, batch_id: int) -> Manifest | None:
+        """The micro-batch's manifest; None while it is not decided."""
+        data = self._folder.read(self._name(batch_id))
+        return None if data is None else Manifest.from_json(data)
+
+    def commit(self, batch_id: int, files: Sequence[StagedFile]) -> Manifest:
+        """Decide which files the micro-batch has, where that is not decided, and publish those.
+
+        files: what the tasks of this run have staged; not looked at where an earlier run was committed.
+        May be called again after a failure at any point. Raises FileSinkError.
+        """
+        manifest = self.find(batch_id)
+        if manifest is None:
+            manifest = Manifest(self._query, batch_id, False, tuple(files))
+            self._folder.write_whole(self._name(batch_id), manifest.to_json())
+        if not manifest.is_published:
+            with ThreadPoolExecutor(_MOVES_AT_ONCE) as threads:
+                moves = [threads.submit(self._folder.move, each.staged, each.name) for each in manifest.files]
+                for move in moves:
+                    move.result()
+            manifest = Manifest(manifest.query, batch_id, True, manifest.files)
+            self._folder.write_whole(self._name(batch_id), manifest.to_json())
+        self._folder.delete_tree(self.staging(batch_id))
+        return manifest
+
+    def _name(self, batch_id: int) -> str:
+        return f"{_COMMITS}/{self._query}-{batch_id:010}.json"
+
+
+def published_files(path: str, storage_options: Mapping[str, object] | None = None) -> list[str]:
+    """The files of all micro-batches that a file sink has finished, by query and micro-batch.
+
+    path: as the sink was given it. storage_options: for fsspec. A micro-batch is in it whole or not at all,
+    which a listing of the folder cannot promise while one is being published. Raises FileSinkError.
+    """
+    folder = SinkFolder(path, storage_options or {})
+    names: list[str] = []
+    for commit in folder.list(_COMMITS):
+        data = folder.read(f"{_COMMITS}/{commit}") if commit.endswith(".json") else None
+        if data is None:
+            continue
+        manifest = Manifest.from_json(data)
+        if manifest.is_published:
+            names += [folder.url(each.name) for each in manifest.files]
+    return names

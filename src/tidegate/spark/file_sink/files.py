@@ -1,0 +1,135 @@
+"""A task's rows become files: one per combination of the partition columns' values."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any, BinaryIO, Final, Protocol
+from urllib.parse import quote
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.spark.file_sink.commits import StagedFile
+from tidegate.spark.file_sink.options import FileFormat, FileSinkOptions
+from tidegate.spark.file_sink.storage import SinkFolder
+
+_FILES_OPEN_MAX: Final = 256
+"""Our choice: each holds a row group or a block in memory, and more of them mean a wrong column."""
+_NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
+"""What Hive and Spark call the folder of rows whose partition column is null."""
+_SEPARATOR: Final = "\x1f"
+
+_compute: Any = pc
+
+
+class _RowWriter(Protocol):
+    def write(self, rows: pa.RecordBatch) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TaskFiles:
+    """Writes the files of one task, once."""
+
+    def __init__(self, folder: SinkFolder, options: FileSinkOptions, attempt: str, prefix: str) -> None:
+        """attempt: the folder of this attempt alone. prefix: how the files' final names begin."""
+        self._folder = folder
+        self._options = options
+        self._attempt = attempt
+        self._prefix = prefix
+        self._writers: dict[str, _RowWriter] = {}
+        self._rows: dict[str, int] = {}
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> list[StagedFile]:
+        """Write all rows. Raises InvalidArgumentError (too many folders), FileSinkError."""
+        with ExitStack() as open_files:
+            for rows in batches:
+                if rows.num_rows:
+                    for place, part in _split(rows, self._options.partition_columns):
+                        self._writer(open_files, place, part.schema).write(part)
+                        self._rows[place] = self._rows.get(place, 0) + part.num_rows
+            for writer in self._writers.values():
+                writer.close()
+        return [
+            StagedFile(
+                self._staged(number), f"{place}{self._prefix}{self._options.suffix}", self._rows[place]
+            )
+            for number, place in enumerate(self._writers)
+        ]
+
+    def _writer(self, open_files: ExitStack, place: str, schema: pa.Schema) -> _RowWriter:
+        writer = self._writers.get(place)
+        if writer is None:
+            number = len(self._writers)
+            if number >= _FILES_OPEN_MAX:
+                raise InvalidArgumentError(
+                    f"A task has rows for over {_FILES_OPEN_MAX} values of the partition columns.",
+                    next_step="Choose something coarser, or repartition by these columns before writing.",
+                )
+            file = open_files.enter_context(self._folder.writing(self._staged(number)))
+            writer = self._writers[place] = _row_writer(file, schema, self._options)
+        return writer
+
+    def _staged(self, number: int) -> str:
+        return f"{self._attempt}/{number:05}{self._options.suffix}"
+
+
+def _split(rows: pa.RecordBatch, columns: tuple[str, ...]) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """(folder, its rows in their order without the columns that the folder says) for each combination."""
+    if not columns:
+        yield "", rows
+        return
+    texts = [
+        _compute.fill_null(rows.column(name).cast(pa.string()), _SEPARATOR).dictionary_encode()
+        for name in columns
+    ]
+    numbers = np.zeros(rows.num_rows, dtype=np.int64)
+    for text in texts:
+        numbers = numbers * max(1, len(text.dictionary)) + text.indices.to_numpy(zero_copy_only=False)
+    rest = rows.drop_columns(list(columns))
+    for number in np.unique(numbers):
+        indices = np.flatnonzero(numbers == number)
+        values = [text[int(indices[0])].as_py() for text in texts]
+        folder = "".join(f"{_segment(name, value)}/" for name, value in zip(columns, values, strict=True))
+        yield folder, rest.take(indices.astype(np.int64))
+
+
+def _segment(name: str, value: str) -> str:
+    shown = _NULL_FOLDER if value in (_SEPARATOR, "") else quote(value, safe=" -_.,+@()")
+    return f"{quote(name, safe='')}={shown}"
+
+
+def _row_writer(file: BinaryIO, schema: pa.Schema, options: FileSinkOptions) -> _RowWriter:
+    if options.file_format is FileFormat.PARQUET:
+        compression: Any = options.compression
+        return pq.ParquetWriter(file, schema, compression=compression)
+    return _JsonLines(file, is_compressed=options.compression == "gzip")
+
+
+class _JsonLines:
+    """One JSON object per line. Binary values are base64, as Spark's ``to_json`` writes them."""
+
+    def __init__(self, file: BinaryIO, *, is_compressed: bool) -> None:
+        # Without the time: the same rows give the same bytes.
+        self._stream: Any = gzip.GzipFile("", "wb", 6, file, mtime=0) if is_compressed else file
+        self._is_own = is_compressed
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        objects = rows.to_pylist(maps_as_pydicts="lossy")
+        lines = [orjson.dumps(each, default=_plain, option=orjson.OPT_UTC_Z) for each in objects]
+        self._stream.write(b"\n".join(lines) + b"\n")
+
+    def close(self) -> None:
+        if self._is_own:
+            self._stream.close()
+
+
+def _plain(value: object) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,94 @@
+"""The data source ``eventhubs``: what Spark makes its readers from.
+
+Spark pickles this class by its module name into every Python process that it starts, so it must stay
+importable there; on a cluster Tidegate has to be installed on the driver and on every executor. Some of those
+processes only ask for the schema, so the readers are imported where they are made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from tidegate.spark.source.options import SourceOptions
+
+if TYPE_CHECKING:
+    from tidegate.spark.hub_sink.writer import HubBatchWriter, HubStreamWriter
+    from tidegate.spark.source.reader import EventHubsBatchReader, EventHubsStreamReader
+
+
+class EventHubsDataSource(DataSource):
+    """``spark.read.format("eventhubs")`` and ``spark.readStream.format("eventhubs")``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "eventhubs"
+
+    def schema(self) -> StructType:
+        """All columns, where ``.schema(…)`` names none; options that are wrong are refused here already."""
+        return self._available_columns(self._parsed_options())
+
+    def reader(self, schema: StructType) -> EventHubsBatchReader:
+        """The reader of a batch query, of the columns that ``.schema(…)`` names."""
+        from tidegate.spark.source.reader import EventHubsBatchReader
+
+        return EventHubsBatchReader(self._checked_options(schema), schema.fieldNames())
+
+    def streamReader(self, schema: StructType) -> EventHubsStreamReader:  # noqa: N802 - Spark's name
+        """The reader of a stream, of the columns that ``.schema(…)`` names."""
+        from tidegate.spark.source.reader import EventHubsStreamReader
+
+        return EventHubsStreamReader(self._checked_options(schema), schema.fieldNames())
+
+    def writer(self, schema: StructType, overwrite: bool) -> HubBatchWriter:
+        """The writer of ``df.write.format("eventhubs").mode("append")``."""
+        from tidegate.spark.hub_sink.writer import hub_batch_writer
+
+        return hub_batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> HubStreamWriter:  # noqa: N802 - Spark's name
+        """The writer of ``df.writeStream.format("eventhubs")``."""
+        from tidegate.spark.hub_sink.writer import hub_stream_writer
+
+        return hub_stream_writer(self.options, schema, overwrite)
+
+    def _parsed_options(self) -> SourceOptions:
+        return SourceOptions.parse(self.options)
+
+    def _available_columns(self, options: SourceOptions) -> StructType:
+        from tidegate.spark.source.schema import ENCODED_EVENT_SCHEMA, EVENT_SCHEMA
+
+        return ENCODED_EVENT_SCHEMA if options.encoded_events else EVENT_SCHEMA
+
+    def _checked_options(self, schema: StructType) -> SourceOptions:
+        from tidegate.spark.source.schema import check_chosen_columns
+
+        options = self._parsed_options()
+        check_chosen_columns(schema, self._available_columns(options))
+        return options
+
+
+def register(spark: SparkSession) -> None:
+    """Make Tidegate's formats known to a session: ``eventhubs``, ``eventhubs-capture``, that of the sink of
+    files, and those that pipelines are made of.
+    """
+    from tidegate.spark.capture.replay_source import ReplayDataSource
+    from tidegate.spark.capture.source import CaptureDataSource
+    from tidegate.spark.file_sink.sink import FileSinkDataSource
+    from tidegate.spark.mapped.source import MappedDataSource
+    from tidegate.spark.runtime.session import share_python_path
+    from tidegate.spark.sql_sink.committing_source import CommittingDataSource
+    from tidegate.spark.sql_sink.sink import SqlSinkDataSource
+
+    share_python_path()
+    spark.dataSource.register(EventHubsDataSource)
+    spark.dataSource.register(CaptureDataSource)
+    spark.dataSource.register(ReplayDataSource)
+    spark.dataSource.register(CommittingDataSource)
+    spark.dataSource.register(MappedDataSource)
+    spark.dataSource.register(SqlSinkDataSource)
+    spark.dataSource.register(FileSinkDataSource)

@@ -1,0 +1,1 @@
+"""The sink of the format ``eventhubs``: rows become events."""

@@ -1,0 +1,63 @@
+"""Which micro-batch a ``foreachBatch`` function was called for: read from Spark's driver.
+
+Spark tells a function only the batch's number. The query's id and the run's are properties of the thread
+that calls it, and the offsets that fix the batch's content are a file of the checkpoint directory (read with
+Spark 4.3: ``StreamExecution``, ``OffsetSeqLog``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import DataFrame
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.sql.ledger.ledger import MicroBatch
+
+
+def current_batch(rows: DataFrame, batch_id: int) -> MicroBatch:
+    """The micro-batch that ``rows`` are of.
+
+    Raises InvalidArgumentError outside a ``foreachBatch`` function of a classic (not Spark Connect) session.
+    """
+    try:
+        context = rows.sparkSession.sparkContext
+        query_id = context.getLocalProperty("sql.streaming.queryId")
+        run_id = context.getLocalProperty("spark.jobGroup.id")
+    except Exception as error:
+        raise _no_batch_error() from error
+    if not query_id or not run_id:
+        raise _no_batch_error()
+    return MicroBatch(query_id, run_id, batch_id, _fingerprint(rows, query_id, batch_id))
+
+
+def _no_batch_error() -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "A ledger sink writes micro-batches of a streaming query, and this call is not one.",
+        next_step="Give the sink to writeStream.foreachBatch, in a session that is not Spark Connect.",
+    )
+
+
+def _fingerprint(rows: DataFrame, query_id: str, batch_id: int) -> str | None:
+    """A digest of the journal's file for this batch: its offsets, its watermark and when it was planned.
+
+    None where Spark does not show it.
+    """
+    session: Any = rows.sparkSession
+    java_session, gateway = session._jsparkSession, session.sparkContext._jvm
+    try:
+        running = java_session.sharedState().activeStreamingQueries()
+        query = running.get(gateway.java.util.UUID.fromString(query_id))
+        if query is None:
+            return None
+        path = gateway.org.apache.hadoop.fs.Path(f"{query.resolvedCheckpointRoot()}/offsets/{batch_id}")
+        file = path.getFileSystem(java_session.sessionState().newHadoopConf()).open(path)
+        try:
+            text: str = gateway.org.apache.commons.io.IOUtils.toString(file, "UTF-8")
+        finally:
+            file.close()
+    except Py4JError:
+        return None
+    return hashlib.sha256(text.encode()).hexdigest()

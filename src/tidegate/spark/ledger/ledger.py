@@ -1,0 +1,244 @@
+"""``LedgerSink``: rows of any streaming query into SQL tables, exactly once per micro-batch.
+
+For what a shuffle has taken from its hub partitions: aggregates, joins, keyed state. One transaction holds
+the rows of a micro-batch, its dead letters and its row in the ledger; a micro-batch that Spark runs again
+finds itself there and writes nothing.
+
+    sink = LedgerSink(name="delays", database_url=…, table=delays, mode=WriteMode.UPSERT)
+    query = sink.start(averages, checkpoint_location=…, output_mode="update")
+
+Spark's checkpoint directory must be kept: state lives there, and the ledger knows the query by it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
+from sqlalchemy import Table
+
+from tidegate.model.errors import DatabaseUnavailableError, InvalidArgumentError
+from tidegate.processor.policies import FailureAction
+from tidegate.spark.ledger.batch import current_batch
+from tidegate.spark.ledger.columns import check_columns
+from tidegate.spark.ledger.tasks import PART_SCHEMA, TaskPlan, TaskRows, add_parts
+from tidegate.spark.runtime.arrow_step import ArrowStep
+from tidegate.spark.runtime.session import checkpoint_path, refuse_sqlite_on_cluster
+from tidegate.spark.runtime.trigger import AS_SOON_AS_POSSIBLE, Trigger
+from tidegate.spark.sql_sink.commits import ERROR_COLUMN
+from tidegate.sql import ConsumerKey, Database
+from tidegate.sql.core.database import absolute_url
+from tidegate.sql.ledger.commit import BatchCommit, BatchContents, LedgerResult
+from tidegate.sql.ledger.ledger import BatchLedger, MicroBatch
+from tidegate.sql.ledger.rows import LedgerTable, StagedRowsLostError, WriteMode, check_key
+from tidegate.sql.ledger.stages import StageOwner, drop_strays
+
+DRIVER_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Rows of a micro-batch that go through the driver, in bytes of Arrow (our choice)."""
+
+RETRY_S: Final = 30.0
+"""How long a micro-batch that is computed waits for a database that is away, in seconds (our choice: longer
+than a restart of one)."""
+_RETRY_PAUSE_S: Final = 0.5
+
+__all__ = ["LedgerSink", "LedgerTable", "LedgerResult", "WriteMode"]
+
+
+class LedgerSink:
+    """A function for ``foreachBatch`` that writes each micro-batch exactly once."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        database_url: str,
+        table: Table | None = None,
+        mode: WriteMode = WriteMode.UPSERT,
+        key: Sequence[str] = (),
+        order_by: Sequence[str] = (),
+        tables: Mapping[str, LedgerTable] | None = None,
+        consumer: ConsumerKey | None = None,
+        on_refused_row: FailureAction = FailureAction.STOP,
+        adopt: str | None = None,
+        driver_bytes_max: int = DRIVER_BYTES_MAX,
+        step: ArrowStep | None = None,
+    ) -> None:
+        """name: of the query in the ledger, unique in the database; keep it.
+
+        table, mode, key, order_by: the one table to write, see ``LedgerTable``. tables: several, by names
+        of your own; each row's column ``_table`` then names the one it is for, or ``write`` is given a
+        DataFrame for each. consumer: whose dead letters rows with a non-null ``_error`` become; such rows
+        need the columns ``partition``, ``sequenceNumber``, ``offset`` and ``enqueuedTime`` as the source gave
+        them. on_refused_row: what becomes of a row that the database refuses: STOP is an error that names it;
+        DEAD_LETTER puts its event aside, for which all rows need those columns. adopt: the token of a
+        LedgerMismatchError, which allows what it refused, once. driver_bytes_max: rows of a micro-batch that
+        go through the driver's memory, in Arrow; of what is more, tasks write to tables (or files, with
+        SQLite) of their own first. step: what makes the tables' rows of those that ``write`` is given, see
+        ``ArrowStep``; None: they are the tables' rows.
+        Raises InvalidArgumentError, DatabaseError.
+        """
+        if (table is None) == (tables is None):
+            raise InvalidArgumentError(
+                f"The sink {name!r} needs either table or tables.", next_step="Give one of the two."
+            )
+        if on_refused_row is FailureAction.PARK_KEY:
+            raise InvalidArgumentError(
+                "A ledger sink cannot park keys.", next_step="Use FailureAction.STOP or DEAD_LETTER."
+            )
+        if table is not None:
+            tables = {table.name: LedgerTable(table, mode, tuple(key), tuple(order_by))}
+        assert tables is not None
+        self.name = name
+        self.tables = dict(tables)
+        self.consumer = consumer
+        self._database_url = absolute_url(database_url)
+        self._adopt = adopt
+        self._driver_bytes_max = driver_bytes_max
+        self._step = step
+        self._is_refused_put_aside = on_refused_row is FailureAction.DEAD_LETTER
+        self._epochs: dict[str, int] = {}
+        self._done: tuple[str, int] | None = None
+
+    def __repr__(self) -> str:
+        return f"<LedgerSink {self.name} → {', '.join(self.tables)}>"
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch; Spark calls it. Raises what ``write`` raises."""
+        self.write(rows, batch_id)
+
+    def start(
+        self,
+        rows: DataFrame,
+        *,
+        checkpoint_location: str | Path,
+        output_mode: str = "update",
+        trigger: Trigger = AS_SOON_AS_POSSIBLE,
+    ) -> StreamingQuery:
+        """Start a query that writes ``rows`` here; its name is the sink's.
+
+        checkpoint_location: Spark's own directory, new or of this query. output_mode: as in Spark.
+        Raises InvalidArgumentError where ``rows`` does not fit the tables, DatabaseError.
+        """
+        self._check(rows.schema)
+        writer = (
+            rows.writeStream.queryName(self.name)
+            .outputMode(output_mode)
+            .option("checkpointLocation", checkpoint_path(checkpoint_location))
+            .foreachBatch(self)
+        )
+        return trigger.applied_to(writer).start()
+
+    def write(self, rows: DataFrame | Mapping[str, DataFrame], batch_id: int) -> LedgerResult:
+        """Write one micro-batch, whole or not at all.
+
+        rows: for the sink's table, or with the column ``_table``; or one DataFrame for each table named.
+        Call it once per micro-batch.
+        Raises LedgerMismatchError (the checkpoint directory does not go with the database), FencedError (a
+        later run took over), InvalidArgumentError (columns that do not fit), DatabaseError,
+        DatabaseUnavailableError; whatever it raises, nothing of the micro-batch was committed, unless the
+        text says that this could not be found out.
+        """
+        frames: dict[str | None, DataFrame] = {}
+        if isinstance(rows, DataFrame):
+            frames[None] = rows
+        else:
+            frames.update(rows.items())
+        batch = current_batch(next(iter(frames.values())), batch_id)
+        if self._done == (batch.run_id, batch_id):
+            raise InvalidArgumentError(
+                f"The sink {self.name!r} was given batch {batch_id} twice in one run; the second part would "
+                "count as written.",
+                next_step="Give all tables of a micro-batch in one call: write({name: rows, …}, batch_id).",
+            )
+        for name, frame in frames.items():
+            self._check(frame.schema, name)
+        try:
+            result = self._write(frames, batch)
+        except StagedRowsLostError:
+            # The same rows again, for Spark computes them from the state before this batch.
+            result = self._write(frames, batch)
+        self._done = (batch.run_id, batch_id)
+        return result
+
+    def _write(self, frames: Mapping[str | None, DataFrame], batch: MicroBatch) -> LedgerResult:
+        database = Database.shared(self._database_url)
+        ledger = BatchLedger(database, self.name, adoption=self._adopt)
+        owner = StageOwner(self._database_url, self.name, self._epoch(ledger, batch), batch.batch_id)
+        drop_strays(database, owner)
+        if ledger.is_committed(batch):
+            for rows in frames.values():
+                # Spark ends a query with state whose micro-batch was not run (4.3, measured): its stores have
+                # to commit their version of the batch, whether anybody wants the rows or not.
+                rows.write.format("noop").mode("overwrite").save()
+            return LedgerResult(batch.batch_id, 0, 0, is_repeated=True)
+        contents = BatchContents()
+        for destination, rows in frames.items():
+            plan = self._task_plan(owner, destination, rows)
+            parts = rows.mapInArrow(_task_function(plan, self._step), PART_SCHEMA).toArrow()
+            add_parts(contents, plan, parts)
+        commit = BatchCommit(
+            database, ledger, owner, batch, self.tables, contents, self.consumer, self._is_refused_put_aside
+        )
+        return _run_patiently(commit)
+
+    def _epoch(self, ledger: BatchLedger, batch: MicroBatch) -> int:
+        epoch = self._epochs.get(batch.run_id)
+        if epoch is None:
+            for target in self.tables.values():
+                ledger.database.ensure_table(target.table)
+                check_key(ledger.database, target)
+            epoch = ledger.claim(batch)
+            self._epochs = {batch.run_id: epoch}
+        return epoch
+
+    def _task_plan(self, owner: StageOwner, destination: str | None, rows: DataFrame) -> TaskPlan:
+        task_count = int(rows.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+        columns = rows.columns if self._step is None else self._step.schema.fieldNames()
+        return TaskPlan(
+            owner=owner,
+            tables=self.tables,
+            destination=destination,
+            columns=tuple(columns),
+            is_event_kept=ERROR_COLUMN in columns or self._is_refused_put_aside,
+            is_refused_put_aside=self._is_refused_put_aside,
+            inline_bytes_max=self._driver_bytes_max // task_count,
+        )
+
+    def _check(self, schema: StructType, destination: str | None = None) -> None:
+        refuse_sqlite_on_cluster(self._database_url)
+        if self._step is not None:
+            schema = self._step.schema
+        check_columns(self.name, schema, self.tables, destination, self.consumer, self._is_refused_put_aside)
+
+
+def _run_patiently(commit: BatchCommit) -> LedgerResult:
+    """Commit; where the database is away for a while, again: the rows are still there, and the ledger tells
+    whether the last attempt came through.
+    """
+    deadline = time.monotonic() + RETRY_S
+    while True:
+        try:
+            return commit.run()
+        except StagedRowsLostError:
+            raise
+        except DatabaseUnavailableError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_RETRY_PAUSE_S)
+
+
+def _task_function(
+    plan: TaskPlan, step: ArrowStep | None
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    made = None if step is None else step.in_tasks()
+
+    def write_ledger_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return TaskRows(plan).run(batches if made is None else made(batches))
+
+    return write_ledger_rows

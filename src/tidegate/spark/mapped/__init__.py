@@ -1,0 +1,1 @@
+"""The source that applies a function to events in the worker that reads them."""

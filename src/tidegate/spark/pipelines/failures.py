@@ -1,0 +1,137 @@
+"""What becomes of rows whose step gave them a reason in the column ``_error``: the policy, in a query."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import traceback
+from collections.abc import Sequence
+
+from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException
+from pyspark.errors.exceptions.captured import CapturedException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from tidegate.model import errors
+from tidegate.model.errors import PartitionStoppedError, TidegateError
+from tidegate.spark.pipelines.stream_pipeline import OnFailure, Step
+from tidegate.spark.runtime.errors import explain
+from tidegate.spark.sql_sink.accounting import PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN
+from tidegate.spark.sql_sink.commits import ERROR_COLUMN, SKIP_COLUMN
+
+_MARK = "TIDEGATE_STOPPED"
+_OUR_ERROR = re.compile(r"^\s*(?:[\w.]+: )?tidegate(?:\.\w+)+\.(\w+): (\S.*)$", re.MULTILINE)
+_STOPPED = re.compile(
+    rf"\[USER_RAISED_EXCEPTION\] {_MARK} (?P<where>[^:]*): (?P<reason>.*?)(?: SQLSTATE: |$)", re.MULTILINE
+)
+
+
+def apply_policy(rows: DataFrame, policy: OnFailure, *, is_per_partition: bool = False) -> DataFrame:
+    """Rows as the sink is to have them, under the policy; unchanged where there is no column ``_error``.
+
+    is_per_partition: the sink has to see every event, so one that is left out is marked with ``_skip`` and
+    not filtered away.
+    """
+    if ERROR_COLUMN not in rows.columns or policy is OnFailure.DEAD_LETTER:
+        return rows
+    is_bad = F.col(ERROR_COLUMN).isNotNull()
+    if policy is OnFailure.STOP:
+        # In a filter, because nothing may prune it.
+        stop = F.raise_error(F.concat(F.lit(f"{_MARK} "), _where(rows), F.lit(": "), _text(ERROR_COLUMN)))
+        return rows.where(F.when(is_bad, stop.cast("boolean")).otherwise(F.lit(True))).drop(ERROR_COLUMN)
+    if is_per_partition:
+        is_skipped = (
+            F.coalesce(F.col(SKIP_COLUMN), F.lit(False)) if SKIP_COLUMN in rows.columns else F.lit(False)
+        )
+        return rows.withColumn(SKIP_COLUMN, is_bad | is_skipped).drop(ERROR_COLUMN)
+    return rows.where(~is_bad).drop(ERROR_COLUMN)
+
+
+def _where(rows: DataFrame) -> Column:
+    """Which event it is, as far as the columns still say."""
+    if {PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN} <= set(rows.columns):
+        number = F.coalesce(_text(SEQUENCE_NUMBER_COLUMN), F.lit("?"))
+        return F.concat(
+            F.lit("partition "), F.coalesce(_text(PARTITION_COLUMN), F.lit("?")), F.lit(" number "), number
+        )
+    return F.lit("a row")
+
+
+def _text(column: str) -> Column:
+    return F.col(column).cast("string")
+
+
+def stopped_error(text: str) -> PartitionStoppedError | None:
+    """The error that the policy ``stop`` has raised, found in what Spark says of the query; None: another."""
+    found = _STOPPED.search(text)
+    if found is None:
+        return None
+    return PartitionStoppedError(
+        f"An event cannot be processed, and the pipeline's policy is to stop ({found['where']}): "
+        f"{found['reason'].strip().rstrip('.')}.",
+        next_step="Mend the step or the event's source, then start again: it goes on where it stopped.",
+    )
+
+
+class PipelineFailedError(TidegateError):
+    """A query ended with an error that is not Tidegate's own: of Spark, of a step, of Java."""
+
+
+class StepFailedError(PipelineFailedError):
+    """A step raised an error while the query was put together: Spark's log says nothing of it."""
+
+
+def error_of(exception: BaseException, *, steps: Sequence[Step] = ()) -> TidegateError:
+    """What ended a query, as an error of ours: the one at the root, where it was one, else ``explain``'s
+    words.
+
+    steps: those of the pipeline; what one of them raised in this process is told with its file and line.
+    """
+    if isinstance(exception, TidegateError):
+        return exception
+    text = str(exception)
+    stopped = stopped_error(text)
+    if stopped is not None:
+        return stopped
+    sentence = explain(exception)
+    names = [name for name, words in _OUR_ERROR.findall(text) if words.strip() == sentence]
+    kind = getattr(errors, names[-1], None) if names else None
+    if isinstance(kind, type) and issubclass(kind, TidegateError):
+        return kind(sentence)
+    place = _place_in_steps(exception, steps)
+    if place is None:
+        return PipelineFailedError(_closed(sentence))
+    where = f"The pipeline's {place.name} failed in {place.filename}, line {place.lineno}"
+    is_of_java = isinstance(exception, CapturedException | Py4JError)
+    if is_of_java and not isinstance(exception, AnalysisException):
+        return PipelineFailedError(f"{where}: {_closed(sentence)}")
+    if not is_of_java and str(exception):
+        # The name of the class belongs to it: a KeyError's own words are a key.
+        sentence = f"{type(exception).__name__}: {sentence}"
+    return StepFailedError(f"{where}: {_closed(sentence)}", next_step="Mend it, then start again.")
+
+
+def _place_in_steps(exception: BaseException, steps: Sequence[Step]) -> traceback.FrameSummary | None:
+    """The last line of the steps' own files that the exception came through; None: it came through none."""
+    files = {_file_of(step) for step in steps}
+    frames = [frame for frame in traceback.extract_tb(exception.__traceback__) if frame.filename in files]
+    return frames[-1] if frames else None
+
+
+def _file_of(step: Step) -> str | None:
+    """Where a step is written; None where it is no function of Python's."""
+    function: object = step
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function):
+        function = type(function).__call__
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return None if code is None else str(code.co_filename)
+
+
+def _closed(sentence: str) -> str:
+    """With a full stop, where it has no end of its own."""
+    sentence = sentence.rstrip(" ;")
+    return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."

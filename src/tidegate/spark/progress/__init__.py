@@ -1,0 +1,1 @@
+"""How a running query does: its batches, its lag, its metrics."""

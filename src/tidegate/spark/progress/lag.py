@@ -1,0 +1,79 @@
+"""How far a streaming query is behind, read from the progress that Spark reports of it.
+
+Pure, and without pyspark: a status command reads the JSON of a query that runs in another process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.spark.source.offsets import StreamOffset
+
+
+def partition_lags(progress: str | Mapping[str, object]) -> dict[str, int]:
+    """Partition id → events that the service held and the query had not read when it last looked.
+
+    progress: ``query.lastProgress``, its ``.json``, or what that parses to. In a query over several hubs the
+    lags of partitions of the same id are added up. Empty where no source of the query is one of ours.
+    The trap: the hub's end is the one seen when the micro-batch was planned, so what came while it ran shows
+    in the next progress. Raises InvalidArgumentError where it is no progress.
+    """
+    lags: dict[str, int] = {}
+    for end, latest in _offsets(progress):
+        if latest is None:
+            continue
+        if end.event_hub_created_at_ms != latest.event_hub_created_at_ms:
+            end = StreamOffset({}, latest.event_hub_created_at_ms)  # the hub was made anew: all is unread
+        for partition_id, until in latest.partitions.items():
+            lag = max(0, until - end.partitions.get(partition_id, 0))
+            lags[partition_id] = lags.get(partition_id, 0) + lag
+    return lags
+
+
+def partition_losses(progress: str | Mapping[str, object]) -> dict[str, int]:
+    """Partition id → events that the query has passed over since it began, because they were gone.
+
+    Only with ``failOnDataLoss=false``; what a task found gone that was there when its micro-batch was planned
+    is in the executors' log alone. The argument and the errors are those of ``partition_lags``.
+    """
+    losses: dict[str, int] = {}
+    for end, _ in _offsets(progress):
+        for partition_id, count in end.lost_events.items():
+            losses[partition_id] = losses.get(partition_id, 0) + count
+    return losses
+
+
+def _offsets(progress: str | Mapping[str, object]) -> Iterator[tuple[StreamOffset, StreamOffset | None]]:
+    """(end of the micro-batch, end of the hub) of each source of the format ``eventhubs``."""
+    for source in _sources(progress):
+        end = _offset(source.get("endOffset"))
+        if end is not None:
+            yield end, _offset(source.get("latestOffset"))
+
+
+def _sources(progress: str | Mapping[str, object]) -> list[Mapping[str, object]]:
+    try:
+        value = json.loads(progress) if isinstance(progress, str) else progress
+    except ValueError as exc:
+        raise InvalidArgumentError("The progress of a query is not JSON.") from exc
+    sources = value.get("sources") if isinstance(value, Mapping) else None
+    if not isinstance(sources, list):
+        raise InvalidArgumentError(
+            "That is no progress of a streaming query: it has no sources.",
+            next_step="Give query.lastProgress.json.",
+        )
+    return [source for source in sources if isinstance(source, Mapping)]
+
+
+def _offset(value: object) -> StreamOffset | None:
+    """An offset of ours, as text or decoded; None for another source's."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
+    if not isinstance(value, Mapping) or "eventHubCreatedAtMs" not in value:
+        return None
+    return StreamOffset.from_json(value)

@@ -1,0 +1,85 @@
+"""Hears from Spark how a query does, by a ``StreamingQueryListener``, and passes it on to a reporter.
+
+Spark calls a Python listener over a socket from its one listener thread, which all queries of the session
+share; so nothing is done here but to take the text and put it into a queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from tidegate.spark.progress.report import PipelineReporter
+
+_logger = logging.getLogger(__name__)
+
+
+class ProgressListener(StreamingQueryListener):
+    """Reports one query of a session, found by its name."""
+
+    def __init__(self, query_name: str, reporter: PipelineReporter) -> None:
+        self._query_name = query_name
+        self._reporter = reporter
+        self._run_id: object = None
+        self._heard_count = 0
+        self.is_over = threading.Event()
+        """Set once the query has ended."""
+
+    def wait_over(self, *, silence_s: float) -> bool:
+        """Wait until the query's end is told, as long as Spark tells anything of it: it does so later than it
+        does it, and one event after the other. Returns False where nothing came for ``silence_s``.
+        """
+        heard_count = self._heard_count
+        while not self.is_over.wait(silence_s):
+            if self._heard_count == heard_count:
+                return False
+            heard_count = self._heard_count
+        return True
+
+    # Spark asks for these names. What is raised in them ends in Java's log, but costs the report.
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        """Remember which run it is: not all events say the name."""
+        if event.name == self._query_name:
+            self._run_id = event.runId
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """A micro-batch is done."""
+        self._heard_count += 1
+        try:
+            if event.progress.runId == self._run_id:
+                self._reporter.report_progress(event.progress.json)
+        except Exception:  # a report is lost, the query is not
+            _logger.warning("A progress report of %s could not be read.", self._query_name, exc_info=True)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """Nothing to read for a while."""
+        if event.runId == self._run_id:
+            self._reporter.report_idle()
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """The query has ended."""
+        if event.runId == self._run_id:
+            self.is_over.set()
+
+
+@contextmanager
+def listening(spark: SparkSession, query_name: str, reporter: PipelineReporter) -> Iterator[ProgressListener]:
+    """Report the query of that name while this is open; enter it before the query starts."""
+    listener = ProgressListener(query_name, reporter)
+    spark.streams.addListener(listener)
+    try:
+        yield listener
+    finally:
+        spark.streams.removeListener(listener)

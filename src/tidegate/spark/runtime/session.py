@@ -1,0 +1,246 @@
+"""Starts a Spark with the settings that make small micro-batches quick and failures retried.
+
+Every setting here was measured or is needed for correctness; the reason stands beside it. A user's own
+settings (``configuration``, and those given to ``spark-submit``) win over all of them.
+
+    where            how it is known                        what is set
+    one machine      no master, or ``local…``               everything
+    cluster          any other master                       what holds on every machine
+    ``spark-submit`` it has started the JVM already         as its master says; nothing that it was given
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlparse
+
+from pyspark import SparkConf, SparkContext
+from pyspark.sql import SparkSession
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.limits import PARTITIONS_MAX
+from tidegate.spark.runtime.java import find_java
+
+TASK_ATTEMPTS_MAX = 4
+"""Attempts per task. Plain ``local[N]`` gives each task one: a single transient error ends the query."""
+
+CLUSTER_TASK_ATTEMPTS_MAX = 8
+"""The same on a cluster, where an executor that is lost costs an attempt, too. With Spark's four, losing
+executors in a row ended a query (seen under `make chaos-spark`); repeated attempts repeat no effect."""
+
+CLUSTER_TASKS_MAX: Final = PARTITIONS_MAX
+"""Tasks of a micro-batch on a cluster at most, unless there are more cores: whole partitions cannot
+keep more of them busy."""
+
+REDACTION_PATTERN = (
+    "(?i)secret|password|token|access[.]?key|connection_?string|database_?url|tidegate_database"
+    "|startingposition|storageoptions|^plan$"
+)
+"""Names of options and variables whose values Spark hides in plans and in its UI: connection strings,
+database URLs, and the plan of a source or sink, which may hold both."""
+
+_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+
+PYTHON_NAME = f"python{sys.version_info.major}.{sys.version_info.minor}"
+"""What executors start unless ``PYSPARK_PYTHON`` says otherwise: a name, for the driver's path is the
+driver's."""
+
+
+def spark_session(
+    app_name: str,
+    *,
+    master: str | None = None,
+    cores: int | None = None,
+    configuration: Mapping[str, str] | None = None,
+    ui_port: int | None = None,
+    log_level: str = "ERROR",
+    local_checkpoints: bool | None = None,
+    java_options: str = "",
+    are_executors_checked: bool = True,
+) -> SparkSession:
+    """Start Spark (or return the session that already runs in this process).
+
+    master: None: what ``spark-submit`` was given, else ``local[N,4]`` on this machine, with N = ``cores``.
+    cores: None: as many as this process may use; on a cluster its resource manager decides.
+    configuration: Spark settings that override ours; on one machine, ``spark.driver.extraJavaOptions`` join
+    ours instead.
+    ui_port: port of Spark's web UI; None: no UI on one machine, which also saves a second of start; on a
+    cluster what Spark's own settings say.
+    log_level: Spark's (``ERROR``, ``WARN``, …, ``OFF``).
+    local_checkpoints: True where checkpoint directories lie on a disk of this machine; None: unless this is
+    a cluster.
+    java_options: more options for the JVM of a local driver, as ``-Xmx4g -XX:TieredStopAtLevel=1``.
+    are_executors_checked: on a cluster, wait for an executor and see whether it can run Tidegate.
+    Raises JavaNotFoundError; InvalidArgumentError where executors lack what they need. Sets
+    ``PYSPARK_PYTHON`` and, where needed, ``JAVA_HOME`` and ``PATH`` for this process.
+    """
+    core_count = usable_core_count() if cores is None else cores
+    submitted = _submitted_settings()
+    chosen_master = master or submitted.get("spark.master") or f"local[{core_count},{TASK_ATTEMPTS_MAX}]"
+    is_local = is_local_master(chosen_master)
+    _set_environment(is_local=is_local)
+    settings = _settings(
+        core_count,
+        is_local=is_local,
+        ui_port=ui_port,
+        local_checkpoints=is_local if local_checkpoints is None else local_checkpoints,
+    )
+    chosen = dict(configuration or {})
+    if is_local:
+        options = (_java_options(log_level), java_options, chosen.pop(_JAVA_OPTIONS, ""))
+        settings[_JAVA_OPTIONS] = " ".join(filter(None, options))
+    settings = {name: value for name, value in settings.items() if name not in submitted}
+    settings.update(chosen)
+    builder = SparkSession.builder.appName(app_name).master(chosen_master)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel(log_level)
+    if not is_local and are_executors_checked:
+        from tidegate.spark.runtime.executors import check_executors
+
+        check_executors(session)
+    return session
+
+
+def checkpoint_path(location: str | Path) -> str:
+    """A checkpoint directory as Spark is to get it: on one machine, relative to this process's directory.
+
+    Java would take a relative path from where it was started, and Spark's Python workers from another place.
+    On a cluster it is for Spark's default file system to say.
+    """
+    text = str(location)
+    if is_on_cluster() or urlparse(text).scheme:
+        return text
+    return os.path.abspath(text)
+
+
+def usable_core_count() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def is_local_master(master: str) -> bool:
+    """Whether tasks run in threads of the driver (``local-cluster`` has executors of its own)."""
+    return master == "local" or master.startswith("local[")
+
+
+def is_on_cluster() -> bool:
+    """Whether the Spark that runs in this process has executors in other processes; False: there is none."""
+    context = SparkContext._active_spark_context
+    return context is not None and not is_local_master(context.master or "")
+
+
+def task_options(spark: SparkSession) -> dict[str, str]:
+    """The options of the source ``eventhubs`` that say how many tasks a pipeline's micro-batches have.
+
+    On one machine as many as it has cores. On a cluster the cores are those of the executors that were there
+    first: a small micro-batch has as many tasks, and a larger one more, for executors that join later.
+    """
+    cores = spark.sparkContext.defaultParallelism
+    if not is_on_cluster():
+        return {"eventhubs.tasksMax": str(cores)}
+    return {"eventhubs.tasksMin": str(cores), "eventhubs.tasksMax": str(max(cores, CLUSTER_TASKS_MAX))}
+
+
+def refuse_sqlite_on_cluster(database_url: str) -> None:
+    """Raise InvalidArgumentError for a SQLite database where executors are on machines of their own.
+
+    Each would make a file of its own there, all of them with checkpoints that begin at the start. A driver
+    that starts anew on another machine would not find its file either, so this holds for what only the
+    driver writes, too. ``local-cluster`` is refused as well: it stands for a cluster.
+    """
+    if is_on_cluster() and database_url.lower().startswith("sqlite"):
+        raise InvalidArgumentError(
+            "SQLite is a file of one machine, and this Spark runs on a cluster: its executors, and a driver "
+            "that starts anew elsewhere, would each write one of their own.",
+            next_step="Use PostgreSQL, or run on one machine (without a master, or with local[N]).",
+        )
+
+
+def share_python_path() -> None:
+    """Let Spark's Python processes on the driver find Tidegate where this process has it from a zip.
+
+    Executors get what ``--py-files`` names; the process that plans a stream, on the driver, does not (Spark
+    4.3: ``PYTHON_DATA_SOURCE_ERROR … initialize source``). Executors are told the path, too, where it names
+    nothing and is passed over. Call it before a data source is registered.
+    """
+    context = SparkContext._active_spark_context
+    place = Path(__file__).parents[3]
+    if context is None or not place.is_file():
+        return  # another process's Spark (Connect), or installed: whoever starts this Python finds it
+    paths = context.environment.get("PYTHONPATH", "")
+    if str(place) not in paths.split(os.pathsep):
+        context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, (paths, str(place))))
+
+
+def _submitted_settings() -> dict[str, str]:
+    """What ``spark-submit`` was given, where it has started this process; else nothing."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return {}
+    SparkContext._ensure_initialized()  # starts nothing: it connects to the JVM that is there
+    return dict(SparkConf().getAll())
+
+
+def _set_environment(*, is_local: bool) -> None:
+    os.environ.update(find_java().environment())
+    # Only the environment works: with spark.pyspark.python the daemon of a local session came up as another
+    # python ("Python worker failed to connect back").
+    if is_local:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        return
+    os.environ.setdefault("PYSPARK_PYTHON", PYTHON_NAME)
+    # The JVM starts that name on the driver, too, to plan streams: it has to find this Python by it.
+    folder = str(Path(sys.executable).parent)
+    found = shutil.which(PYTHON_NAME)
+    if found is None or str(Path(found).parent) != folder:
+        os.environ["PATH"] = os.pathsep.join((folder, os.environ.get("PATH", os.defpath)))
+
+
+def _settings(
+    core_count: int, *, is_local: bool, ui_port: int | None, local_checkpoints: bool
+) -> dict[str, str]:
+    settings = {
+        # Loopback TCP between the JVM and Python suffers Nagle and delayed acknowledgements: 553 → 143 ms for
+        # a small micro-batch of 16 partitions, together with the frozen garbage collector of the reader.
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.redaction.regex": REDACTION_PATTERN,
+        # Spark's own default is `url`, which other sources' options rely on.
+        "spark.sql.redaction.options.regex": f"{REDACTION_PATTERN}|url",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if ui_port is not None:
+        settings |= {"spark.ui.enabled": "true", "spark.ui.port": str(ui_port)}
+    elif is_local:
+        settings["spark.ui.enabled"] = "false"
+    if is_local:
+        settings |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.sql.shuffle.partitions": str(core_count),
+            "spark.default.parallelism": str(core_count),
+        }
+    else:
+        settings["spark.task.maxFailures"] = str(CLUSTER_TASK_ATTEMPTS_MAX)
+    if local_checkpoints:
+        # The default manager forks readlink and chmod for every file: 211 → 171 ms (p99) per micro-batch.
+        settings["spark.sql.streaming.checkpointFileManagerClass"] = (
+            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+        )
+    return settings
+
+
+def _java_options(log_level: str) -> str:
+    """Options for the driver's JVM: quiet from its first line on, not only after ``setLogLevel``."""
+    configuration_file = Path(__file__).with_name("log4j2.properties")
+    return f'"-Dlog4j2.configurationFile={configuration_file.as_uri()}" -Dtidegate.log.level={log_level}'

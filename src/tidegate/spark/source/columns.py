@@ -1,0 +1,291 @@
+"""Encoded events become Arrow columns: by whole columns, never through a Python object per event.
+
+Theory of operation. A chunk of events is one buffer and the places of its messages. ``body_places`` finds in
+all of them at once where the prefix (annotations, properties) ends; bodies and prefixes are then taken out of
+the buffer by Arrow. Events of one producer share their prefix, or differ in a partition key, which
+``key_places`` finds; so each distinct prefix is decoded once per chunk, without the key, and its columns are
+spread over the events. Only an event of another shape (a value body, a footer, several data sections) is
+decoded by itself.
+
+Only what is asked for is done: without ``body`` no body is cut out, without the columns of the prefix none is
+decoded, and without either no message is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute
+
+from tidegate.amqp.errors import DecodeError
+from tidegate.spark.source.body_places import BodyPlaces, Int64s, locate_bodies
+from tidegate.spark.source.key_places import locate_keys
+from tidegate.spark.source.schema import EVENT_ARROW_SCHEMA, arrow_schema
+from tidegate.wire.encoded_events import EncodedEvents
+from tidegate.wire.event_texts import EventTexts, cached_when_short, decode_whole, property_of
+from tidegate.wire.packed_messages import packed
+
+_BINARY_BYTES_MAX = 2**31 - 1
+_compute: Any = pyarrow.compute  # its stubs know less than it does
+
+if TYPE_CHECKING:
+    Column = pa.Array[Any]
+
+ALL_COLUMNS: Final = tuple(EVENT_ARROW_SCHEMA.names)
+
+
+def event_batch(
+    partition_id: str, events: EncodedEvents, names: Sequence[str] = ALL_COLUMNS
+) -> pa.RecordBatch:
+    """The columns of these names, in their order: any of ``EVENT_SCHEMA`` and ``ENCODED_EVENT_SCHEMA``, and
+    ``properties.NAME``.
+    """
+    contents = _Contents(events)
+    columns = [
+        _POSITION_COLUMNS[name](partition_id, events) if name in _POSITION_COLUMNS else contents.column(name)
+        for name in names
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(names))
+
+
+def event_batches(
+    parts: Sequence[tuple[str, EncodedEvents]], names: Sequence[str] = ALL_COLUMNS
+) -> Iterator[pa.RecordBatch]:
+    """As ``event_batch``, for the events of each partition; made together, for small columns cost as much
+    as large ones.
+    """
+    if not parts:
+        return
+    whole = event_batch("", EncodedEvents.joined([events for _, events in parts]), names)
+    start = 0
+    for partition_id, events in parts:
+        batch = whole.slice(start, len(events))
+        if "partition" in names:
+            index = list(names).index("partition")
+            batch = batch.set_column(
+                index, batch.schema.field(index), _partition_column(partition_id, events)
+            )
+        start += len(events)
+        yield batch
+
+
+def encoded_bodies(messages: pa.Array[Any]) -> list[bytes | None]:
+    """The bodies of a column of encoded events; None for those of another shape than the usual one."""
+    if not len(messages):
+        return []
+    offsets_buffer, data = messages.buffers()[1:3]
+    assert offsets_buffer is not None
+    assert data is not None
+    offsets = np.frombuffer(memoryview(offsets_buffer), dtype=np.int32)
+    ends = offsets[messages.offset : messages.offset + len(messages) + 1].astype(np.int64)
+    payload = data.slice(int(ends[0]), int(ends[-1] - ends[0])).to_pybytes()
+    ends -= ends[0]
+    starts = locate_bodies(payload, ends[:-1], ends[1:]).body_starts
+    return [
+        payload[start:end] if start >= 0 else None
+        for start, end in zip(starts.tolist(), ends[1:].tolist(), strict=True)
+    ]
+
+
+def binary_column(values: Sequence[bytes | memoryview]) -> Column:
+    """Values laid end to end in one buffer, together less than 2 GiB."""
+    lengths = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
+    data = b"".join(values)
+    assert len(data) <= _BINARY_BYTES_MAX
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.Array.from_buffers(
+        pa.binary(), len(lengths), [None, pa.py_buffer(offsets.data), pa.py_buffer(data)]
+    )
+
+
+class _Contents:
+    """What lies in the messages of a chunk; each part is worked out when it is first asked for."""
+
+    def __init__(self, events: EncodedEvents) -> None:
+        self._events = events
+        self._messages: tuple[bytes, Int64s, Int64s] | None = None
+        self._places: BodyPlaces | None = None
+        self._distinct: tuple[list[EventTexts], npt.NDArray[np.int32]] | None = None
+        self._keys: Column | None = None
+        """Once ``_texts`` is known: the partition keys that it leaves out; null for other events."""
+        self._decoded: dict[int, tuple[EventTexts, bytes | None]] = {}
+
+    def column(self, name: str) -> Column:
+        """The column of that name."""
+        wanted = property_of(name)
+        if wanted is None:
+            return _CONTENT_COLUMNS[name](self)
+        return self.spread(lambda texts: texts.properties.get(wanted), pa.string())
+
+    def encoded(self) -> Column:
+        """The messages themselves."""
+        payload, starts, ends = self._buffer()
+        return _cut(payload, starts, ends)
+
+    def body(self) -> Column:
+        """The bodies; null for those that were not found, and could not be decoded either."""
+        payload, _, ends = self._buffer()
+        places = self._located()
+        if places.is_found.all():
+            return _cut(payload, places.body_starts, ends)
+        bodies = [
+            self._decode_whole(index)[1] if start < 0 else payload[start:end]
+            for index, (start, end) in enumerate(zip(places.body_starts, ends, strict=True))
+        ]
+        return pa.array(bodies, type=pa.binary())
+
+    def spread(self, value_of: Callable[[EventTexts], object], kind: pa.DataType) -> Column:
+        """A column from what is decoded of each event's prefix."""
+        texts, indices = self._texts()
+        values: Column = pa.array([value_of(item) for item in texts], type=kind)
+        return values.take(pa.array(indices, type=pa.int32()))
+
+    def partition_key(self) -> Column:
+        """Partition keys: cut out where they were found, else from what is decoded."""
+        decoded = self.spread(lambda texts: texts.partition_key, pa.string())
+        return decoded if self._keys is None else _compute.coalesce(self._keys, decoded)
+
+    def _buffer(self) -> tuple[bytes, Int64s, Int64s]:
+        """One buffer, and where each message starts and ends in it."""
+        if self._messages is None:
+            messages = packed(self._events.messages)
+            self._messages = messages.payload, _int64s(messages.starts), _int64s(messages.ends)
+        return self._messages
+
+    def _located(self) -> BodyPlaces:
+        if self._places is None:
+            self._places = locate_bodies(*self._buffer())
+        return self._places
+
+    def _texts(self) -> tuple[list[EventTexts], npt.NDArray[np.int32]]:
+        """The distinct prefixes, decoded, and for each event the number of its own."""
+        if self._distinct is None:
+            self._distinct = self._decode_prefixes()
+        return self._distinct
+
+    def _decode_prefixes(self) -> tuple[list[EventTexts], npt.NDArray[np.int32]]:
+        (payload, starts, _), places = self._buffer(), self._located()
+        is_found = places.is_found
+        found = np.flatnonzero(is_found)
+        self._keys, starts_behind = self._cut_keys(found)
+        prefixes = _cut(payload, starts_behind, places.prefix_ends[found]).dictionary_encode()
+        assert isinstance(prefixes, pa.DictionaryArray)
+        numbers = prefixes.indices.to_numpy()
+        texts: list[EventTexts] = []
+        for number, prefix in enumerate(prefixes.dictionary.to_pylist()):
+            try:
+                texts.append(_decode_prefix(bytes(prefix or b"")))
+            except (DecodeError, ValueError, OverflowError):  # garbage, or a time that no calendar has
+                texts.append(EventTexts())
+                is_found[found[numbers == number]] = False
+        indices = np.empty(len(starts), dtype=np.int32)
+        indices[found] = numbers
+        if self._keys is not None and not is_found[found].all():
+            self._keys = _compute.if_else(pa.array(is_found), self._keys, None)
+        for index in np.flatnonzero(~is_found):
+            indices[index] = len(texts)
+            texts.append(self._decode_whole(int(index))[0])
+        return texts, indices
+
+    def _cut_keys(self, found: Int64s) -> tuple[Column | None, Int64s]:
+        """The partition keys, and where these events go on behind them."""
+        payload, starts, _ = self._buffer()
+        starts = starts[found]
+        keys = locate_keys(payload, starts, self._located().prefix_ends[found])
+        is_key = np.zeros(len(self._events), dtype=bool)
+        is_key[found] = keys.is_found
+        if not is_key.any():
+            return None, starts
+        cut = _cut(payload, keys.starts[keys.is_found], keys.ends[keys.is_found])
+        try:
+            texts = cut.cast(pa.string())
+        except pa.ArrowInvalid:
+            return None, starts  # one of them is no text, as the decoder will say
+        column = _compute.replace_with_mask(pa.nulls(len(is_key), pa.string()), pa.array(is_key), texts)
+        return column, np.maximum(starts, keys.ends)
+
+    def _decode_whole(self, index: int) -> tuple[EventTexts, bytes | None]:
+        if index not in self._decoded:
+            self._decoded[index] = decode_whole(self._events.messages[index])
+        return self._decoded[index]
+
+
+@cached_when_short
+def _decode_prefix(prefix: bytes) -> EventTexts:
+    """Kept from chunk to chunk: what one device sends it sends again."""
+    return EventTexts.decode(prefix) if prefix else EventTexts()
+
+
+def _cut(payload: bytes, starts: Int64s, ends: Int64s) -> Column:
+    """``payload[start:end]`` of each pair, ascending and apart, as binary values: copied out by Arrow.
+
+    The values and the gaps between them are one column over the buffer as it is, of which each second value
+    is taken.
+    """
+    if not len(starts):
+        return pa.array([], type=pa.binary())
+    assert len(payload) <= _BINARY_BYTES_MAX
+    offsets = np.empty(2 * len(starts), dtype=np.int32)
+    offsets[0::2], offsets[1::2] = starts, ends
+    whole = pa.Array.from_buffers(
+        pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets.data), pa.py_buffer(payload)]
+    )
+    return whole.take(pa.array(np.arange(0, len(offsets), 2), type=pa.int32()))
+
+
+def _int64s(numbers: Sequence[int]) -> Int64s:
+    if isinstance(numbers, range):
+        return np.arange(numbers.start, numbers.stop, numbers.step, dtype=np.int64)
+    return np.fromiter(numbers, dtype=np.int64, count=len(numbers))
+
+
+def _partition_column(partition_id: str, events: EncodedEvents) -> Column:
+    return pa.repeat(pa.scalar(partition_id, pa.string()), len(events))
+
+
+def _sequence_number_column(_: str, events: EncodedEvents) -> Column:
+    return pa.array(_int64s(events.sequence_numbers))
+
+
+def _time_column(_: str, events: EncodedEvents) -> Column:
+    times_us = _int64s(events.enqueued_times_ms) * 1000
+    return pa.array(times_us).cast(EVENT_ARROW_SCHEMA.field("enqueuedTime").type)
+
+
+def _offset_column(_: str, events: EncodedEvents) -> Column:
+    numbers = events.sequence_numbers
+    if (
+        isinstance(numbers, range)
+        and events.offsets[0] == str(numbers[0])
+        and (events.offsets[-1] == str(numbers[-1]))
+    ):
+        # Batched deliveries come from Tidegate only, whose offsets are its sequence numbers.
+        return pa.array(_int64s(numbers)).cast(pa.string())
+    return pa.array(events.offsets, type=pa.string())
+
+
+_POSITION_COLUMNS: Final[Mapping[str, Callable[[str, EncodedEvents], Column]]] = {
+    "partition": _partition_column,
+    "offset": _offset_column,
+    "sequenceNumber": _sequence_number_column,
+    "enqueuedTime": _time_column,
+}
+"""Known without a look at any message."""
+
+_CONTENT_COLUMNS: Final[Mapping[str, Callable[[_Contents], Column]]] = {
+    "body": _Contents.body,
+    "encodedEvent": _Contents.encoded,
+    "publisher": lambda contents: contents.spread(lambda texts: texts.publisher, pa.string()),
+    "partitionKey": _Contents.partition_key,
+    "properties": lambda contents: contents.spread(
+        lambda texts: list(texts.properties.items()), EVENT_ARROW_SCHEMA.field("properties").type
+    ),
+    "systemProperties": lambda contents: contents.spread(
+        lambda texts: list(texts.system_properties.items()), EVENT_ARROW_SCHEMA.field("systemProperties").type
+    ),
+}

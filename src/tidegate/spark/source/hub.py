@@ -1,0 +1,269 @@
+"""What the readers ask of an event hub: its bounds, where a position lies, and ranges of encoded events.
+
+One blocking consumer per process and set of options, kept between tasks: a Python worker lives through many
+micro-batches, and a connection costs more than a small one of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from tidegate.client import EventHubConsumer, FetchedRange, Namespace
+from tidegate.client.background import run_blocking
+from tidegate.client.blocking import BlockingConsumer
+from tidegate.client.credentials import TokenCredential
+from tidegate.model.errors import (
+    EventHubReplacedError,
+    InvalidArgumentError,
+    NotFoundError,
+    PositionOutOfRangeError,
+)
+from tidegate.model.events import ReceivedEvent
+from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate.model.position import EventPosition, PositionKind
+from tidegate.spark.runtime.certificates import certificates_file
+from tidegate.spark.source.offsets import PartitionBounds, PartitionRange, StreamOffset
+from tidegate.spark.source.options import SourceOptions
+from tidegate.spark.source.positions import StartingPositions
+from tidegate.wire.encoded_events import EncodedEvents
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_CONSUMERS_MAX = 8
+_FIRST_EVENT_WAIT_S = 10.0
+_ENDING_STEP: Final = (
+    "Use latest to end where each partition does now, or give this one an ending of its own in "
+    "eventhubs.endingPositions."
+)
+_STARTING_STEP: Final = (
+    "Use latest to wait for new events, or give this partition a start of its own in "
+    "eventhubs.startingPositions."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HubDescription:
+    """An event hub at one moment."""
+
+    event_hub: str
+    created_at_ms: int
+    """Milliseconds since 1970-01-01 UTC; tells one incarnation of a hub of that name from the next."""
+    bounds: Mapping[str, PartitionBounds]
+
+    def end_offset(self) -> StreamOffset:
+        """The offset behind everything there is."""
+        ends = {key: item.until_sequence_number for key, item in self.bounds.items()}
+        return StreamOffset(ends, self.created_at_ms)
+
+    def check_same_hub(self, created_at_ms: int) -> None:
+        """Raise EventHubReplacedError where sequence numbers were counted in another incarnation."""
+        if created_at_ms != self.created_at_ms:
+            raise EventHubReplacedError(
+                f"The event hub {self.event_hub!r} was deleted and created again: the query has read from "
+                f"the one of {_time_text(created_at_ms)}, and now there is one of "
+                f"{_time_text(self.created_at_ms)}.",
+                next_step="Give the query a new checkpoint directory (and a new consumer group, where it "
+                "writes to SQL) to read the new one from its start.",
+            )
+
+
+def _time_text(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+class HubReader:
+    """An event hub seen through one source's options. Cheap to make: connections are shared."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._consumer = _consumer(options)
+
+    def describe(self) -> HubDescription:
+        """The hub and what its partitions hold now."""
+        properties = self._consumer.get_event_hub_properties()
+        bounds = {
+            partition.partition_id: PartitionBounds(
+                # An empty partition of Azure reports a begin that says nothing: its next event is its first.
+                partition.next_sequence_number if partition.is_empty else partition.begin_sequence_number,
+                partition.next_sequence_number,
+            )
+            for partition in self._consumer.get_all_partition_properties(properties)
+        }
+        created_at_ms = (properties.created_at - _EPOCH) // timedelta(milliseconds=1)
+        return HubDescription(self._options.event_hub, created_at_ms, bounds)
+
+    def resolve(self, positions: StartingPositions, description: HubDescription) -> dict[str, int]:
+        """The sequence number of each partition's first event at a position.
+
+        Raises PositionOutOfRangeError for a sequence number beyond a partition's end, and
+        InvalidArgumentError for a position of a partition that there is not.
+        """
+        unknown = [key for key in positions.by_partition if key not in description.bounds]
+        if unknown:
+            raise InvalidArgumentError(
+                f"The option {positions.option_for(unknown[0])} has a position for partition {unknown[0]} "
+                f"of {self._options.event_hub!r}, which there is not.",
+                next_step=f"Its partitions are {', '.join(description.bounds)}.",
+            )
+        return {
+            partition_id: self._resolve_one(partition_id, positions, bounds)
+            for partition_id, bounds in description.bounds.items()
+        }
+
+    def _resolve_one(self, partition_id: str, positions: StartingPositions, bounds: PartitionBounds) -> int:
+        position = positions.for_partition(partition_id)
+        if position.kind is PositionKind.EARLIEST:
+            return bounds.begin_sequence_number
+        if position.kind is PositionKind.LATEST:
+            return bounds.until_sequence_number
+        if position.kind is PositionKind.SEQUENCE_NUMBER:
+            assert isinstance(position.value, int)
+            wanted = position.value if position.is_inclusive else position.value + 1
+            if wanted > bounds.until_sequence_number:
+                raise PositionOutOfRangeError(
+                    f"The option {positions.option_for(partition_id)} names the sequence number {wanted}, "
+                    f"and partition {partition_id} has none such yet: its next event gets "
+                    f"{bounds.until_sequence_number}.",
+                    next_step=_ENDING_STEP if positions.is_ending else _STARTING_STEP,
+                )
+            return wanted
+        if bounds.begin_sequence_number == bounds.until_sequence_number:
+            return bounds.until_sequence_number
+        return self._first_sequence_number(partition_id, position, bounds)
+
+    def _first_sequence_number(
+        self, partition_id: str, position: EventPosition, bounds: PartitionBounds
+    ) -> int:
+        """The first event at an offset or a time: asked of the service, by receiving it."""
+        if position.kind is PositionKind.ENQUEUED_TIME:
+            last_time = self._consumer.get_partition_properties(partition_id).last_enqueued_time
+            assert isinstance(position.value, datetime)
+            if last_time is None or last_time < position.value:
+                return bounds.until_sequence_number
+
+        options = self._options
+        namespace = Namespace.from_connection_string(
+            options.connection_string,
+            ca_file=_ca_file(options),
+            credential=make_credential(options.credential),
+        )
+
+        async def receive_first() -> EncodedEvents:
+            async with EventHubConsumer(
+                namespace, options.event_hub, consumer_group=options.consumer_group
+            ) as consumer:
+                receiver = await consumer.open_receiver(
+                    partition_id, position, receiver_name=_receiver_name(), prefetch_events=1
+                )
+                return await receiver.receive_encoded(1, _FIRST_EVENT_WAIT_S)
+
+        try:
+            events = run_blocking(receive_first())
+        except NotFoundError as error:
+            raise with_group_named(error, options) from error
+        return events.sequence_numbers[0] if len(events) else bounds.until_sequence_number
+
+    def read_events(self, partition_id: str, sequence_numbers: Sequence[int]) -> Iterator[ReceivedEvent]:
+        """Single events, ascending. Raises PositionOutOfRangeError where retention has deleted one."""
+        return self._consumer.read_events(self._options.event_hub, partition_id, sequence_numbers)
+
+    def read(self, item: PartitionRange) -> Iterator[EncodedEvents]:
+        """The events of a range, still encoded, in order."""
+        return self._consumer.read_encoded(
+            item.partition_id,
+            item.start_sequence_number,
+            item.until_sequence_number,
+            is_continued=item.is_last_piece,
+        )
+
+    def read_together(self, items: Sequence[PartitionRange]) -> list[FetchedRange]:
+        """Short ranges of different partitions at once; what is missing of one, ``read`` brings."""
+        return self._consumer.read_together(
+            [(item.partition_id, item.start_sequence_number, item.until_sequence_number) for item in items]
+        )
+
+    def first_sequence_number_at(self, partition_id: str, time: datetime, bounds: PartitionBounds) -> int:
+        """The first event enqueued at ``time`` (with its zone) or later; the end where there is none yet."""
+        if bounds.begin_sequence_number == bounds.until_sequence_number:
+            return bounds.until_sequence_number
+        return self._first_sequence_number(partition_id, EventPosition.from_enqueued_time(time), bounds)
+
+
+def with_group_named(error: NotFoundError, options: SourceOptions) -> NotFoundError:
+    """What a receiver could not find; where that is the consumer group, with the command that makes it."""
+    group, next_step = options.consumer_group, error.next_step
+    if group != DEFAULT_CONSUMER_GROUP and group.lower() in error.message.lower():
+        next_step = (
+            f"Make the consumer group with `tidegate group create {options.event_hub} {group}`, or correct "
+            "the option eventhubs.consumerGroup."
+        )
+    return NotFoundError(error.message, next_step=next_step)
+
+
+def _ca_file(options: SourceOptions) -> str | None:
+    return None if options.ca_certificates is None else certificates_file(options.ca_certificates)
+
+
+_consumers: dict[tuple[int, str, str, str | None, str | None], BlockingConsumer] = {}
+_consumers_lock = threading.Lock()
+
+
+def _forget_lock() -> None:
+    """In a forked child: it may be held by a thread that does not exist here."""
+    global _consumers_lock
+    _consumers_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)
+
+
+def make_credential(name_of_maker: str | None) -> TokenCredential | None:
+    """What the option ``credential`` names, made in this process: credentials cannot be sent to another."""
+    if name_of_maker is None:
+        return None
+    module_name, _, name = name_of_maker.partition(":")
+    try:
+        credential: TokenCredential = getattr(importlib.import_module(module_name), name)()
+    except (ImportError, AttributeError) as exc:
+        raise InvalidArgumentError(
+            f"The option eventhubs.credential names {name_of_maker!r}, and {exc}.",
+            next_step="Install it on the driver and on every executor (for Azure's own: azure-identity and "
+            "aiohttp).",
+        ) from exc
+    return credential
+
+
+def _receiver_name() -> str:
+    """Shown where the service lists who reads a partition."""
+    return f"spark-{platform.node()[:24]}-{os.getpid()}"
+
+
+def _consumer(options: SourceOptions) -> BlockingConsumer:
+    """This process's consumer for the options; the process id is in the key because workers are forked."""
+    key = (
+        os.getpid(),
+        options.connection_string.format(),
+        options.consumer_group,
+        _ca_file(options),
+        options.credential,
+    )
+    with _consumers_lock:  # a task's commits have a thread of their own
+        consumer = _consumers.get(key)
+        if consumer is None:
+            if len(_consumers) >= _CONSUMERS_MAX:
+                _consumers.pop(next(iter(_consumers))).close()
+            consumer = BlockingConsumer(
+                options.connection_string,
+                consumer_group=options.consumer_group,
+                ca_file=_ca_file(options),
+                credential=make_credential(options.credential),
+                receiver_name=_receiver_name(),
+            )
+            _consumers[key] = consumer
+        return consumer

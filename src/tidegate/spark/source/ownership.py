@@ -1,0 +1,116 @@
+"""Who may move a consumer group's SQL checkpoints: the driver that claimed them last.
+
+A claim raises the lease epoch of all partitions in one transaction, and every commit of a task carries its
+driver's epoch. A driver that was started later therefore shuts out the earlier one, wherever that one's tasks
+are at the moment; a task that Spark merely retried has the same epoch and finds its work done.
+
+The epoch is above those of Event Processor Hosts' leases, too: a host that was paused before its first commit
+is shut out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import and_, func, select, update
+
+from tidegate.model.errors import EventHubReplacedError
+from tidegate.sql import CheckpointReader, ConsumerKey, Database, UnitOfWork
+from tidegate.sql.core.schema import checkpoint, lease
+from tidegate.sql.core.unit_of_work import default_owner
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to move one consumer group's checkpoints, until somebody else claims them."""
+
+    lease_epoch: int
+    owner: str
+    """Recorded beside the checkpoints, for people: ``host:process`` of the driver."""
+    event_hub_created_at_ms: int
+    start_sequence_numbers: Mapping[str, int]
+    """Partition id → where its processing goes on."""
+
+
+def claim_checkpoints(
+    database: Database,
+    consumer: ConsumerKey,
+    *,
+    event_hub_created_at_ms: int,
+    start_sequence_numbers: Mapping[str, int],
+) -> Claim:
+    """Take over the checkpoints of all partitions, making those that are not there.
+
+    start_sequence_numbers: where a partition without a checkpoint starts.
+    Raises EventHubReplacedError where checkpoints count in another incarnation of the hub; DatabaseError.
+    """
+    owner = default_owner()
+    row = checkpoint.c
+    mine = and_(row.event_hub == consumer.event_hub, row.consumer_group == consumer.consumer_group)
+    with UnitOfWork(database, consumer, owner=owner) as unit:
+        # In the order of locks that unit_of_work lays down.
+        for partition_id in sorted(start_sequence_numbers):
+            locked = unit.lock_checkpoint(partition_id)
+            _check_same_hub(consumer, locked.event_hub_created_at_ms, event_hub_created_at_ms)
+            if locked.next_sequence_number is None:
+                unit.advance(
+                    partition_id,
+                    None,
+                    start_sequence_numbers[partition_id],
+                    event_hub_created_at_ms=event_hub_created_at_ms,
+                )
+        lease_epoch = _highest_epoch(unit) + 1
+        changes = {
+            "lease_epoch": lease_epoch,
+            "owner": owner,
+            "event_hub_created_at_ms": event_hub_created_at_ms,
+            "updated_at": database.clock.now_utc(),
+        }
+        unit.connection.execute(update(checkpoint).where(mine).values(changes))
+        starts = unit.connection.execute(select(row.partition_id, row.next_sequence_number).where(mine)).all()
+    return Claim(
+        lease_epoch,
+        owner,
+        event_hub_created_at_ms,
+        {key: number for key, number in starts if number is not None},
+    )
+
+
+def _highest_epoch(unit: UnitOfWork) -> int:
+    """The highest epoch that any owner of this group ever had; 0 where there was none."""
+    epochs = [
+        unit.connection.execute(
+            select(func.max(epoch)).where(
+                table.c.event_hub == unit.consumer.event_hub,
+                table.c.consumer_group == unit.consumer.consumer_group,
+            )
+        ).scalar_one()
+        for table, epoch in ((checkpoint, checkpoint.c.lease_epoch), (lease, lease.c.epoch))
+    ]
+    return max(epoch or 0 for epoch in epochs)
+
+
+def checkpoint_positions(
+    database: Database, consumer: ConsumerKey, *, event_hub_created_at_ms: int
+) -> dict[str, int]:
+    """Partition id → the first event that is not yet processed; partitions never begun are absent.
+
+    Raises EventHubReplacedError as ``claim_checkpoints`` does.
+    """
+    positions: dict[str, int] = {}
+    for partition_id, found in CheckpointReader(database).read(consumer).items():
+        _check_same_hub(consumer, found.event_hub_created_at_ms, event_hub_created_at_ms)
+        if found.next_sequence_number is not None:
+            positions[partition_id] = found.next_sequence_number
+    return positions
+
+
+def _check_same_hub(consumer: ConsumerKey, stored_ms: int | None, now_ms: int) -> None:
+    if stored_ms is not None and stored_ms != now_ms:
+        raise EventHubReplacedError(
+            f"The event hub {consumer.event_hub!r} was deleted and created again: the checkpoints of "
+            f"consumer group {consumer.consumer_group!r} count in the old one.",
+            next_step="Use another consumer group to read the new hub from its start, or delete this "
+            "group's rows from tidegate_checkpoint.",
+        )

@@ -1,0 +1,424 @@
+"""The readers of the format ``eventhubs``: what a batch query and a micro-batch read, and reading it.
+
+Who runs where (each line is a process of its own, all of them Python):
+
+    batch planning        EventHubsBatchReader.partitions()          once per query, on the driver
+    stream planning       EventHubsStreamReader, all but read()      one process per query, on the driver
+    task                  read()                                     a pooled worker, on an executor
+
+Readers are pickled to the tasks, so they hold options and plans, never a connection: ``connections`` keeps
+those per process. Receivers take no owner level, so they neither push out nor are pushed out by others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from tidegate.model.errors import (
+    CheckpointGapError,
+    InvalidArgumentError,
+    NotFoundError,
+    PositionOutOfRangeError,
+)
+from tidegate.spark.runtime.session import usable_core_count
+from tidegate.spark.runtime.workers import freeze_loaded_modules
+from tidegate.spark.source.columns import ALL_COLUMNS, event_batch, event_batches
+from tidegate.spark.source.hub import HubDescription, HubReader, with_group_named
+from tidegate.spark.source.offsets import (
+    JsonObject,
+    Loss,
+    PartitionBounds,
+    PartitionRange,
+    StreamOffset,
+    TaskLayout,
+    added_losses,
+    clip_lost_events,
+    end_of_micro_batch,
+    pack_ranges,
+    ranges_between,
+    split_ranges,
+    task_count,
+)
+from tidegate.spark.source.options import SourceOptions
+from tidegate.spark.source.ownership import checkpoint_positions
+from tidegate.spark.source.pushdown import Narrowing, narrow
+from tidegate.sql import ConsumerKey
+from tidegate.sql.stores.checkpoints import existing_database
+from tidegate.wire.encoded_events import EncodedEvents
+
+_SHORT_EVENTS: Final = 4096
+"""Of a range that is fetched together with others (our choice)."""
+
+_logger = logging.getLogger(__name__)
+
+
+class RangesInputPartition(InputPartition):
+    """What one task reads: ranges of one or more hub partitions, one after the other."""
+
+    def __init__(self, ranges: tuple[PartitionRange, ...]) -> None:
+        super().__init__(ranges)
+        self.ranges = ranges
+
+
+def read_ranges(
+    options: SourceOptions, partition: InputPartition, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """The events of a task's ranges as Arrow batches of these columns, in order within each hub partition.
+
+    Raises PositionOutOfRangeError where events of a range are gone (unless ``failOnDataLoss`` is off),
+    NotFoundError for a consumer group that there is not: nothing that planning asks the service tells.
+    """
+    freeze_loaded_modules()
+    if not isinstance(partition, RangesInputPartition):
+        return  # Spark's stand-in for a batch query that has nothing to read
+    hub = HubReader(options)
+    try:
+        for group in _grouped(partition.ranges):
+            rests = group
+            if _is_short(group[0]):
+                parts, rests = _read_short(hub, group, options)
+                yield from event_batches(parts, columns)
+            for rest in rests:
+                for events in _read_range(hub, rest, options):
+                    yield event_batch(rest.partition_id, events, columns)
+    except NotFoundError as error:
+        raise with_group_named(error, options) from error
+
+
+def _is_short(item: PartitionRange) -> bool:
+    """Whether getting to the range takes longer than reading it; and whoever reads on there is here."""
+    return item.until_sequence_number - item.start_sequence_number <= _SHORT_EVENTS and item.is_last_piece
+
+
+def _grouped(ranges: Sequence[PartitionRange]) -> Iterator[list[PartitionRange]]:
+    """The ranges in order: short ones of different partitions together, others each alone."""
+    group: list[PartitionRange] = []
+    for item in ranges:
+        is_fitting = _is_short(item) and all(item.partition_id != each.partition_id for each in group)
+        if group and not is_fitting:
+            yield group
+            group = []
+        if _is_short(item):
+            group.append(item)
+        else:
+            yield [item]
+    if group:
+        yield group
+
+
+def _read_short(
+    hub: HubReader, group: Sequence[PartitionRange], options: SourceOptions
+) -> tuple[list[tuple[str, EncodedEvents]], list[PartitionRange]]:
+    """Events by partition, as many of them as came at once; and what is left of the ranges."""
+    parts: list[tuple[str, EncodedEvents]] = []
+    rests: list[PartitionRange] = []
+    for item, fetched in zip(group, hub.read_together(group), strict=True):
+        expected = item.start_sequence_number
+        for events in fetched.chunks:
+            _report_loss(item, expected, events.sequence_numbers[0], options)
+            expected = events.sequence_numbers[-1] + 1
+            parts.append((item.partition_id, events))
+        # Where events are gone, the reading of the rest says which, or goes on behind them.
+        if fetched.error is not None and not isinstance(fetched.error, PositionOutOfRangeError):
+            raise fetched.error
+        if expected < item.until_sequence_number:
+            rests.append(replace(item, start_sequence_number=expected))
+    return parts, rests
+
+
+def _read_range(hub: HubReader, item: PartitionRange, options: SourceOptions) -> Iterator[EncodedEvents]:
+    """The events of one range; where some are gone, the error that names them, or the rest of them."""
+    expected, until = item.start_sequence_number, item.until_sequence_number
+    while expected < until:
+        try:
+            for events in hub.read(replace(item, start_sequence_number=expected)):
+                _report_loss(item, expected, events.sequence_numbers[0], options)
+                expected = events.sequence_numbers[-1] + 1
+                yield events
+        except PositionOutOfRangeError:
+            first = hub.describe().bounds[item.partition_id].begin_sequence_number
+            if first <= expected:
+                raise
+        else:
+            first = until  # what is missing at the end is a hole in the log
+        _report_loss(item, expected, first, options)
+        expected = first
+
+
+def _report_loss(item: PartitionRange, expected: int, first: int, options: SourceOptions) -> None:
+    """Raise or log, as the options say, that the events of ``item`` from ``expected`` to ``first`` are gone.
+
+    Does nothing where none is.
+    """
+    wanted = PartitionRange(item.partition_id, expected, item.until_sequence_number)
+    bounds = {item.partition_id: PartitionBounds(first, item.until_sequence_number)}
+    _, losses = clip_lost_events([wanted], bounds, fail_on_data_loss=options.fail_on_data_loss)
+    _log_losses(losses, options)
+
+
+def _log_losses(losses: Sequence[Loss], options: SourceOptions) -> None:
+    for loss in losses:
+        _logger.warning("The event hub %r: %s", options.event_hub, loss)
+
+
+class EventHubsBatchReader(DataSourceReader):
+    """Reads from the starting to the ending position, both fixed when the query is planned."""
+
+    def __init__(self, options: SourceOptions, columns: Sequence[str] = ALL_COLUMNS) -> None:
+        if options.max_events_per_trigger is not None:
+            raise InvalidArgumentError(
+                "The option maxEventsPerTrigger is for streams; a batch query has one reading.",
+                next_step="Limit it with eventhubs.endingPosition, or leave the option out.",
+            )
+        self._options = options
+        self._columns = tuple(columns)
+        self._narrowing = Narrowing()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take what the filters say about partition, sequence number and time; those left are Spark's."""
+        self._narrowing, left = narrow(filters)
+        return left
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Plan the tasks; no event enqueued after this is read."""
+        options, hub = self._options, HubReader(self._options)
+        options.warn_of_those_without_effect()
+        description = hub.describe()
+        start = starting_positions(options, hub, description)
+        until = hub.resolve(options.ending, description)
+        ranges = self._narrowing.apply(
+            ranges_between(start, until),
+            lambda key, time: hub.first_sequence_number_at(key, time, description.bounds[key]),
+        )
+        ranges, losses = clip_lost_events(
+            ranges, description.bounds, fail_on_data_loss=options.fail_on_data_loss
+        )
+        _log_losses(losses, options)
+        return plan_tasks(ranges, task_layout(options, ranges, is_split_default=True))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The events of one task."""
+        return read_ranges(self._options, partition, self._columns)
+
+
+def task_layout(
+    options: SourceOptions, ranges: Sequence[PartitionRange], *, is_split_default: bool
+) -> TaskLayout:
+    """How many tasks for these ranges, and whether a large one goes to several, as the options say.
+
+    is_split_default: where they do not say the latter.
+    """
+    is_split = is_split_default if options.split_partitions is None else options.split_partitions
+    tasks_max = options.tasks_max or max(usable_core_count(), options.tasks_min or 1)
+    event_count = sum(item.event_count for item in ranges)
+    count = task_count(event_count, tasks_min=options.tasks_min or tasks_max, tasks_max=tasks_max)
+    return TaskLayout(count, is_split)
+
+
+def plan_tasks(ranges: Sequence[PartitionRange], layout: TaskLayout) -> list[InputPartition]:
+    """Deal ranges to tasks."""
+    pieces = split_ranges(ranges, layout.tasks_max) if layout.is_split else ranges
+    return [RangesInputPartition(task) for task in pack_ranges(pieces, layout.tasks_max)]
+
+
+def starting_positions(options: SourceOptions, hub: HubReader, description: HubDescription) -> dict[str, int]:
+    """Where each partition starts: at its SQL checkpoint, where the options name a database that has one.
+
+    Raises EventHubReplacedError where that checkpoint counts in another incarnation of the hub.
+    """
+    positions = hub.resolve(options.starting, description)
+    return positions | sql_positions(options, description)
+
+
+def sql_positions(options: SourceOptions, description: HubDescription) -> dict[str, int]:
+    """The consumer group's SQL checkpoints; none where the options name no database.
+
+    Raises DatabaseError where that is not there or has no tables: a misspelt one would be a start at the
+    beginning.
+    """
+    url = options.starting.checkpoint_database_url
+    if url is None:
+        return {}
+    found = checkpoint_positions(
+        existing_database(url, named_by="The option eventhubs.startingPosition"),
+        ConsumerKey(options.event_hub, options.consumer_group),
+        event_hub_created_at_ms=description.created_at_ms,
+    )
+    return {key: number for key, number in found.items() if key in description.bounds}
+
+
+class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches and reads their tasks' ranges."""
+
+    def __init__(self, options: SourceOptions, columns: Sequence[str] = ALL_COLUMNS) -> None:
+        if options.has_ending:
+            raise InvalidArgumentError(
+                "The option eventhubs.endingPosition is for batch queries; a stream has no end.",
+                next_step="Use trigger(availableNow=True) for a stream that stops at what is there now.",
+            )
+        self._options = options
+        self._columns = tuple(columns)
+        self._initial: StreamOffset | None = None
+        self._last_description: HubDescription | None = None
+        self._available_now_until: dict[str, int] | None = None
+        self._sql_start: dict[str, int] | None = None
+
+    # Spark asks for these names.
+
+    def initialOffset(self) -> JsonObject:  # noqa: N802
+        """Where a query without checkpoint starts; asked twice, answered once (``latest`` moves)."""
+        if self._initial is None:
+            hub = HubReader(self._options)
+            description = self._describe({})
+            positions = starting_positions(self._options, hub, description)
+            self._initial = StreamOffset(positions, description.created_at_ms)
+        return self._initial.to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """``maxEventsPerTrigger``, or everything there is."""
+        limit = self._options.max_events_per_trigger
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Fix the end of a query that stops at what is there now."""
+        bounds = self._describe({}).bounds
+        self._available_now_until = {key: item.until_sequence_number for key, item in bounds.items()}
+
+    def latestOffset(self, start: JsonObject, limit: ReadLimit) -> JsonObject:  # noqa: N802
+        """Where the next micro-batch ends: all that is there, or a fair share of it within ``limit``.
+
+        Raises EventHubReplacedError where the hub is not the one that the offsets were counted in,
+        PositionOutOfRangeError where it has lost events that are to be read, or were read already; unless
+        ``failOnDataLoss`` is off: then they are counted in the offset.
+        """
+        offset = StreamOffset.from_json(start)
+        description = self._describe(offset.partitions)
+        offset = self._offset_in(offset, description)
+        self._check_not_ahead(offset, description)
+        if self._last_description is None:
+            self._options.warn_of_those_without_effect()
+        self._last_description = description
+        starts = self._starts(offset, description)
+        ends = end_of_micro_batch(
+            offset.partitions,
+            description.bounds,
+            events_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
+            until=self._available_now_until,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+        )
+        ranges, losses = clip_lost_events(
+            ranges_between(starts, ends),
+            description.bounds,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+        )
+        lost_events = added_losses(offset.lost_events, losses)
+        end = StreamOffset(ends, description.created_at_ms, lost_events, offset.layout)
+        if end == offset:
+            return end.to_json()  # nothing new: another layout would be a micro-batch of its own
+        layout = task_layout(self._options, ranges, is_split_default=False)
+        return replace(end, layout=layout).to_json()
+
+    def reportLatestOffset(self) -> JsonObject | None:  # noqa: N802
+        """The hub's end as last seen, for the query's status."""
+        if self._last_description is None:
+            return None
+        return self._last_description.end_offset().to_json()
+
+    def partitions(self, start: JsonObject, end: JsonObject) -> Sequence[InputPartition]:
+        """The tasks of a micro-batch. Raises PositionOutOfRangeError where events of it are gone."""
+        start_offset, end_offset = StreamOffset.from_json(start), StreamOffset.from_json(end)
+        if self._last_description is None:
+            # A restarted query repeats its last micro-batch without asking for the latest offset first.
+            self._options.warn_of_those_without_effect()
+            self._last_description = self._describe(start_offset.partitions)
+        description = self._last_description
+        if end_offset.event_hub_created_at_ms != description.created_at_ms:
+            self._offset_in(end_offset, description)  # raises or reports
+            return []  # nothing of that hub is left to read
+        start_offset = self._offset_in(start_offset, description)
+        if self._sql_start is None:  # as above: nobody has looked yet
+            self._check_not_ahead(start_offset, description)
+        ranges, losses = clip_lost_events(
+            ranges_between(self._starts(start_offset, description), end_offset.partitions),
+            description.bounds,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+        )
+        _log_losses(losses, self._options)
+        layout = end_offset.layout or task_layout(self._options, ranges, is_split_default=False)
+        return plan_tasks(ranges, layout)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The events of one task."""
+        return read_ranges(self._options, partition, self._columns)
+
+    def _describe(self, wanted: Mapping[str, int]) -> HubDescription:
+        """The hub as it is now. wanted: the first event that is needed of each partition, for readers that
+        find events elsewhere which the log no longer holds.
+        """
+        return HubReader(self._options).describe()
+
+    def _offset_in(self, offset: StreamOffset, description: HubDescription) -> StreamOffset:
+        """The offset; where it counts in a hub that is gone: the beginning of the one that is there.
+
+        Raises EventHubReplacedError instead where ``failOnDataLoss``, and where SQL checkpoints count in it.
+        """
+        if offset.event_hub_created_at_ms == description.created_at_ms:
+            return offset
+        if self._options.fail_on_data_loss or self._options.starting.checkpoint_database_url is not None:
+            description.check_same_hub(offset.event_hub_created_at_ms)
+        lost = offset.lost_events
+        before = self._last_description
+        if before is not None and before.created_at_ms == offset.event_hub_created_at_ms:
+            # What the old hub still held when it was last seen; nobody knows what came after that.
+            unread = {
+                key: max(0, held.until_sequence_number - offset.partitions.get(key, 0))
+                for key, held in before.bounds.items()
+            }
+            lost = {key: lost.get(key, 0) + unread.get(key, 0) for key in {**lost, **unread}}
+        _logger.warning(
+            "The event hub %r was deleted and created again: the query goes on at the new one's beginning.",
+            self._options.event_hub,
+        )
+        return StreamOffset({}, description.created_at_ms, lost)
+
+    def _starts(self, offset: StreamOffset, description: HubDescription) -> dict[str, int]:
+        """Where to read from: what was committed to SQL before this query began need not be read again."""
+        done = self._sql_start_of(description)
+        return {key: max(offset.partitions.get(key, 0), done.get(key, 0)) for key in description.bounds}
+
+    def _sql_start_of(self, description: HubDescription) -> dict[str, int]:
+        """The SQL checkpoints when this query began; asked for once."""
+        if self._sql_start is None:
+            self._sql_start = sql_positions(self._options, description)
+        return self._sql_start
+
+    def _check_not_ahead(self, offset: StreamOffset, description: HubDescription) -> None:
+        """When a query begins: Spark must not have got further than SQL, or events would be left out."""
+        if self._sql_start is None:
+            self._compare(offset, self._sql_start_of(description), description)
+
+    def _compare(
+        self, offset: StreamOffset, positions: Mapping[str, int], description: HubDescription
+    ) -> None:
+        for partition_id, position in positions.items():
+            spark_position = offset.partitions.get(partition_id, 0)
+            begin = description.bounds[partition_id].begin_sequence_number
+            is_lost = spark_position <= begin and not self._options.fail_on_data_loss
+            if spark_position > position and not is_lost:
+                raise CheckpointGapError(
+                    f"Spark's checkpoint directory is ahead of the database: partition {partition_id} is at "
+                    f"{spark_position} there, and at {position} in SQL.",
+                    next_step="Delete the checkpoint directory and start again: the database counts.",
+                )

@@ -1,0 +1,246 @@
+"""The ways from Arrow rows of one hub partition to what is to be committed: through a handler for each event,
+through a function over batches, or as a transformation made them.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.model.events import ReceivedEvent
+from tidegate.spark.source.columns import encoded_bodies
+from tidegate.spark.source.hub import HubReader
+from tidegate.spark.sql_sink.accounting import PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN, sequence_numbers_of
+from tidegate.spark.sql_sink.plan import SinkPlan
+from tidegate.sql import (
+    EventPlace,
+    NewDeadLetter,
+    PartitionBatch,
+    Pipeline,
+    computed_batch,
+    handled_batch,
+)
+from tidegate.sql.core.arrow_rows import ArrowRows
+from tidegate.sql.core.values import place_of
+from tidegate.sql.handlers.arrow import account, run_batch_handler
+from tidegate.sql.handlers.batches import BOOKKEEPING_COLUMNS as BOOKKEEPING_COLUMNS
+from tidegate.sql.handlers.batches import (
+    ENQUEUED_TIME_COLUMN,
+    OFFSET_COLUMN,
+    PARTITION_KEY_COLUMN,
+    BatchHandler,
+)
+from tidegate.sql.handlers.batches import ERROR_COLUMN as ERROR_COLUMN
+from tidegate.sql.handlers.batches import SKIP_COLUMN as SKIP_COLUMN
+from tidegate.wire.event_codec import decode_event, event_body
+
+ENCODED_EVENT_COLUMN = "encodedEvent"
+_POSITION_COLUMNS = (PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN, OFFSET_COLUMN, ENQUEUED_TIME_COLUMN)
+
+_NEW_OBJECTS_MAX = 50_000
+"""After how many new objects Python looks for garbage while a batch is handled (our choice: about a batch's
+events)."""
+
+ToBatch = Callable[[SinkPlan, str, pa.Table, bool], PartitionBatch]
+"""(plan, partition id, rows in order of their sequence numbers, is_gap_allowed) → what is to be committed."""
+
+
+def way_of(plan: SinkPlan) -> ToBatch:
+    """The way that a pipeline's rows take."""
+    if plan.is_transformed:
+        return transformed
+    return handled_together if isinstance(plan.pipeline.handler, BatchHandler) else handled
+
+
+def handled(plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool) -> PartitionBatch:
+    """Run the pipeline's handler over encoded events."""
+    events = received_events(partition_id, rows)
+    return handled_batch(
+        plan.pipeline,
+        partition_id,
+        events,
+        start_sequence_number=events[0].sequence_number,
+        until_sequence_number=events[-1].sequence_number + 1,
+        event_hub_created_at_ms=plan.claim.event_hub_created_at_ms,
+        is_gap_allowed=is_gap_allowed,
+        owner=plan.claim.owner,
+        lease_epoch=plan.claim.lease_epoch,
+    )
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Let Python look for garbage less often than after 700 new objects, while a task writes.
+
+    A batch's events and rows live until its end, and each look would go over most of them in vain.
+    """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(_NEW_OBJECTS_MAX, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+def received_events(partition_id: str, rows: pa.Table) -> list[ReceivedEvent]:
+    """Rows of ``ENCODED_EVENT_SCHEMA`` as events that decode when a handler asks for their contents.
+
+    Their bodies are found in all of them at once, as far as they have the usual shape.
+    """
+    encoded = rows.column(ENCODED_EVENT_COLUMN)
+    bodies = [body for chunk in encoded.chunks for body in encoded_bodies(chunk)]
+    return [
+        ReceivedEvent(
+            partition_id,
+            number,
+            offset,
+            enqueued_time_ms,
+            message,
+            decode_event,
+            event_body,
+            None,
+            body,
+        )
+        for number, offset, enqueued_time_ms, message, body in zip(
+            sequence_numbers_of(rows).tolist(),
+            _values(rows.column(OFFSET_COLUMN)),
+            _times_ms(rows),
+            _values(encoded),
+            bodies,
+            strict=True,
+        )
+    ]
+
+
+def _values(column: pa.ChunkedArray[Any]) -> list[Any]:
+    """Text or bytes as Python's, all at once."""
+    values: list[Any] = column.to_numpy().tolist()
+    return values
+
+
+def _times_ms(rows: pa.Table) -> list[int]:
+    times_us = rows.column(ENQUEUED_TIME_COLUMN).cast(pa.int64()).to_numpy()
+    milliseconds: list[int] = (times_us // 1000).tolist()
+    return milliseconds
+
+
+def handled_together(
+    plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool
+) -> PartitionBatch:
+    """Run the pipeline's function over batches."""
+    handler = plan.pipeline.handler
+    assert isinstance(handler, BatchHandler)
+    batches = rows.combine_chunks().to_batches()  # one, as it fits into one transaction
+    outcomes = [run_batch_handler(handler, plan.pipeline.table, batch) for batch in batches]
+    return _batch(
+        plan,
+        _Places(plan, partition_id, rows),
+        [group for outcome in outcomes for group in outcome.groups],
+        [failure for outcome in outcomes for failure in outcome.failures],
+        is_gap_allowed,
+    )
+
+
+def transformed(plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool) -> PartitionBatch:
+    """Rows as a DataFrame transformation made them.
+
+    An event with ``_error`` in any of its rows becomes a dead letter and writes no row; rows with ``_skip``
+    are not written.
+    """
+    written, failures = account(rows, sequence_numbers_of(rows), plan.pipeline.table)
+    return _batch(plan, _Places(plan, partition_id, rows), [written], failures, is_gap_allowed)
+
+
+def _batch(
+    plan: SinkPlan,
+    places: _Places,
+    groups: Sequence[ArrowRows],
+    failures: Sequence[tuple[int, BaseException]],
+    is_gap_allowed: bool,
+) -> PartitionBatch:
+    return computed_batch(
+        plan.pipeline.table,
+        plan.pipeline.consumer,
+        places.partition_id,
+        groups,
+        positions=places.place_of,
+        start_sequence_number=places.first_number,
+        until_sequence_number=places.last_number + 1,
+        dead_letters=places.dead_letters(failures),
+        event_hub_created_at_ms=plan.claim.event_hub_created_at_ms,
+        is_gap_allowed=is_gap_allowed,
+        owner=plan.claim.owner,
+        lease_epoch=plan.claim.lease_epoch,
+        pipeline_name=plan.pipeline.name,
+        last=places.last(),
+    )
+
+
+class _Places:
+    """Where events lie: from the bookkeeping columns where they were kept, else from the hub itself."""
+
+    def __init__(self, plan: SinkPlan, partition_id: str, rows: pa.Table) -> None:
+        self.partition_id = partition_id
+        self._plan = plan
+        self._rows = rows
+        self._numbers = sequence_numbers_of(rows)
+        self.first_number = int(self._numbers[0])
+        self.last_number = int(self._numbers[-1])
+        self._has_positions = all(
+            name in rows.column_names and not rows.column(name).null_count
+            for name in (OFFSET_COLUMN, ENQUEUED_TIME_COLUMN)
+        )
+        # A transformation decides what it keeps; a function does not see what it did not ask for.
+        has_key = plan.is_transformed or PARTITION_KEY_COLUMN in rows.column_names
+        self._is_in_rows = self._has_positions and has_key and not plan.pipeline.is_payload_copied
+
+    def last(self) -> EventPlace | None:
+        """The position of the last event, for the checkpoint; None: only the hub knows it."""
+        return self._kept(self.last_number) if self._has_positions else None
+
+    def dead_letters(self, failures: Sequence[tuple[int, BaseException]]) -> list[NewDeadLetter]:
+        """The dead letters of events with the reasons that their code gave; what the hub has to tell is asked
+        for all of them together.
+
+        Raises PositionOutOfRangeError where only the hub knew a place, and forgot.
+        """
+        places: dict[int, EventPlace] = {}
+        if failures and not self._is_in_rows:
+            events = HubReader(self._plan.source).read_events(
+                self.partition_id, [number for number, _ in failures]
+            )
+            copied = self._plan.pipeline.is_payload_copied
+            places = {event.sequence_number: place_of(event, is_payload_copied=copied) for event in events}
+        return [
+            NewDeadLetter.at_place(number, places.get(number) or self.place_of(number), error)
+            for number, error in failures
+        ]
+
+    def place_of(self, sequence_number: int) -> EventPlace:
+        """The place of one event. Raises PositionOutOfRangeError where only the hub knew it, and forgot."""
+        if not self._is_in_rows:
+            (event,) = HubReader(self._plan.source).read_events(self.partition_id, [sequence_number])
+            return place_of(event, is_payload_copied=self._plan.pipeline.is_payload_copied)
+        return self._kept(sequence_number)
+
+    def _kept(self, sequence_number: int) -> EventPlace:
+        position = int(np.searchsorted(self._numbers, sequence_number))
+        row = self._rows.slice(position, 1)
+        key: str | None = None
+        if PARTITION_KEY_COLUMN in row.column_names:
+            key = row.column(PARTITION_KEY_COLUMN)[0].as_py()
+        return EventPlace(row.column(OFFSET_COLUMN)[0].as_py(), _times_ms(row)[0], key)
+
+
+def needed_columns(pipeline: Pipeline, is_transformed: bool) -> list[str]:
+    """Columns that the sink cannot do without; a function over batches, and nothing else, has its own."""
+    if is_transformed:
+        return [PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN]
+    handler = pipeline.handler
+    asked = handler.columns if isinstance(handler, BatchHandler) else (ENCODED_EVENT_COLUMN,)
+    return list(dict.fromkeys((*_POSITION_COLUMNS, *asked)))

@@ -1,0 +1,41 @@
+"""What a driver sends to its writing tasks: the pipeline, the database, and the driver's claim."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tidegate.spark.runtime.pickled import pickled, unpickled
+from tidegate.spark.source.options import SourceOptions
+from tidegate.spark.source.ownership import Claim
+from tidegate.sql import Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class SinkPlan:
+    """Everything that a writing task needs to know."""
+
+    pipeline: Pipeline
+    database_url: str = field(repr=False)
+    source: SourceOptions
+    """Of the stream that feeds the sink: events are read again by pointer for dead letters."""
+    claim: Claim
+    is_transformed: bool
+    """True: rows come from a DataFrame transformation; False: encoded events, or the columns that a function
+    over batches asks for, for the pipeline's handler."""
+    transaction_rows_max: int
+    """Rows after which a task commits what it has of a partition, and goes on."""
+    transaction_bytes_max: int
+
+    def to_text(self) -> str:
+        """The plan as one option's value.
+
+        Raises InvalidArgumentError where the handler or the table cannot be pickled.
+        """
+        return pickled(self, self.pipeline.function, subject=f"The pipeline {self.pipeline.name}")
+
+
+def load_plan(text: str) -> SinkPlan:
+    """The plan again, in a worker; see ``unpickled``."""
+    plan = unpickled(text)
+    assert isinstance(plan, SinkPlan)
+    return plan

@@ -1,0 +1,128 @@
+"""The data source ``eventhubs-sql``: the streaming sink whose effects in a database happen exactly once.
+
+Start it with ``tidegate.spark.run_pipeline``, or give it ``sink_options(…)`` in a query of your own. Nothing
+is left to the driver: tasks commit, each hub partition by itself, and neither ``commit`` nor ``abort`` of a
+micro-batch changes anything. The SQL checkpoint is the truth; Spark's own may be lost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.spark.runtime.pickled import PLAN_OPTION
+from tidegate.spark.runtime.workers import freeze_loaded_modules
+from tidegate.spark.source.journal import journalled_offset
+from tidegate.spark.source.ownership import checkpoint_positions
+from tidegate.spark.sql_sink.accounting import Gap
+from tidegate.spark.sql_sink.commits import needed_columns
+from tidegate.spark.sql_sink.plan import load_plan
+from tidegate.spark.sql_sink.writer import (
+    PartitionSummary,
+    TaskWriter,
+    WriterWait,
+    check_lost,
+    check_partitions_whole,
+)
+from tidegate.sql import Database
+
+_logger = logging.getLogger(__name__)
+
+_OPTIONS_OF_SPARK = ("checkpointlocation", "path", "queryname")
+
+
+class SqlSinkDataSource(DataSource):
+    """``writeStream.format("eventhubs-sql")``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "eventhubs-sql"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> SqlSinkWriter:  # noqa: N802 - Spark's name
+        """The writer of a streaming query in append mode."""
+        unknown = [name for name in self.options if name not in (PLAN_OPTION, *_OPTIONS_OF_SPARK)]
+        plan_text = self.options.get(PLAN_OPTION)
+        if unknown or plan_text is None:
+            raise InvalidArgumentError(
+                f"The format eventhubs-sql has no option {unknown[0]!r}."
+                if unknown
+                else "The format eventhubs-sql cannot be started by itself.",
+                next_step="Use tidegate.spark.run_pipeline, or .options(**tidegate.spark.sink_options(…)).",
+            )
+        if overwrite:
+            raise InvalidArgumentError(
+                "The format eventhubs-sql appends.", next_step='Use .outputMode("append").'
+            )
+        freeze_loaded_modules()
+        plan = load_plan(plan_text)
+        needed = needed_columns(plan.pipeline, plan.is_transformed)
+        missing = [name for name in needed if name not in schema.fieldNames()]
+        if missing:
+            raise InvalidArgumentError(
+                f"The sink eventhubs-sql needs the column {missing[0]!r}, and the query does not have it.",
+                next_step="Keep the columns partition and sequenceNumber as they came.",
+            )
+        return SqlSinkWriter(plan_text, self.options.get("checkpointLocation"))
+
+
+@dataclass
+class TaskCommitMessage(WriterCommitMessage):
+    """What one task did."""
+
+    summaries: Sequence[PartitionSummary]
+    wait: WriterWait
+    """What it waited for SQLite's other writers."""
+
+
+class SqlSinkWriter(DataSourceStreamArrowWriter):
+    """Runs ``TaskWriter`` in tasks, and checks on the driver that nothing was left out."""
+
+    def __init__(self, plan_text: str, checkpoint_location: str | None) -> None:
+        self._plan_text = plan_text
+        self._checkpoint_location = checkpoint_location
+
+    # The Arrow writer's parameter differs from its base class's in pyspark, too.
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:  # type: ignore[override]
+        """Commit the events of one task. Raises what ``TaskWriter.write`` raises."""
+        freeze_loaded_modules()
+        writer = TaskWriter(load_plan(self._plan_text))
+        return TaskCommitMessage(writer.write(iterator), writer.wait)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Report what the tasks could not see: a hub partition in two of them, and events that came to none.
+
+        Nothing is changed. Raises InvalidArgumentError for the former, CheckpointGapError where the database
+        is not where Spark's journal says that this micro-batch ends.
+        """
+        freeze_loaded_modules()
+        plan = load_plan(self._plan_text)
+        tasks = [item for item in messages if isinstance(item, TaskCommitMessage)]
+        warning = reduce(WriterWait.plus, [task.wait for task in tasks], WriterWait()).warning()
+        if warning is not None:
+            _logger.warning("Micro-batch %d of %s: %s", batchId, plan.pipeline.name, warning)
+        check_partitions_whole([task.summaries for task in tasks])
+        if self._checkpoint_location is None:
+            return
+        end = journalled_offset(self._checkpoint_location, batchId)
+        if end is None:
+            return
+        reached = checkpoint_positions(
+            Database.shared(plan.database_url),
+            plan.pipeline.consumer,
+            event_hub_created_at_ms=plan.claim.event_hub_created_at_ms,
+        )
+        for partition_id, until in end.partitions.items():
+            position = reached.get(partition_id, 0)
+            if position < until:
+                check_lost(plan, partition_id, Gap(position, until))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Nothing: what tasks have committed is right and stays; the micro-batch is repeated without it."""

@@ -1,0 +1,314 @@
+"""What a writing task does: every event it is given becomes rows, a dead letter or nothing, exactly once.
+
+A task has all events of some hub partitions within a micro-batch. Where they are many, each partition has
+transactions of its own; where they are few, the partitions share one. Each takes up where the SQL checkpoint
+is, so that a task which is killed, retried or run twice repeats nothing and leaves nothing out.
+
+    task's thread      read, run the handler │ read, run the handler │ …
+    commits' thread                          │ first transaction     │ second …
+
+PostgreSQL writes one transaction while the next is prepared, for most of a transaction is waiting for the
+server. SQLite's are waited for: it works in this process, and would take turns with the handler at each row.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from tidegate.model.errors import CheckpointGapError, FencedError, InvalidArgumentError, TidegateError
+from tidegate.spark.source.hub import HubReader
+from tidegate.spark.source.ownership import checkpoint_positions
+from tidegate.spark.sql_sink.accounting import (
+    Gap,
+    PendingRows,
+    find_gap,
+    sequence_numbers_of,
+    split_by_partition,
+)
+from tidegate.spark.sql_sink.commits import rare_collections, way_of
+from tidegate.spark.sql_sink.plan import SinkPlan
+from tidegate.sql import BatchResult, Database, PartitionBatch, commit_batches
+
+_logger = logging.getLogger(__name__)
+
+_WAIT_S_MIN = 1.0
+_WAIT_SHARE_MIN = 0.25
+"""From so many seconds, and such a share of a micro-batch on, waits for SQLite are told (our choice)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSummary:
+    """What a task did with one hub partition; sent to the driver."""
+
+    partition_id: str
+    until_sequence_number: int
+    """The SQL checkpoint afterwards."""
+    rows: int = 0
+    dead_letters: int = 0
+    skipped: int = 0
+    """Events that an earlier attempt had committed already."""
+
+    def plus(self, result: BatchResult) -> PartitionSummary:
+        """With one more transaction in it."""
+        return replace(
+            self,
+            until_sequence_number=result.until_sequence_number,
+            rows=self.rows + result.rows,
+            dead_letters=self.dead_letters + result.dead_letters,
+            skipped=self.skipped + result.skipped,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WriterWait:
+    """How long tasks waited to be SQLite's one writer, of all the time that they took, in seconds."""
+
+    waited_s: float = 0.0
+    of_s: float = 0.0
+
+    def plus(self, other: WriterWait) -> WriterWait:
+        """Of both together."""
+        return WriterWait(self.waited_s + other.waited_s, self.of_s + other.of_s)
+
+    def warning(self) -> str | None:
+        """A sentence for the user where the database is what limits the pipeline; None: it is not."""
+        if self.waited_s < _WAIT_S_MIN or self.waited_s < _WAIT_SHARE_MIN * self.of_s:
+            return None
+        return (
+            f"Tasks waited {self.waited_s:.1f} s of {self.of_s:.1f} s to be SQLite's one writer: the "
+            "database is the limit. PostgreSQL takes the transactions of several tasks at once."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Committing:
+    """A transaction that runs in the commits' thread."""
+
+    rows: Mapping[str, pa.Table]
+    """By hub partition."""
+    outcome: Future[list[BatchResult]]
+    """In the order of the partitions."""
+
+
+class TaskWriter:
+    """Takes a task's rows and commits them. For one task, used once, in one thread."""
+
+    def __init__(self, plan: SinkPlan) -> None:
+        self._plan = plan
+        self._database = Database.shared(plan.database_url)
+        self._to_batch = way_of(plan)
+        self.wait = WriterWait()
+        """What ``write`` waited for SQLite, once it is done."""
+        self._pending: dict[str, PendingRows] = {}
+        self._summaries: dict[str, PartitionSummary] = {}
+        self._passed: dict[str, int] = {}
+        """Hub partition → the first event that this task has not yet given to a transaction."""
+        self._committing: _Committing | None = None
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> list[PartitionSummary]:
+        """Commit everything that ``batches`` holds.
+
+        Raises FencedError where another driver has taken over, CheckpointGapError where events are missing,
+        and what the database raises. What was committed before that stays committed, and no transaction is
+        left running.
+        """
+        started, waited_before = time.monotonic(), self._database.writer_wait_s
+        with rare_collections(), ThreadPoolExecutor(1, "tidegate commits") as executor:
+            try:
+                self._write(batches, executor)
+            except Exception as error:
+                self._raise_failed_commit(error)
+                raise
+        self.wait = WriterWait(self._database.writer_wait_s - waited_before, time.monotonic() - started)
+        return list(self._summaries.values())
+
+    def _write(self, batches: Iterator[pa.RecordBatch], executor: ThreadPoolExecutor) -> None:
+        for batch in batches:
+            if self._committing is not None and self._committing.outcome.done():
+                self._settle()  # where it failed, nothing more is to be handled
+            for partition_id, part in split_by_partition(batch):
+                pending = self._pending.get(partition_id)
+                if pending is None:
+                    pending = self._pending[partition_id] = PendingRows(
+                        self._plan.transaction_rows_max, self._plan.transaction_bytes_max
+                    )
+                pending.add(part)
+                ready = pending.take_ready()
+                if ready is not None:
+                    self._begin({partition_id: ready}, executor)
+        for together in self._rests():
+            self._begin(together, executor)
+        self._settle()
+
+    def _raise_failed_commit(self, error: Exception) -> None:
+        """Where the transaction that runs beside what has failed here fails, too: that says more, such as
+        that another driver has taken over."""
+        if self._committing is None:
+            return
+        failure = self._committing.outcome.exception()
+        # A gap may be one that is passed over; the next attempt will see.
+        if failure is not None and not isinstance(failure, CheckpointGapError):
+            raise failure from error
+
+    def _rests(self) -> Iterator[dict[str, pa.Table]]:
+        """What is left of the partitions, as many together as fit into a transaction."""
+        together: dict[str, pa.Table] = {}
+        rows_left, bytes_left = self._plan.transaction_rows_max, self._plan.transaction_bytes_max
+        for partition_id, pending in self._pending.items():
+            rows = pending.take_rest()
+            if rows is None:
+                continue
+            if together and (rows.num_rows > rows_left or rows.nbytes > bytes_left):
+                yield together
+                together = {}
+                rows_left, bytes_left = self._plan.transaction_rows_max, self._plan.transaction_bytes_max
+            together[partition_id] = rows
+            rows_left, bytes_left = rows_left - rows.num_rows, bytes_left - rows.nbytes
+        if together:
+            yield together
+
+    def _begin(self, rows: Mapping[str, pa.Table], executor: ThreadPoolExecutor) -> None:
+        """Begin to commit the next rows of some partitions, once those before them are committed."""
+        for partition_id, table in rows.items():
+            self._check_whole(partition_id, table)
+            self._passed[partition_id] = int(sequence_numbers_of(table)[-1]) + 1
+        prepared = self._prepared(rows)
+        self._settle()
+        self._committing = _Committing(rows, executor.submit(self._run, prepared))
+        if self._database.is_sqlite:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Wait for the running transaction, and try again by partition where events were lost before it."""
+        if self._committing is None:
+            return
+        rows, outcome = self._committing.rows, self._committing.outcome
+        self._committing = None
+        try:
+            results = dict(zip(rows, outcome.result(), strict=True))
+        except CheckpointGapError:
+            results = {}
+            for partition_id, table in rows.items():
+                results |= self._attempt_behind_gap({partition_id: table})
+        for partition_id, result in results.items():
+            first = int(sequence_numbers_of(rows[partition_id])[0])
+            before = self._summaries.get(partition_id) or PartitionSummary(partition_id, first)
+            self._summaries[partition_id] = before.plus(result)
+
+    def _check_whole(self, partition_id: str, rows: pa.Table) -> None:
+        """Raises where rows came after those of later events, or events between them are missing."""
+        numbers = sequence_numbers_of(rows)
+        first = int(numbers[0])
+        if first < self._passed.get(partition_id, 0):
+            raise split_error(partition_id, "after those of later events")
+        inner_gap = find_gap(numbers, first)
+        while inner_gap is not None:
+            check_lost(self._plan, partition_id, inner_gap)
+            inner_gap = find_gap(numbers, inner_gap.until_sequence_number)
+
+    def _attempt_behind_gap(self, rows: Mapping[str, pa.Table]) -> dict[str, BatchResult]:
+        """One partition by itself; the events before its rows may be missing where they are lost for good."""
+        try:
+            return self._attempt(rows)
+        except CheckpointGapError:
+            ((partition_id, table),) = rows.items()
+            first = int(sequence_numbers_of(table)[0])
+            check_lost(self._plan, partition_id, Gap(self._checkpoint(partition_id), first))
+            return self._attempt(rows, is_gap_allowed=True)
+
+    def _attempt(
+        self, rows: Mapping[str, pa.Table], *, is_gap_allowed: bool = False
+    ) -> dict[str, BatchResult]:
+        results = self._run(self._prepared(rows, is_gap_allowed=is_gap_allowed))
+        return dict(zip(rows, results, strict=True))
+
+    def _prepared(
+        self, rows: Mapping[str, pa.Table], *, is_gap_allowed: bool = False
+    ) -> list[PartitionBatch]:
+        return [
+            self._to_batch(self._plan, partition_id, table, is_gap_allowed)
+            for partition_id, table in rows.items()
+        ]
+
+    def _run(self, batches: Sequence[PartitionBatch]) -> list[BatchResult]:
+        try:
+            return commit_batches(self._database, batches)
+        except FencedError as exc:
+            raise fenced_error(self._plan, exc) from exc
+
+    def _checkpoint(self, partition_id: str) -> int:
+        positions = checkpoint_positions(
+            self._database,
+            self._plan.pipeline.consumer,
+            event_hub_created_at_ms=self._plan.claim.event_hub_created_at_ms,
+        )
+        return positions[partition_id]
+
+
+def check_lost(plan: SinkPlan, partition_id: str, gap: Gap) -> None:
+    """Raise CheckpointGapError, unless the missing events are gone for good and may be passed over."""
+    if not plan.source.fail_on_data_loss:
+        begin = HubReader(plan.source).describe().bounds[partition_id].begin_sequence_number
+        if gap.until_sequence_number <= begin:
+            _logger.warning("Partition %s: %s passed over, for retention has deleted it.", partition_id, gap)
+            return
+    raise gap_error(plan, partition_id, gap)
+
+
+def check_partitions_whole(tasks: Sequence[Sequence[PartitionSummary]]) -> None:
+    """Raise InvalidArgumentError where tasks of a micro-batch shared a hub partition and one left events out.
+
+    It took them for done, because another task had committed other rows of the same events.
+    """
+    summaries = [summary for task in tasks for summary in task]
+    counts = Counter(summary.partition_id for summary in summaries)
+    for summary in summaries:
+        if counts[summary.partition_id] > 1 and summary.skipped:
+            raise split_error(summary.partition_id, "in more than one task")
+
+
+def gap_error(plan: SinkPlan, partition_id: str, gap: Gap) -> TidegateError:
+    """Says what is missing and which of the possible reasons it has."""
+    if plan.is_transformed:
+        next_step = (
+            "Every event has to come out of the transformation: instead of filtering one, set `_skip` to "
+            "true (it writes no row) or `_error` to a reason (it becomes a dead letter). After a shuffle, "
+            "repartition by `partition`."
+        )
+    else:
+        next_step = (
+            "The Spark checkpoint directory is ahead of the database (a database restored from a backup?): "
+            "delete the directory and start again; the SQL checkpoint is what counts."
+        )
+    return CheckpointGapError(
+        f"Partition {partition_id} of {plan.pipeline.consumer}: {gap} did not come out of the query, so "
+        "nothing after it was written.",
+        next_step=next_step,
+    )
+
+
+def split_error(partition_id: str, how: str) -> InvalidArgumentError:
+    """Says that a transformation tore apart what belongs together, and that rows may be missing."""
+    return InvalidArgumentError(
+        f"Partition {partition_id}: the transformation returned rows of it {how}; their events counted as "
+        "done then, so these rows were not written.",
+        next_step='Let all rows of a partition come together, such as with `.repartition("partition")` and '
+        '`.sortWithinPartitions("partition", "sequenceNumber")` at the end; then start over with an empty '
+        "table, a new consumer group and a new checkpoint directory.",
+    )
+
+
+def fenced_error(plan: SinkPlan, cause: FencedError) -> FencedError:
+    """Says that there is another driver, and that nothing was written twice."""
+    return FencedError(
+        f"Another driver took over the pipeline {plan.pipeline.name} ({plan.pipeline.consumer}) from this "
+        f"one ({plan.claim.owner}): {cause.message}",
+        next_step="Nothing of the batch was written here. Run one driver per consumer group.",
+    )

@@ -1,0 +1,266 @@
+"""The audit of a table: reads rows, dead letters and checkpoints of one moment, and has them compared.
+
+Everything is read in one transaction that sees one state of the database, so a pipeline may go on meanwhile.
+Rows are streamed in order, partition by partition; an index over partition and sequence number spares the
+database the sorting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, Protocol
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Integer,
+    MetaData,
+    Numeric,
+    Table,
+    cast,
+    func,
+    select,
+    text,
+)
+from sqlalchemy import exc as sqlalchemy_errors
+from sqlalchemy.types import NullType, String
+
+from tidegate.client.entities import EventHubProperties, PartitionProperties
+from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError, NotFoundError
+from tidegate.sql.audit.audit import FINDINGS_MAX, Audit, PartitionAudit, StrayRows, audit_partition
+from tidegate.sql.core.database import Database
+from tidegate.sql.core.dead_letter_rows import consumer_is
+from tidegate.sql.core.schema import checkpoint, dead_letter
+from tidegate.sql.core.values import ConsumerKey, DeadLetterStatus
+
+_ROWS_AT_ONCE: Final = 10_000
+"""Rows fetched together (our choice: their memory does not show, nor does the round trip)."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class AuditedLog(Protocol):
+    """Says where a hub's log begins and ends. ``BlockingConsumer`` is one."""
+
+    def get_event_hub_properties(self) -> EventHubProperties:
+        """The hub's partitions and age."""
+        ...
+
+    def get_all_partition_properties(self) -> Sequence[PartitionProperties]:
+        """Where each partition begins and ends now."""
+        ...
+
+
+def audit_table(
+    database: Database,
+    consumer: ConsumerKey,
+    log: AuditedLog,
+    table: str,
+    *,
+    sequence_column: str = "sequence_number",
+    partition_column: str = "partition_id",
+    is_first_row_start: bool = False,
+    findings_max: int = FINDINGS_MAX,
+    progress: Callable[[int, int], None] | None = None,
+) -> Audit:
+    """Compare a table that carries partitions and sequence numbers with the log, checkpoints, dead letters.
+
+    table: its name, or ``schema.name``. A partition's audit starts where its log begins, or at the table's
+    first row where that lies before: of events that retention took, the table alone tells what was there.
+    is_first_row_start: nothing is expected before the first row or dead letter, for consumers that did not
+    start at the log's beginning; a loss right at their start then goes unseen. findings_max: ranges listed
+    for each kind and partition. progress: told (partitions done, partitions).
+    Raises NotFoundError (no such table; no checkpoint of this consumer), InvalidArgumentError (a column that
+    is missing or cannot hold the numbers), EventHubReplacedError (the checkpoint counts in another hub of
+    this name), DatabaseError, DatabaseUnavailableError, and what ``log`` raises.
+    """
+    with database.read() as connection:
+        if not database.is_sqlite:
+            connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"))
+        sink = _Sink.find(connection, database, table, sequence_column, partition_column)
+        checkpoints = _read_checkpoints(connection, consumer)
+        if not checkpoints:
+            raise _no_checkpoint(connection, database, consumer)
+        # Asked after the first reading: the log's end then lies behind all that was read, if all is well.
+        _check_same_hub(consumer, checkpoints, log.get_event_hub_properties())
+        partitions = log.get_all_partition_properties()
+        extents = sink.extents(connection)
+        found: list[PartitionAudit] = []
+        for partition in partitions:
+            extent = extents.get(partition.partition_id)
+            audited = audit_partition(
+                iter(()) if extent is None else sink.sequence_numbers(connection, extent),
+                _read_dead_letters(connection, consumer, partition.partition_id),
+                partition_id=partition.partition_id,
+                start_sequence_number=_start(connection, consumer, partition, extent, is_first_row_start),
+                checkpoint_sequence_number=checkpoints.get(partition.partition_id, (None, None))[0],
+                log_until_sequence_number=partition.next_sequence_number,
+                findings_max=findings_max,
+            )
+            found.append(audited)
+            if progress is not None:
+                progress(len(found), len(partitions))
+    known = {partition.partition_id for partition in partitions}
+    return Audit(tuple(found), tuple(_strays(extents, known)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """What a table holds of one partition."""
+
+    value: object
+    """As the partition column has it: text or a number."""
+    rows: int
+    unnumbered: int
+    first: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sink:
+    """The table that is audited, by its two columns."""
+
+    table: Table
+    partition: ColumnElement[object]
+    sequence_number: ColumnElement[int]
+
+    @classmethod
+    def find(
+        cls,
+        connection: Connection,
+        database: Database,
+        name: str,
+        sequence_column: str,
+        partition_column: str,
+    ) -> _Sink:
+        schema, _, bare = name.rpartition(".")
+        try:
+            table = Table(bare, MetaData(), schema=schema or None, autoload_with=connection)
+        except sqlalchemy_errors.NoSuchTableError as error:
+            raise NotFoundError(
+                f"There is no table {name!r} in {database.url}.",
+                next_step="Name the one that the pipeline writes to, as schema.table where it has a schema.",
+            ) from error
+        for column in (sequence_column, partition_column):
+            if column not in table.columns:
+                raise InvalidArgumentError(
+                    f"The table {name} has no column {column!r}; it has {', '.join(table.columns.keys())}.",
+                    next_step="Name its columns with --sequence-column and --partition-column.",
+                )
+        partition, number = table.columns[partition_column], table.columns[sequence_column]
+        if not isinstance(partition.type, String | Integer | NullType):
+            raise _wrong_type(name, partition_column, str(partition.type), "partition ids")
+        if not isinstance(number.type, Integer | Numeric | NullType):
+            raise _wrong_type(name, sequence_column, str(number.type), "sequence numbers")
+        is_whole = isinstance(number.type, Integer)
+        return cls(table, partition, number if is_whole else cast(number, BigInteger))
+
+    def extents(self, connection: Connection) -> Mapping[str | None, _Extent]:
+        """What there is, by partition id; in one pass over the table."""
+        statement = select(
+            self.partition, func.count(), func.count(self.sequence_number), func.min(self.sequence_number)
+        ).group_by(self.partition)
+        return {
+            None if value is None else str(value): _Extent(value, rows, rows - numbered, first)
+            for value, rows, numbered, first in connection.execute(statement)
+        }
+
+    def sequence_numbers(self, connection: Connection, extent: _Extent) -> Iterator[int]:
+        """Of the rows of one partition, ascending."""
+        statement = (
+            select(self.sequence_number)
+            .where(self.partition == extent.value, self.sequence_number.is_not(None))
+            .order_by(self.sequence_number)
+        )
+        options = {"yield_per": _ROWS_AT_ONCE}
+        for chunk in connection.execute(statement, execution_options=options).scalars().partitions():
+            yield from chunk
+
+
+def _read_checkpoints(
+    connection: Connection, consumer: ConsumerKey
+) -> Mapping[str, tuple[int | None, int | None]]:
+    """(next sequence number, creation time of the hub it counts in) by partition id."""
+    row = checkpoint.c
+    statement = select(row.partition_id, row.next_sequence_number, row.event_hub_created_at_ms).where(
+        row.event_hub == consumer.event_hub, row.consumer_group == consumer.consumer_group
+    )
+    return {found[0]: (found[1], found[2]) for found in connection.execute(statement)}
+
+
+def _read_dead_letters(
+    connection: Connection, consumer: ConsumerKey, partition_id: str
+) -> Iterator[tuple[int, DeadLetterStatus]]:
+    row = dead_letter.c
+    statement = (
+        select(row.sequence_number, row.status)
+        .where(consumer_is(consumer, partition_id))
+        .order_by(row.sequence_number)
+    )
+    options = {"yield_per": _ROWS_AT_ONCE}
+    for number, status in connection.execute(statement, execution_options=options):
+        yield number, DeadLetterStatus(status)
+
+
+def _start(
+    connection: Connection,
+    consumer: ConsumerKey,
+    partition: PartitionProperties,
+    extent: _Extent | None,
+    is_first_row_start: bool,
+) -> int:
+    # An empty partition of Azure may say -1; ours says where its next event will be.
+    begin = max(0, partition.begin_sequence_number)
+    first_row = None if extent is None else extent.first
+    if not is_first_row_start:
+        return begin if first_row is None else min(begin, first_row)
+    statement = select(func.min(dead_letter.c.sequence_number)).where(
+        consumer_is(consumer, partition.partition_id)
+    )
+    first_letter = connection.execute(statement).scalar_one()
+    return min((number for number in (first_row, first_letter) if number is not None), default=begin)
+
+
+def _strays(extents: Mapping[str | None, _Extent], known: set[str]) -> Iterator[StrayRows]:
+    for partition_id, extent in sorted(extents.items(), key=lambda item: item[0] or ""):
+        rows = extent.unnumbered if partition_id in known else extent.rows
+        if rows:
+            yield StrayRows(partition_id, rows)
+
+
+def _check_same_hub(
+    consumer: ConsumerKey,
+    checkpoints: Mapping[str, tuple[int | None, int | None]],
+    hub: EventHubProperties,
+) -> None:
+    created_at_ms = (hub.created_at - _EPOCH) // timedelta(milliseconds=1)
+    for partition_id, (_, stored_ms) in checkpoints.items():
+        if stored_ms is not None and stored_ms != created_at_ms:
+            raise EventHubReplacedError(
+                f"The checkpoint of partition {partition_id} of {consumer} belongs to the event hub created "
+                f"at {stored_ms} ms, and this one was created at {created_at_ms} ms.",
+                next_step="The hub was deleted and made anew: its sequence numbers are not the table's.",
+            )
+
+
+def _no_checkpoint(connection: Connection, database: Database, consumer: ConsumerKey) -> NotFoundError:
+    row = checkpoint.c
+    statement = (
+        select(row.event_hub, row.consumer_group)
+        .distinct()
+        .order_by(row.event_hub, row.consumer_group)
+        .limit(10)
+    )
+    there = [f"{hub}/{group}" for hub, group in connection.execute(statement)]
+    return NotFoundError(
+        f"There is no checkpoint of {consumer} in {database.url}, so there is nothing to compare with.",
+        next_step=f"There are some of: {', '.join(there)}." if there else "Nothing was committed there yet.",
+    )
+
+
+def _wrong_type(table: str, column: str, type_name: str, contents: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"The column {column} of the table {table} is {type_name}, which does not hold {contents}.",
+        next_step="Name the right columns with --sequence-column and --partition-column.",
+    )

@@ -1,0 +1,1 @@
+"""A partition's batches as transactions: rows, dead letters and the checkpoint together."""

@@ -1,0 +1,330 @@
+"""A host's batches as SQL transactions: handler's writes, dead letters and checkpoint, or nothing.
+
+Theory of operation. ``begin`` enters the lease's epoch into the checkpoint's row; from then on an older owner
+finds a higher epoch there and commits nothing. ``process`` locks that row, runs the handler with the
+transaction's connection, writes the dead letters, moves the checkpoint by compare-and-set, and commits. When
+the handler fails, the transaction is rolled back, the retries of the policy are waited for outside of it, and
+at last a careful transaction finds the events that fail (``event_runs``); those meet the policy's action.
+
+A ``Pipeline`` whose failed events are simply put aside takes the shorter way of ``batch``: its handler runs
+before anything is locked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from tidegate.model.errors import InvalidArgumentError, PartitionStoppedError
+from tidegate.model.events import ReceivedEvent
+from tidegate.processor.handlers import PartitionContext
+from tidegate.processor.lease import Lease
+from tidegate.processor.policies import FailureAction, FailurePolicy
+from tidegate.processor.store import TransactionOutcome
+from tidegate.sql.commit.batch import check_checkpoint, check_event_hub, process_partition_batch
+from tidegate.sql.commit.partition_batch import check_events
+from tidegate.sql.core.database import Database
+from tidegate.sql.core.parked_keys import KeyOrder, first_open_by_key, parked_letter, stored_key_of
+from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
+from tidegate.sql.core.values import ConsumerKey
+from tidegate.sql.handlers.context import PutAside
+from tidegate.sql.handlers.event_runs import EventRun, EventsFailedError, RunOutcome, repeat_carefully
+from tidegate.sql.handlers.forms import form_of
+from tidegate.sql.handlers.pipeline import Pipeline
+
+T = TypeVar("T")
+
+
+class SqlTransactions:
+    """``PartitionTransactions`` in a SQL database. Everything runs in one thread of its own, in order."""
+
+    def __init__(
+        self,
+        database: Database,
+        consumer: ConsumerKey,
+        lease: Lease,
+        handler: object,
+        context: PartitionContext,
+        *,
+        policy: FailurePolicy,
+        event_hub_created_at_ms: int | None,
+        random_: random.Random | None = None,
+    ) -> None:
+        """handler: a ``Pipeline``, a ``TransactionalPipeline``, a ``TransactionalProcessor``, or a plain
+        function ``(context, events)``. policy: a pipeline's own one goes before it. event_hub_created_at_ms:
+        which hub of this name; None: not checked. random_: for the jitter of retries; None: the process's.
+
+        Raises InvalidArgumentError for a handler that cannot run in a transaction, such as a coroutine
+        function, or for a pipeline of another hub or consumer group.
+        """
+        self._database = database
+        self._consumer = consumer
+        self._lease = lease
+        self._form = form_of(handler)
+        self._context = context
+        self._policy = self._form.policy or policy
+        self._event_hub_created_at_ms = event_hub_created_at_ms
+        self._random = random_ or random.Random()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"tidegate partition {lease.partition_id}")
+        self._running: UnitOfWork | None = None
+        """The transaction whose handler is running; for ``abandon``."""
+        self._is_abandoned = False
+        if self._form.consumer not in (None, consumer):
+            raise InvalidArgumentError(
+                f"The pipeline {self._form.name} reads {self._form.consumer}, and this host {consumer}.",
+                next_step="Register it with a host of that event hub and consumer group.",
+            )
+
+    async def begin(self) -> int | None:
+        """Claim the checkpoint for this lease's epoch: from here on no older owner can commit.
+
+        Returns the next sequence number to process; None where nothing was ever committed.
+        Raises FencedError (a higher epoch has it), EventHubReplacedError, DatabaseError.
+        Cancellation: waits for the running transaction to end.
+        """
+        return await self._in_thread(self._begin)
+
+    async def process(
+        self,
+        events: Sequence[ReceivedEvent],
+        *,
+        start_sequence_number: int,
+        until_sequence_number: int,
+        is_gap_allowed: bool = False,
+    ) -> TransactionOutcome:
+        """Run the handler over events in ``[start, until)`` and commit its effects, dead letters, checkpoint.
+
+        Raises what ``PartitionTransactions.process`` says, and CheckpointGapError, EventHubReplacedError,
+        InvalidArgumentError (events out of order or range), TransactionMisusedError (the handler ended the
+        transaction itself). PartitionStoppedError comes after the events before the failed one are committed.
+        Cancellation: as it says there; a wait between retries ends at once.
+        """
+        batch = _Batch(events, start_sequence_number, until_sequence_number, is_gap_allowed)
+        check_events(events, start_sequence_number, until_sequence_number)
+        if until_sequence_number < start_sequence_number:
+            raise InvalidArgumentError(
+                f"The batch [{start_sequence_number}, {until_sequence_number}) ends before it starts."
+            )
+        pipeline = self._form.pipeline
+        is_simple = self._policy.action is FailureAction.DEAD_LETTER and not self._policy.retry.retries_max
+        if pipeline is not None and is_simple:
+            return await self._in_thread(partial(self._process_rows, pipeline, batch))
+        retries_max = self._policy.retry.retries_max
+        for retries_done in range(retries_max + 1):
+            is_last = retries_done == retries_max
+            try:
+                return await self._in_thread(partial(self._run, batch, is_last=is_last))
+            except EventsFailedError as failed:
+                last_failure = failed
+            if not is_last:
+                fraction = self._random.random()
+                delay_s = self._policy.retry.delay_before(retries_done + 1, jitter_fraction=fraction)
+                await asyncio.sleep(delay_s)
+        return await self._in_thread(partial(self._run_carefully, batch, last_failure))
+
+    def close(self) -> None:
+        """End the thread, after what it does; nothing is run afterwards."""
+        self._executor.shutdown(wait=False)
+
+    def abandon(self) -> None:
+        """Undo the running transaction, whose handler does not return, and let others at what it has locked.
+
+        It is done in a thread of its own, for it may wait for a statement's end. The handler's next use of
+        the connection fails; nothing of the batch is committed.
+        """
+        self._is_abandoned = True
+        unit = self._running
+        if unit is not None:
+            name = f"tidegate partition {self._lease.partition_id} broken off"
+            threading.Thread(target=unit.break_off, name=name, daemon=True).start()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        running = asyncio.wrap_future(self._executor.submit(work))
+        cancelled: asyncio.CancelledError | None = None
+        while not running.done():
+            try:
+                await asyncio.wait([running])
+            except asyncio.CancelledError as error:
+                # A transaction cannot be called back, and whoever comes next must not overlap with it.
+                cancelled = error
+        if cancelled is not None:
+            if not running.cancelled():
+                running.exception()
+            raise cancelled
+        return running.result()
+
+    def _unit(self) -> UnitOfWork:
+        return UnitOfWork(
+            self._database,
+            self._consumer,
+            pipeline_name=self._form.name,
+            owner=self._lease.owner,
+            lease_epoch=self._lease.epoch,
+        )
+
+    def _begin(self) -> int | None:
+        unit = self._unit()
+        partition_id = self._lease.partition_id
+        with unit:
+            locked = unit.lock_checkpoint(partition_id)
+            check_event_hub(locked, self._consumer, partition_id, self._event_hub_created_at_ms)
+            unit.claim(partition_id)
+            unit.commit()
+        return locked.next_sequence_number
+
+    def _process_rows(self, pipeline: Pipeline, batch: _Batch) -> TransactionOutcome:
+        result = process_partition_batch(
+            self._database,
+            replace(pipeline, is_payload_copied=pipeline.is_payload_copied or self._policy.is_payload_copied),
+            self._lease.partition_id,
+            batch.events,
+            start_sequence_number=batch.start,
+            until_sequence_number=batch.until,
+            event_hub_created_at_ms=self._event_hub_created_at_ms,
+            is_gap_allowed=batch.is_gap_allowed,
+            owner=self._lease.owner,
+            lease_epoch=self._lease.epoch,
+        )
+        skipped = len(batch.events) - len(batch.events_from(result.start_sequence_number))
+        processed = len(batch.events) - skipped - result.dead_letters
+        return TransactionOutcome(processed, result.dead_letters, 0, skipped, result.until_sequence_number)
+
+    def _run_carefully(self, batch: _Batch, failed: EventsFailedError) -> TransactionOutcome:
+        return repeat_carefully(lambda why: self._run(batch, is_last=True, failed=why), failed)
+
+    def _run(
+        self, batch: _Batch, *, is_last: bool, failed: EventsFailedError | None = None
+    ) -> TransactionOutcome:
+        """One transaction. Raises EventsFailedError where it has to be run again.
+
+        is_last: no retry is left. failed: why the one before failed, so this one is careful.
+        """
+        partition_id = self._lease.partition_id
+        unit = self._unit()
+        with unit, self._abandonable(unit):
+            locked = unit.lock_checkpoint(partition_id)
+            check_checkpoint(
+                locked,
+                self._consumer,
+                partition_id,
+                start=batch.start,
+                until=batch.until,
+                event_hub_created_at_ms=self._event_hub_created_at_ms,
+                is_gap_allowed=batch.is_gap_allowed,
+            )
+            number = locked.next_sequence_number
+            if number is not None and number >= batch.until:
+                unit.rollback()
+                return TransactionOutcome(0, 0, 0, len(batch.events), number)
+            events = batch.events_from(batch.start if number is None else number)
+            run = self._event_run(unit)
+            if failed is None:
+                outcome = run.run_whole(events, is_failure_accepted=is_last)
+            else:
+                outcome = run.run_carefully(events, is_commit_refused=failed.is_at_commit)
+            parked = self._write_dead_letters(unit, outcome)
+            until = batch.until
+            if outcome.stopped_by is not None:
+                until = outcome.stopped_by.letter.sequence_number
+            if outcome.stopped_by is None or (events and events[0].sequence_number < until):
+                self._advance(unit, batch, number, until)
+                self._commit(unit)
+            else:
+                unit.rollback()
+        if outcome.stopped_by is not None:
+            raise self._stopped(outcome.stopped_by) from outcome.stopped_by.error
+        skipped = len(batch.events) - len(events)
+        return TransactionOutcome(outcome.processed, len(outcome.put_aside), parked, skipped, until)
+
+    @contextmanager
+    def _abandonable(self, unit: UnitOfWork) -> Iterator[None]:
+        self._running = unit
+        try:
+            if self._is_abandoned:
+                unit.break_off()
+            yield
+        finally:
+            self._running = None
+
+    def _event_run(self, unit: UnitOfWork) -> EventRun:
+        order: KeyOrder | None = None
+        if self._policy.action is FailureAction.PARK_KEY:
+            with unit.translating("looking for parked keys"):
+                first_open = first_open_by_key(unit.connection, self._consumer, self._lease.partition_id)
+            order = KeyOrder(first_open, key_of=stored_key_of)
+        return EventRun(
+            unit,
+            self._form.run,
+            self._context,
+            order=order,
+            is_payload_copied=self._is_payload_copied,
+            is_stopped_by_failure=self._policy.action is FailureAction.STOP,
+        )
+
+    @property
+    def _is_payload_copied(self) -> bool:
+        pipeline = self._form.pipeline
+        return self._policy.is_payload_copied or (pipeline is not None and pipeline.is_payload_copied)
+
+    def _write_dead_letters(self, unit: UnitOfWork, outcome: RunOutcome) -> int:
+        """Returns how many of them wait behind another."""
+        parked = [
+            parked_letter(event, behind, is_payload_copied=self._is_payload_copied)
+            for event, behind in outcome.held
+        ]
+        letters = [*(each.letter for each in outcome.put_aside), *parked]
+        unit.add_dead_letters(
+            self._lease.partition_id, sorted(letters, key=lambda letter: letter.sequence_number)
+        )
+        return len(parked)
+
+    def _advance(self, unit: UnitOfWork, batch: _Batch, number: int | None, until: int) -> None:
+        last = batch.last_before(until)
+        unit.advance(
+            self._lease.partition_id,
+            number,
+            until,
+            offset=None if last is None else last.offset,
+            enqueued_time_ms=None if last is None else last.enqueued_time_ms,
+            event_hub_created_at_ms=self._event_hub_created_at_ms,
+        )
+
+    def _commit(self, unit: UnitOfWork) -> None:
+        try:
+            unit.commit()
+        except RowsRefusedError as refused:
+            raise EventsFailedError from refused
+
+    def _stopped(self, stopped_by: PutAside) -> PartitionStoppedError:
+        letter = stopped_by.letter
+        return PartitionStoppedError(
+            f"Partition {self._lease.partition_id} of {self._consumer} stands before event "
+            f"{letter.sequence_number}, which its handler failed for: {letter.error_type}: {letter.reason}.",
+            next_step="Correct the handler or the data and start again; everything before it is committed.",
+        )
+
+
+class _Batch:
+    def __init__(self, events: Sequence[ReceivedEvent], start: int, until: int, is_gap_allowed: bool) -> None:
+        self.events = events
+        self.start = start
+        self.until = until
+        self.is_gap_allowed = is_gap_allowed
+
+    def events_from(self, number: int) -> Sequence[ReceivedEvent]:
+        return self.events[self._index_of(number) :]
+
+    def last_before(self, number: int) -> ReceivedEvent | None:
+        index = self._index_of(number)
+        return self.events[index - 1] if index else None
+
+    def _index_of(self, number: int) -> int:
+        return bisect_left(self.events, number, key=lambda event: event.sequence_number)

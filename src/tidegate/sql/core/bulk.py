@@ -1,0 +1,202 @@
+"""Many rows into one table, as fast as the database takes them: COPY on PostgreSQL, on SQLite a prepared
+statement that inserts many rows at once.
+
+Both bypass SQLAlchemy's per-row work but keep its column types: a value goes through the bind processor of
+its column's type, once it is what both databases take for the same (``column_values``). A table whose missing
+columns have defaults computed in Python takes SQLAlchemy's own insert. Rows that lie in Arrow columns go by
+``arrow_rows``, with the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from operator import itemgetter
+from typing import Any, Final
+
+from sqlalchemy import Connection, Dialect, Table, exc
+
+from tidegate.sql.core.column_values import Preparation, preparation_of, processor_of
+from tidegate.sql.core.failures import is_connection_lost
+
+_PARAMETERS_MAX: Final = 500
+"""Of one statement on SQLite: with 100 rows of 5 columns a row costs 0.5 µs, alone 1.25; more rows gain
+nothing (measured, SQLite 3.40). Any SQLite takes 999 (its documentation, "Limits", 9)."""
+
+
+def insert_values(
+    connection: Connection, table: Table, columns: tuple[str, ...], values: Sequence[tuple[object, ...]]
+) -> None:
+    """Insert ``values``, each in the order of ``columns`` (keys of the table's columns).
+
+    Raises what the driver and SQLAlchemy raise, see ``failures``; the transaction is then only good for a
+    rollback to before the call.
+    """
+    if not values:
+        return
+    if set(map(len, values)) != {len(columns)}:
+        # Column by column, or end to end, the values of one row would become another's.
+        raise ValueError(f"a row has not one value for each of the columns {', '.join(columns)}")
+    plan = plan_of(table, columns, connection.dialect)
+    if plan.is_core_needed:
+        rows = _converted(values, plan.preparations)
+        connection.execute(table.insert(), [dict(zip(columns, row, strict=True)) for row in rows])
+        return
+    rows = _converted(values, [*plan.preparations, *plan.processors])
+    if plan.is_copy:
+        _copy(connection, plan.statement, rows)
+    else:
+        insert_parameters(connection, plan, list(chain.from_iterable(rows)))
+
+
+def _converted(
+    values: Sequence[tuple[object, ...]], conversions: Sequence[tuple[int, Preparation]]
+) -> Iterable[tuple[object, ...]]:
+    """Rows with some of their columns converted: column by column, for most of them need nothing."""
+    changed: dict[int, Sequence[object]] = {}
+    for i, convert in conversions:
+        column = changed.get(i) or _column_of(values, i)
+        converted = convert(column)
+        if converted is not column or i in changed:
+            changed[i] = converted
+    if not changed:
+        return values
+    return zip(*(changed.get(i) or _column_of(values, i) for i in range(len(values[0]))), strict=True)
+
+
+def _column_of(values: Sequence[tuple[object, ...]], i: int) -> list[object]:
+    # Not zip(*values): an iterator for each row would have Python look for garbage many times over.
+    return list(map(itemgetter(i), values))
+
+
+@dataclass(frozen=True, slots=True)
+class InsertPlan:
+    """How rows of certain columns get into a table."""
+
+    statement: str
+    """``COPY … FROM STDIN``, or an insert of one row with a placeholder for each column."""
+    is_copy: bool
+    column_count: int
+    row_count: int
+    """Of the rows that ``statement_of_many`` inserts."""
+    statement_of_many: str
+    """The insert of many rows; of one, as ``statement``, where that is what there is."""
+    is_core_needed: bool
+    """True: a missing column has a default that SQLAlchemy computes, so its own insert is needed."""
+    preparations: tuple[tuple[int, Preparation], ...]
+    """Indexes of the columns whose values are not yet what both databases take, with what makes them so."""
+    processors: tuple[tuple[int, Preparation], ...]
+    """Indexes of the columns whose types process values for the driver, with what does it."""
+
+
+@lru_cache(maxsize=256)
+def plan_of(table: Table, columns: tuple[str, ...], dialect: Dialect) -> InsertPlan:
+    """How rows with these columns (keys of the table's) get into ``table``."""
+    quote = dialect.identifier_preparer
+    target = quote.format_table(table)
+    names = ", ".join(quote.format_column(table.columns[key]) for key in columns)
+    is_copy = dialect.name == "postgresql"
+    if is_copy:
+        # Doubled for statements with parameters, and a COPY has none.
+        statement = f"COPY {target} ({names}) FROM STDIN".replace("%%", "%")
+        many, statement_of_many = 1, statement
+    else:
+        row = f"({', '.join('?' * len(columns))})"
+        many = 1 if _refers_to_itself(table) else max(1, _PARAMETERS_MAX // len(columns))
+        statement = f"INSERT INTO {target} ({names}) VALUES {row}"
+        statement_of_many = f"INSERT INTO {target} ({names}) VALUES {', '.join([row] * many)}"
+    types = [table.columns[key].type for key in columns]
+    prepare = [preparation_of(each, dialect) for each in types]
+    process = [processor_of(each, dialect) for each in types]
+    given = set(columns)
+    return InsertPlan(
+        statement=statement,
+        is_copy=is_copy,
+        column_count=len(columns),
+        row_count=many,
+        statement_of_many=statement_of_many,
+        is_core_needed=any(
+            column.default is not None and not column.default.is_sequence and column.key not in given
+            for column in table.columns
+        ),
+        preparations=tuple((i, each) for i, each in enumerate(prepare) if each is not None),
+        processors=tuple((i, each) for i, each in enumerate(process) if each is not None),
+    )
+
+
+def _refers_to_itself(table: Table) -> bool:
+    """SQLite looks for a row's parent at the end of a statement: whether one that follows is found would
+    depend on where a statement ends."""
+    return any(key.target_fullname.rpartition(".")[0] == table.fullname for key in table.foreign_keys)
+
+
+def insert_parameters(connection: Connection, plan: InsertPlan, parameters: Sequence[object]) -> None:
+    """Insert rows whose values lie end to end, as the driver binds them. Raises DBAPIError (SQLite only)."""
+    step = plan.row_count * plan.column_count
+    whole = len(parameters) // step * step
+    with _wrapping(connection, plan.statement):
+        _execute_many(connection, plan.statement_of_many, _cut(parameters[:whole], step))
+        _execute_many(connection, plan.statement, _cut(parameters[whole:], plan.column_count))
+
+
+def _cut(parameters: Sequence[object], step: int) -> list[Sequence[object]]:
+    return [parameters[start : start + step] for start in range(0, len(parameters), step)]
+
+
+def _execute_many(connection: Connection, statement: str, values: Sequence[Sequence[object]]) -> None:
+    if values:
+        with closing(_driver_connection(connection).cursor()) as cursor:
+            cursor.executemany(statement, values)
+
+
+def copy_text(connection: Connection, statement: str, lines: Iterable[memoryview]) -> None:
+    """Run a COPY whose data is text already, in COPY's text format. Raises DBAPIError (PostgreSQL only)."""
+    with (
+        _wrapping(connection, statement),
+        _driver_connection(connection).cursor() as cursor,
+        cursor.copy(statement) as copy,
+    ):
+        for part in lines:
+            copy.write(part)
+
+
+def _copy(connection: Connection, statement: str, values: Iterable[Sequence[object]]) -> None:
+    with (
+        _wrapping(connection, statement),
+        _driver_connection(connection).cursor() as cursor,
+        cursor.copy(statement) as copy,
+    ):
+        write_row = copy.write_row
+        for row in values:
+            write_row(row)
+
+
+def _driver_connection(connection: Connection) -> Any:
+    driver_connection: Any = connection.connection.driver_connection
+    assert driver_connection is not None
+    return driver_connection
+
+
+@contextmanager
+def _wrapping(connection: Connection, statement: str) -> Iterator[None]:
+    """The driver's errors become SQLAlchemy's, as if the statement had gone through it."""
+    try:
+        yield
+    except _driver_error(connection) as error:
+        is_lost = is_connection_lost(error)
+        if is_lost:
+            connection.invalidate(error)
+        raise exc.DBAPIError(
+            statement, None, error, hide_parameters=True, connection_invalidated=is_lost
+        ) from error
+
+
+def _driver_error(connection: Connection) -> type[Exception]:
+    """The root of the driver's own errors, for an ``except`` that does not import the driver."""
+    module = connection.dialect.dbapi
+    assert module is not None
+    root: type[Exception] = module.Error
+    return root

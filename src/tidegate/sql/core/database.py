@@ -1,0 +1,457 @@
+"""The database: opened with the right settings, its tables brought up to date, its errors made readable.
+
+SQLite runs in WAL mode with ``synchronous=FULL`` (a commit survives power loss), and one writer at a time
+takes a file lock before ``BEGIN IMMEDIATE``. PostgreSQL runs READ COMMITTED; row locks do the queueing.
+
+A ``Database`` may be used from many threads, and in a process that was forked from the one that opened it:
+the child makes connections of its own. A SQLite file that was replaced under its name is noticed by its
+inode, so nothing is ever written to a file that is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import sqlalchemy
+from sqlalchemy import Connection, Engine, Table, event, exc, inspect, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import ConnectionPoolEntry, Pool
+
+from tidegate.model.clock import Clock
+from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
+from tidegate.sql.core import schema
+from tidegate.sql.core.failures import translate
+from tidegate.sql.core.writer_lock import WriterLock
+from tidegate.transport.clock import SystemClock
+
+logger = logging.getLogger(__name__)
+
+LOCK_WAIT_S: Final = 60.0
+"""How long a writer waits for others by default, in seconds (our choice: longer than any batch should
+take)."""
+
+_CONNECT_ARGUMENTS: Final = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,
+}
+"""For libpq, in seconds, the last in milliseconds; those in the URL go before them. Within 30 s (our choice:
+a lease) it is noticed that the server's machine is gone; by the system's own settings a thread would wait for
+its answer for 2 hours (Linux, tcp_keepalive_time)."""
+_SERVER_KEEPALIVES: Final = {
+    "tcp_keepalives_idle": 10,
+    "tcp_keepalives_interval": 5,
+    "tcp_keepalives_count": 4,
+}
+"""The same seen from the server: the locks of a machine that is gone are free again within 30 s."""
+
+_SCHEMA_LOCK_KEY: Final = 0x7469_6465  # "tide": the advisory lock that serialises migrations on PostgreSQL
+_IS_READER = "tidegate_is_reader"
+_WRITER_LOCK = "tidegate_writer_lock"
+
+
+class Database:
+    """A SQL database with Tidegate's tables in it. Build one with ``open`` or ``shared``."""
+
+    def __init__(self, url: URL, *, clock: Clock, lock_wait_s: float) -> None:
+        self._url = url
+        self._clock = clock
+        self._lock_wait_s = lock_wait_s
+        self._path = _sqlite_path(url)
+        self._lock = threading.RLock()
+        self._engine: Engine | None = None
+        self._urgent_engine: Engine | None = None
+        """PostgreSQL: connections for what is urgent, so that batches cannot use up the server's for it."""
+        self._process_id = os.getpid()
+        self._inode: tuple[int, int] | None = None
+        self.writer_wait_s = 0.0
+        """For how long this process has waited to be SQLite's one writer, in seconds, since it began."""
+
+    @classmethod
+    def open(
+        cls, url: str | URL, *, clock: Clock | None = None, lock_wait_s: float = LOCK_WAIT_S
+    ) -> Database:
+        """Connect, and create or migrate the ``tidegate_*`` tables.
+
+        url: ``sqlite:////absolute/path.db``, ``sqlite:///relative.db`` or
+        ``postgresql://user:password@host:port/name``. lock_wait_s: how long a writer waits for others.
+        Raises DatabaseError (a URL that cannot be meant, a missing driver, tables of a newer Tidegate) and
+        DatabaseUnavailableError (no connection); no message ever holds the password.
+        """
+        database = cls(_checked_url(url), clock=clock or SystemClock(), lock_wait_s=lock_wait_s)
+        database.engine()
+        return database
+
+    @classmethod
+    def shared(cls, url: str | URL, *, lock_wait_s: float = LOCK_WAIT_S) -> Database:
+        """This process's one ``Database`` for ``url``: cheap to ask for in every task, closed by nobody.
+
+        Raises as ``open`` does; a failed opening is tried anew the next time.
+        """
+        key = (absolute_url(url), lock_wait_s)
+        with _shared_lock:
+            database = _shared.get(key)
+            if database is None:
+                database = _shared[key] = cls.open(url, lock_wait_s=lock_wait_s)
+            return database
+
+    @property
+    def url(self) -> str:
+        """The URL for people: its password is hidden."""
+        return self._url.render_as_string(hide_password=True)
+
+    @property
+    def is_sqlite(self) -> bool:
+        """True where one file holds everything and writers queue for it."""
+        return self._path is not None
+
+    @property
+    def clock(self) -> Clock:
+        """What dates the rows that Tidegate writes."""
+        return self._clock
+
+    @contextmanager
+    def read(self, *, is_urgent: bool = False) -> Iterator[Connection]:
+        """A transaction that only reads; it never waits for writers.
+
+        is_urgent: see ``writing``. Raises DatabaseError and DatabaseUnavailableError.
+        """
+        engine = self._engine_for(is_urgent=is_urgent)
+        try:
+            with engine.connect().execution_options(**{_IS_READER: True}) as connection, connection.begin():
+                yield connection
+        except exc.SQLAlchemyError as error:
+            raise translate(error, doing="reading", where=self.url) from error
+
+    @contextmanager
+    def writing(self, *, is_urgent: bool = False) -> Iterator[Connection]:
+        """A connection whose next transaction may write, with the right to write where that is one at a time.
+
+        The caller begins and ends the transaction. is_urgent: for short writes that must not be late: see
+        ``WriterLock``; on PostgreSQL they have connections of their own, which are kept.
+        Raises DatabaseError, and DatabaseUnavailableError without a connection, or when other writers do not
+        let go within ``lock_wait_s``.
+        """
+        while True:
+            engine = self._engine_for(is_urgent=is_urgent)
+            with self._writer_lock(is_urgent=is_urgent) as lock:
+                if lock is not None:
+                    self.writer_wait_s += lock.waited_s
+                if self._is_stale():
+                    # The file was replaced while we queued; preparing a new one needs the lock, so let it go.
+                    continue
+                try:
+                    connection = engine.connect()
+                except exc.SQLAlchemyError as error:
+                    raise self._connect_error(error) from error
+                with connection:
+                    if lock is not None:
+                        connection.info[_WRITER_LOCK] = lock
+                    yield connection
+                return
+
+    def break_off(self, connection: Connection) -> None:
+        """Undo the transaction of ``connection`` from another thread: its own hangs in code that is not ours.
+
+        What it wrote is undone, its locks are free, and nothing can be written with it any more. The caller
+        sees to it that the connection is not given back meanwhile, and that it is discarded afterwards. May
+        take as long as one statement.
+        """
+        lock = connection.info.pop(_WRITER_LOCK, None)
+        try:
+            raw = connection.connection.dbapi_connection
+            if isinstance(raw, sqlite3.Connection):
+                raw.interrupt()
+                # Without a transaction the next statement is one of its own: it must not be able to write.
+                raw.execute("PRAGMA query_only = ON")
+                raw.rollback()
+            elif raw is not None:
+                # The server ends a transaction whose client is gone; the driver would wait for its thread.
+                descriptor: int = raw.fileno()
+                with socket.socket(fileno=os.dup(descriptor)) as line:
+                    line.shutdown(socket.SHUT_RDWR)
+        except (OSError, exc.SQLAlchemyError, connection.dialect.loaded_dbapi.Error):
+            # The connection is gone already, and its transaction with it.
+            logger.debug("Breaking off a transaction met a connection that is gone.", exc_info=True)
+        finally:
+            if isinstance(lock, WriterLock):
+                lock.release()
+
+    def _writer_lock(self, *, is_urgent: bool = False) -> AbstractContextManager[WriterLock | None]:
+        if self._path is None:
+            return nullcontext()
+        return WriterLock(self._path, wait_s=self._lock_wait_s, is_urgent=is_urgent)
+
+    def ensure_table(self, table: Table) -> None:
+        """Create ``table`` unless it exists; call it once before a run, not per batch.
+
+        Raises DatabaseError when a table of that name exists and lacks columns of this one.
+        """
+        try:
+            with self.writing() as connection, connection.begin():
+                self._serialise_schema_changes(connection)
+                table.create(connection, checkfirst=True)
+                present = {
+                    column["name"] for column in inspect(connection).get_columns(table.name, table.schema)
+                }
+        except exc.SQLAlchemyError as error:
+            raise translate(error, doing=f"creating the table {table.name}", where=self.url) from error
+        missing = [column.name for column in table.columns if column.name not in present]
+        if missing:
+            raise DatabaseError(
+                f"The table {table.name} in {self.url} has no column {', '.join(missing)}.",
+                next_step="Add the columns, or give the pipeline another table.",
+            )
+
+    def close(self) -> None:
+        """Close all pooled connections. The next use connects anew."""
+        with self._lock:
+            engines = (self._engine, self._urgent_engine)
+            self._engine = self._urgent_engine = None
+            for engine in engines:
+                if engine is not None:
+                    engine.dispose(close=self._process_id == os.getpid())
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Database {self.url}>"
+
+    def engine(self) -> Engine:
+        """SQLAlchemy's engine for this process and this file, made when there is none that still fits.
+
+        Raises as ``open`` does.
+        """
+        with self._lock:
+            if self._engine is not None and not self._is_stale():
+                return self._engine
+            if self._engine is not None:
+                self._abandon()
+            engine = self._new_engine()
+            try:
+                self._prepare(engine)
+            except BaseException:
+                engine.dispose()
+                raise
+            self._engine = engine
+            self._process_id = os.getpid()
+            self._inode = _inode(self._path)
+            return engine
+
+    def _engine_for(self, *, is_urgent: bool) -> Engine:
+        with self._lock:
+            engine = self.engine()
+            if not is_urgent or self._path is not None:
+                return engine
+            if self._urgent_engine is None:
+                self._urgent_engine = self._new_engine()
+            return self._urgent_engine
+
+    def _is_stale(self) -> bool:
+        return self._process_id != os.getpid() or self._inode != _inode(self._path)
+
+    def _abandon(self) -> None:
+        assert self._engine is not None
+        is_forked = self._process_id != os.getpid()
+        for engine in (self._engine, self._urgent_engine):
+            if engine is None:
+                continue
+            if is_forked:
+                # Closing a SQLite connection that a fork carried over can disturb the parent's: it is kept.
+                _orphans.append(engine.pool)
+            engine.dispose(close=not is_forked)
+        self._engine = self._urgent_engine = None
+
+    def _new_engine(self) -> Engine:
+        options: dict[str, object] = {}
+        if self._path is None:
+            # As many connections as threads ask for, of which 5 are kept: SQLAlchemy's limit of 15 would let
+            # a renewal of leases wait behind 15 batches, and fail after 30 s.
+            options = {"pool_pre_ping": True, "isolation_level": "READ COMMITTED", "max_overflow": -1}
+            connect_arguments: dict[str, object] = {
+                name: value for name, value in _CONNECT_ARGUMENTS.items() if name not in self._url.query
+            }
+        else:
+            connect_arguments = {"timeout": self._lock_wait_s, "check_same_thread": False}
+        try:
+            engine = sqlalchemy.create_engine(
+                self._url, connect_args=connect_arguments, hide_parameters=True, **options
+            )
+        except ModuleNotFoundError as error:
+            raise DatabaseError(
+                f"The driver {error.name} for {self.url} is not installed.",
+                next_step="Install it with: pip install 'tidegate[postgresql]'",
+            ) from error
+        except exc.SQLAlchemyError as error:
+            raise DatabaseError(f"The database URL {self.url} cannot be used: {error}.") from error
+        if self._path is None:
+            event.listen(engine, "connect", self._set_up_postgresql)
+        else:
+            event.listen(engine, "connect", _set_up_sqlite)
+            event.listen(engine, "begin", _begin_sqlite)
+        return engine
+
+    def _set_up_postgresql(self, connection: DBAPIConnection, record: ConnectionPoolEntry) -> None:
+        cursor = connection.cursor()
+        settings = {"lock_timeout": max(1, round(self._lock_wait_s * 1000)), **_SERVER_KEEPALIVES}
+        for name, value in settings.items():
+            cursor.execute(f"SET {name} = {value}", ())
+        cursor.close()
+        connection.commit()
+
+    def _prepare(self, engine: Engine) -> None:
+        """Create or migrate the tables, unless a look without any lock finds them of this version."""
+        if self._path is not None and not self._path.parent.is_dir():
+            raise DatabaseError(
+                f"The folder {self._path.parent} of the SQLite database does not exist.",
+                next_step="Create it, or name another path (sqlite:////absolute/path.db has four slashes).",
+            )
+        try:
+            if not self._is_new_file():
+                with engine.connect() as connection:
+                    connection = connection.execution_options(**{_IS_READER: True})
+                    if schema.current_version(connection) == len(schema.MIGRATIONS):
+                        return
+            with self._writer_lock(), engine.connect() as connection, connection.begin():
+                self._serialise_schema_changes(connection)
+                schema.migrate(connection, now=self._clock.now_utc())
+        except exc.SQLAlchemyError as error:
+            raise self._connect_error(error) from error
+
+    def _is_new_file(self) -> bool:
+        # The change to WAL mode fails at once when two connections make it together: only under the lock.
+        return self._path is not None and (not self._path.exists() or self._path.stat().st_size == 0)
+
+    def _serialise_schema_changes(self, connection: Connection) -> None:
+        if self._path is None:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SCHEMA_LOCK_KEY})
+
+    def _connect_error(self, error: exc.SQLAlchemyError) -> DatabaseError:
+        words = " ".join(str(getattr(error, "orig", None) or error).split())
+        password = self._url.password
+        if password:
+            words = words.replace(str(password), "***")
+        if "not a database" in words:
+            return DatabaseError(
+                f"The file {self._path} is not a SQLite database.", next_step="Name another path."
+            )
+        if "malformed" in words:
+            return DatabaseError(
+                f"The SQLite database {self._path} is damaged: {words}.",
+                next_step="Restore it from a backup, or recover it with the sqlite3 tool's .recover.",
+            )
+        if "password authentication failed" in words or "does not exist" in words:
+            return DatabaseError(
+                f"The database {self.url} does not let this user in: {words}",
+                next_step="Check user, password and database name in the URL.",
+            )
+        if isinstance(error, exc.OperationalError | exc.InterfaceError):
+            return DatabaseUnavailableError(
+                f"No connection to the database {self.url}: {words}",
+                next_step="Check that it runs, and host, port and path in the URL.",
+            )
+        return translate(error, doing="opening it", where=self.url)
+
+
+_shared: dict[tuple[str, float], Database] = {}
+_shared_lock = threading.Lock()
+_orphans: list[Pool] = []
+
+
+def _reset_after_fork() -> None:
+    """A fork may have happened while another thread held the lock: the child gets a free one."""
+    global _shared_lock
+    _shared_lock = threading.Lock()
+    for database in _shared.values():
+        database._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
+
+
+def absolute_url(url: str | URL) -> str:
+    """The same database from whatever directory a process runs in; with its password, so not for people.
+
+    Raises DatabaseError for a URL that cannot be meant.
+    """
+    return _checked_url(url).render_as_string(hide_password=False)
+
+
+def sqlite_file(url: str | URL) -> Path | None:
+    """The file of a SQLite database, absolute, whether it exists or not; None: it is another kind's URL.
+
+    Raises DatabaseError for a URL that cannot be meant.
+    """
+    return _sqlite_path(_checked_url(url))
+
+
+def _checked_url(url: str | URL) -> URL:
+    try:
+        parsed = make_url(url)
+    except (exc.ArgumentError, ValueError) as error:
+        raise DatabaseError(
+            "The database URL does not parse.",
+            next_step="Write sqlite:////absolute/path.db or postgresql://user:password@host:5432/name "
+            "(special characters of the password percent-encoded).",
+        ) from error
+    backend = "postgresql" if parsed.drivername == "postgres" else parsed.get_backend_name()
+    if backend == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    if backend != "sqlite":
+        raise DatabaseError(
+            f"Tidegate does not keep its tables in {backend} databases.",
+            next_step="Use sqlite:////absolute/path.db or postgresql://user:password@host:5432/name.",
+        )
+    if parsed.database in (None, "", ":memory:") or str(parsed.database).startswith("file:"):
+        raise DatabaseError(
+            "An in-memory database or a file: URI cannot keep checkpoints for other processes.",
+            next_step="Name a file: sqlite:////absolute/path.db",
+        )
+    return parsed.set(drivername="sqlite", database=str(Path(str(parsed.database)).absolute()))
+
+
+def _sqlite_path(url: URL) -> Path | None:
+    return Path(str(url.database)) if url.get_backend_name() == "sqlite" else None
+
+
+def _inode(path: Path | None) -> tuple[int, int] | None:
+    if path is None:
+        return None
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _set_up_sqlite(connection: DBAPIConnection, record: ConnectionPoolEntry) -> None:
+    # SQLAlchemy begins transactions itself (_begin_sqlite), so the driver must not.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    is_reader = connection.get_execution_options().get(_IS_READER, False)
+    # A deferred transaction that turns into a writer half-way can fail at once with "database is locked".
+    connection.exec_driver_sql("BEGIN" if is_reader else "BEGIN IMMEDIATE")

@@ -1,0 +1,71 @@
+"""What puts events aside: the statement, built once for each kind of database, and its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tidegate.sql.core.schema import dead_letter
+from tidegate.sql.core.values import (
+    REASON_CHARACTERS_MAX,
+    TRACEBACK_CHARACTERS_MAX,
+    ConsumerKey,
+    DeadLetterStatus,
+    NewDeadLetter,
+    storable_text,
+)
+
+
+@cache
+def put_aside(*, is_sqlite: bool) -> postgresql.Insert | sqlite.Insert:
+    """Insert a dead letter; one that is there already is opened again, with one attempt more."""
+    insert = sqlite.insert(dead_letter) if is_sqlite else postgresql.insert(dead_letter)
+    kept = ("first_failed_at", "attempts", *(column.name for column in dead_letter.primary_key))
+    changes: dict[str, Any] = {
+        column.name: insert.excluded[column.name] for column in dead_letter.columns if column.name not in kept
+    }
+    changes["attempts"] = dead_letter.c.attempts + 1
+    return insert.on_conflict_do_update(index_elements=list(dead_letter.primary_key), set_=changes)
+
+
+def parameters_of(
+    consumer: ConsumerKey,
+    partition_id: str,
+    letters: Sequence[NewDeadLetter],
+    *,
+    pipeline_name: str,
+    now: datetime,
+) -> list[dict[str, object]]:
+    """The parameters of ``put_aside``, a dictionary for each dead letter."""
+    return [
+        {
+            "event_hub": consumer.event_hub,
+            "consumer_group": consumer.consumer_group,
+            "partition_id": partition_id,
+            "sequence_number": letter.sequence_number,
+            "offset": storable_text(letter.offset),
+            "enqueued_time_ms": letter.enqueued_time_ms,
+            "partition_key": None if letter.partition_key is None else storable_text(letter.partition_key),
+            "payload": letter.payload,
+            "status": DeadLetterStatus.OPEN.value,
+            "attempts": 1,
+            "first_failed_at": now,
+            "last_failed_at": now,
+            "pipeline": pipeline_name,
+            **texts_of(letter.error_type, letter.reason, letter.traceback),
+        }
+        for letter in letters
+    ]
+
+
+def texts_of(error_type: str, reason: str, traceback: str) -> dict[str, str]:
+    """The three texts of a dead letter as they are stored: cut, and free of what a database refuses."""
+    return {
+        "error_type": storable_text(error_type, REASON_CHARACTERS_MAX),
+        "reason": storable_text(reason, REASON_CHARACTERS_MAX),
+        "traceback": storable_text(traceback, TRACEBACK_CHARACTERS_MAX, is_end_kept=True),
+    }

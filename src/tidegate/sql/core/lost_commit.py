@@ -1,0 +1,89 @@
+"""A COMMIT whose answer was lost: asking the database, behind the same locks, which of two worlds came true.
+
+COMMIT is never sent twice. Whoever committed says how its transaction is known again (a ``Witness``); most
+look for the random token that it wrote where it moved something.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import Final
+
+from sqlalchemy import Connection
+from sqlalchemy import exc as sqlalchemy_errors
+
+from tidegate.model.errors import DatabaseUnavailableError, FencedError
+from tidegate.sql.core.database import Database
+from tidegate.sql.core.failures import reason_of
+from tidegate.sql.core.values import ConsumerKey
+
+RECONNECT_S_MAX: Final = 15.0
+"""How long a lost COMMIT's outcome is asked for, in seconds (our choice: a restart of the database fits
+in)."""
+_PAUSE_S: Final = 0.1
+
+
+class CommitOutcome(Enum):
+    """What became of a COMMIT whose answer was lost."""
+
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+    SUPERSEDED = "superseded"
+    """Somebody moved the checkpoint on since: the range is done, once, by this transaction or by another."""
+
+
+Witness = Callable[[Connection], CommitOutcome]
+"""Reads, behind the locks of the lost transaction, what became of it."""
+
+
+def resolve_lost_commit(
+    database: Database,
+    consumer: ConsumerKey,
+    witness: Witness | None,
+    error: sqlalchemy_errors.SQLAlchemyError,
+) -> None:
+    """Return where the transaction turns out committed; it may take ``RECONNECT_S_MAX`` to find out.
+
+    witness: None where nothing tells. error: what COMMIT was answered with.
+    Raises FencedError (another owner moved on since), DatabaseUnavailableError (rolled back, or not known
+    yet: its text says which).
+    """
+    outcome = _find_outcome(database, witness, error)
+    if outcome is CommitOutcome.COMMITTED:
+        return
+    if outcome is CommitOutcome.SUPERSEDED:
+        raise FencedError(
+            f"The connection broke during COMMIT, and another owner has moved the work of {consumer} on "
+            "since: this batch is done, once.",
+            next_step="Continue from the checkpoint.",
+        ) from error
+    raise DatabaseUnavailableError(
+        f"The connection to {database.url} gave no good answer to COMMIT, and the transaction was rolled "
+        f"back: {reason_of(error)}",
+        next_step="Nothing of the batch was written; run it again.",
+    ) from error
+
+
+def _find_outcome(
+    database: Database, witness: Witness | None, error: sqlalchemy_errors.SQLAlchemyError
+) -> CommitOutcome:
+    unknown = DatabaseUnavailableError(
+        f"The connection to {database.url} broke during COMMIT, and whether it took place is not known yet.",
+        next_step="Read the checkpoint before anything else; the same batch may be run again, for it starts "
+        "from the checkpoint.",
+    )
+    if witness is None:
+        raise unknown from error
+    deadline = time.monotonic() + RECONNECT_S_MAX
+    while True:
+        try:
+            with database.writing() as connection, connection.begin() as asking:
+                outcome = witness(connection)
+                asking.rollback()
+                return outcome
+        except (sqlalchemy_errors.SQLAlchemyError, DatabaseUnavailableError):
+            if time.monotonic() >= deadline:
+                raise unknown from error
+            time.sleep(_PAUSE_S)

@@ -1,0 +1,110 @@
+"""Parked partition keys: an event waits behind an earlier one of its key that is an open dead letter.
+
+Rule: ask under the checkpoint's lock. Pump and redrive of a partition both hold it, so that neither can let a
+later event of a key overtake an earlier one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Final
+
+from sqlalchemy import ColumnElement, Connection, and_, literal_column, select
+
+from tidegate.model.events import ReceivedEvent
+from tidegate.sql.core.dead_letter_rows import consumer_is
+from tidegate.sql.core.schema import dead_letter
+from tidegate.sql.core.values import ConsumerKey, NewDeadLetter, place_of, storable_text
+
+PARKED: Final = "ParkedKeyError"
+"""The error type of a dead letter that was put aside unseen; nothing raises it."""
+
+
+def stored_key_of(event: ReceivedEvent) -> str | None:
+    """The event's partition key as dead letters hold it; None: it has none, or does not decode."""
+    key = place_of(event).partition_key
+    return None if key is None else storable_text(key)
+
+
+class KeyOrder:
+    """Which events have to wait behind which, while a batch is run in order."""
+
+    def __init__(
+        self,
+        first_open: Mapping[str, int],
+        *,
+        key_of: Callable[[ReceivedEvent], str | None],
+        is_held: Callable[[ReceivedEvent], bool] = lambda event: True,
+    ) -> None:
+        """first_open: the sequence number of each key's first open dead letter.
+
+        is_held: whether an event waits for its key at all.
+        """
+        self._first_open = dict(first_open)
+        self._key_of = key_of
+        self._is_held = is_held
+
+    def waits_behind(self, event: ReceivedEvent) -> int | None:
+        """The sequence number of the open dead letter that ``event`` waits behind; None: it may run."""
+        if not self._first_open or not self._is_held(event):
+            return None
+        key = self._key_of(event)
+        first = None if key is None else self._first_open.get(key)
+        return first if first is not None and first < event.sequence_number else None
+
+    def failed(self, event: ReceivedEvent) -> None:
+        """``event`` was put aside: those of its key behind it wait from now on."""
+        key = self._key_of(event)
+        if key is not None:
+            number = event.sequence_number
+            self._first_open[key] = min(self._first_open.get(key, number), number)
+
+    def is_overtaken(self, put_aside: Container[int], events: Sequence[ReceivedEvent]) -> bool:
+        """Whether one of ``events``, ascending, should have waited behind one of those put aside."""
+        keys: set[str | None] = set()
+        for event in events:
+            if keys and self._is_held(event) and self._key_of(event) in keys:
+                return True
+            if event.sequence_number in put_aside:
+                keys.add(self._key_of(event))
+                keys.discard(None)
+        return False
+
+
+def first_open_by_key(connection: Connection, consumer: ConsumerKey, partition_id: str) -> dict[str, int]:
+    """The first open dead letter of each partition key that has one, in one partition; one statement.
+
+    It walks an index of open dead letters from key to key, so it costs one look-up for each parked key,
+    however many events are parked behind it, and next to nothing where there is none.
+    """
+    row = dead_letter.c
+    here = and_(consumer_is(consumer, partition_id), is_open(), row.partition_key.is_not(None))
+    # Sorted and cut to one row, not min(): without statistics PostgreSQL would read all of them for that.
+    smallest = select(row.partition_key).where(here).order_by(row.partition_key).limit(1)
+    keys = select(smallest.scalar_subquery().label("key")).cte("parked", recursive=True)
+    following = smallest.where(row.partition_key > keys.c.key).scalar_subquery()
+    keys = keys.union_all(select(following).where(keys.c.key.is_not(None)))
+    first = (
+        select(row.sequence_number)
+        .where(here, row.partition_key == keys.c.key)
+        .order_by(row.sequence_number)
+        .limit(1)
+        .scalar_subquery()
+    )
+    found = connection.execute(select(keys.c.key, first).where(keys.c.key.is_not(None)))
+    return {str(key): int(number) for key, number in found}
+
+
+def is_open() -> ColumnElement[bool]:
+    """An open dead letter, in the words of the partial index: a bound value would not match it."""
+    return dead_letter.c.status == literal_column("'open'")
+
+
+def parked_letter(event: ReceivedEvent, behind: int, *, is_payload_copied: bool) -> NewDeadLetter:
+    """The dead letter of an event that was put aside unseen."""
+    return NewDeadLetter.from_text(
+        event,
+        PARKED,
+        f"Waits behind event {behind} of the same partition key, which is an open dead letter.",
+        is_payload_copied=is_payload_copied,
+    )

@@ -1,0 +1,430 @@
+"""One transaction that holds everything a batch does: rows, dead letters and the checkpoint.
+
+Theory of operation. ``lock`` takes the checkpoint's row (PostgreSQL) or the whole database (SQLite), so that
+competitors for a partition queue. ``advance`` moves the checkpoint only from where this batch started, a
+compare-and-set: an owner that was overtaken cannot commit anything. Each transaction writes a random token
+where it moves something. A connection that breaks during COMMIT leaves two possible worlds; the token,
+re-read on a new connection behind the same row lock, tells which of them came true (``lost_commit``). COMMIT
+is never sent twice.
+
+Order of locks: the writers' file lock (SQLite), then checkpoint rows in ascending partition id, then dead
+letters in ascending sequence number.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, Table, text, update
+from sqlalchemy import exc as sqlalchemy_errors
+
+from tidegate.model.errors import DatabaseError, FencedError
+from tidegate.sql.core import checkpoint_statements, schema
+from tidegate.sql.core.checkpoint_rows import CheckpointRows, CheckpointStep, LockedCheckpoint
+from tidegate.sql.core.database import Database
+from tidegate.sql.core.dead_letter_statements import parameters_of, put_aside
+from tidegate.sql.core.failures import ROW_ERRORS, is_bad_data, is_connection_lost, reason_of, translate
+from tidegate.sql.core.lost_commit import CommitOutcome, Witness, resolve_lost_commit
+from tidegate.sql.core.row_groups import insert_group
+from tidegate.sql.core.values import (
+    ConsumerKey,
+    NewDeadLetter,
+    PartitionRows,
+    Row,
+    storable_text,
+)
+
+if TYPE_CHECKING:
+    from tidegate.sql.core.row_groups import RowGroup
+
+
+class RowsRefusedError(DatabaseError):
+    """The database refused the values of rows; the transaction is rolled back, or to its savepoint."""
+
+    def __init__(self, message: str, *, reason: BaseException, is_at_commit: bool = False) -> None:
+        super().__init__(message)
+        self.reason = reason
+        """The driver's error, in the database's own words."""
+        self.is_at_commit = is_at_commit
+        """True: a constraint that is checked only at the end refused all of the transaction together."""
+
+
+def default_owner() -> str:
+    """``host:process``, for people who look at a checkpoint."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+class UnitOfWork:
+    """One writing transaction for one consumer; a context manager, used once, by one thread.
+
+    A clean exit commits, an exception rolls everything back. Do slow work (decoding, handlers) before
+    entering: inside, others wait.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        consumer: ConsumerKey,
+        *,
+        pipeline_name: str = "",
+        owner: str | None = None,
+        lease_epoch: int | None = None,
+    ) -> None:
+        """owner: recorded beside the checkpoint; None: ``host:process``.
+
+        lease_epoch: the lease this owner holds. A checkpoint moved under a higher epoch refuses it. None: no
+        lease, the compare-and-set alone decides.
+        """
+        self.database = database
+        self.consumer = consumer
+        self.pipeline_name = pipeline_name
+        self.owner = owner or default_owner()
+        self.lease_epoch = lease_epoch
+        self.token = uuid.uuid4().hex
+        """Names this transaction in what it writes."""
+        self._rows = CheckpointRows(consumer, database.clock)
+        self._stack: ExitStack | None = None
+        self._connection: Connection | None = None
+        self._witness: Witness | None = None
+        self._guard = threading.Lock()
+        """Held while the connection is given back, or broken off by another thread: never both."""
+        self._is_broken_off = False
+        self._violations_before: int | None = None
+        """Broken foreign keys before anything was written; None: they are not counted."""
+
+    @property
+    def connection(self) -> Connection:
+        """The transaction's connection, for statements of your own: they commit with the checkpoint.
+
+        Raises FencedError where it was broken off, DatabaseError where it is over or was never begun.
+        """
+        self._check_not_broken_off()
+        if self._connection is None:
+            raise DatabaseError(
+                "This unit of work is not open: it was not entered, or is committed or rolled back already."
+            )
+        return self._connection
+
+    def _check_not_broken_off(self) -> None:
+        if self._is_broken_off:
+            raise FencedError(
+                f"This transaction of {self.consumer} was broken off: it did not end when its partition was "
+                "to be closed.",
+                next_step="Nothing of this batch was written; leave the partition to its next owner.",
+            )
+
+    def __enter__(self) -> UnitOfWork:
+        """Take the writers' lock (SQLite) and begin. Raises DatabaseUnavailableError."""
+        assert self._stack is None, "a unit of work is used once"
+        with ExitStack() as stack:
+            connection = stack.enter_context(self.database.writing())
+            with self.translating("beginning a transaction"):
+                connection.begin()
+            self._connection = connection
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._connection is None:
+            return
+        if error is None:
+            self.commit()
+        else:
+            self.rollback()
+
+    def lock(self, partition_id: str) -> int | None:
+        """Wait for this partition's checkpoint and hold it until the end of the transaction.
+
+        Returns its next sequence number; None when nothing was ever committed (the row is made).
+        Raises DatabaseUnavailableError when others hold it for too long.
+        """
+        return self.lock_checkpoint(partition_id).next_sequence_number
+
+    def lock_checkpoint(self, partition_id: str) -> LockedCheckpoint:
+        """As ``lock``, with the identity of the hub that the checkpoint belongs to.
+
+        Raises FencedError where somebody holds it under a higher lease epoch than this unit's.
+        """
+        return self.lock_checkpoints([partition_id])[partition_id]
+
+    def lock_checkpoints(self, partition_ids: Sequence[str]) -> dict[str, LockedCheckpoint]:
+        """As ``lock_checkpoint``, of several partitions at once; nothing may have been locked before.
+
+        partition_ids: ascending, which keeps two who want the same ones from waiting for each other.
+        """
+        with self.translating(f"locking {_partitions(partition_ids)} of {self.consumer}"):
+            locked = self._rows.lock_existing(self.connection, partition_ids)
+            if len(locked) < len(partition_ids):
+                if len(partition_ids) > 1:
+                    self._begin_again()  # those behind a missing one are locked already: out of turn
+                locked = {each: self._rows.lock(self.connection, each) for each in partition_ids}
+        for partition_id, found in locked.items():
+            if self.lease_epoch is not None and (found.lease_epoch or 0) > self.lease_epoch:
+                raise FencedError(
+                    f"Partition {partition_id} of {self.consumer} was taken over by {found.owner} under "
+                    f"lease epoch {found.lease_epoch}; this owner's is {self.lease_epoch}.",
+                    next_step="Nothing of this batch was written; leave the partition to that owner.",
+                )
+        return locked
+
+    def _begin_again(self) -> None:
+        transaction = self.connection.get_transaction()
+        assert transaction is not None
+        transaction.rollback()
+        self.connection.begin()
+
+    def claim(self, partition_id: str) -> None:
+        """Enter this owner and its lease epoch into a checkpoint that is locked, without moving it.
+
+        From the commit on no owner of a lower epoch can move it.
+        """
+        with self.translating(f"claiming partition {partition_id} of {self.consumer}"):
+            here = checkpoint_statements.is_of(self.consumer, partition_id)
+            self.connection.execute(update(schema.checkpoint).where(here).values(self._mark()))
+
+        def outcome(connection: Connection) -> CommitOutcome:
+            found = self._rows.lock(connection, partition_id)
+            is_mine = found.transaction_token == self.token
+            return CommitOutcome.COMMITTED if is_mine else CommitOutcome.ROLLED_BACK
+
+        self.set_witness(outcome)
+
+    def insert_rows(self, table: Table, rows: Sequence[Row]) -> int:
+        """Insert rows of any mix of columns; rows with the same columns go together. Returns how many.
+
+        Raises RowsRefusedError when the database refuses their values, DatabaseError for a column that
+        ``table`` does not have.
+        """
+        groups: dict[tuple[str, ...], list[tuple[object, ...]]] = {}
+        for row in rows:
+            groups.setdefault(tuple(row), []).append(tuple(row.values()))
+        for columns, values in groups.items():
+            self._insert(table, PartitionRows(columns, values, range(len(values))))
+        return len(rows)
+
+    def insert_values(self, table: Table, rows: RowGroup) -> int:
+        """Insert rows that lie in tuples or columns already. Returns how many. Raises as ``insert_rows``."""
+        self._insert(table, rows)
+        return len(rows)
+
+    def make_constraints_immediate(self, *, is_commit_refused: bool = False) -> None:
+        """From here on a constraint refuses a row at once, not the commit, so that it can be put down to it.
+
+        SQLite cannot do so. is_commit_refused: the last attempt was refused at its commit, so it is worth the
+        price: ``check_deferred_constraints`` then reads through the tables with foreign keys each time.
+        """
+        with self.translating("making constraints immediate"):
+            if not self.database.is_sqlite:
+                self.connection.execute(text("SET CONSTRAINTS ALL IMMEDIATE"))
+            elif is_commit_refused:
+                self._violations_before = self._count_violations()
+
+    def check_deferred_constraints(self) -> None:
+        """Raises RowsRefusedError where a foreign key is broken that only the commit would have refused."""
+        if self._violations_before is None:
+            return
+        with self.translating("checking foreign keys"):
+            is_broken = self._count_violations() > self._violations_before
+        if is_broken:
+            reason = sqlite3.IntegrityError("FOREIGN KEY constraint failed")
+            raise _refused(reason, "rows whose foreign key leads nowhere")
+
+    def _count_violations(self) -> int:
+        statement = text("SELECT count(*) FROM pragma_foreign_key_check")
+        return int(self.connection.execute(statement).scalar_one())
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """What fails inside is undone, and the transaction stays usable."""
+        with self.translating("setting a savepoint"), self.connection.begin_nested():
+            yield
+
+    @contextmanager
+    def translating(self, doing: str) -> Iterator[None]:
+        """SQLAlchemy's errors inside become DatabaseError, told as what happened while ``doing`` it."""
+        try:
+            yield
+        except sqlalchemy_errors.SQLAlchemyError as error:
+            self._check_not_broken_off()
+            raise translate(error, doing=doing, where=self.database.url) from error
+
+    def add_dead_letters(self, partition_id: str, dead_letters: Sequence[NewDeadLetter]) -> int:
+        """Put events aside. One that is there already is opened again, with one attempt more.
+
+        Returns how many.
+        """
+        if not dead_letters:
+            return 0
+        parameters = parameters_of(
+            self.consumer,
+            partition_id,
+            dead_letters,
+            pipeline_name=self.pipeline_name,
+            now=self.database.clock.now_utc(),
+        )
+        with self.translating("writing dead letters"):
+            self.connection.execute(put_aside(is_sqlite=self.database.is_sqlite), parameters)
+        return len(parameters)
+
+    def advance(
+        self,
+        partition_id: str,
+        from_sequence_number: int | None,
+        until_sequence_number: int,
+        *,
+        offset: str | None = None,
+        enqueued_time_ms: int | None = None,
+        event_hub_created_at_ms: int | None = None,
+    ) -> None:
+        """Move the checkpoint to ``until_sequence_number``, if it still is where this batch began.
+
+        from_sequence_number: what ``lock`` returned; None: there was no checkpoint. offset, enqueued_time_ms:
+        of the last event of the batch. event_hub_created_at_ms: which hub; None leaves what is stored.
+        Raises FencedError when somebody moved it: nothing of this transaction can be committed then.
+        """
+        step = CheckpointStep(
+            partition_id,
+            from_sequence_number,
+            until_sequence_number,
+            offset=offset,
+            enqueued_time_ms=enqueued_time_ms,
+            event_hub_created_at_ms=event_hub_created_at_ms,
+        )
+        self.advance_all([step])
+
+    def advance_all(self, steps: Sequence[CheckpointStep]) -> None:
+        """As ``advance``, for several partitions; at least one."""
+        with self.translating(
+            f"moving the checkpoint of {_partitions([each.partition_id for each in steps])}"
+        ):
+            self._rows.advance(self.connection, steps, self._mark())
+        self.set_witness(lambda connection: self._checkpoint_outcome(connection, steps))
+
+    def _mark(self) -> dict[str, object]:
+        """What every checkpoint gets that this transaction touches."""
+        mark: dict[str, object] = {
+            "transaction_token": self.token,
+            "owner": storable_text(self.owner),
+            "updated_at": self.database.clock.now_utc(),
+        }
+        if self.lease_epoch is not None:
+            mark["lease_epoch"] = self.lease_epoch
+        return mark
+
+    def set_witness(self, witness: Witness) -> None:
+        """Say how a lost COMMIT is to be found out; the last one said counts, for one tells for all."""
+        self._witness = witness
+
+    def commit(self) -> None:
+        """Make everything of this unit of work durable, or nothing.
+
+        A connection that breaks meanwhile is looked into: returns when the transaction turns out committed,
+        raises DatabaseUnavailableError when it was rolled back or cannot be found out (running the same batch
+        again is safe either way: it starts from the checkpoint), FencedError when another owner moved on
+        since.
+        Raises RowsRefusedError for a constraint that is checked only at the end.
+        """
+        try:
+            # Broken off in the middle, a COMMIT in SQLite would find no transaction and call that a success.
+            with self._guard:
+                transaction = self.connection.get_transaction()
+                assert transaction is not None
+                transaction.commit()
+        except sqlalchemy_errors.SQLAlchemyError as error:
+            self.rollback()
+            if is_connection_lost(error) or (self.database.is_sqlite and not is_bad_data(error)):
+                resolve_lost_commit(self.database, self.consumer, self._witness, error)
+            elif is_bad_data(error):
+                raise _refused(error, "the commit", is_at_commit=True) from error
+            else:
+                raise translate(error, doing="committing", where=self.database.url) from error
+        finally:
+            self._close()
+
+    def rollback(self) -> None:
+        """Undo everything and let others in."""
+        if self._connection is not None:
+            try:
+                transaction = self._connection.get_transaction()
+                if transaction is not None:
+                    transaction.rollback()
+            except sqlalchemy_errors.SQLAlchemyError:
+                # A rollback that does not arrive needs none: the server undoes what a broken connection
+                # began.
+                self._connection.invalidate()
+            finally:
+                self._close()
+
+    def break_off(self) -> bool:
+        """Undo everything from another thread, because this one's hangs in code that is not ours.
+
+        Its next use of the connection fails, and so does its commit. Returns False where there is no
+        transaction (any more). Takes as long as one statement.
+        """
+        with self._guard:
+            if self._connection is None or self._is_broken_off:
+                return False
+            self._is_broken_off = True
+            self.database.break_off(self._connection)
+        return True
+
+    def _close(self) -> None:
+        with self._guard:
+            connection, self._connection = self._connection, None
+            stack, self._stack = self._stack, None
+            if connection is not None and self._is_broken_off:
+                connection.invalidate()
+            if stack is not None:
+                stack.close()
+
+    def _insert(self, table: Table, rows: RowGroup) -> None:
+        unknown = [name for name in rows.columns if name not in table.columns]
+        if unknown:
+            raise DatabaseError(
+                f"The table {table.name} has no column {', '.join(map(repr, unknown))}.",
+                next_step=f"It has {', '.join(table.columns.keys())}.",
+            )
+        if not rows.columns:
+            raise DatabaseError(
+                f"There are rows for the table {table.name} without any of its columns.",
+                next_step=f"It has {', '.join(table.columns.keys())}.",
+            )
+        try:
+            insert_group(self.connection, table, rows)
+        except ROW_ERRORS as error:
+            self._check_not_broken_off()
+            if is_bad_data(error):
+                raise _refused(error, f"rows for {table.name}") from error
+            raise translate(error, doing=f"inserting into {table.name}", where=self.database.url) from error
+
+    def _checkpoint_outcome(self, connection: Connection, steps: Sequence[CheckpointStep]) -> CommitOutcome:
+        """All steps were taken, or none; others may have gone on from some of the checkpoints since."""
+        found = {each: self._rows.lock(connection, each.partition_id) for each in steps}
+        if any(locked.transaction_token == self.token for locked in found.values()):
+            return CommitOutcome.COMMITTED
+        is_done = all(
+            locked.next_sequence_number is not None
+            and locked.next_sequence_number >= step.until_sequence_number
+            for step, locked in found.items()
+        )
+        return CommitOutcome.SUPERSEDED if is_done else CommitOutcome.ROLLED_BACK
+
+
+def _partitions(partition_ids: Sequence[str]) -> str:
+    return f"partition{'s' if len(partition_ids) > 1 else ''} {', '.join(partition_ids)}"
+
+
+def _refused(error: BaseException, what: str, *, is_at_commit: bool = False) -> RowsRefusedError:
+    reason = reason_of(error)
+    words = " ".join(str(reason).split())
+    return RowsRefusedError(f"The database refused {what}: {words}", reason=reason, is_at_commit=is_at_commit)

@@ -1,0 +1,1 @@
+"""Dead letters after their commit: list, show, redrive, discard."""

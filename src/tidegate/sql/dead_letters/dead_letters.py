@@ -1,0 +1,273 @@
+"""Dead letters for people and tools: list, count, show, redrive, discard, and who did what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+
+from sqlalchemy import and_, func, select, tuple_, update
+
+from tidegate.model.errors import InvalidArgumentError, NotFoundError
+from tidegate.model.events import ReceivedEvent
+from tidegate.sql.core.database import Database
+from tidegate.sql.core.dead_letter_rows import (
+    IN_LIST_MAX,
+    conditions_of,
+    consumer_is,
+    dead_letter_of,
+    in_order,
+    lock_open,
+    write_audit,
+)
+from tidegate.sql.core.schema import dead_letter, dead_letter_audit
+from tidegate.sql.core.unit_of_work import UnitOfWork, default_owner
+from tidegate.sql.core.values import (
+    AuditEntry,
+    ConsumerKey,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterStatus,
+    EventReader,
+    NewDeadLetter,
+    ReasonCount,
+    RedriveReport,
+)
+from tidegate.sql.dead_letters.read_back import find_event
+from tidegate.sql.dead_letters.redrive import Redrive
+from tidegate.sql.handlers.pipeline import AnyPipeline
+
+ALL_OPEN = DeadLetterFilter()
+
+
+class DeadLetters:
+    """The dead letters of a database, of all its consumers.
+
+    Every method raises DatabaseError and DatabaseUnavailableError.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def list(
+        self, filter: DeadLetterFilter = ALL_OPEN, *, limit: int | None = 100, offset: int = 0
+    ) -> list[DeadLetter]:
+        """Those that ``filter`` means, by hub, group, partition and sequence number.
+
+        limit: how many at most, None for all; offset: how many to leave out first.
+        """
+        statement = select(dead_letter).where(*conditions_of(filter)).order_by(*in_order())
+        statement = statement.limit(limit).offset(offset)
+        with self._database.read() as connection:
+            return [dead_letter_of(dict(row)) for row in connection.execute(statement).mappings()]
+
+    def count(self, filter: DeadLetterFilter = ALL_OPEN) -> int:
+        """How many ``filter`` means."""
+        statement = select(func.count()).select_from(dead_letter).where(*conditions_of(filter))
+        with self._database.read() as connection:
+            return connection.execute(statement).scalar_one()
+
+    def counts_by_reason(
+        self, filter: DeadLetterFilter = ALL_OPEN, *, limit: int | None = None
+    ) -> Sequence[ReasonCount]:
+        """How many share an error type and a reason, the most frequent first.
+
+        limit: how many reasons at most, None for all.
+        """
+        row = dead_letter.c
+        number = func.count().label("number")
+        statement = (
+            select(
+                row.error_type,
+                row.reason,
+                number,
+                func.min(row.first_failed_at),
+                func.max(row.last_failed_at),
+            )
+            .where(*conditions_of(filter))
+            .group_by(row.error_type, row.reason)
+            .order_by(number.desc(), row.error_type, row.reason)
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            return [ReasonCount(*found) for found in connection.execute(statement)]
+
+    def show(self, consumer: ConsumerKey, partition_id: str, sequence_number: int) -> DeadLetter:
+        """One dead letter, whatever its status. Raises NotFoundError."""
+        here = and_(consumer_is(consumer, partition_id), dead_letter.c.sequence_number == sequence_number)
+        with self._database.read() as connection:
+            found = connection.execute(select(dead_letter).where(here)).mappings().one_or_none()
+        if found is None:
+            raise NotFoundError(
+                f"There is no dead letter {sequence_number} in partition {partition_id} of {consumer}.",
+                next_step="`tidegate dlq list` shows those there are.",
+            )
+        return dead_letter_of(dict(found))
+
+    def read_event(self, letter: DeadLetter, reader: EventReader) -> ReceivedEvent:
+        """The event of a dead letter: from the log by its pointer, else from the copy that was kept.
+
+        Raises NotFoundError where the log no longer holds it and there is no copy.
+        """
+        return find_event(letter, reader)
+
+    def add(
+        self,
+        consumer: ConsumerKey,
+        partition_id: str,
+        dead_letters: Sequence[NewDeadLetter],
+        *,
+        pipeline: str = "",
+    ) -> int:
+        """Put events aside from outside a transaction of their own, such as in at-least-once processing.
+
+        pipeline: whose redrive takes them. One that is there already is opened again, with one attempt more.
+        Returns how many.
+        """
+        unit = UnitOfWork(self._database, consumer, pipeline_name=pipeline)
+        with unit:
+            unit.lock_checkpoint(partition_id)
+            return unit.add_dead_letters(partition_id, dead_letters)
+
+    def audit(
+        self,
+        consumer: ConsumerKey | None = None,
+        partition_id: str | None = None,
+        sequence_number: int | None = None,
+        *,
+        event_hub: str | None = None,
+        limit: int | None = 100,
+    ) -> Sequence[AuditEntry]:
+        """What was done to dead letters, the latest first; None leaves a field open.
+
+        event_hub: of all its consumer groups.
+        """
+        row = dead_letter_audit.c
+        columns = [column for column in dead_letter_audit.columns if column.name != "id"]
+        statement = select(*columns).order_by(row.id.desc()).limit(limit)
+        if consumer is not None:
+            statement = statement.where(
+                row.event_hub == consumer.event_hub, row.consumer_group == consumer.consumer_group
+            )
+        if event_hub is not None:
+            # Appended, so that SQLite walks from the latest back instead of sorting all of the hub.
+            statement = statement.where(row.event_hub.concat("") == ConsumerKey(event_hub).event_hub)
+        if partition_id is not None:
+            statement = statement.where(row.partition_id == partition_id)
+        if sequence_number is not None:
+            statement = statement.where(row.sequence_number == sequence_number)
+        with self._database.read() as connection:
+            return [AuditEntry(**found) for found in connection.execute(statement).mappings()]
+
+    def discard(
+        self,
+        filter: DeadLetterFilter,
+        *,
+        reason: str,
+        actor: str | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Close open dead letters for good, without running them; returns how many.
+
+        reason: kept in the audit trail, must not be empty. actor: who; None: ``host:process``. Those that
+        another closes in the meantime are left alone. Transactions hold up to 1,000 each; one that fails
+        leaves those before it done. progress: called after each transaction with how many so far; what it
+        raises ends it there.
+        """
+        if not reason.strip():
+            raise InvalidArgumentError("Discarding needs a reason; it is what the audit trail will show.")
+        if filter.status not in (None, DeadLetterStatus.OPEN):
+            raise InvalidArgumentError(f"Only open dead letters can be discarded, not {filter.status} ones.")
+        discarded = 0
+        for keys in self._open_keys(filter):
+            for (event_hub, consumer_group, partition_id), members in groupby(keys, key=lambda key: key[:3]):
+                consumer = ConsumerKey(event_hub, consumer_group)
+                numbers = [key[3] for key in members]
+                discarded += self._discard_some(consumer, partition_id, numbers, reason, actor)
+                if progress is not None:
+                    progress(discarded)
+        return discarded
+
+    def _open_keys(self, filter: DeadLetterFilter) -> Iterator[Sequence[tuple[str, str, str, int]]]:
+        """The keys of open dead letters, page by page along the primary key: a page costs no more than the
+        rows it passes, and a million keys are never held at once."""
+        row = dead_letter.c
+        key = (row.event_hub, row.consumer_group, row.partition_id, row.sequence_number)
+        statement = (
+            select(*key)
+            .where(*conditions_of(filter), row.status == DeadLetterStatus.OPEN.value)
+            .order_by(*key)
+            .limit(IN_LIST_MAX)
+        )
+        page: Sequence[tuple[str, str, str, int]] = []
+        while True:
+            following = statement
+            if page:
+                following = statement.where(tuple_(*key) > tuple_(*page[-1]))
+            with self._database.read() as connection:
+                page = [
+                    (hub, group, partition_id, number)
+                    for hub, group, partition_id, number in connection.execute(following)
+                ]
+            if not page:
+                return
+            yield page
+
+    def _discard_some(
+        self, consumer: ConsumerKey, partition_id: str, numbers: Sequence[int], reason: str, actor: str | None
+    ) -> int:
+        unit = UnitOfWork(self._database, consumer)
+        with unit, unit.translating("discarding dead letters"):
+            still_open = lock_open(unit, partition_id, numbers)
+            unit.connection.execute(
+                update(dead_letter)
+                .where(consumer_is(consumer, partition_id), dead_letter.c.sequence_number.in_(still_open))
+                .values(status=DeadLetterStatus.DISCARDED.value)
+            )
+            write_audit(
+                unit,
+                partition_id,
+                "discarded",
+                actor or default_owner(),
+                [(number, reason) for number in still_open],
+            )
+        return len(still_open)
+
+    def redrive(
+        self,
+        pipeline: AnyPipeline,
+        reader: EventReader,
+        *,
+        filter: DeadLetterFilter = ALL_OPEN,
+        maximum: int | None = None,
+        dry_run: bool = False,
+        attempts_max: int = 10,
+        batch_size: int = 500,
+        progress: Callable[[RedriveReport], None] | None = None,
+        actor: str | None = None,
+    ) -> RedriveReport:
+        """Run the pipeline's open dead letters through its handler again.
+
+        Considered are open ones of the pipeline's consumer that a pipeline of the same name put aside;
+        ``filter`` narrows them further. What the handler writes, the new status and the audit trail are one
+        transaction per batch, so it may be stopped, repeated, or run twice at once. It takes turns with a
+        host at work on the partition. Events parked behind another of their partition key are run in order,
+        and not before it is closed.
+
+        pipeline: a ``Pipeline``, or a ``TransactionalPipeline``. reader: reads events back from the log.
+        maximum: consider this many at most; None: all. dry_run: do the same, and roll it back. attempts_max:
+        leave those alone that have failed so often. batch_size: dead letters per transaction, 1 to 1,000.
+        progress: called first, and after each batch, with the report so far. actor: who, for the audit trail;
+        None: ``host:process``.
+        """
+        return Redrive(
+            database=self._database,
+            pipeline=pipeline,
+            reader=reader,
+            filter=filter,
+            maximum=maximum,
+            is_dry_run=dry_run,
+            attempts_max=attempts_max,
+            batch_size=batch_size,
+            progress=progress,
+            actor=actor or default_owner(),
+        ).run()

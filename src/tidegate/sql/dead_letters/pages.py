@@ -1,0 +1,205 @@
+"""Dead letters page by page and hour by hour, however many there are: for a console.
+
+Rule: a page costs what is on it. It is read along ``tidegate_dead_letter_time`` from where the page before
+ended, never by counting off rows. Sums read that index alone, unless the filter asks for an error or a
+reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+from sqlalchemy import ColumnElement, Select, func, literal_column, or_, select, tuple_, union_all
+
+from tidegate.sql.core.database import Database
+from tidegate.sql.core.dead_letter_rows import conditions_of
+from tidegate.sql.core.parked_keys import is_open
+from tidegate.sql.core.schema import dead_letter
+from tidegate.sql.core.values import ConsumerKey, DeadLetterFilter, DeadLetterStatus
+
+_ROW = dead_letter.c
+_KEY: Final = (
+    _ROW.last_failed_at,
+    _ROW.event_hub,
+    _ROW.consumer_group,
+    _ROW.partition_id,
+    _ROW.sequence_number,
+)
+_LINE: Final = (
+    *_KEY,
+    _ROW.partition_key,
+    _ROW.error_type,
+    _ROW.reason,
+    _ROW.status,
+    _ROW.attempts,
+    _ROW.pipeline,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterPlace:
+    """Where a page ended: its last dead letter, in the order of pages."""
+
+    last_failed_at: datetime
+    event_hub: str
+    consumer_group: str
+    partition_id: str
+    sequence_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterLine:
+    """A dead letter as a list shows it: without traceback and payload."""
+
+    last_failed_at: datetime
+    event_hub: str
+    consumer_group: str
+    partition_id: str
+    sequence_number: int
+    partition_key: str | None
+    error_type: str
+    reason: str
+    status: DeadLetterStatus
+    attempts: int
+    pipeline: str
+
+    @property
+    def place(self) -> DeadLetterPlace:
+        """For the page behind this line."""
+        return DeadLetterPlace(
+            self.last_failed_at, self.event_hub, self.consumer_group, self.partition_id, self.sequence_number
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HourCount:
+    """How many dead letters failed last within one hour."""
+
+    start: datetime
+    """The hour's begin, aware, in UTC."""
+    count: int
+
+
+class DeadLetterPages:
+    """Reads the dead letters of a database in pages, and counts them by hour.
+
+    Every method raises DatabaseError and DatabaseUnavailableError.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def page(
+        self, filter: DeadLetterFilter, *, behind: DeadLetterPlace | None = None, limit: int = 50
+    ) -> list[DeadLetterLine]:
+        """Up to ``limit`` of those that ``filter`` means, the latest failure first.
+
+        behind: the place where the page before ended; None: from the latest on. One that fails again
+        meanwhile moves to the front; none of the others is left out or shown twice.
+        """
+        parts = [self._part(filter, status, behind, limit) for status in _statuses(filter)]
+        if len(parts) == 1:
+            statement = parts[0].order_by(*(column.desc() for column in _KEY)).limit(limit)
+        else:
+            # Each status by its own stretch of the index; the database merges what they give.
+            merged = union_all(*(select(part.subquery()) for part in parts)).subquery()
+            statement = (
+                select(merged).order_by(*(merged.c[column.name].desc() for column in _KEY)).limit(limit)
+            )
+        with self._database.read() as connection:
+            found = connection.execute(statement).mappings().all()
+        return [DeadLetterLine(**{**row, "status": DeadLetterStatus(row["status"])}) for row in found]
+
+    def counts_by_hour(self, filter: DeadLetterFilter) -> list[HourCount]:
+        """How many failed last in each hour (UTC) that has any, in order; together they are all."""
+        is_sqlite = self._database.is_sqlite
+        # SQLite keeps "2026-11-22 06:00:00.000000": the first 13 characters are the hour.
+        hour = (
+            func.substr(literal_column("last_failed_at"), 1, 13)
+            if is_sqlite
+            else func.date_trunc("hour", _ROW.last_failed_at, "UTC")
+        ).label("hour")
+        statement = (
+            select(hour, func.count())
+            .select_from(dead_letter)
+            .where(*self._conditions(filter), _status_in(filter))
+            .group_by(hour)
+            .order_by(hour)
+        )
+        with self._database.read() as connection:
+            return [HourCount(_hour_of(found), count) for found, count in connection.execute(statement)]
+
+    def open_counts(self, consumer: ConsumerKey | None = None) -> dict[ConsumerKey, int]:
+        """How many are open of each consumer that has any. consumer: None: of all."""
+        conditions = [is_open()]
+        if consumer is not None:
+            conditions += [
+                _ROW.event_hub == consumer.event_hub,
+                _ROW.consumer_group == consumer.consumer_group,
+            ]
+        names = (_ROW.event_hub, _ROW.consumer_group)
+        statement = select(*names, func.count()).where(*conditions).group_by(*names)
+        with self._database.read() as connection:
+            return {
+                ConsumerKey(event_hub, consumer_group): count
+                for event_hub, consumer_group, count in connection.execute(statement)
+            }
+
+    def _part(
+        self,
+        filter: DeadLetterFilter,
+        status: DeadLetterStatus,
+        behind: DeadLetterPlace | None,
+        limit: int,
+    ) -> Select[tuple[object, ...]]:
+        """The first rows of one status, as one walk along the index."""
+        statement = select(*_LINE).where(*self._conditions(filter), _ROW.status == status.value)
+        if behind is not None:
+            place = (
+                behind.last_failed_at,
+                behind.event_hub,
+                behind.consumer_group,
+                behind.partition_id,
+                behind.sequence_number,
+            )
+            statement = statement.where(tuple_(*_KEY) < tuple_(*place, types=[each.type for each in _KEY]))
+        return statement.order_by(*(column.desc() for column in _KEY)).limit(limit)
+
+    def _conditions(self, filter: DeadLetterFilter) -> list[ColumnElement[bool]]:
+        """The filter's conditions without its status; those on names do not lure SQLite off the time's
+        index."""
+        rest = replace(
+            filter, event_hub=None, consumer_group=None, partition_id=None, pipeline=None, status=None
+        )
+        conditions = conditions_of(rest)
+        names: list[tuple[ColumnElement[str], str | None]] = [
+            (_ROW.event_hub, filter.event_hub and ConsumerKey(filter.event_hub).event_hub),
+            (
+                _ROW.consumer_group,
+                filter.consumer_group and ConsumerKey("any", filter.consumer_group).consumer_group,
+            ),
+            (_ROW.partition_id, filter.partition_id),
+            (_ROW.pipeline, filter.pipeline),
+        ]
+        for column, value in names:
+            if value is not None:
+                # Without statistics SQLite would take the primary key, and sort all rows of the hub.
+                conditions.append((column.concat("") if self._database.is_sqlite else column) == value)
+        return conditions
+
+
+def _statuses(filter: DeadLetterFilter) -> Sequence[DeadLetterStatus]:
+    return tuple(DeadLetterStatus) if filter.status is None else (filter.status,)
+
+
+def _status_in(filter: DeadLetterFilter) -> ColumnElement[bool]:
+    return or_(*(_ROW.status == status.value for status in _statuses(filter)))
+
+
+def _hour_of(found: object) -> datetime:
+    if isinstance(found, datetime):
+        return found.astimezone(UTC)
+    return datetime.fromisoformat(f"{found}:00").replace(tzinfo=UTC)

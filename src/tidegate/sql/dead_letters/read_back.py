@@ -1,0 +1,102 @@
+"""The event behind a dead letter: read back from the log by its pointer, or from the copy that was kept.
+
+An event counts as found only if it has the dead letter's enqueued time: a hub that was deleted and made anew
+has the same sequence numbers with other events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidegate.model.errors import NotFoundError, PositionOutOfRangeError
+from tidegate.model.events import ReceivedEvent
+from tidegate.sql.core.values import DeadLetter, EventReader, decode_copy
+
+
+def read_back(reader: EventReader, event_hub: str, page: Sequence[DeadLetter]) -> dict[int, ReceivedEvent]:
+    """The events of one partition's dead letters by sequence number, as far as they can still be had.
+
+    From the log, else from the dead letter's copy. page: ascending, not empty.
+    """
+    by_number = {letter.sequence_number: letter for letter in page}
+    in_log = {
+        event.sequence_number: event
+        for event in _read_available(reader, event_hub, page[0].partition_id, list(by_number))
+        if event.sequence_number in by_number
+        and event.enqueued_time_ms == by_number[event.sequence_number].enqueued_time_ms
+    }
+    found: dict[int, ReceivedEvent] = {}
+    for number, letter in by_number.items():
+        event = in_log.get(number) or event_of_copy(letter)
+        if event is not None:
+            found[number] = event
+    return found
+
+
+def find_event(letter: DeadLetter, reader: EventReader) -> ReceivedEvent:
+    """The event of one dead letter: from the log by its pointer, else from the copy that was kept.
+
+    Raises NotFoundError where the log no longer holds it and there is no copy.
+    """
+    try:
+        found = read_back(reader, letter.event_hub, [letter]).get(letter.sequence_number)
+    except NotFoundError:  # the hub or the partition itself is gone
+        found = event_of_copy(letter)
+    if found is None:
+        raise NotFoundError(
+            f"The log no longer holds event {letter.sequence_number} of partition {letter.partition_id} "
+            f"of {letter.event_hub}, and its dead letter has no copy of it.",
+            next_step="Discard the dead letter. Copied payloads would outlive the log.",
+        )
+    return found
+
+
+def event_of_copy(letter: DeadLetter) -> ReceivedEvent | None:
+    """The event as the dead letter keeps it; None: only the log has it."""
+    if letter.payload is None:
+        return None
+    return ReceivedEvent(
+        partition_id=letter.partition_id,
+        sequence_number=letter.sequence_number,
+        offset=letter.offset,
+        enqueued_time_ms=letter.enqueued_time_ms,
+        encoded=letter.payload,
+        decode=decode_copy,
+    )
+
+
+def _read_available(
+    reader: EventReader, event_hub: str, partition_id: str, numbers: Sequence[int]
+) -> list[ReceivedEvent]:
+    """The events that the log still holds. Retention takes the oldest, so the rest is found by halving."""
+    try:
+        return list(reader.read_events(event_hub, partition_id, numbers))
+    except PositionOutOfRangeError:
+        pass
+    low, high = 0, len(numbers)
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            list(reader.read_events(event_hub, partition_id, [numbers[middle]]))
+            high = middle
+        except PositionOutOfRangeError:
+            low = middle + 1
+    if low == len(numbers):
+        return []
+    try:
+        return list(reader.read_events(event_hub, partition_id, numbers[low:]))
+    except PositionOutOfRangeError:
+        # Beyond the log's end (a hub made anew), or retention moved on meanwhile: what can be had one by one.
+        return _read_one_by_one(reader, event_hub, partition_id, numbers[low:])
+
+
+def _read_one_by_one(
+    reader: EventReader, event_hub: str, partition_id: str, numbers: Sequence[int]
+) -> list[ReceivedEvent]:
+    found: list[ReceivedEvent] = []
+    for number in numbers:
+        try:
+            found += reader.read_events(event_hub, partition_id, [number])
+        except PositionOutOfRangeError:
+            continue
+    return found

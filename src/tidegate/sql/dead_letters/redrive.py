@@ -1,0 +1,342 @@
+"""Redrive: dead letters run through a (corrected) handler again.
+
+Theory of operation. Pages of open dead letters of one partition are read back from the log by their sequence
+numbers. One transaction then locks the partition's checkpoint (so pump and redrive take turns), locks those
+that are still open, runs the handler, closes them and writes the audit trail: so it may be stopped, repeated
+and run twice at once, and nothing is written twice. Whatever fails again stays open with one attempt more;
+``attempts_max`` ends the loop. A dry run is the same transaction, rolled back.
+
+Events that were parked behind another of their partition key keep its order: one runs only when nothing
+before it of its key is still open. The others are ``waiting``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from sqlalchemy import func, select, update
+
+from tidegate.model.errors import DatabaseError, DatabaseUnavailableError, InvalidArgumentError
+from tidegate.model.events import ReceivedEvent
+from tidegate.processor.lease import GroupKey, Lease
+from tidegate.sql.core.database import Database
+from tidegate.sql.core.dead_letter_rows import (
+    IN_LIST_MAX,
+    conditions_of,
+    consumer_is,
+    dead_letter_of,
+    lock_open,
+    write_audit,
+)
+from tidegate.sql.core.dead_letter_statements import texts_of
+from tidegate.sql.core.parked_keys import PARKED, KeyOrder, is_open
+from tidegate.sql.core.schema import dead_letter
+from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
+from tidegate.sql.core.values import (
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterStatus,
+    EventReader,
+    NewDeadLetter,
+    RedriveReport,
+)
+from tidegate.sql.dead_letters.read_back import read_back
+from tidegate.sql.dead_letters.redrive_report import FailureTally, ReasonTally
+from tidegate.sql.handlers.event_runs import EventRun, EventsFailedError, RunOutcome, repeat_carefully
+from tidegate.sql.handlers.forms import HandlerForm, form_of
+from tidegate.sql.handlers.pipeline import AnyPipeline
+
+
+@dataclass(slots=True)
+class Redrive:
+    """One run over the open dead letters of one pipeline; see ``DeadLetters.redrive``."""
+
+    database: Database
+    pipeline: AnyPipeline
+    reader: EventReader
+    filter: DeadLetterFilter
+    maximum: int | None
+    is_dry_run: bool
+    attempts_max: int
+    batch_size: int
+    progress: Callable[[RedriveReport], None] | None
+    actor: str
+    _form: HandlerForm = field(init=False)
+    _reasons: ReasonTally = field(init=False)
+    _failures: FailureTally = field(init=False)
+    _place: _Place = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._form = form_of(self.pipeline)
+        self._reasons = ReasonTally()
+        self._failures = FailureTally()
+        self._place = _Place("")
+
+    def run(self) -> RedriveReport:
+        """Do it. What is raised leaves every page before it committed; run it again to go on."""
+        if not 1 <= self.batch_size <= IN_LIST_MAX:
+            raise InvalidArgumentError(
+                f"A redrive's batch_size is 1 to {IN_LIST_MAX}, not {self.batch_size}."
+            )
+        if self.maximum is not None and self.maximum < 0:
+            raise InvalidArgumentError(f"A redrive's maximum is not negative; {self.maximum} was given.")
+        report = RedriveReport(exhausted=self._count_exhausted(), is_dry_run=self.is_dry_run)
+        if self.progress is not None:
+            self.progress(report)
+        for page in self._pages():
+            report = self._run_page(page, report)
+            if self.progress is not None:
+                self.progress(report)
+        return report
+
+    def _conditions(self) -> DeadLetterFilter:
+        consumer = self.pipeline.consumer
+        return replace(
+            self.filter,
+            event_hub=consumer.event_hub,
+            consumer_group=consumer.consumer_group,
+            pipeline=self.pipeline.name,
+            status=DeadLetterStatus.OPEN,
+        )
+
+    def _count_exhausted(self) -> int:
+        statement = (
+            select(func.count())
+            .select_from(dead_letter)
+            .where(*conditions_of(self._conditions()), dead_letter.c.attempts >= self.attempts_max)
+        )
+        with self.database.read() as connection:
+            return connection.execute(statement).scalar_one()
+
+    def _pages(self) -> Iterator[list[DeadLetter]]:
+        row = dead_letter.c
+        meant = [*conditions_of(self._conditions()), row.attempts < self.attempts_max]
+        with self.database.read() as connection:
+            partition_ids = (
+                connection.execute(select(row.partition_id).where(*meant).distinct()).scalars().all()
+            )
+        left = self.maximum
+        for partition_id in sorted(partition_ids, key=lambda text: (len(text), text)):
+            after = -1
+            while left is None or left > 0:
+                size = self.batch_size if left is None else min(left, self.batch_size)
+                statement = (
+                    select(dead_letter)
+                    .where(*meant, row.partition_id == partition_id, row.sequence_number > after)
+                    .order_by(row.sequence_number)
+                    .limit(size)
+                )
+                with self.database.read() as connection:
+                    page = [dead_letter_of(dict(found)) for found in connection.execute(statement).mappings()]
+                if not page:
+                    break
+                after = page[-1].sequence_number
+                left = None if left is None else left - len(page)
+                yield page
+
+    def _run_page(self, page: Sequence[DeadLetter], report: RedriveReport) -> RedriveReport:
+        partition_id = page[0].partition_id
+        if partition_id != self._place.partition_id:
+            self._place = _Place(partition_id)
+        events = read_back(self.reader, self.pipeline.event_hub, page)
+        numbers = [letter.sequence_number for letter in page]
+        lost = [(partition_id, number) for number in numbers if number not in events]
+        outcome = self._commit_events(page, events) if events else _PageOutcome()
+        failed_numbers = [letter.sequence_number for letter in outcome.failed]
+        self._reasons.add(page, outcome.redriven, failed_numbers, outcome.waiting)
+        self._failures.add(partition_id, outcome.failed)
+        return replace(
+            report,
+            considered=report.considered + len(page),
+            redriven=report.redriven + len(outcome.redriven),
+            rows=report.rows + outcome.rows,
+            failed=report.failed + len(outcome.failed),
+            waiting=report.waiting + len(outcome.waiting),
+            lost=(*report.lost, *lost),
+            taken_by_others=report.taken_by_others + outcome.taken_by_others,
+            by_reason=self._reasons.outcomes(),
+            failures=self._failures.failures(),
+        )
+
+    def _commit_events(self, page: Sequence[DeadLetter], events: Mapping[int, ReceivedEvent]) -> _PageOutcome:
+        try:
+            return self._commit_page(page, events)
+        except EventsFailedError as error:
+            failed = error
+        return repeat_carefully(lambda why: self._commit_page(page, events, failed=why), failed)
+
+    def _commit_page(
+        self,
+        page: Sequence[DeadLetter],
+        events: Mapping[int, ReceivedEvent],
+        *,
+        failed: EventsFailedError | None = None,
+    ) -> _PageOutcome:
+        """One transaction. Raises EventsFailedError where it has to be run again, carefully (``failed``)."""
+        partition_id = self._place.partition_id
+        unit = UnitOfWork(self.database, self.pipeline.consumer, pipeline_name=self._form.name)
+        with unit, unit.translating("redriving dead letters"):
+            unit.lock_checkpoint(partition_id)
+            still_open = lock_open(unit, partition_id, list(events))
+            letters = {letter.sequence_number: letter for letter in page}
+            order = self._order(unit, {number: letters[number] for number in still_open})
+            run = EventRun(unit, self._form.run, self._context(), order=order)
+            todo = [events[number] for number in still_open]
+            if failed is None:
+                done = run.run_whole(todo, is_failure_accepted=True)
+                if self.is_dry_run:
+                    _check_as_commit_would(unit)
+            else:
+                done = run.run_carefully(todo, is_commit_refused=failed.is_at_commit)
+            outcome = _outcome_of(done, still_open, len(events) - len(still_open))
+            if self.is_dry_run:
+                unit.rollback()
+                self._place.would_close.update(outcome.redriven)
+            else:
+                self._record_failures(unit, partition_id, outcome.failed)
+                self._close(unit, partition_id, outcome.redriven)
+                self._commit(unit, has_work=bool(outcome.redriven or outcome.failed))
+        return outcome
+
+    def _order(self, unit: UnitOfWork, letters: Mapping[int, DeadLetter]) -> KeyOrder:
+        """Who of these open dead letters, about to be run, has to wait."""
+        parked = [letter for letter in letters.values() if _is_parked(letter)]
+        unknown = {letter.partition_key for letter in parked} - self._place.blocked.keys()
+        if unknown:
+            row = dead_letter.c
+            statement = (
+                select(row.partition_key, row.sequence_number)
+                .where(consumer_is(unit.consumer, self._place.partition_id), is_open())
+                .where(row.partition_key.in_(unknown))
+                .where(row.sequence_number < max(letter.sequence_number for letter in parked))
+                .order_by(row.sequence_number)
+            )
+            for key, number in unit.connection.execute(statement):
+                if number not in letters and number not in self._place.would_close:
+                    self._place.blocked.setdefault(key, number)
+        return KeyOrder(
+            self._place.blocked,
+            key_of=lambda event: letters[event.sequence_number].partition_key,
+            is_held=lambda event: _is_parked(letters[event.sequence_number]),
+        )
+
+    def _context(self) -> RedriveContext:
+        now = self.database.clock.now_utc()
+        lease = Lease(self._place.partition_id, self.actor, 0, None, now, "")
+        return RedriveContext(self.pipeline.event_hub, self.pipeline.consumer_group, lease)
+
+    def _commit(self, unit: UnitOfWork, *, has_work: bool) -> None:
+        if not has_work:
+            unit.rollback()
+            return
+        try:
+            unit.commit()
+        except RowsRefusedError as refused:
+            raise EventsFailedError from refused
+
+    def _close(self, unit: UnitOfWork, partition_id: str, sequence_numbers: Sequence[int]) -> None:
+        if not sequence_numbers:
+            return
+        unit.connection.execute(
+            update(dead_letter)
+            .where(
+                consumer_is(unit.consumer, partition_id), dead_letter.c.sequence_number.in_(sequence_numbers)
+            )
+            .values(status=DeadLetterStatus.REDRIVEN.value)
+        )
+        write_audit(unit, partition_id, "redriven", self.actor, [(number, "") for number in sequence_numbers])
+
+    def _record_failures(self, unit: UnitOfWork, partition_id: str, failed: Sequence[NewDeadLetter]) -> None:
+        now = self.database.clock.now_utc()
+        for letter in failed:
+            unit.connection.execute(
+                update(dead_letter)
+                .where(
+                    consumer_is(unit.consumer, partition_id),
+                    dead_letter.c.sequence_number == letter.sequence_number,
+                )
+                .values(
+                    **texts_of(letter.error_type, letter.reason, letter.traceback),
+                    attempts=dead_letter.c.attempts + 1,
+                    last_failed_at=now,
+                )
+            )
+        write_audit(
+            unit,
+            partition_id,
+            "redrive_failed",
+            self.actor,
+            [(letter.sequence_number, f"{letter.error_type}: {letter.reason}") for letter in failed],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveContext:
+    """The ``PartitionContext`` of a redrive: nobody holds a lease, so its epoch is 0."""
+
+    event_hub: str
+    consumer_group: str
+    lease: Lease
+    """Owner: who redrives."""
+
+    @property
+    def group(self) -> GroupKey:
+        """The consumer group; a database does not know of which namespace, so that is ``redrive``."""
+        return GroupKey("redrive", self.event_hub, self.consumer_group)
+
+    @property
+    def partition_id(self) -> str:
+        """The partition."""
+        return self.lease.partition_id
+
+    @property
+    def owner(self) -> str:
+        """Who redrives."""
+        return self.lease.owner
+
+    async def checkpoint(self, event: ReceivedEvent | None = None) -> None:
+        """Raises InvalidArgumentError: a redrive moves no checkpoint."""
+        raise InvalidArgumentError("A redrive moves no checkpoint.")
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a run is, and what it knows of that partition's keys."""
+
+    partition_id: str
+    blocked: dict[str, int] = field(default_factory=dict)
+    """Keys with an open dead letter that this run leaves open, with its sequence number."""
+    would_close: set[int] = field(default_factory=set)
+    """What a dry run would have closed so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PageOutcome:
+    redriven: Sequence[int] = ()
+    failed: Sequence[NewDeadLetter] = ()
+    waiting: Sequence[int] = ()
+    rows: int = 0
+    taken_by_others: int = 0
+
+
+def _outcome_of(done: RunOutcome, still_open: Sequence[int], taken_by_others: int) -> _PageOutcome:
+    failed = [each.letter for each in done.put_aside]
+    waiting = [event.sequence_number for event, _ in done.held]
+    left = {*(letter.sequence_number for letter in failed), *waiting}
+    redriven = [number for number in still_open if number not in left]
+    return _PageOutcome(redriven, failed, waiting, done.rows, taken_by_others)
+
+
+def _is_parked(letter: DeadLetter) -> bool:
+    return letter.error_type == PARKED and letter.partition_key is not None
+
+
+def _check_as_commit_would(unit: UnitOfWork) -> None:
+    """What a commit would refuse, a dry run is to find, too (PostgreSQL). Raises EventsFailedError."""
+    try:
+        unit.make_constraints_immediate()
+    except DatabaseUnavailableError:
+        raise
+    except DatabaseError as error:
+        raise EventsFailedError from error

@@ -1,0 +1,1 @@
+"""Handlers and pipelines as users write them, run over events."""

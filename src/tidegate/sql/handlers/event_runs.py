@@ -1,0 +1,253 @@
+"""Runs events through a handler inside an open transaction, until those that fail stand alone.
+
+Theory of operation. A call gets its events behind a savepoint. ``run_whole`` makes one call; any failure is
+an EventsFailedError, and the caller rolls the transaction back (and may wait before it tries again).
+``run_carefully`` halves what fails: the savepoint undoes it, and both halves are run, in order, until each
+event that fails stands alone with its effects undone. An event that has to wait for its key (``KeyOrder``) is
+held back: left out of every call. What is the database's own trouble is no event's fault and ends the run.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from sqlalchemy import NestedTransaction
+from sqlalchemy import exc as sqlalchemy_errors
+
+from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
+from tidegate.model.events import ReceivedEvent
+from tidegate.processor.handlers import PartitionContext
+from tidegate.sql.core.failures import is_environment, reason_of, sqlstate_of, translate
+from tidegate.sql.core.parked_keys import KeyOrder
+from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
+from tidegate.sql.core.values import NewDeadLetter
+from tidegate.sql.handlers.context import PutAside, TransactionCall, TransactionGuard, misused
+
+_Outcome = TypeVar("_Outcome")
+
+RunEvents = Callable[[UnitOfWork, TransactionCall, Sequence[ReceivedEvent]], None]
+"""A handler in its one form: writes the effects of events, puts events aside, or raises for all of them."""
+
+_NO_SAVEPOINT = ("3B001", "25P01")
+"""PostgreSQL: no such savepoint, no transaction in progress (PostgreSQL 15 documentation, appendix A)."""
+
+
+class EventsFailedError(Exception):
+    """A call failed for some of its events; the transaction is to be rolled back. Never reaches a user."""
+
+    @property
+    def is_at_commit(self) -> bool:
+        """True: a constraint that is checked only at the end refused all of the transaction together."""
+        return isinstance(self.__cause__, RowsRefusedError) and self.__cause__.is_at_commit
+
+
+def repeat_carefully(attempt: Callable[[EventsFailedError], _Outcome], failed: EventsFailedError) -> _Outcome:
+    """Run the transaction that failed once more, carefully, and again where that is refused at its commit:
+    what fails at once may hide what only a commit refuses, which is looked for when it is known to be there.
+
+    attempt: told why it is run. Raises what it raises.
+    """
+    try:
+        return attempt(failed)
+    except EventsFailedError as again:
+        if failed.is_at_commit or not again.is_at_commit:
+            raise
+        at_commit = again
+    return attempt(at_commit)
+
+
+@dataclass(slots=True)
+class RunOutcome:
+    """What became of the events of one transaction."""
+
+    processed: int = 0
+    """Events that ran and were not put aside."""
+    rows: int = 0
+    put_aside: list[PutAside] = field(default_factory=list)
+    """Events that failed, or that the handler put aside."""
+    held: list[tuple[ReceivedEvent, int]] = field(default_factory=list)
+    """Events that were not run, each with the number of the one it waits behind."""
+    stopped_by: PutAside | None = None
+    """The failed event before which the run ended (``is_stopped_by_failure``); it and all behind it are not
+    run."""
+
+
+class EventRun:
+    """One transaction's calls of a handler."""
+
+    def __init__(
+        self,
+        unit: UnitOfWork,
+        handler: RunEvents,
+        context: PartitionContext,
+        *,
+        order: KeyOrder | None = None,
+        is_payload_copied: bool = False,
+        is_stopped_by_failure: bool = False,
+    ) -> None:
+        """order: keeps the order of each key; None: events are independent of each other.
+
+        is_stopped_by_failure: end before the first event that fails, instead of putting it aside.
+        """
+        self._unit = unit
+        self._handler = handler
+        self._context = context
+        self._order = order
+        self._is_payload_copied = is_payload_copied
+        self._is_stopped_by_failure = is_stopped_by_failure
+        self._guard = TransactionGuard(unit.connection)
+        self._outcome = RunOutcome()
+
+    def run_whole(self, events: Sequence[ReceivedEvent], *, is_failure_accepted: bool) -> RunOutcome:
+        """Make one call. Raises EventsFailedError where it fails or cannot be told apart.
+
+        is_failure_accepted: False also refuses failed events that the handler itself told apart.
+        """
+        runnable = self._runnable(events)
+        if runnable:
+            call = self._call(runnable, is_checked=False)
+            if not is_failure_accepted and any(each.is_failure for each in call.put_aside.values()):
+                raise EventsFailedError
+            self._take(call, runnable)
+        return self._outcome
+
+    def run_carefully(
+        self, events: Sequence[ReceivedEvent], *, is_commit_refused: bool = False
+    ) -> RunOutcome:
+        """Make as many calls as it needs for each failed event to stand alone.
+
+        is_commit_refused: the last transaction of these events was refused at its commit.
+        """
+        self._unit.make_constraints_immediate(is_commit_refused=is_commit_refused)
+        middle = (len(events) + 1) // 2
+        pending = [(middle, len(events)), (0, middle)]
+        while pending and self._outcome.stopped_by is None:
+            low, high = pending.pop()
+            runnable = self._runnable(events[low:high])
+            if not runnable:
+                continue
+            try:
+                self._take(self._call(runnable, is_checked=True), runnable)
+            except EventsFailedError as failed:
+                if len(runnable) == 1:
+                    self._fail(runnable[0], failed.__cause__ or failed)
+                    continue
+                # The held ones before the split are known; they are found again in the halves.
+                self._forget_held(events[low:high])
+                middle = (low + high) // 2
+                pending += [(middle, high), (low, middle)]
+        return self._outcome
+
+    def _runnable(self, events: Sequence[ReceivedEvent]) -> list[ReceivedEvent]:
+        if self._order is None:
+            return list(events)
+        runnable: list[ReceivedEvent] = []
+        for event in events:
+            behind = self._order.waits_behind(event)
+            if behind is None:
+                runnable.append(event)
+            else:
+                self._outcome.held.append((event, behind))
+        return runnable
+
+    def _forget_held(self, events: Sequence[ReceivedEvent]) -> None:
+        numbers = {event.sequence_number for event in events}
+        held = self._outcome.held
+        self._outcome.held = [each for each in held if each[0].sequence_number not in numbers]
+
+    def _call(self, events: Sequence[ReceivedEvent], *, is_checked: bool) -> TransactionCall:
+        """Call the handler behind a savepoint. Raises EventsFailedError (undone), from what it raised."""
+        unit = self._unit
+        with unit.translating("setting a savepoint"):
+            savepoint = unit.connection.begin_nested()
+        call = TransactionCall(
+            self._context, unit.connection, events, is_payload_copied=self._is_payload_copied
+        )
+        try:
+            with self._guard.lending():
+                self._handler(unit, call, events)
+            if unit.connection.get_nested_transaction() is not savepoint:
+                raise misused("The handler left a savepoint open, or ended one that is not its own.")
+            if is_checked:
+                # An error that the handler swallowed shows while the savepoint can still undo it.
+                unit.connection.exec_driver_sql("SELECT 1")
+                unit.check_deferred_constraints()
+            self._check_call(call, events)
+            savepoint.commit()
+        except RowsRefusedError as error:
+            self._undo(savepoint)
+            raise EventsFailedError from error
+        except (MemoryError, DatabaseError):
+            raise
+        except EventsFailedError:
+            self._undo(savepoint)
+            raise
+        except Exception as error:  # whatever a user's handler raises
+            self._raise_if_environment(error)
+            self._undo(savepoint)
+            raise EventsFailedError from error
+        finally:
+            call.close()
+        return call
+
+    def _check_call(self, call: TransactionCall, events: Sequence[ReceivedEvent]) -> None:
+        """Raises EventsFailedError where what the call put aside asks for smaller calls."""
+        if len(events) == 1 or not call.put_aside:
+            return
+        if self._is_stopped_by_failure and any(each.is_failure for each in call.put_aside.values()):
+            raise EventsFailedError
+        if self._order is not None and self._order.is_overtaken(call.put_aside, events):
+            raise EventsFailedError
+
+    def _undo(self, savepoint: NestedTransaction) -> None:
+        connection = self._unit.connection
+        with self._unit.translating("rolling back to a savepoint"):
+            # A handler that raised may have left savepoints of its own.
+            while (inner := connection.get_nested_transaction()) is not None and inner is not savepoint:
+                inner.close()
+            savepoint.close()
+
+    def _take(self, call: TransactionCall, events: Sequence[ReceivedEvent]) -> None:
+        outcome = self._outcome
+        outcome.rows += call.rows
+        outcome.processed += len(events) - len(call.put_aside)
+        for event in events:
+            put_aside = call.put_aside.get(event.sequence_number)
+            if put_aside is not None:
+                self._put_aside(event, put_aside)
+
+    def _fail(self, event: ReceivedEvent, error: BaseException) -> None:
+        reason = error.reason if isinstance(error, RowsRefusedError) else reason_of(error)
+        letter = NewDeadLetter.from_exception(event, reason, is_payload_copied=self._is_payload_copied)
+        if not isinstance(error, RowsRefusedError):
+            # Of a statement of the handler's own: where in the handler it was run.
+            letter = replace(letter, traceback="".join(traceback.format_exception(error)))
+        self._put_aside(event, PutAside(letter, reason, is_failure=True))
+
+    def _put_aside(self, event: ReceivedEvent, put_aside: PutAside) -> None:
+        if put_aside.is_failure and self._is_stopped_by_failure:
+            self._outcome.stopped_by = put_aside
+            return
+        self._outcome.put_aside.append(put_aside)
+        if self._order is not None:
+            self._order.failed(event)
+
+    def _raise_if_environment(self, error: BaseException) -> None:
+        """Raises a DatabaseError where the database's own trouble lies at the bottom of ``error``."""
+        cause: BaseException | None = error
+        seen: set[int] = set()
+        while cause is not None and id(cause) not in seen:
+            seen.add(id(cause))
+            if sqlstate_of(cause) in _NO_SAVEPOINT or "no such savepoint" in str(cause):
+                raise misused("The handler ended the transaction it was lent, past SQLAlchemy.") from error
+            if isinstance(cause, sqlalchemy_errors.SQLAlchemyError) and is_environment(cause):
+                raise translate(cause, doing="running the handler", where=self._unit.database.url) from error
+            cause = cause.__cause__ or cause.__context__
+        if self._unit.connection.invalidated:
+            raise DatabaseUnavailableError(
+                f"The connection to the database {self._unit.database.url} was lost under the handler.",
+                next_step="The transaction is rolled back; try again when the database answers.",
+            ) from error

@@ -1,0 +1,192 @@
+"""Handlers run over events: rows sorted by their columns, and the events that failed. No database here.
+
+A row is checked against the table's columns once per set of columns; what no table could hold is found here,
+what only the database can tell comes out in ``batch``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Table
+
+from tidegate.model.events import ReceivedEvent
+from tidegate.sql.core.values import NewDeadLetter, PartitionRows
+from tidegate.sql.handlers.batches import BatchHandler
+from tidegate.sql.handlers.pipeline import Handler
+
+if TYPE_CHECKING:
+    from tidegate.sql.core.row_groups import RowGroup
+
+OnFailure = Callable[[ReceivedEvent, BaseException], None]
+"""Told of each event whose handler raised, instead of a dead letter."""
+
+
+class HandlerResultError(TypeError):
+    """A handler returned something that is no row; the reason of a dead letter, never raised to the
+    caller."""
+
+
+class UnknownColumnError(ValueError):
+    """A handler's row names a column that the table lacks; the reason of a dead letter, likewise."""
+
+
+@dataclass(slots=True)
+class HandledEvents:
+    """What a handler made of events: rows by column set, and the events that failed."""
+
+    groups: list[RowGroup] = field(default_factory=list)
+    """Rows with the same columns lie together; the order within a group is that of the events."""
+    dead_letters: list[NewDeadLetter] = field(default_factory=list)
+
+
+def handle_events(
+    handler: Handler | BatchHandler,
+    table: Table,
+    events: Iterable[ReceivedEvent],
+    *,
+    is_payload_copied: bool = False,
+    on_failure: OnFailure | None = None,
+) -> HandledEvents:
+    """Run ``handler`` over ``events``; what it raises, or a row that no table could hold, is a dead letter.
+
+    An event with several rows is put aside whole when one of them is no good. on_failure: takes the failures
+    in place of dead letters. A handler of batches is given all events at once. Raises BatchResultError, see
+    ``ArrowHandler``.
+    """
+    if isinstance(handler, BatchHandler):
+        return _handle_batch(handler, table, list(events), is_payload_copied, on_failure)
+    shapes = _Shapes(table)
+    dead_letters: list[NewDeadLetter] = []
+    for event in events:
+        try:
+            result = handler(event)
+            if result is None:
+                continue
+            if type(result) is dict and shapes.add_like_last(event.sequence_number, result):
+                continue
+            shapes.add(event.sequence_number, _rows_of(result))
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever a user's handler raises, the others go on
+            if on_failure is not None:
+                on_failure(event, error)
+                continue
+            dead_letters.append(
+                NewDeadLetter.from_exception(event, error, is_payload_copied=is_payload_copied)
+            )
+    return HandledEvents([*shapes.groups()], dead_letters)
+
+
+def _handle_batch(
+    handler: BatchHandler,
+    table: Table,
+    events: list[ReceivedEvent],
+    is_payload_copied: bool,
+    on_failure: OnFailure | None,
+) -> HandledEvents:
+    # Here, because only who has such a handler needs pyarrow.
+    from tidegate.sql.handlers.arrow import event_batch_of, run_batch_handler
+
+    outcome = run_batch_handler(handler, table, event_batch_of(events, handler.columns))
+    by_number = {event.sequence_number: event for event in events}
+    dead_letters: list[NewDeadLetter] = []
+    for number, error in outcome.failures:
+        if on_failure is not None:
+            on_failure(by_number[number], error)
+            continue
+        dead_letters.append(
+            NewDeadLetter.from_exception(by_number[number], error, is_payload_copied=is_payload_copied)
+        )
+    return HandledEvents([*outcome.groups], dead_letters)
+
+
+class _Shapes:
+    """Sorts rows by their column sets. The column check is paid once per set, not per row."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._known = frozenset(table.columns.keys())
+        self._by_columns: dict[frozenset[str], _Shape] = {}
+        self._last: _Shape | None = None
+
+    def add_like_last(self, sequence_number: int, row: dict[str, object]) -> bool:
+        """The fast way for a row with the columns of the one before; False: it has others."""
+        shape = self._last
+        if shape is None or len(row) != shape.width:
+            return False
+        try:
+            values = shape.values_of(row)
+        except KeyError:
+            return False
+        shape.values.append(values)
+        shape.sequence_numbers.append(sequence_number)
+        return True
+
+    def add(self, sequence_number: int, rows: Sequence[Mapping[str, object]]) -> None:
+        """Take all rows of one event, or none of them."""
+        shapes = [self._shape_of(row) for row in rows]
+        # All are read before any is kept: a mapping of the handler's own may raise.
+        read = [shape.values_of(row) for shape, row in zip(shapes, rows, strict=True)]
+        for shape, values in zip(shapes, read, strict=True):
+            shape.values.append(values)
+            shape.sequence_numbers.append(sequence_number)
+            self._last = shape
+
+    def groups(self) -> list[PartitionRows]:
+        """What was added, one group per column set."""
+        return [
+            PartitionRows(shape.columns, shape.values, shape.sequence_numbers)
+            for shape in self._by_columns.values()
+            if shape.values
+        ]
+
+    def _shape_of(self, row: Mapping[str, object]) -> _Shape:
+        if not row:
+            raise HandlerResultError("The handler returned an empty row. Return None for no row.")
+        names = frozenset(row)
+        shape = self._by_columns.get(names)
+        if shape is None:
+            unknown = sorted(map(repr, names - self._known))
+            if unknown:
+                raise UnknownColumnError(
+                    f"The table {self._table.name} has no column {', '.join(unknown)}. "
+                    f"It has {', '.join(self._table.columns.keys())}."
+                )
+            shape = self._by_columns[names] = _Shape(tuple(row))
+        return shape
+
+
+class _Shape:
+    __slots__ = ("columns", "sequence_numbers", "values", "values_of", "width")
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self.columns = columns
+        self.width = len(columns)
+        self.values: list[tuple[object, ...]] = []
+        self.sequence_numbers: list[int] = []
+        name = columns[0]
+        self.values_of: Callable[[Mapping[str, object]], tuple[object, ...]] = (
+            itemgetter(*columns) if self.width > 1 else lambda row: (row[name],)
+        )
+
+
+def _rows_of(result: object) -> list[Mapping[str, object]]:
+    if isinstance(result, Mapping):
+        return [result]
+    if isinstance(result, str | bytes) or not isinstance(result, Iterable):
+        raise HandlerResultError(
+            f"The handler returned {type(result).__name__}. Return a mapping (one row), an iterable of "
+            "mappings, or None."
+        )
+    rows = list(result)
+    for row in rows:
+        if not isinstance(row, Mapping):
+            raise HandlerResultError(
+                f"The handler returned an iterable that holds {type(row).__name__}; each of its items has "
+                "to be a mapping."
+            )
+    return rows

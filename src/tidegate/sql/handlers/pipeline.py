@@ -1,0 +1,205 @@
+"""A pipeline as the user writes it: where events come from, a plain function, and where its rows go.
+
+``Pipeline`` has a function from an event to rows; ``TransactionalPipeline`` one that writes for itself with
+the transaction's connection.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from sqlalchemy import Table
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.events import ReceivedEvent
+from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate.processor.handlers import TransactionalHandler, TransactionalProcessor
+from tidegate.processor.policies import FailurePolicy
+from tidegate.sql.core.values import ConsumerKey, Row
+from tidegate.sql.handlers.batches import BatchHandler
+
+Handler = Callable[[ReceivedEvent], Row | Iterable[Row] | None]
+"""Turns an event into one row, several, or none. What it raises becomes the event's dead letter.
+
+It may run more than once for an event, so it should have no effects of its own: its rows are written once.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Events of one hub, through one handler, into one table, exactly once."""
+
+    name: str
+    """Names it in dead letters and on the command line; keep it when the handler changes."""
+    event_hub: str
+    table: Table
+    """Where the handler's rows go; its columns are what a row may hold."""
+    handler: Handler | BatchHandler
+    """A function per event, or an ``ArrowHandler`` or ``PandasHandler`` around a function per batch."""
+    consumer_group: str = DEFAULT_CONSUMER_GROUP
+    is_payload_copied: bool = False
+    """True: a dead letter keeps a copy of its event, so that it outlives the log's retention."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise InvalidArgumentError("A pipeline needs a name.")
+        if not callable(self.handler) and not isinstance(self.handler, BatchHandler):
+            raise InvalidArgumentError(
+                f"The handler of the pipeline {self.name} is not callable.",
+                next_step="Give a function that takes a ReceivedEvent and returns a row, rows or None, or an "
+                "ArrowHandler or PandasHandler.",
+            )
+        ConsumerKey(self.event_hub, self.consumer_group)
+
+    @property
+    def consumer(self) -> ConsumerKey:
+        """Whose checkpoints it moves."""
+        return ConsumerKey(self.event_hub, self.consumer_group)
+
+    @property
+    def function(self) -> Callable[..., object]:
+        """The user's function itself, whatever it is wrapped in."""
+        return self.handler.function if isinstance(self.handler, BatchHandler) else self.handler
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionalPipeline:
+    """Events of one hub, through a handler that writes for itself, exactly once.
+
+    Register it with a host, or name it to ``tidegate dlq redrive``.
+    """
+
+    name: str
+    """Names it in dead letters and on the command line; keep it when the handler changes."""
+    event_hub: str
+    handler: TransactionalProcessor | TransactionalHandler
+    """A plain function ``(context, events)``, or a processor; each writes with ``context.connection``.
+
+    A redrive calls it with a context that has no lease (epoch 0), and calls no ``open`` and no ``close``.
+    """
+    consumer_group: str = DEFAULT_CONSUMER_GROUP
+    policy: FailurePolicy | None = None
+    """What becomes of an event that it failed for; None: what the host's options say."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise InvalidArgumentError("A pipeline needs a name.")
+        if isinstance(self.handler, type) or not (
+            isinstance(self.handler, TransactionalProcessor) or callable(self.handler)
+        ):
+            raise InvalidArgumentError(
+                f"The handler of the pipeline {self.name} cannot be called with events.",
+                next_step="Give a function (context, events) or an instance of a TransactionalProcessor.",
+            )
+        ConsumerKey(self.event_hub, self.consumer_group)
+
+    @property
+    def consumer(self) -> ConsumerKey:
+        """Whose checkpoints it moves."""
+        return ConsumerKey(self.event_hub, self.consumer_group)
+
+
+AnyPipeline = Pipeline | TransactionalPipeline
+"""A pipeline that returns rows, or one that writes for itself."""
+
+
+class Redrivable(ABC):
+    """What is no pipeline of this package, and knows one that runs its dead letters again."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def redrivable(self) -> Pipeline:
+        """That pipeline. Raises InvalidArgumentError where there is none."""
+
+
+def load_pipeline(address: str) -> AnyPipeline:
+    """The pipeline at ``package.module:attribute`` or ``path/to/file.py:attribute``.
+
+    The attribute is a ``Pipeline`` or ``TransactionalPipeline``, a declared pipeline of Spark's that has a
+    handler, or a callable without arguments that gives one.
+    Raises InvalidArgumentError when there is none; what the module itself raises on import comes through as
+    its cause.
+    """
+    found = load_declared(address, (Pipeline, TransactionalPipeline, Redrivable))
+    if isinstance(found, Redrivable):
+        return found.redrivable()
+    assert isinstance(found, AnyPipeline)
+    return found
+
+
+def load_declared(address: str, kinds: tuple[type, ...]) -> object:
+    """What is declared at an address, as ``load_pipeline`` has it: one of ``kinds``, or what a callable
+    without arguments gives.
+
+    Raises InvalidArgumentError when it is something else.
+    """
+    place, separator, attribute = address.rpartition(":")
+    if not separator or not place or not attribute.isidentifier():
+        raise InvalidArgumentError(
+            f"{address!r} does not name a pipeline.",
+            next_step="Write package.module:attribute or path/to/file.py:attribute.",
+        )
+    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    try:
+        found: object = getattr(module, attribute)
+    except AttributeError:
+        names = [name for name, value in vars(module).items() if isinstance(value, kinds)]
+        raise InvalidArgumentError(
+            f"{place} has no attribute {attribute!r}.",
+            next_step=f"Its pipelines are: {', '.join(names)}." if names else "It defines no pipeline.",
+        ) from None
+    if not isinstance(found, kinds) and callable(found):
+        try:
+            found = found()
+        except Exception as error:
+            raise InvalidArgumentError(f"{address} raised {type(error).__name__}: {error}") from error
+    if not isinstance(found, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds if kind is not Redrivable)
+        raise InvalidArgumentError(
+            f"{address} is a {type(found).__name__}, not a {wanted}.",
+            next_step="Name one, or a function without arguments that returns one.",
+        )
+    return found
+
+
+def _load_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
+            raise _import_error(name, error) from error
+        raise InvalidArgumentError(
+            f"There is no module {name!r}.",
+            next_step="Check the spelling, and that it is installed or on PYTHONPATH.",
+        ) from error
+    except Exception as error:
+        raise _import_error(name, error) from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InvalidArgumentError(f"There is no file {str(path)!r}.")
+    name = f"tidegate_pipeline_{path.stem}"
+    specification = importlib.util.spec_from_file_location(name, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module
+    try:
+        specification.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise _import_error(str(path), error) from error
+    return module
+
+
+def _import_error(name: str, error: Exception) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{name} cannot be imported: {type(error).__name__}: {error}")

@@ -1,0 +1,1 @@
+"""Exactly-once commits of micro-batches whose rows belong to no partition."""

@@ -1,0 +1,306 @@
+"""One micro-batch in one transaction: rows of several tables, dead letters, and the ledger's row.
+
+When the database refuses rows, the transaction is rolled back, and a second one, which is rolled back too,
+halves them behind savepoints to find out which. Then either that is the error, or those events join the
+dead letters and the first transaction is run again without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute
+from sqlalchemy import BigInteger, Column, MetaData, String, Table, delete
+from sqlalchemy.schema import CreateTable, DropTable
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.sql.core.database import Database
+from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
+from tidegate.sql.core.values import ConsumerKey, NewDeadLetter, PartitionRows
+from tidegate.sql.ledger.ledger import BatchLedger, MicroBatch
+from tidegate.sql.ledger.refusals import RefusedRow, refusal_error, write_halving
+from tidegate.sql.ledger.rows import LedgerTable, TableWriter
+from tidegate.sql.ledger.stages import (
+    EVENT_COLUMNS,
+    Stage,
+    StageOwner,
+    arrow_rows,
+    drop_stages,
+    event_column,
+    read_stage_file,
+    read_stage_table,
+    remove_stage_files,
+)
+
+_compute: Any = pyarrow.compute  # its stubs know less than it does
+
+PARTITION, SEQUENCE_NUMBER = "partition", "sequenceNumber"
+ERROR, ERROR_TYPE = "_error", "_errorType"
+TRANSFORMATION_ERROR_TYPE: Final = "TransformationError"
+"""``error_type`` of a dead letter whose row came with ``_error``."""
+
+_ROWS_READ_MAX: Final = 20_000
+_LETTERS_MAX: Final = 10_000
+"""Dead letters written together."""
+_ATTEMPTS_MAX: Final = 5
+"""Transactions per micro-batch; each of them but the first knows more refused rows."""
+
+_EVENT_TYPES: Final[Mapping[str, pa.DataType]] = {
+    PARTITION: pa.string(),
+    SEQUENCE_NUMBER: pa.int64(),
+    "offset": pa.string(),
+    "enqueuedTime": pa.timestamp("us", tz="UTC"),
+    "partitionKey": pa.string(),
+}
+LETTER_SCHEMA: Final = pa.schema(
+    [
+        pa.field(name, kind)
+        for name, kind in {**_EVENT_TYPES, ERROR: pa.string(), ERROR_TYPE: pa.string()}.items()
+    ]
+)
+"""Of rows that become dead letters."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerResult:
+    """What a micro-batch did."""
+
+    batch_id: int
+    rows: int
+    """Rows given to the tables, of all tables together."""
+    dead_letters: int
+    is_repeated: bool = False
+    """True: it was committed before, and nothing was written now."""
+
+
+@dataclass(slots=True)
+class BatchContents:
+    """All rows of a micro-batch, wherever they lie."""
+
+    rows: dict[str, list[pa.Table]] = field(default_factory=dict)
+    """By table: in memory."""
+    stages: dict[str, list[Stage]] = field(default_factory=dict)
+    """By table: left by tasks."""
+    letters: list[pa.Table] = field(default_factory=list)
+    """Rows of LETTER_SCHEMA."""
+
+
+@dataclass(slots=True)
+class BatchCommit:
+    """Commits one micro-batch."""
+
+    database: Database
+    ledger: BatchLedger
+    owner: StageOwner
+    batch: MicroBatch
+    tables: Mapping[str, LedgerTable]
+    contents: BatchContents
+    consumer: ConsumerKey | None
+    is_refused_put_aside: bool
+    _refused: RowsRefusedError | None = None
+    """What the last attempt failed with."""
+
+    def run(self) -> LedgerResult:
+        """Commit, whole or not at all.
+
+        Raises DatabaseError (a refused row, by name and column; rows that share a key), LedgerMismatchError,
+        FencedError, DatabaseUnavailableError.
+        """
+        for _ in range(_ATTEMPTS_MAX):
+            try:
+                return self._attempt()
+            except RowsRefusedError as refused:
+                self._refused = refused
+                found = self._find_refused(refused)
+                if not found:
+                    raise
+                target, row = found[0]
+                is_event_known = all(item.values.get(SEQUENCE_NUMBER) is not None for _, item in found)
+                if not self.is_refused_put_aside or not is_event_known:
+                    raise refusal_error(target, row) from refused
+                self.contents.letters.append(letters_of_refused([item for _, item in found]))
+        assert self._refused is not None
+        raise self._refused
+
+    def _attempt(self) -> LedgerResult:
+        with self._unit() as unit:
+            if not self.ledger.enter(unit, self.batch, self.owner.epoch):
+                unit.rollback()
+                return LedgerResult(self.batch.batch_id, 0, 0, is_repeated=True)
+            letters = distinct_letters(self.contents.letters)
+            row_count = 0
+            for name, target in self.tables.items():
+                writer = TableWriter(unit, target)
+                for part in self._parts(unit, name, letters, is_staged_read=self.database.is_sqlite):
+                    writer.load(arrow_rows(_of_table(part, target)))
+                if not self.database.is_sqlite:
+                    for stage in self.contents.stages.get(name, ()):
+                        staged = stage.table(target.table)
+                        removed = _remove_events(unit, staged, stage, letters)
+                        writer.take(staged, stage.columns, stage.rows - removed)
+                row_count += writer.finish()
+            letter_count = self._add_letters(unit, letters)
+            self.ledger.record(unit, self.batch, rows=row_count, dead_letters=letter_count)
+            names = [stage.name for stages in self.contents.stages.values() for stage in stages]
+            if not self.database.is_sqlite:
+                drop_stages(unit, names)
+        if self.database.is_sqlite:
+            remove_stage_files(self.owner, names)
+        return LedgerResult(self.batch.batch_id, row_count, letter_count)
+
+    def _unit(self) -> UnitOfWork:
+        consumer = self.consumer or ConsumerKey("ledger", self.ledger.query_name)
+        return UnitOfWork(self.database, consumer, pipeline_name=self.ledger.query_name)
+
+    def _parts(
+        self, unit: UnitOfWork, name: str, letters: pa.Table, *, is_staged_read: bool
+    ) -> Generator[pa.Table]:
+        """The rows for one table, without those of events that are put aside."""
+        for rows in self.contents.rows.get(name, ()):
+            yield _without_events(rows, letters)
+        for stage in self.contents.stages.get(name, ()) if is_staged_read else ():
+            if self.database.is_sqlite:
+                parts = read_stage_file(self.owner, stage)
+            else:
+                parts = read_stage_table(unit, stage, self.tables[name].table, _ROWS_READ_MAX)
+            for rows in parts:
+                yield _without_events(rows, letters)
+
+    def _find_refused(self, refused: RowsRefusedError) -> list[tuple[LedgerTable, RefusedRow]]:
+        """The rows that the database does not take; only the first, if that is an error anyway."""
+        found: list[tuple[LedgerTable, RefusedRow]] = []
+        refused_max = None if self.is_refused_put_aside else 1
+        letters = distinct_letters(self.contents.letters)
+        with self._unit() as unit:
+            self.ledger.enter(unit, self.batch, self.owner.epoch)
+            unit.make_constraints_immediate(is_commit_refused=refused.is_at_commit)
+            for name, target in self.tables.items():
+                write = _careful_write(unit, target)
+                with closing(self._parts(unit, name, letters, is_staged_read=True)) as parts:
+                    for part in parts:
+                        rows = write_halving(write, part, refused_max=refused_max)
+                        found += [(target, row) for row in rows]
+                        if found and refused_max is not None:
+                            break
+            unit.rollback()
+        return found
+
+    def _add_letters(self, unit: UnitOfWork, letters: pa.Table) -> int:
+        """Write dead letters, by partition and sequence number."""
+        if not letters.num_rows:
+            return 0
+        partition_ids: list[Any] = letters.column(PARTITION).unique().to_pylist()
+        for partition_id in sorted(partition_ids):
+            mine = letters.filter(_compute.equal(letters.column(PARTITION), partition_id))
+            mine = mine.sort_by(SEQUENCE_NUMBER)
+            for start in range(0, mine.num_rows, _LETTERS_MAX):
+                part = mine.slice(start, _LETTERS_MAX)
+                unit.add_dead_letters(partition_id, [_letter_of(row) for row in part.to_pylist()])
+        return letters.num_rows
+
+
+def _careful_write(unit: UnitOfWork, target: LedgerTable) -> Callable[[pa.Table], None]:
+    def write(rows: pa.Table) -> None:
+        with unit.savepoint():
+            writer = TableWriter(unit, target)
+            writer.load(arrow_rows(_of_table(rows, target)))
+            writer.finish()
+            unit.check_deferred_constraints()
+
+    return write
+
+
+def _of_table(rows: pa.Table, target: LedgerTable) -> pa.Table:
+    return rows.select([name for name in rows.column_names if name in target.table.columns])
+
+
+def letter_rows(rows: pa.Table) -> pa.Table:
+    """The columns of dead letters, whatever else the rows have; those that they lack are null."""
+    columns: list[Any] = [
+        rows.column(field.name) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
+        for field in LETTER_SCHEMA
+    ]
+    return pa.Table.from_arrays(columns, names=LETTER_SCHEMA.names).cast(LETTER_SCHEMA)
+
+
+def letters_of_refused(refused: Sequence[RefusedRow]) -> pa.Table:
+    """Refused rows as dead letters, with the database's words as their reason."""
+    return pa.Table.from_pylist(
+        [
+            {
+                **{name: row.values.get(name) for name in EVENT_COLUMNS},
+                ERROR: row.reason,
+                ERROR_TYPE: type(row.error.reason).__name__,
+            }
+            for row in refused
+        ],
+        schema=LETTER_SCHEMA,
+    )
+
+
+def distinct_letters(parts: Sequence[pa.Table]) -> pa.Table:
+    """One dead letter for each event; of several, the first. Raises InvalidArgumentError."""
+    if not parts:
+        return LETTER_SCHEMA.empty_table()
+    letters = pa.concat_tables(parts)
+    for name in (PARTITION, SEQUENCE_NUMBER, "offset", "enqueuedTime"):
+        if letters.column(name).null_count:
+            raise InvalidArgumentError(
+                f"A row with {ERROR} has no {name}, so nobody knows which event is to be put aside.",
+                next_step="Keep the columns partition, sequenceNumber, offset and enqueuedTime as they came.",
+            )
+    numbered = letters.append_column("number", pa.array(range(letters.num_rows)))
+    first = numbered.group_by([PARTITION, SEQUENCE_NUMBER]).aggregate([("number", "min")])
+    return letters.take(first.column("number_min").combine_chunks())
+
+
+def _letter_of(row: Mapping[str, Any]) -> NewDeadLetter:
+    return NewDeadLetter(
+        sequence_number=row[SEQUENCE_NUMBER],
+        offset=row["offset"],
+        enqueued_time_ms=round(row["enqueuedTime"].timestamp() * 1000),
+        error_type=row[ERROR_TYPE] or TRANSFORMATION_ERROR_TYPE,
+        reason=row[ERROR],
+        partition_key=row["partitionKey"],
+    )
+
+
+def _without_events(rows: pa.Table, letters: pa.Table) -> pa.Table:
+    """The rows without those of events that are put aside: an event gives all its rows or none."""
+    keys = [PARTITION, SEQUENCE_NUMBER]
+    if not letters.num_rows or not set(keys) <= set(rows.column_names):
+        return rows
+    numbered = rows.select(keys).cast(pa.schema([(name, _EVENT_TYPES[name]) for name in keys]))
+    numbered = numbered.append_column("number", pa.array(range(rows.num_rows)))
+    left = numbered.join(letters.select(keys), keys, join_type="left anti").column("number")
+    return rows.take(left.combine_chunks().sort())
+
+
+def _remove_events(unit: UnitOfWork, staged: Table, stage: Stage, letters: pa.Table) -> int:
+    """Delete the rows of events that are put aside from a stage; how many."""
+    if not letters.num_rows or not {PARTITION, SEQUENCE_NUMBER} <= set(stage.event_columns):
+        return 0
+    keys = Table(
+        "tidegate_put_aside",
+        MetaData(),
+        Column(PARTITION, String()),
+        Column(SEQUENCE_NUMBER, BigInteger()),
+        prefixes=["TEMPORARY"],
+    )
+    values = list(
+        zip(letters.column(PARTITION).to_pylist(), letters.column(SEQUENCE_NUMBER).to_pylist(), strict=True)
+    )
+    statement = delete(staged).where(
+        staged.c[event_column(PARTITION)] == keys.c[PARTITION],
+        staged.c[event_column(SEQUENCE_NUMBER)] == keys.c[SEQUENCE_NUMBER],
+    )
+    with unit.translating("leaving out the rows of events that are put aside"):
+        unit.connection.execute(CreateTable(keys))
+        unit.insert_values(keys, PartitionRows((PARTITION, SEQUENCE_NUMBER), values, [0] * len(values)))
+        removed = unit.connection.execute(statement).rowcount
+        unit.connection.execute(DropTable(keys))
+    return removed

@@ -1,0 +1,358 @@
+"""The ledger of micro-batches: which of them are committed, for queries whose rows belong to no partition.
+
+Theory of operation. After a shuffle a row has no sequence number, so no checkpoint can tell whether it was
+written. Spark names a micro-batch by its query's id (which lives in the checkpoint directory) and a number
+that grows by one; what it holds is fixed by the offsets that Spark journals before it runs it. The ledger
+keeps, per query name, the query id, the number that comes next and, of the latest batches, a fingerprint of
+those offsets. One row per name is locked by every transaction; it holds an epoch that each run of the query
+raises, so a driver that was overtaken commits nothing.
+
+``decide_batch`` is the whole of what may happen to a batch, as a pure function. What it refuses can be
+allowed by the user, once: the token that the refusal names says exactly which batch of which query, so that
+leaving it in a program allows nothing else.
+
+Order of locks: the writers' file lock (SQLite), the query's row, target tables, dead letters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from sqlalchemy import Connection, and_, delete, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tidegate.model.errors import FencedError, InvalidArgumentError, LedgerMismatchError
+from tidegate.sql.core.database import Database
+from tidegate.sql.core.lost_commit import CommitOutcome, Witness
+from tidegate.sql.core.schema import batch_ledger, ledger_query
+from tidegate.sql.core.unit_of_work import UnitOfWork, default_owner
+from tidegate.sql.core.values import ConsumerKey, storable_text
+
+BATCHES_KEPT: Final = 200
+"""Ledger rows kept per query (our choice: twice what Spark keeps of its own journal,
+``spark.sql.streaming.minBatchesToRetain``, so a restored checkpoint directory is recognised)."""
+
+NAME_CHARACTERS_MAX: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """A micro-batch as Spark names it."""
+
+    query_id: str
+    """Of the checkpoint directory: the same for every run that continues it."""
+    run_id: str
+    """Of one run of the query."""
+    batch_id: int
+    fingerprint: str | None
+    """Of the offsets that fix its content; None: they could not be read."""
+
+    @property
+    def adoption(self) -> str:
+        """What a user has to say to allow this batch where the ledger refuses it."""
+        return f"{self.query_id}:{self.batch_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerState:
+    """What the ledger knows when a micro-batch comes."""
+
+    query_id: str
+    next_batch_id: int
+    is_batch_known: bool = False
+    """True: the ledger still has the row of the batch of this number, of this query id."""
+    fingerprint: str | None = None
+    """Of that row."""
+
+
+class Decision(Enum):
+    """What is to be done with a micro-batch."""
+
+    WRITE = "write"
+    SKIP = "skip"
+    """It is committed; it came again because Spark was stopped before it could note so."""
+    ADOPT = "adopt"
+    """Write it, and let the ledger go on from it: the user said so."""
+
+
+def decide_batch(state: LedgerState | None, batch: MicroBatch, adoption: str | None = None) -> Decision:
+    """What is to be done with ``batch``.
+
+    state: None: the ledger does not know a query of this name. adoption: what the user allowed.
+    Raises LedgerMismatchError where writing could double rows and skipping could lose some.
+    """
+    trouble = _trouble(state, batch)
+    if trouble is None:
+        is_next = state is None or batch.batch_id == state.next_batch_id
+        return Decision.WRITE if is_next else Decision.SKIP
+    if adoption == batch.adoption:
+        return Decision.ADOPT
+    problem, remedy = trouble
+    raise LedgerMismatchError(
+        problem,
+        next_step=f"{remedy} To go on from this batch all the same, start once with "
+        f"adopt={batch.adoption!r}: upserts of complete rows are then right again with each row's next "
+        "change, and appended rows may be missing or doubled.",
+    )
+
+
+def _trouble(state: LedgerState | None, batch: MicroBatch) -> tuple[str, str] | None:
+    """What is wrong with this batch and what mends it; None: nothing."""
+    number = batch.batch_id
+    if state is None:
+        if number == 0:
+            return None
+        return (
+            f"The first batch that the ledger sees of this query is number {number}: the {number} before it "
+            "were written elsewhere, or the database was replaced.",
+            "Start with a new checkpoint directory to begin from the source's start, or restore the "
+            "database.",
+        )
+    if state.query_id != batch.query_id:
+        return (
+            f"The ledger knows this query by another checkpoint directory (query id {state.query_id}, "
+            f"{state.next_batch_id} batches), and this run's has the query id {batch.query_id}: its batches "
+            "count from 0 again.",
+            "Start with the old checkpoint directory, or give another query another name; if the old one is "
+            "lost, empty the target tables before you go on.",
+        )
+    if number > state.next_batch_id:
+        return (
+            f"Batch {number} comes, and the ledger's next one is {state.next_batch_id}: what Spark's "
+            "checkpoint holds as done is not in this database, as after restoring a backup of it.",
+            "Restore the checkpoint directory of the same time, or empty the target tables and start with "
+            "a new checkpoint directory.",
+        )
+    if number == state.next_batch_id:
+        return None
+    is_last = number == state.next_batch_id - 1
+    if state.is_batch_known and state.fingerprint is not None and batch.fingerprint is not None:
+        if state.fingerprint == batch.fingerprint:
+            return None
+    elif state.is_batch_known and is_last:
+        # Nothing to compare: Spark repeats its last batch only, as long as its checkpoint was left alone.
+        return None
+    return (
+        f"Batch {number} comes again with other events than it was committed with; the ledger's next one is "
+        f"{state.next_batch_id}. Spark's checkpoint directory is older than the database, as after "
+        "restoring a backup of it, or two copies of it are in use.",
+        "Use the checkpoint directory that goes with this database, or restore the database of the same "
+        "time.",
+    )
+
+
+class BatchLedger:
+    """The ledger of one query. Cheap to make; not to be used by several threads at once."""
+
+    def __init__(
+        self,
+        database: Database,
+        query_name: str,
+        *,
+        adoption: str | None = None,
+        batches_kept: int = BATCHES_KEPT,
+    ) -> None:
+        """adoption: the token of a refusal that the user overrules, see ``decide_batch``.
+
+        batches_kept: ledger rows that stay, at least 1.
+        """
+        if not query_name or len(query_name) > NAME_CHARACTERS_MAX:
+            raise InvalidArgumentError(
+                f"A ledger's query needs a name of 1 to {NAME_CHARACTERS_MAX} characters."
+            )
+        if batches_kept < 1:
+            raise InvalidArgumentError(f"At least 1 batch has to be kept in the ledger, not {batches_kept}.")
+        self.database = database
+        self.query_name = query_name
+        self._adoption = adoption
+        self._batches_kept = batches_kept
+
+    def claim(self, batch: MicroBatch) -> int:
+        """Take the query over for the run that ``batch`` is the first of; its epoch, for ``enter``.
+
+        From its commit on a run that was started before commits nothing. The same run may claim again.
+        Raises LedgerMismatchError, DatabaseError, DatabaseUnavailableError.
+        """
+        with UnitOfWork(self.database, self._stand_in) as unit:
+            with unit.translating(f"claiming the query {self.query_name} in the ledger"):
+                state, run_id, epoch = self._lock(unit.connection, batch)
+            decision = decide_batch(state, batch, self._adoption)
+            if run_id == batch.run_id and decision is not Decision.ADOPT:
+                unit.rollback()
+                return epoch
+            changes: dict[str, object] = {"epoch": epoch + 1, "run_id": batch.run_id}
+            with unit.translating(f"claiming the query {self.query_name} in the ledger"):
+                if state is None or decision is Decision.ADOPT:
+                    self._forget_from(unit.connection, batch)
+                    changes |= {"query_id": batch.query_id, "next_batch_id": batch.batch_id}
+                self._update(unit, changes)
+            unit.set_witness(self._claim_outcome(unit.token))
+        return epoch + 1
+
+    def is_committed(self, batch: MicroBatch) -> bool:
+        """Whether there is nothing to do for ``batch``: a look without waiting, before it is computed.
+
+        Raises LedgerMismatchError.
+        """
+        with self.database.read() as connection:
+            state = self._state(connection, batch)[0]
+        return decide_batch(state, batch, self._adoption) is Decision.SKIP
+
+    def enter(self, unit: UnitOfWork, batch: MicroBatch, epoch: int) -> bool:
+        """Lock the query and enter ``batch``, to be committed with what else ``unit`` writes.
+
+        Call it first in the transaction, and ``record`` last. Returns False when it is committed already:
+        write nothing then. Raises FencedError where a later run has claimed the query,
+        LedgerMismatchError as ``decide_batch``.
+        """
+        with unit.translating(f"entering batch {batch.batch_id} of {self.query_name} into the ledger"):
+            state, _, stored_epoch = self._lock(unit.connection, batch)
+        if stored_epoch != epoch:
+            raise self._fenced(unit.connection)
+        return decide_batch(state, batch) is Decision.WRITE
+
+    def record(self, unit: UnitOfWork, batch: MicroBatch, *, rows: int, dead_letters: int) -> None:
+        """Write the ledger's row of an entered batch, and let go of those that are old."""
+        row = batch_ledger.c
+        key = {
+            "query_name": self.query_name,
+            "query_id": batch.query_id,
+            "batch_id": batch.batch_id,
+        }
+        with unit.translating(f"entering batch {batch.batch_id} of {self.query_name} into the ledger"):
+            unit.connection.execute(
+                batch_ledger.insert().values(
+                    **key,
+                    fingerprint=batch.fingerprint,
+                    row_count=rows,
+                    dead_letter_count=dead_letters,
+                    transaction_token=unit.token,
+                    committed_at=self.database.clock.now_utc(),
+                )
+            )
+            unit.connection.execute(
+                delete(batch_ledger).where(
+                    row.query_name == self.query_name,
+                    row.query_id == batch.query_id,
+                    row.batch_id <= batch.batch_id - self._batches_kept,
+                )
+            )
+            self._update(unit, {"next_batch_id": batch.batch_id + 1})
+        unit.set_witness(self._batch_outcome(unit.token, key))
+
+    @property
+    def _stand_in(self) -> ConsumerKey:
+        # A unit of work is a consumer's; a query without dead letters has none.
+        return ConsumerKey("ledger", self.query_name)
+
+    def _lock(self, connection: Connection, batch: MicroBatch) -> tuple[LedgerState | None, str, int]:
+        """The state, the run that claimed the query last and its epoch; makes the row where it is missing."""
+        lock = (
+            select(ledger_query.c.epoch).where(ledger_query.c.query_name == self.query_name).with_for_update()
+        )
+        if connection.execute(lock).one_or_none() is None:
+            insert = sqlite.insert if self.database.is_sqlite else postgresql.insert
+            # Waits for a competitor that is making the same row, and sees it afterwards.
+            connection.execute(
+                insert(ledger_query)
+                .values(
+                    query_name=self.query_name,
+                    query_id="",
+                    next_batch_id=0,
+                    epoch=0,
+                    run_id="",
+                    owner="",
+                    transaction_token="",
+                    updated_at=self.database.clock.now_utc(),
+                )
+                .on_conflict_do_nothing()
+            )
+            connection.execute(lock)
+        return self._state(connection, batch)
+
+    def _state(self, connection: Connection, batch: MicroBatch) -> tuple[LedgerState | None, str, int]:
+        row = ledger_query.c
+        found = connection.execute(
+            select(row.query_id, row.next_batch_id, row.run_id, row.epoch).where(
+                row.query_name == self.query_name
+            )
+        ).one_or_none()
+        if found is None:
+            return None, "", 0
+        query_id, next_batch_id, run_id, epoch = found
+        if not query_id:
+            return None, run_id, epoch
+        entry = connection.execute(
+            select(batch_ledger.c.fingerprint).where(
+                batch_ledger.c.query_name == self.query_name,
+                batch_ledger.c.query_id == batch.query_id,
+                batch_ledger.c.batch_id == batch.batch_id,
+            )
+        ).one_or_none()
+        state = LedgerState(query_id, next_batch_id, entry is not None, None if entry is None else entry[0])
+        return state, run_id, epoch
+
+    def _update(self, unit: UnitOfWork, changes: dict[str, object]) -> None:
+        unit.connection.execute(
+            update(ledger_query)
+            .where(ledger_query.c.query_name == self.query_name)
+            .values(
+                owner=storable_text(default_owner()),
+                transaction_token=unit.token,
+                updated_at=self.database.clock.now_utc(),
+                **changes,
+            )
+        )
+
+    def _forget_from(self, connection: Connection, batch: MicroBatch) -> None:
+        """Remove what the ledger holds of batches that are about to be written anew."""
+        row = batch_ledger.c
+        connection.execute(
+            delete(batch_ledger).where(
+                and_(
+                    row.query_name == self.query_name,
+                    or_(row.query_id != batch.query_id, row.batch_id >= batch.batch_id),
+                )
+            )
+        )
+
+    def _fenced(self, connection: Connection) -> FencedError:
+        row = ledger_query.c
+        owner, updated_at = connection.execute(
+            select(row.owner, row.updated_at).where(row.query_name == self.query_name)
+        ).one()
+        return FencedError(
+            f"Another driver took over the query {self.query_name}: {owner}, at "
+            f"{updated_at:%Y-%m-%d %H:%M:%S} UTC.",
+            next_step="Nothing of the batch was written here. Run one driver per query.",
+        )
+
+    def _claim_outcome(self, token: str) -> Witness:
+        def outcome(connection: Connection) -> CommitOutcome:
+            row = ledger_query.c
+            found = connection.execute(
+                select(row.transaction_token).where(row.query_name == self.query_name).with_for_update()
+            ).scalar_one_or_none()
+            return CommitOutcome.COMMITTED if found == token else CommitOutcome.ROLLED_BACK
+
+        return outcome
+
+    def _batch_outcome(self, token: str, key: Mapping[str, object]) -> Witness:
+        def outcome(connection: Connection) -> CommitOutcome:
+            connection.execute(
+                select(ledger_query.c.epoch)
+                .where(ledger_query.c.query_name == self.query_name)
+                .with_for_update()
+            )
+            row = batch_ledger.c
+            found = connection.execute(
+                select(row.transaction_token).where(*[row[name] == value for name, value in key.items()])
+            ).scalar_one_or_none()
+            if found is None:
+                return CommitOutcome.ROLLED_BACK
+            return CommitOutcome.COMMITTED if found == token else CommitOutcome.SUPERSEDED
+
+        return outcome

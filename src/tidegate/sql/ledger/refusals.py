@@ -1,0 +1,92 @@
+"""Which rows of a micro-batch the database refuses, and how that is told: by row and column."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidegate.model.errors import DatabaseError
+from tidegate.sql.core.unit_of_work import RowsRefusedError
+from tidegate.sql.ledger.rows import LedgerTable
+
+VALUE_CHARACTERS_MAX = 60
+"""Of each value of a refused row that are shown (our choice)."""
+
+# PostgreSQL's context of a COPY, its messages about NULL, and SQLite's about NOT NULL.
+_COLUMN_PATTERNS = (
+    re.compile(r"COPY [^,]+, line \d+, column (\w+)"),
+    re.compile(r'column "(\w+)"'),
+    re.compile(r"NOT NULL constraint failed: \w+\.(\w+)"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRow:
+    """A row that the database does not take."""
+
+    values: Mapping[str, object]
+    """Of the target's columns and of those that say which event the row came from."""
+    error: RowsRefusedError
+
+    @property
+    def reason(self) -> str:
+        """The database's own words, in one line."""
+        return " ".join(str(self.error.reason).split())
+
+
+def write_halving(
+    write: Callable[[pa.Table], None], rows: pa.Table, *, refused_max: int | None = None
+) -> list[RefusedRow]:
+    """Write all rows that the database takes, and return the others.
+
+    write: raises RowsRefusedError, and has written nothing then. refused_max: stop looking after so many.
+    Costs a call for each halving that a refused row asks for.
+    """
+    refused: list[RefusedRow] = []
+    pending = [rows]
+    while pending and (refused_max is None or len(refused) < refused_max):
+        part = pending.pop()
+        if not part.num_rows:
+            continue
+        try:
+            write(part)
+        except RowsRefusedError as error:
+            if part.num_rows == 1:
+                refused.append(RefusedRow(part.to_pylist()[0], error))
+            else:
+                middle = part.num_rows // 2
+                pending += [part.slice(middle), part.slice(0, middle)]
+    return refused
+
+
+def refusal_error(target: LedgerTable, row: RefusedRow) -> DatabaseError:
+    """The error that names a refused row and, where the database tells, its column."""
+    column = _column_of(row, target)
+    shown = ", ".join(
+        f"{name}={_shortened(value)}" for name, value in row.values.items() if name in target.table.columns
+    )
+    return DatabaseError(
+        f"The database refused a row for {target.table.name}"
+        f"{'' if column is None else f', for its column {column!r}'}: {row.reason} The row: {shown}.",
+        next_step="Nothing of the micro-batch was written. Mend the query or the table and start again; with "
+        "on_refused_row=FailureAction.DEAD_LETTER the row's event would be put aside.",
+    )
+
+
+def _column_of(row: RefusedRow, target: LedgerTable) -> str | None:
+    named = getattr(getattr(row.error.reason, "diag", None), "column_name", None)
+    if named:
+        return str(named)
+    for pattern in _COLUMN_PATTERNS:
+        found = pattern.search(str(row.error.reason))
+        if found and found[1] in target.table.columns:
+            return found[1]
+    return None
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= VALUE_CHARACTERS_MAX else f"{text[: VALUE_CHARACTERS_MAX - 1]}…"

@@ -1,0 +1,356 @@
+"""Rows of a micro-batch into their tables: loaded in bulk, appended or upserted, in one transaction.
+
+An upsert loads into a temporary table first and merges that in one statement, so the rule for rows that
+share a key is the same on both databases: an error that names the key, unless columns to order by say which
+of them is the last.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Executable,
+    MetaData,
+    Select,
+    Subquery,
+    Table,
+    and_,
+    func,
+    inspect,
+    or_,
+    select,
+    true,
+    union_all,
+)
+from sqlalchemy import exc as sqlalchemy_errors
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.schema import CreateTable, DropTable
+
+from tidegate.model.errors import DatabaseError, DatabaseUnavailableError, InvalidArgumentError
+from tidegate.sql.core.database import Database
+from tidegate.sql.core.failures import is_bad_data, reason_of, sqlstate_of, translate
+from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
+
+if TYPE_CHECKING:
+    from tidegate.sql.core.row_groups import RowGroup
+
+_KEYS_SHOWN = 3
+_RANK = "tidegate_rank"
+_SECOND_TIME = "21000"
+"""PostgreSQL: ON CONFLICT DO UPDATE met a row for the second time (appendix A: cardinality_violation)."""
+
+
+Rows: TypeAlias = Select[Any]
+
+
+class StagedRowsLostError(DatabaseUnavailableError):
+    """Rows that tasks had staged are gone with a crash of the database; the batch has to be run again."""
+
+
+class WriteMode(StrEnum):
+    """What becomes of a row whose key is in the table already."""
+
+    APPEND = "append"
+    """Rows are inserted; the database refuses a key that is there."""
+    UPSERT = "upsert"
+    """The row takes the place of the one that has its key; columns that the rows lack keep their value."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerTable:
+    """A table that a ``LedgerSink`` writes, and how."""
+
+    table: Table
+    mode: WriteMode = WriteMode.UPSERT
+    key: tuple[str, ...] = ()
+    """Columns that tell rows apart in an upsert; empty: the primary key. The database must hold them
+    unique, and none of them may be NULL."""
+    order_by: tuple[str, ...] = ()
+    """Of rows of one key in one micro-batch the one with the highest values here is written, NULL being the
+    lowest. Empty: such rows are an error."""
+    is_older_ignored: bool = False
+    """True: a row does not replace one whose ``order_by`` values are higher."""
+    key_columns: tuple[str, ...] = field(init=False)
+    """The key as it is used."""
+
+    def __post_init__(self) -> None:
+        names = tuple(self.key) or tuple(column.key for column in self.table.primary_key)
+        object.__setattr__(self, "key_columns", names)
+        object.__setattr__(self, "order_by", tuple(self.order_by))
+        unknown = [name for name in (*names, *self.order_by) if name not in self.table.columns]
+        if unknown:
+            raise InvalidArgumentError(
+                f"The table {self.table.name} has no column {unknown[0]!r}.",
+                next_step=f"It has {', '.join(self.table.columns.keys())}.",
+            )
+        if self.mode is WriteMode.UPSERT and not names:
+            raise InvalidArgumentError(
+                f"The table {self.table.name} has no primary key to upsert by.",
+                next_step="Give it one, name the columns of a unique key, or use WriteMode.APPEND.",
+            )
+        open_keys = [
+            name
+            for name in names
+            if self.table.columns[name].nullable and name not in self.table.primary_key.columns
+        ]
+        if self.mode is WriteMode.UPSERT and open_keys:
+            raise InvalidArgumentError(
+                f"The key column {open_keys[0]!r} of the table {self.table.name} may be NULL, and rows with "
+                "NULL there would be added again with each micro-batch.",
+                next_step="Declare it nullable=False.",
+            )
+        if self.is_older_ignored and not self.order_by:
+            raise InvalidArgumentError("Older rows can only be ignored where order_by says which are older.")
+
+
+class TableWriter:
+    """Writes one table's rows in one transaction: any number of ``load`` and ``take``, then ``finish``."""
+
+    def __init__(self, unit: UnitOfWork, target: LedgerTable) -> None:
+        self._unit = unit
+        self._target = target
+        self._sources: list[Table] = []
+        self._loaded: dict[tuple[str, ...], Table] = {}
+        self.rows = 0
+        """How many were given to the table."""
+
+    def load(self, rows: RowGroup) -> None:
+        """Take rows; an append inserts them here. Raises RowsRefusedError."""
+        if not len(rows):
+            return
+        table = self._target.table
+        if self._target.mode is WriteMode.UPSERT:
+            if rows.columns not in self._loaded:
+                self._make_temporary(rows.columns)
+            table = self._loaded[rows.columns]
+        self._unit.insert_values(table, rows)
+        self.rows += len(rows)
+
+    def take(self, staged: Table, columns: Sequence[str], rows: int) -> None:
+        """Take rows that lie in a table of the same database (PostgreSQL), which has these columns.
+
+        rows: how many it is known to hold. Raises RowsRefusedError; DatabaseUnavailableError where it holds
+        another number: it was not logged, and the server has crashed since.
+        """
+        with self._unit.translating(f"reading staged rows for {self._target.table.name}"):
+            found = self._unit.connection.execute(select(func.count()).select_from(staged)).scalar_one()
+        if found != rows:
+            raise StagedRowsLostError(
+                f"The staged rows for {self._target.table.name} are {found} instead of {rows}: the database "
+                "has restarted since they were written.",
+                next_step="Nothing of the micro-batch was written; run it again.",
+            )
+        if self._target.mode is WriteMode.APPEND:
+            targets = [self._target.table.columns[key] for key in columns]
+            statement = self._target.table.insert().from_select(targets, _rows_of(staged, columns))
+            execute_rows(self._unit, statement, self._target.table)
+        else:
+            self._sources.append(loose_copy(self._target.table, staged.name, columns))
+        self.rows += rows
+
+    def finish(self) -> int:
+        """Merge what was taken; how many rows were given. Raises what ``merge`` raises."""
+        groups: dict[tuple[str, ...], list[Table]] = {}
+        for source in [*self._loaded.values(), *self._sources]:
+            groups.setdefault(tuple(source.columns.keys()), []).append(source)
+        if len(groups) > 1:
+            raise InvalidArgumentError(
+                f"The rows for {self._target.table.name} do not all have the same columns.",
+                next_step="Let each part of a micro-batch have the same columns for a table.",
+            )
+        for columns, sources in groups.items():
+            merge(self._unit, self._target, sources, columns)
+        with self._unit.translating("dropping a temporary table"):
+            for table in self._loaded.values():
+                self._unit.connection.execute(DropTable(table))
+        self._loaded.clear()
+        return self.rows
+
+    def _make_temporary(self, columns: tuple[str, ...]) -> None:
+        name = f"tidegate_new_{len(self._loaded)}_{self._target.table.name}"[:63]
+        table = loose_copy(self._target.table, name, columns, prefixes=("TEMPORARY",))
+        with self._unit.translating("making a temporary table"):
+            self._unit.connection.execute(CreateTable(table))
+        self._loaded[columns] = table
+
+
+def check_key(database: Database, target: LedgerTable) -> None:
+    """Raises InvalidArgumentError where the database does not hold an upsert's key unique."""
+    if target.mode is WriteMode.APPEND:
+        return
+    table = target.table
+    wanted = {table.columns[key].name for key in target.key_columns}
+    with database.read() as connection:
+        found = inspect(connection)
+        keys = [found.get_pk_constraint(table.name, table.schema)["constrained_columns"]]
+        keys += [each["column_names"] for each in found.get_unique_constraints(table.name, table.schema)]
+        for index in found.get_indexes(table.name, table.schema):
+            is_partial = any(name.endswith("_where") for name in index.get("dialect_options", {}))
+            if index["unique"] and not is_partial:
+                keys.append([name for name in index["column_names"] if name is not None])
+    if not any(set(key) == wanted for key in keys):
+        raise InvalidArgumentError(
+            f"The table {table.name} in {database.url} has no unique key of the columns "
+            f"{', '.join(sorted(wanted))} to upsert by.",
+            next_step="Make a primary key or a unique index of just these columns.",
+        )
+
+
+def loose_copy(
+    table: Table,
+    name: str,
+    columns: Sequence[str],
+    *,
+    more: Sequence[Column[Any]] = (),
+    prefixes: Sequence[str] = (),
+) -> Table:
+    """A table with these columns of ``table`` and their types, and with none of its rules."""
+    copies = [
+        Column(table.columns[key].name, table.columns[key].type, key=key, nullable=True) for key in columns
+    ]
+    return Table(name, MetaData(), *copies, *more, prefixes=list(prefixes))
+
+
+def merge(unit: UnitOfWork, target: LedgerTable, sources: Sequence[Table], columns: Sequence[str]) -> None:
+    """Upsert the rows of tables with these columns.
+
+    Raises RowsRefusedError, and DatabaseError where rows share a key and nothing says which is the last.
+    """
+    parts = [select(*(source.columns[key].label(key) for key in columns)) for source in sources]
+    source = parts[0].subquery() if len(parts) == 1 else union_all(*parts).subquery()
+    if unit.database.is_sqlite:
+        _refuse_null_keys(unit, target, source)
+    # PostgreSQL refuses a second row of a key, unless both are older than what is stored; in SQLite it would
+    # win without a word.
+    is_looked_for = unit.database.is_sqlite or target.is_older_ignored
+    is_shared = is_looked_for and bool(_shared_keys(unit, target, source))
+    if not is_shared and _try_upsert(unit, target, columns, _rows_of(source, columns)):
+        return
+    keys = _shared_keys(unit, target, source, is_highest_only=bool(target.order_by))
+    if keys:
+        raise _duplicate_error(target, keys)
+    highest = _rows_of(_ranked(target, source, columns), columns)
+    is_merged = _try_upsert(unit, target, columns, highest)
+    assert is_merged, "one row of each key is left"
+
+
+def _try_upsert(unit: UnitOfWork, target: LedgerTable, columns: Sequence[str], rows: Rows) -> bool:
+    """False: nothing was written, for two of the rows have one key (PostgreSQL)."""
+    savepoint = unit.connection.begin_nested()
+    try:
+        execute_rows(unit, _upsert(unit, target, columns, rows), target.table)
+    except RowsRefusedError as error:
+        savepoint.rollback()
+        if sqlstate_of(error.reason) != _SECOND_TIME:
+            raise
+        return False
+    savepoint.commit()
+    return True
+
+
+def execute_rows(unit: UnitOfWork, statement: Executable, table: Table) -> None:
+    """Run a statement that writes rows of other tables to ``table``. Raises RowsRefusedError."""
+    try:
+        unit.connection.execute(statement)
+    except sqlalchemy_errors.DBAPIError as error:
+        if is_bad_data(error):
+            words = " ".join(str(reason_of(error)).split())
+            raise RowsRefusedError(
+                f"The database refused rows for {table.name}: {words}", reason=reason_of(error)
+            ) from error
+        raise translate(error, doing=f"writing to {table.name}", where=unit.database.url) from error
+
+
+def _upsert(
+    unit: UnitOfWork, target: LedgerTable, columns: Sequence[str], rows: Rows
+) -> postgresql.Insert | sqlite.Insert:
+    table = target.table
+    insert = sqlite.insert(table) if unit.database.is_sqlite else postgresql.insert(table)
+    insert = insert.from_select([table.columns[key] for key in columns], rows)
+    key_elements = [table.columns[key] for key in target.key_columns]
+    changes = {key: insert.excluded[key] for key in columns if key not in target.key_columns}
+    if not changes:
+        return insert.on_conflict_do_nothing(index_elements=key_elements)
+    is_newer = None
+    if target.is_older_ignored:
+        stored = [table.columns[key] for key in target.order_by]
+        is_newer = _is_not_below([insert.excluded[column.key] for column in stored], stored)
+    return insert.on_conflict_do_update(index_elements=key_elements, set_=changes, where=is_newer)
+
+
+def _is_not_below(
+    new: Sequence[ColumnElement[object]], stored: Sequence[ColumnElement[object]]
+) -> ColumnElement[bool]:
+    """``new >= stored``, compared from the left, NULL being the lowest value."""
+    result: ColumnElement[bool] = true()
+    for mine, theirs in zip(reversed(new), reversed(stored), strict=True):
+        is_equal = or_(mine == theirs, and_(mine.is_(None), theirs.is_(None)))
+        is_higher = or_(mine > theirs, and_(mine.is_not(None), theirs.is_(None)))
+        result = or_(is_higher, and_(is_equal, result))
+    return result
+
+
+def _rows_of(source: Table | Subquery, columns: Sequence[str]) -> Rows:
+    # SQLite cannot parse ON CONFLICT after a SELECT without WHERE (its documentation, "UPSERT", 2.2).
+    rows = select(*(source.columns[key] for key in columns)).where(true())
+    return rows.where(source.columns[_RANK] == 1) if _RANK in source.columns else rows
+
+
+def _ranked(target: LedgerTable, source: Subquery, columns: Sequence[str]) -> Subquery:
+    """The rows, numbered within their key from the highest by ``order_by`` on."""
+    order = [source.columns[key].desc().nulls_last() for key in target.order_by]
+    rank = func.rank().over(partition_by=[source.columns[key] for key in target.key_columns], order_by=order)
+    return select(*(source.columns[key].label(key) for key in columns), rank.label(_RANK)).subquery()
+
+
+def _shared_keys(
+    unit: UnitOfWork, target: LedgerTable, source: Subquery, *, is_highest_only: bool = False
+) -> Sequence[tuple[object, ...]]:
+    """Keys that several rows have; is_highest_only: that several rows have which are the highest of it."""
+    rows = _ranked(target, source, target.key_columns) if is_highest_only else source
+    keys = [rows.columns[key] for key in target.key_columns]
+    statement = select(*keys).group_by(*keys).having(func.count() > 1).limit(_KEYS_SHOWN)
+    if is_highest_only:
+        statement = statement.where(rows.columns[_RANK] == 1)
+    with unit.translating(f"looking for rows of {target.table.name} that share a key"):
+        return [tuple(found) for found in unit.connection.execute(statement)]
+
+
+def _refuse_null_keys(unit: UnitOfWork, target: LedgerTable, source: Subquery) -> None:
+    """SQLite gives a row without its integer key a new one. Raises RowsRefusedError, as PostgreSQL's own."""
+    for key in target.key_columns:
+        statement = select(true()).select_from(source).where(source.columns[key].is_(None)).limit(1)
+        with unit.translating(f"looking for rows of {target.table.name} without a key"):
+            is_found = unit.connection.execute(statement).first() is not None
+        if is_found:
+            column = target.table.columns[key]
+            reason = sqlite3.IntegrityError(f"NOT NULL constraint failed: {target.table.name}.{column.name}")
+            raise RowsRefusedError(
+                f"The database refused rows for {target.table.name}: {reason}", reason=reason
+            )
+
+
+def _duplicate_error(target: LedgerTable, keys: Sequence[tuple[object, ...]]) -> DatabaseError:
+    shown = "; ".join(
+        ", ".join(f"{name}={value!r}" for name, value in zip(target.key_columns, key, strict=True))
+        for key in keys
+    )
+    if target.order_by:
+        return DatabaseError(
+            f"Several rows for {target.table.name} have the same key and the same "
+            f"{', '.join(target.order_by)}, the highest of the key: {shown}.",
+            next_step="Nothing of the micro-batch was written. Add a column to order_by that tells them "
+            "apart.",
+        )
+    return DatabaseError(
+        f"Several rows for {target.table.name} have the same key: {shown}.",
+        next_step="Nothing of the micro-batch was written. Aggregate by the key, or say with order_by which "
+        "row is the last.",
+    )

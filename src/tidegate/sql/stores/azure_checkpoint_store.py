@@ -1,0 +1,249 @@
+"""Tidegate's SQL store for processors of the official Azure SDK: ``checkpoint_store=SqlCheckpointStore(…)``.
+
+    database = Database.open("postgresql://…")
+    client = EventHubConsumerClient.from_connection_string(
+        …, consumer_group="$Default", checkpoint_store=SqlCheckpointStore(database)
+    )
+
+The same rows as those of ``SqlStore``: official processors may share a consumer group with each other, and
+with hosts whose store has ``has_epochs=False``.
+
+This is the only module that imports azure-eventhub, which is the user's own dependency. It behaves as the
+official BlobCheckpointStore does (azure-eventhub-checkpointstoreblob 1.2, ``_blobstoragecs.py``), except that
+a database that does not answer is an error to ``claim_ownership``, too: the processor reports it, keeps what
+it reads, and tries again. (The blob store returns such a claim as won, even one that never was.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor.lease import GroupKey
+from tidegate.sql.core.database import Database
+from tidegate.sql.core.values import Checkpoint, ConsumerKey
+from tidegate.sql.stores.checkpoint_moves import move_checkpoint
+from tidegate.sql.stores.checkpoints import CheckpointReader
+from tidegate.sql.stores.leases import LeaseClaim, LeaseTable
+from tidegate.sql.stores.processor_store import OneNamespace
+
+try:
+    from azure.eventhub import CheckpointStore
+    from azure.eventhub.aio import CheckpointStore as AsyncCheckpointStore
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"The module {error.name} is missing: this store is for processors of the official SDK. Install it "
+        "with: pip install azure-eventhub",
+        name=error.name,
+    ) from error
+
+T = TypeVar("T")
+
+Ownership = dict[str, object]
+"""As the SDK has it: the group's three names, ``partition_id``, ``owner_id``, ``etag`` and
+``last_modified_time`` (seconds since 1970-01-01 UTC)."""
+
+_THREADS: Final = 4
+"""As many calls of an asyncio processor run at once (our choice)."""
+
+
+class SqlCheckpointStore(CheckpointStore):
+    """Ownership in ``tidegate_lease`` and checkpoints in ``tidegate_checkpoint``; for ``azure.eventhub``.
+
+    May be shared by processors and threads. The database stays the caller's to close.
+    Every method raises DatabaseUnavailableError and DatabaseError, and InvalidArgumentError for a second
+    namespace.
+    """
+
+    def __init__(self, database: Database, *, is_rewind_allowed: bool = True) -> None:
+        """is_rewind_allowed: True, as in the official stores: what comes last is kept, even if it lies back.
+
+        False: checkpoints move forward only. That is right where hosts that work in transactions share the
+        group: one that finds its checkpoint moved back would process events again.
+        """
+        self._database = database
+        self._is_rewind_allowed = is_rewind_allowed
+        self._leases = LeaseTable(database)
+        self._namespace = OneNamespace()
+
+    def list_ownership(
+        self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: object
+    ) -> list[Ownership]:
+        """Who has which partition; released ones with an empty ``owner_id``."""
+        rows, _ = self._leases.read(self._consumer(fully_qualified_namespace, eventhub_name, consumer_group))
+        return [
+            {
+                "fully_qualified_namespace": fully_qualified_namespace,
+                "eventhub_name": eventhub_name,
+                "consumer_group": consumer_group,
+                "partition_id": row.partition_id,
+                "owner_id": row.owner,
+                "etag": str(row.version),
+                "last_modified_time": row.renewed_at.timestamp(),
+            }
+            for row in rows
+        ]
+
+    def claim_ownership(
+        self, ownership_list: Iterable[Mapping[str, object]], **kwargs: object
+    ) -> list[Ownership]:
+        """Acquire, renew or (with an empty ``owner_id``) release partitions whose etag is still as given.
+
+        Those of one consumer group in one transaction. Returns the won ones, with their new etag and time, in
+        the order given; what was given is not changed.
+        """
+        given = list(ownership_list)
+        claims: dict[ConsumerKey, list[LeaseClaim]] = {}
+        for ownership in given:
+            claim = _claim(ownership)
+            if claim is not None:
+                claims.setdefault(self._consumer_of(ownership), []).append(claim)
+        won = {consumer: self._leases.claim(consumer, claims[consumer]) for consumer in claims}
+        answer: list[Ownership] = []
+        for ownership in given:
+            row = won.get(self._consumer_of(ownership), {}).get(_text(ownership, "partition_id"))
+            if row is not None:
+                updated = {"etag": str(row.version), "last_modified_time": row.renewed_at.timestamp()}
+                answer.append({**ownership, **updated})
+        return answer
+
+    def list_checkpoints(
+        self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: object
+    ) -> list[dict[str, object]]:
+        """Where each partition is to be gone on from; one whose checkpoint nobody set is absent.
+
+        The SDK looks at ``offset`` alone, which may be of any type that it takes for a position. So what
+        others set without one has the sequence number (an int) or the enqueued time (a datetime) in its
+        place, and ``"-1"``, the start, where it was set back to before the first event.
+        """
+        consumer = self._consumer(fully_qualified_namespace, eventhub_name, consumer_group)
+        answer: list[dict[str, object]] = []
+        for row in CheckpointReader(self._database).read(consumer).values():
+            position = _position_of(row)
+            if position is None:
+                continue
+            number = row.next_sequence_number
+            answer.append(
+                {
+                    "fully_qualified_namespace": fully_qualified_namespace,
+                    "eventhub_name": eventhub_name,
+                    "consumer_group": consumer_group,
+                    "partition_id": row.partition_id,
+                    "offset": position,
+                    "sequence_number": None if number is None else number - 1,
+                }
+            )
+        return answer
+
+    def update_checkpoint(self, checkpoint: Mapping[str, object], **kwargs: object) -> None:
+        """Record the event with this ``offset`` and ``sequence_number`` as the last processed one."""
+        offset = checkpoint["offset"]
+        move_checkpoint(
+            self._database,
+            self._consumer_of(checkpoint),
+            ProcessorCheckpoint(
+                _text(checkpoint, "partition_id"),
+                int(str(checkpoint["sequence_number"])),
+                None if offset is None else str(offset),
+            ),
+            is_rewind_allowed=self._is_rewind_allowed,
+        )
+
+    def _consumer_of(self, values: Mapping[str, object]) -> ConsumerKey:
+        return self._consumer(
+            _text(values, "fully_qualified_namespace"),
+            _text(values, "eventhub_name"),
+            _text(values, "consumer_group"),
+        )
+
+    def _consumer(self, namespace: str, event_hub: str, consumer_group: str) -> ConsumerKey:
+        return self._namespace.consumer_of(GroupKey(namespace, event_hub, consumer_group))
+
+
+class AsyncSqlCheckpointStore(AsyncCheckpointStore):
+    """As ``SqlCheckpointStore``, for ``azure.eventhub.aio``; the database works in threads of the store.
+
+    Cancellation: the change took place or it did not, and the processor looks again.
+    """
+
+    def __init__(self, database: Database, *, is_rewind_allowed: bool = True) -> None:
+        """The arguments of ``SqlCheckpointStore``."""
+        self._store = SqlCheckpointStore(database, is_rewind_allowed=is_rewind_allowed)
+        self._threads = ThreadPoolExecutor(_THREADS, "tidegate-checkpoint-store")
+
+    async def list_ownership(
+        self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: object
+    ) -> list[Ownership]:
+        """As ``SqlCheckpointStore``'s."""
+        return await self._run(
+            lambda: self._store.list_ownership(fully_qualified_namespace, eventhub_name, consumer_group)
+        )
+
+    async def claim_ownership(
+        self, ownership_list: Iterable[Mapping[str, object]], **kwargs: object
+    ) -> list[Ownership]:
+        """As ``SqlCheckpointStore``'s."""
+        # The processor may change its dicts while a thread reads them.
+        given = [dict(ownership) for ownership in ownership_list]
+        return await self._run(lambda: self._store.claim_ownership(given))
+
+    async def list_checkpoints(
+        self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: object
+    ) -> list[dict[str, object]]:
+        """As ``SqlCheckpointStore``'s."""
+        return await self._run(
+            lambda: self._store.list_checkpoints(fully_qualified_namespace, eventhub_name, consumer_group)
+        )
+
+    async def update_checkpoint(self, checkpoint: Mapping[str, object], **kwargs: object) -> None:
+        """As ``SqlCheckpointStore``'s."""
+        given = dict(checkpoint)
+        await self._run(lambda: self._store.update_checkpoint(given))
+
+    async def close(self) -> None:
+        """End the store's threads; the database stays open. Idempotent."""
+        await asyncio.to_thread(self._threads.shutdown)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _position_of(row: Checkpoint) -> str | int | datetime | None:
+    number = row.next_sequence_number
+    if number == 0:
+        return "-1"
+    if row.offset:
+        return row.offset
+    if number is not None:
+        return number - 1 or "0"  # the SDK takes the int 0 for no position at all
+    if row.enqueued_time_ms is not None:
+        return datetime.fromtimestamp(row.enqueued_time_ms / 1000, UTC)
+    return None
+
+
+def _claim(ownership: Mapping[str, object]) -> LeaseClaim | None:
+    """The claim; None: it cannot be won, for its etag was never one of this store's."""
+    etag = ownership.get("etag")
+    version: int | None = None
+    if etag:
+        if not str(etag).isdecimal():
+            return None
+        version = int(str(etag))
+    return LeaseClaim(_text(ownership, "partition_id"), _text(ownership, "owner_id"), version)
+
+
+def _text(values: Mapping[str, object], key: str) -> str:
+    return str(values[key])

@@ -1,0 +1,92 @@
+"""Reading checkpoints: where each consumer is. They are moved only by ``UnitOfWork.advance``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import ColumnElement, NullPool, create_engine, exc, func, make_url, select
+
+from tidegate.model.errors import DatabaseError
+from tidegate.sql.core.database import Database, absolute_url, sqlite_file
+from tidegate.sql.core.failures import translate
+from tidegate.sql.core.schema import checkpoint, current_version
+from tidegate.sql.core.values import Checkpoint, ConsumerKey
+
+_CONNECT_TIMEOUT_S: Final = 10
+"""As ``Database`` has it."""
+
+
+class CheckpointReader:
+    """Reads checkpoints without waiting for those who move them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def read(self, consumer: ConsumerKey) -> dict[str, Checkpoint]:
+        """This consumer's checkpoints by partition id; a partition that was never touched is absent.
+
+        Raises DatabaseError and DatabaseUnavailableError.
+        """
+        row = checkpoint.c
+        mine = (row.event_hub == consumer.event_hub, row.consumer_group == consumer.consumer_group)
+        return {found.partition_id: found for found in self._select(*mine)}
+
+    def read_all(self) -> list[Checkpoint]:
+        """Every consumer's checkpoints, by hub, group and partition. Raises as ``read`` does."""
+        return self._select()
+
+    def _select(self, *conditions: ColumnElement[bool]) -> list[Checkpoint]:
+        row = checkpoint.c
+        statement = (
+            select(checkpoint)
+            .where(*conditions)
+            .order_by(row.event_hub, row.consumer_group, func.length(row.partition_id), row.partition_id)
+        )
+        with self._database.read() as connection:
+            return [Checkpoint(**found) for found in connection.execute(statement).mappings()]
+
+
+def existing_database(url: str, *, named_by: str) -> Database:
+    """This process's ``Database`` for ``url``, if somebody keeps checkpoints there; makes no file, no table.
+
+    named_by: what errors say names it. Tables of an earlier version are migrated, as by ``Database.open``.
+    Raises DatabaseError where there is no such database, or none of Tidegate's tables in it; and as
+    ``Database.shared``.
+    """
+    path = sqlite_file(url)
+    if path is not None and not path.exists():
+        raise DatabaseError(
+            f"{named_by} names the SQLite database {path}, which does not exist.",
+            next_step="Correct its URL: sqlite:////absolute/path.db has four slashes.",
+        )
+    database_url = absolute_url(url)
+    # Asked before each micro-batch of some pipelines: a connection of its own each time would be felt.
+    if database_url not in _found and not _has_tables(database_url):
+        raise DatabaseError(
+            f"{named_by} names the database {make_url(url).render_as_string(hide_password=True)}, which has "
+            "no tables of Tidegate, and so no checkpoints.",
+            next_step="Name the database that the consumer group's pipeline or processor writes to.",
+        )
+    _found.add(database_url)
+    return Database.shared(url)
+
+
+_found: set[str] = set()
+"""URLs of databases in which this process has seen the tables."""
+
+
+def _has_tables(url: str) -> bool:
+    """By a connection of its own, which changes nothing: ``Database`` would make what it does not find."""
+    try:
+        engine = create_engine(
+            url,
+            poolclass=NullPool,
+            hide_parameters=True,
+            connect_args={} if sqlite_file(url) is not None else {"connect_timeout": _CONNECT_TIMEOUT_S},
+        )
+        with engine.connect() as connection:
+            return current_version(connection) > 0
+    except (exc.SQLAlchemyError, ModuleNotFoundError) as error:
+        Database.shared(url)  # fails as well, with the right words for what is wrong
+        where = make_url(url).render_as_string(hide_password=True)
+        raise translate(error, doing="looking for checkpoints", where=where) from error

@@ -1,0 +1,227 @@
+"""A SQL database as the store of Event Processor Hosts: leases, checkpoints, and transactions with both.
+
+Checkpoints are the rows that pipelines and Spark move, too, so a consumer group can change from one to the
+other. The database does its work in threads of the store's own: leases have theirs, so that a renewal never
+stands behind a batch in this process. What it may still wait for is told in ``leases``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from tidegate.model.errors import ClosedError, InvalidArgumentError
+from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor.handlers import PartitionContext
+from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
+from tidegate.processor.policies import FailurePolicy
+from tidegate.sql.commit.transactions import SqlTransactions
+from tidegate.sql.core.database import Database
+from tidegate.sql.core.values import Checkpoint, ConsumerKey
+from tidegate.sql.stores.checkpoint_moves import move_checkpoint
+from tidegate.sql.stores.checkpoints import CheckpointReader
+from tidegate.sql.stores.leases import LeaseRow, LeaseTable
+
+T = TypeVar("T")
+
+_READ_THREADS: Final = 2
+"""Readers never wait for writers, so they do not stand behind those who do (our choice)."""
+_LEASE_THREADS: Final = 2
+"""Hosts of one process rarely change leases at the same moment (our choice)."""
+_CHECKPOINT_THREADS: Final = 4
+"""Checkpoints of different partitions do not wait for each other on PostgreSQL (our choice)."""
+
+
+class SqlStore:
+    """Leases and checkpoints in ``tidegate_lease`` and ``tidegate_checkpoint``; a ``TransactionalStore``.
+
+    Any number of hosts in one process may share it; hosts of one consumer group use one database. The
+    database does not know namespaces: its event hubs are those of one, and a store refuses a second one. (Two
+    hubs of one name in two namespaces are told apart by when they were created, and refused as replaced.)
+    """
+
+    def __init__(self, database: Database, *, has_epochs: bool = True) -> None:
+        """database: stays the caller's to close.
+
+        has_epochs: False where official processors share the group through ``azure_checkpoint_store``:
+        receivers are then opened with owner level 0, as theirs are. Leases have rising epochs all the same,
+        and commits and checkpoints are fenced by them.
+        """
+        self._database = database
+        self._has_epochs = has_epochs
+        self._leases = LeaseTable(database)
+        self._checkpoints = CheckpointReader(database)
+        self._read_threads = ThreadPoolExecutor(_READ_THREADS, "tidegate-reads")
+        self._lease_threads = ThreadPoolExecutor(_LEASE_THREADS, "tidegate-leases")
+        self._checkpoint_threads = ThreadPoolExecutor(_CHECKPOINT_THREADS, "tidegate-checkpoints")
+        self._namespace = OneNamespace()
+        self._is_closed = False
+
+    @property
+    def database(self) -> Database:
+        """Where everything is kept."""
+        return self._database
+
+    @property
+    def has_epochs(self) -> bool:
+        """As it was given: whether receivers are opened with the lease's epoch as their owner level."""
+        return self._has_epochs
+
+    async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
+        """As ``LeaseStore`` says; it waits for no writer."""
+        consumer = self._consumer(group)
+        rows, now = await self._run(self._read_threads, lambda: self._leases.read(consumer))
+        return LeaseSnapshot({row.partition_id: _lease(row) for row in rows}, now)
+
+    async def acquire(
+        self, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None
+    ) -> Lease | None:
+        """As ``LeaseStore`` says. The epoch is above the checkpoint's, too, whoever moved that one."""
+        if not owner:
+            raise InvalidArgumentError("A lease needs the name of its owner.")
+        consumer = self._consumer(group)
+        version = None if expected is None else _version(expected)
+        row = await self._run(
+            self._lease_threads,
+            lambda: self._leases.acquire(consumer, partition_id, owner, version=version),
+        )
+        return None if row is None else _lease(row)
+
+    async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
+        """As ``LeaseStore`` says, with one statement for all."""
+        consumer = self._consumer(group)
+        versions = [(lease.partition_id, _version(lease)) for lease in leases]
+        if not versions:
+            return {}
+        rows = await self._run(self._lease_threads, lambda: self._leases.renew(consumer, versions))
+        return {partition_id: _lease(row) for partition_id, row in rows.items()}
+
+    async def release(self, group: GroupKey, leases: Sequence[Lease]) -> None:
+        """As ``LeaseStore`` says, with one statement for all."""
+        consumer = self._consumer(group)
+        versions = [(lease.partition_id, _version(lease)) for lease in leases]
+        if versions:
+            await self._run(self._lease_threads, lambda: self._leases.release(consumer, versions))
+
+    async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
+        """As ``CheckpointStore`` says; it waits for no writer."""
+        consumer = self._consumer(group)
+        rows = await self._run(self._read_threads, lambda: self._checkpoints.read(consumer))
+        found = {partition_id: processor_checkpoint(row) for partition_id, row in rows.items()}
+        return {partition_id: each for partition_id, each in found.items() if each is not None}
+
+    async def update_checkpoint(
+        self,
+        group: GroupKey,
+        checkpoint: ProcessorCheckpoint,
+        *,
+        lease: Lease | None,
+        is_rewind_allowed: bool = False,
+    ) -> None:
+        """As ``CheckpointStore`` says.
+
+        Raises EventHubReplacedError, too, where the checkpoint counts in another hub of this name, unless it
+        may move backwards; and InvalidArgumentError for one without a sequence number where there is a
+        sequence number.
+        """
+        consumer = self._consumer(group)
+        await self._run(
+            self._checkpoint_threads,
+            lambda: move_checkpoint(
+                self._database,
+                consumer,
+                checkpoint,
+                owner=None if lease is None else lease.owner,
+                lease_epoch=None if lease is None else lease.epoch,
+                is_rewind_allowed=is_rewind_allowed,
+            ),
+        )
+
+    def open_transactions(
+        self,
+        group: GroupKey,
+        lease: Lease,
+        handler: object,
+        context: PartitionContext,
+        *,
+        policy: FailurePolicy,
+        event_hub_created_at_ms: int | None,
+    ) -> SqlTransactions:
+        """As ``TransactionalStore`` says; besides its handlers, this store takes a ``Pipeline`` and a
+        ``TransactionalPipeline``.
+        """
+        return SqlTransactions(
+            self._database,
+            self._consumer(group),
+            lease,
+            handler,
+            context,
+            policy=policy,
+            event_hub_created_at_ms=event_hub_created_at_ms,
+        )
+
+    async def close(self) -> None:
+        """End the store's threads, after what they are doing; the database stays open. Idempotent."""
+        self._is_closed = True
+        for threads in (self._read_threads, self._lease_threads, self._checkpoint_threads):
+            await asyncio.to_thread(threads.shutdown)
+
+    def __repr__(self) -> str:
+        return f"<SqlStore {self._database.url}>"
+
+    async def _run(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        if self._is_closed:
+            raise ClosedError(f"The store {self._database.url} is closed.")
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+    def _consumer(self, group: GroupKey) -> ConsumerKey:
+        return self._namespace.consumer_of(group)
+
+
+class OneNamespace:
+    """The one namespace whose hubs a store serves: the first it is asked for. May be used by many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._name: str | None = None
+
+    def consumer_of(self, group: GroupKey) -> ConsumerKey:
+        """The key of ``group`` in the database. Raises InvalidArgumentError for a second namespace."""
+        with self._lock:
+            if self._name is None:
+                self._name = group.fully_qualified_namespace
+            if self._name != group.fully_qualified_namespace:
+                raise InvalidArgumentError(
+                    f"This store keeps the leases and checkpoints of the namespace {self._name}, and was "
+                    f"asked for {group} of {group.fully_qualified_namespace}: hubs of one name would be "
+                    "taken for one.",
+                    next_step="Use a database for each namespace, and one name for each service.",
+                )
+        return ConsumerKey(group.event_hub, group.consumer_group)
+
+
+def processor_checkpoint(row: Checkpoint) -> ProcessorCheckpoint | None:
+    """The checkpoint as hosts have it; None where the row holds no position."""
+    if row.next_sequence_number is None and row.offset is None and row.enqueued_time_ms is None:
+        return None
+    number = row.next_sequence_number
+    return ProcessorCheckpoint(
+        row.partition_id,
+        None if number is None else number - 1,
+        row.offset,
+        row.enqueued_time_ms,
+        row.event_hub_created_at_ms,
+    )
+
+
+def _lease(row: LeaseRow) -> Lease:
+    return Lease(row.partition_id, row.owner, row.epoch, row.acquired_at, row.renewed_at, str(row.version))
+
+
+def _version(lease: Lease) -> int:
+    if not lease.version.isdecimal():
+        raise InvalidArgumentError(f"The lease version {lease.version!r} is not of a SQL store.")
+    return int(lease.version)
