@@ -25,7 +25,7 @@ check: $(STAMP)  ## lint, format, types, import contracts, docs, versions of dep
 	$(BIN)/python -m pytest tests/test_dependencies.py tests/test_docs.py tests/test_docs_site.py tests/test_docs_states.py tests/test_compatibility.py tests/demos/test_demo_guides.py -q -m "not slow"
 
 docs: $(STAMP)  ## renew the reference pages that are made from the code
-	$(BIN)/python -m tidegate.cli.reference docs/reference
+	$(BIN)/python -m tools.reference docs/reference
 	$(BIN)/python -m tests.compatibility docs/reference
 
 site: $(STAMP)  ## build docs/ into site/; warnings are errors

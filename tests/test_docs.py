@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from tests.docs_support import PAGES, ROOT, environment_of, write_programs
+from tools.reference.api import API_PAGES, page_entries
+from tools.reference.pages import iter_commands, reference_pages
+from tools.reference.source import exported_entries
 
 from tidegate.cli.app import app
-from tidegate.cli.reference import iter_commands, reference_pages
-from tidegate.cli.reference_api import API_PAGES, page_entries
-from tidegate.cli.reference_source import exported_entries
 from tidegate.gateway.metrics import METRICS
 from tidegate.gateway.metrics import PREFIX as METRIC_PREFIX
 from tidegate.model import errors, limits

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from tests.docs_support import ROOT
 from tests.sql.support import CONSUMER, PIPELINE, LogOfEvents, event_with
+from tools.reference.diagrams import draw_machine
+from tools.reference.states import MACHINES, STATES, Machine, Step, machine
 
 from tidegate.amqp import states
-from tidegate.cli.reference_diagrams import draw_machine
-from tidegate.cli.reference_states import MACHINES, STATES, Machine, Step, machine
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.pipeline_status import PipelineState
 from tidegate.processor import ProcessorCheckpoint

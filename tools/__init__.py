@@ -1,1 +1,1 @@
-"""What maintainers run on the project's dependencies: checks, an audit, a bill of materials."""
+"""What maintainers run: checks of dependencies, an audit, a bill of materials, the reference pages."""

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import typer
 from tests.cli.support import run_tidegate
+from tools.reference.pages import iter_commands
 from typer.testing import CliRunner
 
 from tidegate import __version__
 from tidegate.cli.app import app
-from tidegate.cli.reference import iter_commands
 
 COMMANDS = dict(iter_commands(app))
 

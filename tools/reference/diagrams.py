@@ -14,7 +14,7 @@ from html import escape
 from itertools import pairwise
 from typing import Final
 
-from tidegate.cli.reference_states import Machine, Step
+from tools.reference.states import Machine, Step
 
 _NODE_WIDTH: Final = 150
 _NODE_HEIGHT: Final = 42

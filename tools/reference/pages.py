@@ -1,4 +1,4 @@
-"""Makes the reference pages from the code itself: ``python -m tidegate.cli.reference docs/reference``.
+"""The reference pages, made from the code itself.
 
 ``cli.md`` from the commands, ``errors.md`` from the error tree and its table of conditions, ``limits.md``
 from the module that holds the quotas, ``http-api.md`` from the table of the administration's operations,
@@ -11,18 +11,14 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import sys
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from pathlib import Path
 from typing import Protocol
 
 import typer
 import typer.main
 
 from tidegate.cli.app import EXIT_CODE_HELP, app
-from tidegate.cli.reference_api import api_pages
-from tidegate.cli.reference_settings import setting_page, state_files
 from tidegate.cli.shell.exit_codes import exit_code_of
 from tidegate.gateway.http.json_shapes import Shape
 from tidegate.gateway.http.operations import OPERATIONS, PREFIX
@@ -33,6 +29,8 @@ from tidegate.model import errors, limits
 from tidegate.spark.progress.metrics import PIPELINE_METRICS
 from tidegate.spark.progress.metrics import PREFIX as PIPELINE_METRIC_PREFIX
 from tidegate.wire.conditions import row_for
+from tools.reference.api import api_pages
+from tools.reference.settings import setting_page, state_files
 
 _MADE = "Made by `make docs`; do not edit."
 
@@ -289,17 +287,3 @@ def _metric_page() -> str:
 
 def _shape_link(shape: Shape) -> str:
     return f"[{shape.name}](#{shape.name.lower()})"
-
-
-def main(arguments: list[str]) -> int:
-    """Write all pages into the directory that is named; returns the exit code."""
-    (directory,) = arguments
-    for name, text in reference_pages().items():
-        path = Path(directory) / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -16,7 +16,11 @@ from typing import Final
 
 import tidegate
 
-_ROOT: Final = Path(inspect.getfile(tidegate)).parent
+_ROOTS: Final = {
+    "tidegate": Path(inspect.getfile(tidegate)).parent.parent,
+    "tools": Path(__file__).parent.parent.parent,
+}
+"""Top-level package → the folder that it lies in; ``tools`` for the states that only pictures know."""
 _WITHOUT_WORDS: Final = frozenset({"self", "cls"})
 _LINE_MAX: Final = 88
 
@@ -256,6 +260,7 @@ def _imports(tree: ast.Module) -> dict[str, str]:
 
 @cache
 def _tree(module: str) -> ast.Module:
-    path = _ROOT.joinpath(*module.split(".")[1:])
+    parts = module.split(".")
+    path = _ROOTS[parts[0]].joinpath(*parts)
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     return ast.parse(file.read_text(encoding="utf-8"))

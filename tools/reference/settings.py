@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tidegate.cli.reference_diagrams import draw_machine
-from tidegate.cli.reference_source import entry_of
-from tidegate.cli.reference_states import MACHINES, STATES, Machine
+from tools.reference.diagrams import draw_machine
+from tools.reference.source import entry_of
+from tools.reference.states import MACHINES, STATES, Machine
 
 
 def setting_page(made: str) -> str:

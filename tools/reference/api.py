@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.cli.reference_source import Entry, Member, exported_entries, module_entries
+from tools.reference.source import Entry, Member, exported_entries, module_entries
 
 
 @dataclass(frozen=True, slots=True)
