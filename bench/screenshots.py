@@ -1,7 +1,7 @@
 """``make screenshots``: renew the pictures of the console and of the demo in ``docs/images``.
 
 A real service with a console, producers that keep it busy, two hosts that process and put events aside, a
-pipeline's status and homes; Chromium takes the pictures, in light and dark. Then the flights demo runs, and
+pipeline's status; Chromium takes the pictures, in light and dark. Then the flights demo runs, and
 what it says becomes a picture. Nothing in the pictures is drawn by hand.
 """
 
@@ -37,8 +37,6 @@ from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table
 from tidegate.client import EventHubProducer
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData
-from tidegate.model.home_pages import file_name, merge_pages
-from tidegate.model.home_summary import HOURS
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 from tidegate.processor import EventProcessorHost, EventProcessorOptions
 from tidegate.server.emulator_config import EMULATOR_KEY
@@ -126,13 +124,11 @@ def take_console_pictures() -> None:
         directory = Path(name)
         os.environ["TIDEGATE_STATE_DIR"] = str(directory / "state")
         url = f"sqlite:///{directory / 'orders.db'}"
-        write_homes(directory / "summaries")
         settings = directory / "settings.json"
         given = {
             "root_key": EMULATOR_KEY,
             "database": url,
             "redrive_pipelines": ["bench.screenshots:pipeline"],
-            "home_summaries": str(directory / "summaries"),
         }
         settings.write_text(json.dumps(given))
         service = stack.enter_context(HubService(directory / "data", is_http_used=True, config=settings))
@@ -257,35 +253,6 @@ async def report_pipelines(is_over: threading.Event) -> None:
         await asyncio.sleep(1)
 
 
-def write_homes(root: Path) -> None:
-    """Summaries of some homes, as the pipeline of the home security demo writes them."""
-    chance = random.Random(SEED)
-    pages: dict[str, bytes] = {}
-    for index in range(400):
-        home = f"h{index:06}"
-        busy = {hour: chance.randint(1, 3) for hour in range(6, 23) if chance.random() < 0.6}
-        rooms = ("hall", "kitchen", "living-room", "bedroom")
-        summary = {
-            "home": home,
-            "day": "2026-03-02",
-            "rooms": {
-                room: {"hours_with_motion": [hour for hour in busy if chance.random() < 0.6]}
-                for room in rooms
-            },
-            "doors": {
-                sensor: {"is_open": sensor == "window-kitchen", "since": f"2026-03-02T{hour:02}:15:09.250Z"}
-                for hour, sensor in enumerate(
-                    ("door-back", "door-front", "window-bedroom", "window-kitchen"), 14
-                )
-            },
-            "alarms": [{"at": "2026-03-02T09:41:07.000Z", "kind": "door_open", "sensor": "door-front"}],
-            "activity": [busy.get(hour, 0) for hour in range(HOURS)],
-        }
-        pages[home] = json.dumps(summary, sort_keys=True, separators=(",", ":")).encode()
-    root.mkdir(parents=True, exist_ok=True)
-    (root / file_name("0-0")).write_bytes(merge_pages(None, pages))
-
-
 def photograph(address: str) -> None:
     """Each page in light and dark."""
     from playwright.sync_api import sync_playwright
@@ -297,7 +264,6 @@ def photograph(address: str) -> None:
         "consumers": "consumers/orders/$Default",
         "dead-letters": "dead-letters",
         "pipelines": "pipelines/scores",
-        "home": "homes/h000042",
     }
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=_chromium(), args=_chromium_arguments())

@@ -22,11 +22,11 @@ from tidegate.demos.home_security.check import (
 from tidegate.demos.home_security.home import Alarm
 from tidegate.demos.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB
 from tidegate.demos.home_security.latencies import QUANTILES, Latencies
+from tidegate.demos.home_security.page_files import MalformedPagesError
 from tidegate.demos.home_security.summaries import SummaryStore
 from tidegate.demos.home_security.tables import NAME, home_alarm, home_minute
 from tidegate.demos.home_security.verify import Expected
 from tidegate.model.errors import AlreadyExistsError
-from tidegate.model.home_pages import MalformedPagesError
 from tidegate.sql import Database
 from tidegate.sql.core.schema import ledger_query
 

@@ -11,9 +11,9 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from tidegate.demos.home_security.page_files import MalformedPagesError, merge_pages, pages_of
 from tidegate.demos.home_security.summaries import SummaryStore
-from tidegate.model.home_pages import MalformedPagesError, merge_pages, pages_of
-from tidegate.server.console.home_files import Index, PagesFiles
+from tidegate.demos.home_security.web.files import Index, PagesFiles
 from tidegate.testing.azurite import AzuriteServer
 
 
@@ -139,7 +139,7 @@ def test_pages_of_an_earlier_run_are_cleared(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_writer_left_is_nobodys_page(tmp_path: Path) -> None:
-    """Neither the pipeline nor the console reads it, and it is cleared with the rest."""
+    """Neither the pipeline nor the web page reads it, and it is cleared with the rest."""
     store = SummaryStore(str(tmp_path))
     store.write({"0-0": HOMES})
     (tmp_path / f"0-0.json.{'0f' * 16}").write_bytes(b"{")

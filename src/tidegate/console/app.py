@@ -36,7 +36,6 @@ from tidegate.console.pages import (
     explorer,
     explorer_event,
     explorer_send,
-    homes,
     hub,
     hub_capture,
     hub_changes,
@@ -66,7 +65,6 @@ PAGES: Final = (
     explorer_event,
     explorer_send,
     pipelines,
-    homes,
     sign_in,
     consumers,
     consumers_move,
@@ -77,7 +75,7 @@ PAGES: Final = (
 )
 """The modules of ``console.pages``, by the address of their page."""
 
-PLACES: Final = ("hubs", "consumers", "dead-letters", "pipelines", "homes", "audit", "console")
+PLACES: Final = ("hubs", "consumers", "dead-letters", "pipelines", "audit", "console")
 """First segments of the console's addresses, besides ``/``."""
 
 METHODS: Final = ("GET", "HEAD", "POST")

@@ -31,7 +31,6 @@ NAVIGATION: Final = (
     ("/consumers", "Consumers"),
     ("/dead-letters", "Dead letters"),
     ("/pipelines", "Pipelines"),
-    ("/homes", "Homes"),
     ("/audit", "Audit"),
 )
 

@@ -29,7 +29,6 @@ class ConsoleOptions:
 
     database_url: str = field(repr=False)
     redrive_pipelines: tuple[str, ...] = ()
-    home_summaries: str | None = None
 
 
 @contextmanager
@@ -48,8 +47,6 @@ def running_service(
     command += ["--amqp-port", "0", "--http-port", "0", "--ready-file", str(ready_file)]
     for name in console.redrive_pipelines:
         command += ["--redrive-pipeline", name]
-    if console.home_summaries is not None:
-        command += ["--home-summaries", console.home_summaries]
     # Secrets not on the command line, which everybody on the machine can read.
     environment = {
         "TIDEGATE_CONFIG_DIR": str(files_dir),

@@ -34,7 +34,7 @@ PATH_FIELDS: Final = ("data_dir", "ready_file", "tls_certificate", "tls_key")
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", re.ASCII)
 _PIPELINE = re.compile(r"(?:[A-Za-z_][\w.]*|[^-:\s][^:\n]*\.py):[A-Za-z_][\w.]*")
-_SECRET_FIELDS = ("root_key", "database", "home_summaries")
+_SECRET_FIELDS = ("root_key", "database")
 _LIST_FIELDS = (
     "allowed_origins",
     "capture_destinations",
@@ -140,9 +140,6 @@ class ServerSettings:
     redrive_pipelines: tuple[str, ...] = ()
     """Pipelines (``module:name`` or ``path/to/file.py:name``) that the console may redrive dead letters with,
     each in its own process."""
-    home_summaries: str | None = field(default=None, repr=False)
-    """Where the home security pipeline writes its summaries (a directory or an fsspec URL); None: the console
-    shows no homes."""
     declared: DeclaredNamespace = field(default_factory=DeclaredNamespace)
     """What should be there once the service serves."""
 
@@ -282,7 +279,6 @@ def _convert(name: str, value: object) -> object:
         "root_key": (str,),
         "is_console_served": (bool,),
         "database": (str,),
-        "home_summaries": (str,),
         "is_profile_written": (bool,),
         "is_lost_position_refused": (bool,),
         "connection_unacknowledged_bytes_max": (int,),

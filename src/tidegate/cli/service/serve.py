@@ -118,13 +118,6 @@ def serve(
             help="Pipeline that the console may redrive dead letters with; repeatable.",
         ),
     ] = None,
-    home_summaries: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Where the home security pipeline writes its summaries, for the console's homes.",
-        ),
-    ] = None,
     log_format: Annotated[
         LogFormat,
         typer.Option(
@@ -167,7 +160,6 @@ def serve(
             "is_console_served": console,
             "database": database,
             "redrive_pipelines": tuple(redrive_pipeline) if redrive_pipeline else None,
-            "home_summaries": home_summaries,
         },
         {
             "amqp_port": amqp_port,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from tidegate.console.backend.access import AccessView, Credential, Rights
 from tidegate.console.backend.audit import AuditView
 from tidegate.console.backend.events import EventsView
-from tidegate.console.backend.homes import HomesView
 from tidegate.console.backend.paging import PAGE_SIZE, Page
 from tidegate.console.backend.pipelines import PipelinesView
 from tidegate.console.backend.processing import ProcessingView
@@ -25,8 +24,6 @@ class ConsoleBackend:
     events: EventsView | None = None
     processing: ProcessingView | None = None
     """None: the service was given no database."""
-    homes: HomesView | None = None
-    """None: the service was given no place of summaries."""
 
 
 __all__ = [
@@ -39,7 +36,6 @@ __all__ = [
     "EventsView",
     "ProcessingView",
     "PipelinesView",
-    "HomesView",
     "Page",
     "PAGE_SIZE",
 ]

@@ -10,11 +10,11 @@ from typing import Any
 from sqlalchemy import delete, inspect, select
 
 from tidegate.demos.home_security.home import Alarm
+from tidegate.demos.home_security.page_files import MalformedPagesError
 from tidegate.demos.home_security.summaries import SummaryStore
 from tidegate.demos.home_security.tables import CONSUMER, NAME, home_alarm, home_minute
 from tidegate.demos.home_security.verify import EventAddress, Expected, Figures, Minute
 from tidegate.model.errors import AlreadyExistsError
-from tidegate.model.home_pages import MalformedPagesError
 from tidegate.sql import Database
 from tidegate.sql.core.schema import batch_ledger, dead_letter, ledger_query
 

@@ -33,6 +33,7 @@ from tidegate.demos.home_security.stage import Crash, LiveStage, StageRun
 from tidegate.demos.home_security.status import CONNECTION_STRING_VARIABLE, DATABASE_VARIABLE
 from tidegate.demos.home_security.summaries import SummaryStore
 from tidegate.demos.home_security.verify import recompute
+from tidegate.demos.home_security.web.server import serving
 from tidegate.demos.observer import DemoObserver
 from tidegate.demos.service import STATE_VARIABLE, ConsoleOptions, running_service
 from tidegate.model.errors import AlreadyExistsError
@@ -119,15 +120,14 @@ def run_home_security_demo(
     url = demo.database_url or f"sqlite:///{data_dir / 'homes.db'}"
     summaries_url = demo.summaries_url or str(data_dir / "summaries")
     observer.step("Starting the service")
-    console = ConsoleOptions(url, home_summaries=summaries_url)
+    console = ConsoleOptions(url)
     with (
         Database.open(url) as database,
         running_service(data_dir, files_dir, console, observer) as ready,
+        serving(summaries_url) as web,
     ):
         home = home_name(min(HOME_SHOWN, demo.plan.homes - 1))
-        observer.note(
-            f"What the resident of one home sees, once it was heard of: {ready.console}homes/{home}"
-        )
+        observer.note(f"What the resident of one home sees, once it was heard of: {web}homes/{home}")
         store = SummaryStore(summaries_url)
         # Once before there is a hub, too: with one, the data directory would serve no other try.
         has_earlier_run(database, store)

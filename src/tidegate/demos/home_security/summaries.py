@@ -3,7 +3,7 @@ a blob in Azure.
 
     <url>/7-2.json
 
-A blob has the pages of all homes of its block (``model.home_pages``), and a micro-batch replaces those that
+A blob has the pages of all homes of its block (``page_files``), and a micro-batch replaces those that
 it changes. So a micro-batch costs a read and a write per block, and not per home: 32 of each, where 200,000
 events change 50,000 pages. Writing the same pages twice gives the same bytes, so it does no harm.
 """
@@ -21,7 +21,13 @@ from typing import Any, Final
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from tidegate.model.home_pages import FILE_ENDING, MalformedPagesError, file_name, merge_pages, pages_of
+from tidegate.demos.home_security.page_files import (
+    FILE_ENDING,
+    MalformedPagesError,
+    file_name,
+    merge_pages,
+    pages_of,
+)
 
 _BLOBS_PER_READ: Final = 16
 """At a time, where all are read."""

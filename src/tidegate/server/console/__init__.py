@@ -11,7 +11,6 @@ from tidegate.console.backend import ConsoleBackend
 from tidegate.server.console.access import BrokerAccess
 from tidegate.server.console.audit import BrokerAudit
 from tidegate.server.console.events import BrokerEvents
-from tidegate.server.console.homes import HomeSummaries
 from tidegate.server.console.parts import ConsoleParts
 from tidegate.server.console.pipelines import ReportedPipelines
 from tidegate.server.console.processing import SqlProcessing
@@ -28,10 +27,6 @@ async def console_of(parts: ConsoleParts) -> AsyncIterator[ConsoleApp]:
         events = await stack.enter_async_context(BrokerEvents(parts.broker, clock=parts.clock))
         files = PipelineFiles.of_user(os.environ)
         pipelines = await stack.enter_async_context(ReportedPipelines(files, parts.clock))
-        homes = None
-        if parts.settings.home_summaries is not None:
-            summaries = HomeSummaries(parts.settings.home_summaries, parts.clock)
-            homes = await stack.enter_async_context(summaries)
         processing = None
         if parts.settings.database is not None:
             processing = await stack.enter_async_context(SqlProcessing(parts, parts.settings.database))
@@ -42,7 +37,6 @@ async def console_of(parts: ConsoleParts) -> AsyncIterator[ConsoleApp]:
             pipelines=pipelines,
             events=events,
             processing=processing,
-            homes=homes,
         )
         proxies = TrustedProxies.parse(parts.settings.trusted_proxies)
         yield ConsoleApp(backend, clock=parts.clock, proxies=proxies)

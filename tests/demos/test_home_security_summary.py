@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.demos.home_security.summary import ACTIVITY_MAX, HOURS, HomeSummary
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.home_summary import ACTIVITY_MAX, HOURS, HomeSummary
 
 _NAMES = st.text(min_size=1, max_size=12)
 _TIMES = st.datetimes(timezones=st.just(UTC)).map(lambda time: time.replace(microsecond=0))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidegate.model.home_pages import (
+from tidegate.demos.home_security.page_files import (
     MalformedPagesError,
     file_name,
     homes_of,

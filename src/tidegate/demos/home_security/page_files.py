@@ -1,5 +1,5 @@
-"""The file of a block of homes: the pages of all of them, as the pipeline of the home security scenario keeps
-them in blob storage, and the console reads them.
+"""The file of a block of homes: the pages of all of them, as the pipeline keeps them in blob
+storage, and the web page reads them.
 
     <place>/7-2.json
 
@@ -8,8 +8,8 @@ them in blob storage, and the console reads them.
     "h000057":{"activity":[2,0,0],"alarms":[], … }
     }
 
-It is one JSON object, home → page (``model.home_summary``), and has a line for each home. So a home is
-replaced, and its page taken out, without a look into any page. No path is made of a home's name, which is
+It is one JSON object, home → page (``summary``), and has a line for each home. So a home is replaced, and its
+page taken out, without a look into any page. No path is made of a home's name, which is
 whatever its events' partition key was.
 
 The lines are in the order of their names as JSON writes them, byte by byte: the order of the names, but for

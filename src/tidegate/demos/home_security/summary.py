@@ -1,8 +1,7 @@
-"""A home's summary: what the pipeline of the home security scenario writes to blob storage, many homes to a
-file (``home_pages``), and the console shows to its resident.
+"""A home's summary: what the pipeline writes to blob storage, many homes to a file (``page_files``), and the
+web page shows to its resident.
 
-It stands this low because both sides use it. The JSON form, as ``write_pages`` of the demo gives it,
-on one line and without spaces:
+The JSON form, as ``write_pages`` gives it, on one line and without spaces:
 
     {"activity": [0, 0, 1, …],
      "alarms": [{"at": "2026-03-02T05:00:00.000Z", "kind": "glass_break", "sensor": "glass-living-room"}],
@@ -11,7 +10,7 @@ on one line and without spaces:
      "home": "h000042",
      "rooms": {"hall": {"hours_with_motion": [6, 7]}}}
 
-The keys are sorted, and ``home_pages`` depends on it: it knows by ``activity`` where a page begins.
+The keys are sorted, and ``page_files`` depends on it: it knows by ``activity`` where a page begins.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The files of homes' pages below a URL, and which homes they hold. All of it blocks: it is for threads."""
+"""The files of homes' pages below a URL, and which homes they hold."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from tidegate.model.home_pages import FILE_ENDING, MalformedPagesError, homes_of
+from tidegate.demos.home_security.page_files import FILE_ENDING, MalformedPagesError, homes_of
 
 FILE_BYTES_MAX: Final = 32 * 1024 * 1024
 """Of a file that is read: 32 blocks of 1,500,000 homes stay below two fifths of it."""
@@ -35,8 +35,9 @@ class Version:
 class PagesFile:
     """A file as it was read."""
 
-    version: Version
     content: bytes
+    written_at: datetime | None
+    """When the pipeline wrote it last; None: the storage does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +96,17 @@ class PagesFiles:
         in_order = {path: files[path] for path in versions if path in files}
         return _index_of(in_order, tuple(malformed), before)
 
-    def read(self, path: str, before: PagesFile | None) -> PagesFile | None:
-        """A file, or ``before`` where it has not changed since; None: it is not there.
+    def read(self, path: str) -> PagesFile | None:
+        """A file; None: it is not there.
 
         Raises MalformedPagesError where it is too large, and whatever the storage raises.
         """
         files, _ = self._open()
         try:
-            # Before the content: where that is replaced in between, it is read once more the next time.
             version = _version_of(files.info(path))
-            if before is not None and version.is_same(before.version):
-                return before
             if (version.size or 0) > FILE_BYTES_MAX:
                 raise MalformedPagesError(f"The file has more than {FILE_BYTES_MAX:,} bytes.")
-            return PagesFile(version, files.cat_file(path))
+            return PagesFile(files.cat_file(path), version.written_at)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
 
@@ -199,7 +197,7 @@ def _homes_of_file(version: Version, content: bytes, before: HomesOfFile | None)
 
 def _index_of(files: Mapping[str, HomesOfFile], malformed: tuple[str, ...], before: Index) -> Index:
     """The index of files. Where each has the homes that it had before, as when only pages have changed, the
-    names are not put together again, and what was found among them stays found."""
+    names are not put together again."""
     is_same = files.keys() == before.files.keys() and all(
         known.homes is before.files[path].homes for path, known in files.items()
     )
