@@ -12,7 +12,7 @@ from tests.console.explorer_support import StepClock
 from tests.console.support import PlainBrowser, console_service, find_chromium
 
 from tidegate.broker import Broker
-from tidegate.server.console.events import BrokerEvents
+from tidegate.console.explorer.events import BrokerEvents
 from tidegate.storage.options import LogOptions
 from tidegate.testing.absent import not_tested
 

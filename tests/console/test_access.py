@@ -26,7 +26,7 @@ from tidegate.broker import ROOT_POLICY_NAME, Claim
 from tidegate.console import access, live
 from tidegate.console.access import rights_of
 from tidegate.console.app import SECURITY_HEADERS
-from tidegate.console.pages import overview
+from tidegate.console.overview import page as overview
 from tidegate.console.vendoring import MANIFEST, VENDOR_DIRECTORY
 from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer

@@ -19,7 +19,18 @@ from tests.console.support import PlainBrowser, assert_accessible, console_servi
 
 from tidegate.broker import Claim, PartitionRuntimeInformation
 from tidegate.console.backend.consumers import PartitionProgress
-from tidegate.console.pages import consumers as consumers_page
+from tidegate.console.consumers import groups as consumers
+from tidegate.console.consumers import page as consumers_page
+from tidegate.console.consumers import rows as consumer_rows
+from tidegate.console.consumers.rows import (
+    LEASE_DURATION_S,
+    STALL_TIMEOUT_S,
+    ConsumerRows,
+    HubLog,
+    LogEnd,
+    progress_of,
+)
+from tidegate.console.frame import shared_answers
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor import (
     EventProcessor,
@@ -28,15 +39,6 @@ from tidegate.processor import (
     PartitionContext,
     PartitionManagerOptions,
     ProcessorCheckpoint,
-)
-from tidegate.server.console import consumer_rows, consumers, shared_answers
-from tidegate.server.console.consumer_rows import (
-    LEASE_DURATION_S,
-    STALL_TIMEOUT_S,
-    ConsumerRows,
-    HubLog,
-    LogEnd,
-    progress_of,
 )
 from tidegate.sql import (
     Checkpoint,

@@ -24,8 +24,11 @@ from tidegate.console.backend.events import (
     PageEnd,
     Way,
 )
-from tidegate.console.pages.explorer import event_rows, json_lines
-from tidegate.console.pages.explorer_bodies import Look, body_view
+from tidegate.console.explorer.bodies import Look, body_view
+from tidegate.console.explorer.decoding import event_detail, explored_event
+from tidegate.console.explorer.events import BrokerEvents
+from tidegate.console.explorer.page import event_rows, json_lines
+from tidegate.console.explorer.reading import Run, StoredEvent
 from tidegate.model.errors import (
     InvalidArgumentError,
     NotFoundError,
@@ -33,9 +36,6 @@ from tidegate.model.errors import (
 )
 from tidegate.model.events import EventContents, EventData
 from tidegate.model.position import EventPosition
-from tidegate.server.console.events import BrokerEvents
-from tidegate.server.console.events_decoding import event_detail, explored_event
-from tidegate.server.console.events_reading import Run, StoredEvent
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.event_codec import encode_event
 

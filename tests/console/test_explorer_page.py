@@ -29,11 +29,11 @@ from tidegate.console.backend.events import (
     PageEnd,
     Wanted,
 )
-from tidegate.console.pages import explorer
+from tidegate.console.explorer import page as explorer
+from tidegate.console.explorer.events import BrokerEvents
+from tidegate.console.explorer.reading import StoredEvent
 from tidegate.model.events import EventData
 from tidegate.server.app import TidegateServer
-from tidegate.server.console.events import BrokerEvents
-from tidegate.server.console.events_reading import StoredEvent
 from tidegate.testing.hub import HubService
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ def test_a_scan_ends_when_its_browser_leaves(
 
     for start in range(0, 20_000, 5_000):
         send_events(service, hub, *[EventData(b"%d" % number) for number in range(start, start + 5_000)])
-    monkeypatch.setattr("tidegate.server.console.events.fitting_events", look_slowly)
+    monkeypatch.setattr("tidegate.console.explorer.events.fitting_events", look_slowly)
     monkeypatch.setattr(BrokerEvents, "read", recorded)
     connection = _ask(plain_browser, f"/hubs/{hub}/explorer?text=nothing")
     assert is_looking.wait(_DEADLINE_S)

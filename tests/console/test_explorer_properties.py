@@ -29,7 +29,8 @@ from tidegate.amqp.types import (
     UShort,
 )
 from tidegate.console.backend.events import EventProperties
-from tidegate.console.pages.explorer_properties import (
+from tidegate.console.explorer.encoding import EventEncoder
+from tidegate.console.explorer.properties import (
     MESSAGE_NAMES,
     TYPE_NAMES,
     format_message,
@@ -39,7 +40,6 @@ from tidegate.console.pages.explorer_properties import (
     type_name,
 )
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.server.console.events_encoding import EventEncoder
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 _ULONGS = st.integers(0, 2**64 - 1).map(ULong)

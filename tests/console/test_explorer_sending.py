@@ -23,6 +23,9 @@ from tidegate.console.backend.events import (
     SendPlan,
     Target,
 )
+from tidegate.console.explorer import sending as events_sending
+from tidegate.console.explorer.encoding import EventEncoder
+from tidegate.console.explorer.events import BrokerEvents
 from tidegate.model.errors import (
     EventTooLargeError,
     InvalidArgumentError,
@@ -32,9 +35,6 @@ from tidegate.model.errors import (
 )
 from tidegate.model.events import EventContents
 from tidegate.model.json_path import JsonPath
-from tidegate.server.console import events_sending
-from tidegate.server.console.events import BrokerEvents
-from tidegate.server.console.events_encoding import EventEncoder
 
 _WAIT_S = 30.0
 _TEXT = Properties(content_type=Symbol("text/plain"))

@@ -13,9 +13,9 @@ from tests.console.explorer_support import StepClock, append, fill, make_hub, pl
 
 from tidegate.broker import Broker, Partition
 from tidegate.console.backend.events import EventQuery
+from tidegate.console.explorer.events import BrokerEvents
 from tidegate.model.events import EventData
 from tidegate.model.position import EventPosition
-from tidegate.server.console.events import BrokerEvents
 from tidegate.storage import segment_reader
 from tidegate.storage.partition_log import PartitionLog
 from tidegate.storage.record import BatchHeader, decode_header

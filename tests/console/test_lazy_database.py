@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.console.frame import lazy_database
+from tidegate.console.frame.lazy_database import LazyDatabase
 from tidegate.model.errors import ClosedError
-from tidegate.server.console import lazy_database
-from tidegate.server.console.lazy_database import LazyDatabase
 from tidegate.sql import Database
 from tidegate.transport.tasks import TaskOwner
 

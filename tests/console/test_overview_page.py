@@ -18,7 +18,7 @@ from tests.console.support import PlainBrowser, assert_accessible, console_servi
 from tidegate.client import EventHubProducer
 from tidegate.console.backend.service import Disk, Overview, Rates, Sample
 from tidegate.console.live import STREAMS_MAX
-from tidegate.console.pages.overview import ProcessingFigures, list_notices
+from tidegate.console.overview.page import ProcessingFigures, list_notices
 from tidegate.gateway.http.app import HttpGateway
 from tidegate.model.events import EventData
 from tidegate.processor import ProcessorCheckpoint

@@ -10,8 +10,8 @@ import pytest
 from tests.console.pipeline_process import status_of
 
 from tidegate.console.backend.pipelines import PipelineSample
-from tidegate.server.console import pipelines as sampling
-from tidegate.server.console.pipelines import ReportedPipelines
+from tidegate.console.pipelines import reported as sampling
+from tidegate.console.pipelines.reported import ReportedPipelines
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.status_files import PipelineFiles
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from tidegate.console.backend.dead_letters import LetterFilter, RedriveRequest
 from tidegate.console.backend.jobs import Job, JobKind
-from tidegate.server.console.jobs import RunningJob
-from tidegate.server.console.redrive import RedriveProcess
-from tidegate.server.ready import ReadyInformation
+from tidegate.console.dead_letters.redrive import RedriveProcess
+from tidegate.console.frame.parts import OwnAddress
+from tidegate.console.jobs.jobs import RunningJob
 from tidegate.transport.clock import SystemClock
 
 
@@ -23,8 +23,8 @@ class _Talking(RedriveProcess):
 
 async def test_long_lines_are_cut() -> None:
     """A job keeps 200 lines of 2,000 bytes each, not of a megabyte; one may be cut within a character."""
-    ready = ReadyInformation(None, None, None, None, None, "", "", None, "")
+    service = OwnAddress("", None)
     request = RedriveRequest("", LetterFilter(), None, 1, is_dry_run=True, actor="")
     running = RunningJob(Job("1", JobKind.DRY_RUN, "", None, "", SystemClock().now_utc()))
-    await _Talking("", ready, request).run(running)
+    await _Talking("", service, request).run(running)
     assert running.job.output.splitlines() == ["x" + "ä" * 999 + "\N{REPLACEMENT CHARACTER}"] * 200

@@ -10,7 +10,7 @@ from tests.gateway.conftest import ManualClock
 
 from tidegate.broker import Broker, EventHub
 from tidegate.console.backend.service import HISTORY_SAMPLES, RECENT_SAMPLES, Rates
-from tidegate.server.console.sampler import Sampler
+from tidegate.console.hubs.sampler import Sampler
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from tidegate.console.frame import shared_answers
+from tidegate.console.frame.shared_answers import SharedAnswers
 from tidegate.model.errors import ServerBusyError
-from tidegate.server.console import shared_answers
-from tidegate.server.console.shared_answers import SharedAnswers
 from tidegate.transport.clock import SystemClock
 
 

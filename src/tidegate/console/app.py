@@ -22,31 +22,29 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidegate.console.access import Session, Sessions, address_of, check_origin, cookie_name, set_cookie
+from tidegate.console.audit import page as audit
 from tidegate.console.backend import ConsoleBackend
+from tidegate.console.consumers import move_page as consumers_move
+from tidegate.console.consumers import page as consumers
 from tidegate.console.context import Console
+from tidegate.console.dead_letters import actions as dead_letters_actions
+from tidegate.console.dead_letters import page as dead_letters
 from tidegate.console.errors import answer_of_exception, error_page
+from tidegate.console.explorer import event_page as explorer_event
+from tidegate.console.explorer import page as explorer
+from tidegate.console.explorer import send_page as explorer_send
+from tidegate.console.hubs import capture as hub_capture
+from tidegate.console.hubs import changes as hub_changes
+from tidegate.console.hubs import hub
+from tidegate.console.hubs import page as hubs
+from tidegate.console.hubs import publishers as hub_publishers
 from tidegate.console.job_rights import JobRights
+from tidegate.console.jobs import page as jobs
 from tidegate.console.live import LiveStreams
-from tidegate.console.pages import (
-    audit,
-    consumers,
-    consumers_move,
-    dead_letters,
-    dead_letters_actions,
-    explorer,
-    explorer_event,
-    explorer_send,
-    hub,
-    hub_capture,
-    hub_changes,
-    hub_publishers,
-    hubs,
-    jobs,
-    overview,
-    pipelines,
-    sign_in,
-)
+from tidegate.console.overview import page as overview
+from tidegate.console.pipelines import page as pipelines
 from tidegate.console.rendering import STATIC_DIRECTORY, STATIC_PATH
+from tidegate.console.sign_in import page as sign_in
 from tidegate.model.clock import Clock
 from tidegate.model.errors import TidegateError, UnauthorizedError
 from tidegate.transport.peers import TrustedProxies

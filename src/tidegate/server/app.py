@@ -35,7 +35,7 @@ from tidegate.server.certificates import (
     ensure_server_certificate,
     given_server_certificate,
 )
-from tidegate.server.console import ConsoleParts, console_of
+from tidegate.server.console import console_of
 from tidegate.server.emulator_config import EMULATOR_KEY
 from tidegate.server.event_loop import share_interpreter
 from tidegate.server.exposure import exposure_warnings
@@ -179,8 +179,9 @@ class TidegateServer:
         tasks.start(_give_memory_back(budget), name="give memory back")
         console = None
         if settings.is_console_served and (settings.http_port is not None or settings.https_port is not None):
-            parts = ConsoleParts(self._broker, self._capture, amqp, settings, self._clock, lambda: self.ready)
-            console = await stack.enter_async_context(console_of(parts))
+            console = await stack.enter_async_context(
+                console_of(self._broker, self._capture, amqp, settings, self._clock, lambda: self.ready)
+            )
         if console is not None:
             # Behind the HTTP face: a page that it still serves may start something.
             stack.push_async_callback(console.close)

@@ -34,9 +34,9 @@ from tidegate.console.backend.events import (
 )
 from tidegate.console.context import Console
 from tidegate.console.errors import status_of
-from tidegate.console.pages.explorer import events_of
-from tidegate.console.pages.explorer_bodies import body_bytes, visible
-from tidegate.console.pages.explorer_properties import (
+from tidegate.console.explorer.bodies import body_bytes, visible
+from tidegate.console.explorer.page import events_of
+from tidegate.console.explorer.properties import (
     MESSAGE_NAMES,
     TYPE_NAMES,
     format_message,

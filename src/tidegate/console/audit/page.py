@@ -10,8 +10,8 @@ from starlette.routing import Route
 
 from tidegate.console.access import require_manage
 from tidegate.console.context import Console
+from tidegate.console.hubs.page import pager
 from tidegate.console.pages.forms import start_of
-from tidegate.console.pages.hubs import pager
 from tidegate.console.rendering import page
 
 _FIELD_CHARACTERS_MAX = 200

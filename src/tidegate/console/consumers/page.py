@@ -14,8 +14,8 @@ from tidegate.console.access import require_listen, rights_of
 from tidegate.console.backend.consumers import ConsumersView, GroupProgress, GroupSummary, PartitionProgress
 from tidegate.console.backend.paging import page_at
 from tidegate.console.context import Console
+from tidegate.console.hubs.page import pager
 from tidegate.console.pages.forms import start_of
-from tidegate.console.pages.hubs import pager
 from tidegate.console.rendering import fragment, page
 from tidegate.model.errors import NotFoundError, TidegateError
 

@@ -14,9 +14,9 @@ from tidegate.console.access import form_of, require_listen, require_manage, ses
 from tidegate.console.backend.service import Hub
 from tidegate.console.context import Console
 from tidegate.console.errors import status_of
+from tidegate.console.hubs.hub import hub_to_change, hub_to_see
+from tidegate.console.hubs.page import pager
 from tidegate.console.pages.forms import start_of, texts_of, whole_number
-from tidegate.console.pages.hub import hub_to_change, hub_to_see
-from tidegate.console.pages.hubs import pager
 from tidegate.console.rendering import fragment, page
 from tidegate.model.capture import NAME_FORMAT_DEFAULT, CaptureSettings
 from tidegate.model.errors import TidegateError

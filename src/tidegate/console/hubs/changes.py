@@ -13,8 +13,8 @@ from tidegate.console.access import form_of, session_of
 from tidegate.console.backend.service import Hub
 from tidegate.console.context import Console
 from tidegate.console.errors import status_of
+from tidegate.console.hubs.hub import hub_to_change, hub_to_see
 from tidegate.console.pages.forms import FieldError, optional_number, texts_of
-from tidegate.console.pages.hub import hub_to_change, hub_to_see
 from tidegate.console.rendering import page
 from tidegate.model.errors import TidegateError
 

@@ -15,11 +15,11 @@ from starlette.routing import Route
 
 from tidegate.console.access import form_of, require_manage, rights_of
 from tidegate.console.backend.dead_letters import DeadLettersView, LetterFilter, LetterState, RedriveRequest
+from tidegate.console.consumers.move_page import actor_of
 from tidegate.console.context import Console
+from tidegate.console.dead_letters.filter import LetterQuery
 from tidegate.console.errors import status_of
-from tidegate.console.pages.consumers_move import actor_of
-from tidegate.console.pages.dead_letters_filter import LetterQuery
-from tidegate.console.pages.jobs import follow_job
+from tidegate.console.jobs.page import follow_job
 from tidegate.console.rendering import page
 from tidegate.model.errors import InvalidArgumentError, TidegateError
 

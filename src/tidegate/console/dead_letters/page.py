@@ -21,10 +21,10 @@ from tidegate.console.backend.dead_letters import (
 )
 from tidegate.console.backend.paging import PAGE_SIZE
 from tidegate.console.context import Console
+from tidegate.console.dead_letters.filter import LetterQuery, letter_address
+from tidegate.console.dead_letters.histogram import histogram_of
 from tidegate.console.errors import status_of
-from tidegate.console.pages.dead_letters_filter import LetterQuery, letter_address
-from tidegate.console.pages.dead_letters_histogram import histogram_of
-from tidegate.console.pages.explorer_bodies import hex_lines, pretty_json, visible
+from tidegate.console.explorer.bodies import hex_lines, pretty_json, visible
 from tidegate.console.rendering import fragment, page
 from tidegate.model.errors import NotFoundError, TidegateError
 

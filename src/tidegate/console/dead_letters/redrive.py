@@ -19,9 +19,9 @@ import orjson
 
 from tidegate.console.backend.dead_letters import RedriveRequest
 from tidegate.console.backend.jobs import JobState, JobTable
+from tidegate.console.frame.parts import OwnAddress
+from tidegate.console.jobs.jobs import RunningJob
 from tidegate.model.errors import TidegateError
-from tidegate.server.console.jobs import RunningJob
-from tidegate.server.ready import ReadyInformation
 from tidegate.transport.tasks import TaskOwner
 
 _OUTPUT_LINES_MAX: Final = 200
@@ -52,9 +52,9 @@ class RedriveFailedError(TidegateError):
 class RedriveProcess:
     """One run of the command."""
 
-    def __init__(self, database_url: str, ready: ReadyInformation, request: RedriveRequest) -> None:
+    def __init__(self, database_url: str, service: OwnAddress, request: RedriveRequest) -> None:
         self._database_url = database_url
-        self._ready = ready
+        self._service = service
         self._request = request
         self._output: deque[str] = deque(maxlen=_OUTPUT_LINES_MAX)
 
@@ -103,15 +103,14 @@ class RedriveProcess:
         command += [f"{name}={value}" for name, value in options if value is not None]
         if request.is_dry_run:
             command.append("--dry-run")
-        if self._ready.connection_string_plain is None and self._ready.ca_file is not None:
-            command.append(f"--ca-file={self._ready.ca_file}")
+        if self._service.ca_file is not None:
+            command.append(f"--ca-file={self._service.ca_file}")
         return command
 
     def _environment(self) -> Mapping[str, str]:
-        connection_string = self._ready.connection_string_plain or self._ready.connection_string
         return os.environ | {
             "TIDEGATE_DATABASE": self._database_url,
-            "TIDEGATE_CONNECTION_STRING": connection_string,
+            "TIDEGATE_CONNECTION_STRING": self._service.connection_string,
         }
 
     async def _follow(self, process: Process, running: RunningJob) -> None:

@@ -19,7 +19,7 @@ from tidegate.console.backend.events import (
     ExploredEvent,
     property_text,
 )
-from tidegate.server.console.events_reading import StoredEvent
+from tidegate.console.explorer.reading import StoredEvent
 from tidegate.wire.batch import unwrap
 from tidegate.wire.event_codec import decode_event
 from tidegate.wire.names import PARTITION_KEY

@@ -31,6 +31,7 @@ from tidegate.console.backend.events import (
     SentEvent,
     Target,
 )
+from tidegate.console.explorer.encoding import EventEncoder
 from tidegate.model.clock import Clock
 from tidegate.model.errors import (
     EventTooLargeError,
@@ -41,7 +42,6 @@ from tidegate.model.errors import (
     TidegateError,
 )
 from tidegate.model.limits import PARTITION_KEY_CHARACTERS_MAX
-from tidegate.server.console.events_encoding import EventEncoder
 from tidegate.transport.tasks import TaskOwner
 from tidegate.wire.batch import wrap_event
 

@@ -28,8 +28,8 @@ from tidegate.console.backend.events import (
 )
 from tidegate.console.context import Console
 from tidegate.console.errors import status_of
-from tidegate.console.pages.explorer_bodies import preview, value_text, visible
-from tidegate.console.pages.explorer_query import COUNTS, STARTS, ExplorerForm
+from tidegate.console.explorer.bodies import preview, value_text, visible
+from tidegate.console.explorer.query import COUNTS, STARTS, ExplorerForm
 from tidegate.console.rendering import fragment, page
 from tidegate.model.errors import (
     InvalidArgumentError,

@@ -14,11 +14,11 @@ from typing import Final
 from tidegate.broker import EventHub, Partition
 from tidegate.console.backend.consumers import MoveRequest, MoveStep, MoveTo
 from tidegate.console.backend.jobs import JobState, JobTable
+from tidegate.console.consumers.rows import ConsumerRows, StoredRows
+from tidegate.console.jobs.jobs import RunningJob
 from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
 from tidegate.model.position import EventPosition
 from tidegate.processor.checkpoint import ProcessorCheckpoint
-from tidegate.server.console.consumer_rows import ConsumerRows, StoredRows
-from tidegate.server.console.jobs import RunningJob
 from tidegate.sql import CheckpointReader, ConsumerKey, Database, LeaseReader, move_checkpoint
 
 _PARTITIONS_PER_TURN: Final = 16

@@ -21,10 +21,10 @@ from tidegate.console.backend.service import (
     Publishers,
     Reader,
 )
+from tidegate.console.frame.parts import ConsoleParts
+from tidegate.console.hubs.sampler import Sampler
 from tidegate.model.capture import CapturedFile, CaptureProgress, CaptureSettings, CaptureStatistics
 from tidegate.model.limits import TierLimits
-from tidegate.server.console.parts import ConsoleParts
-from tidegate.server.console.sampler import Sampler
 from tidegate.transport.tasks import TaskOwner
 
 T = TypeVar("T")
@@ -39,8 +39,8 @@ class BrokerService:
     def __init__(self, parts: ConsoleParts) -> None:
         self._broker = parts.broker
         self._capture = parts.capture
-        self._amqp = parts.amqp
-        self._sampler = Sampler(parts.broker, parts.clock, parts.settings.data_dir)
+        self._connection_count = parts.connection_count
+        self._sampler = Sampler(parts.broker, parts.clock, parts.data_dir)
         self._tasks = TaskOwner("console")
 
     async def __aenter__(self) -> Self:
@@ -57,7 +57,7 @@ class BrokerService:
             history=tuple(self._sampler.history),
             hub_count=len(hubs),
             partition_count=sum(len(hub.partitions) for hub in hubs),
-            connections=self._amqp.connection_counts().active,
+            connections=self._connection_count(),
             receivers=sum(map(_receivers, hubs)),
             throttled_requests=self._sampler.throttled_requests,
             throughput_units=self._broker.throughput.units,

@@ -35,11 +35,11 @@ from tidegate.console.backend.events import (
     Wanted,
     Way,
 )
+from tidegate.console.explorer.decoding import event_detail, fitting_events
+from tidegate.console.explorer.reading import Bounds, FirstTimes, Merge, Run, StoredEvent, partitions_of
+from tidegate.console.explorer.sending import EventSender
 from tidegate.model.clock import Clock
 from tidegate.model.errors import NotFoundError
-from tidegate.server.console.events_decoding import event_detail, fitting_events
-from tidegate.server.console.events_reading import Bounds, FirstTimes, Merge, Run, StoredEvent, partitions_of
-from tidegate.server.console.events_sending import EventSender
 
 _EVENTS_PER_TURN: Final = 250
 _BYTES_PER_TURN: Final = 512 * 1024

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from tidegate.broker import (
+    EMULATOR_KEY,
     ROOT_POLICY_NAME,
     Action,
     Actor,
@@ -20,7 +21,6 @@ from tidegate.broker import (
 from tidegate.console.backend.access import Credential, Rights
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ServerBusyError, UnauthorizedError
-from tidegate.server.emulator_config import EMULATOR_KEY
 
 
 @dataclass(frozen=True, slots=True)

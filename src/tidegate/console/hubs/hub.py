@@ -14,8 +14,8 @@ from tidegate.console.access import form_of, require_listen, require_manage, rig
 from tidegate.console.backend.service import Hub, ServiceView
 from tidegate.console.context import Console
 from tidegate.console.errors import status_of
+from tidegate.console.hubs.page import pager
 from tidegate.console.pages.forms import start_of, texts_of
-from tidegate.console.pages.hubs import pager
 from tidegate.console.rendering import fragment, page
 from tidegate.model.errors import NotFoundError, TidegateError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP

@@ -14,9 +14,9 @@ from starlette.routing import Route
 from tidegate.console.access import require_listen
 from tidegate.console.backend.events import EventDetail, property_text
 from tidegate.console.context import Console
-from tidegate.console.pages.explorer import events_of
-from tidegate.console.pages.explorer_bodies import Look, body_bytes, body_view, pretty_json, visible
-from tidegate.console.pages.explorer_properties import type_name
+from tidegate.console.explorer.bodies import Look, body_bytes, body_view, pretty_json, visible
+from tidegate.console.explorer.page import events_of
+from tidegate.console.explorer.properties import type_name
 from tidegate.console.rendering import page
 from tidegate.model.errors import NotFoundError
 

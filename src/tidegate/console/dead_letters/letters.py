@@ -30,12 +30,12 @@ from tidegate.console.backend.dead_letters import (
 from tidegate.console.backend.events import property_text
 from tidegate.console.backend.jobs import Job, JobKind
 from tidegate.console.backend.paging import Page
+from tidegate.console.dead_letters.redrive import RedriveProcess
+from tidegate.console.frame.lazy_database import LazyDatabase
+from tidegate.console.frame.parts import ConsoleParts
+from tidegate.console.frame.shared_answers import SharedAnswers
+from tidegate.console.jobs.jobs import Jobs, RunningJob
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
-from tidegate.server.console.jobs import Jobs, RunningJob
-from tidegate.server.console.lazy_database import LazyDatabase
-from tidegate.server.console.parts import ConsoleParts
-from tidegate.server.console.redrive import RedriveProcess
-from tidegate.server.console.shared_answers import SharedAnswers
 from tidegate.sql import (
     AuditEntry,
     ConsumerKey,
@@ -72,7 +72,7 @@ class SqlDeadLetters:
     @property
     def redrive_pipelines(self) -> Sequence[str]:
         """As ``DeadLettersView`` says."""
-        return self._parts.settings.redrive_pipelines
+        return self._parts.redrive_pipelines
 
     async def page(
         self, filter: LetterFilter, *, behind: LetterPlace | None, limit: int, at_most_s: float
@@ -198,7 +198,7 @@ class SqlDeadLetters:
                 f"{request.pipeline[:80]!r} is not among the pipelines that the console may redrive with.",
                 next_step="Add it to the service's setting redrive_pipelines.",
             )
-        process = RedriveProcess(self._database.secret_url, self._parts.ready(), request)
+        process = RedriveProcess(self._database.secret_url, self._parts.own_address(), request)
 
         async def work(running: RunningJob) -> None:
             try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from tidegate.server.console.consumers import SqlConsumers
-from tidegate.server.console.dead_letters import SqlDeadLetters
-from tidegate.server.console.jobs import Jobs
-from tidegate.server.console.lazy_database import LazyDatabase
-from tidegate.server.console.parts import ConsoleParts
+from tidegate.console.consumers.groups import SqlConsumers
+from tidegate.console.dead_letters.letters import SqlDeadLetters
+from tidegate.console.frame.lazy_database import LazyDatabase
+from tidegate.console.frame.parts import ConsoleParts
+from tidegate.console.jobs.jobs import Jobs
 
 
 class SqlProcessing:

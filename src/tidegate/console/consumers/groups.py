@@ -16,13 +16,13 @@ from typing import Final
 
 from tidegate.console.backend.consumers import GroupProgress, GroupSummary, MovePlan, MoveRequest
 from tidegate.console.backend.jobs import Job, JobKind
+from tidegate.console.consumers.moves import PlannedMove, carry_out, plan_moves
+from tidegate.console.consumers.rows import HubLog, LogEnd, StoredRows, progress_of, unread_of
+from tidegate.console.frame.lazy_database import LazyDatabase
+from tidegate.console.frame.parts import ConsoleParts
+from tidegate.console.frame.shared_answers import SharedAnswers
+from tidegate.console.jobs.jobs import Jobs, RunningJob
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
-from tidegate.server.console.checkpoint_moves import PlannedMove, carry_out, plan_moves
-from tidegate.server.console.consumer_rows import HubLog, LogEnd, StoredRows, progress_of, unread_of
-from tidegate.server.console.jobs import Jobs, RunningJob
-from tidegate.server.console.lazy_database import LazyDatabase
-from tidegate.server.console.parts import ConsoleParts
-from tidegate.server.console.shared_answers import SharedAnswers
 from tidegate.sql import CheckpointReader, ConsumerKey, Database, LeaseReader
 from tidegate.sql.dead_letters.pages import DeadLetterPages
 

@@ -10,10 +10,10 @@ from starlette.routing import Route
 
 from tidegate.console.access import address_of, form_of, require_manage, rights_of
 from tidegate.console.backend.consumers import ConsumersView, MovePlan, MoveRequest, MoveTo
+from tidegate.console.consumers.page import group_address, names_of
 from tidegate.console.context import Console
 from tidegate.console.errors import status_of
-from tidegate.console.pages.consumers import group_address, names_of
-from tidegate.console.pages.jobs import follow_job
+from tidegate.console.jobs.page import follow_job
 from tidegate.console.rendering import page
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.position_text import parse_time

@@ -17,9 +17,9 @@ from starlette.routing import Route
 from tidegate.console.access import form_of, require_listen
 from tidegate.console.context import Console
 from tidegate.console.errors import status_of
+from tidegate.console.hubs.hub import change_hub, hub_to_see
+from tidegate.console.hubs.page import pager
 from tidegate.console.pages.forms import start_of, texts_of
-from tidegate.console.pages.hub import change_hub, hub_to_see
-from tidegate.console.pages.hubs import pager
 from tidegate.console.rendering import fragment, page
 from tidegate.model.errors import NotFoundError, TidegateError
 from tidegate.model.limits import PUBLISHER_NAME_CHARACTERS_MAX

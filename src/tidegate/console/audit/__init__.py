@@ -1,0 +1,1 @@
+"""``/audit``: who changed what, and who signed in."""

@@ -1,0 +1,1 @@
+"""``/consumers``: leases, checkpoints and lag of consumer groups; moves of checkpoints."""

@@ -1,0 +1,1 @@
+"""``/dead-letters``: found, counted, redriven and discarded."""

@@ -1,0 +1,1 @@
+"""``/hubs/HUB/explorer``: events read, searched, followed and sent."""

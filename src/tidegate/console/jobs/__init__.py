@@ -1,0 +1,1 @@
+"""``/console/jobs``: long work that pages start, with progress."""

@@ -1,0 +1,1 @@
+"""``/``: how the whole service is doing."""

@@ -1,0 +1,1 @@
+"""``/pipelines``: Spark pipelines that report on this machine."""

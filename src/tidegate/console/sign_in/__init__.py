@@ -1,0 +1,1 @@
+"""``/console/sign-in`` and ``/console/sign-out``."""
