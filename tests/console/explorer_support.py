@@ -13,8 +13,8 @@ from tests.console.support import Answer
 
 from tidegate.broker import Broker, EventHub
 from tidegate.client import EventHubProducer, run_blocking
-from tidegate.console.backend.events import EventCursor, EventPage, EventPlace, EventQuery
 from tidegate.console.explorer.events import BrokerEvents
+from tidegate.console.explorer.values import EventCursor, EventPage, EventPlace, EventQuery
 from tidegate.model.events import EventData
 from tidegate.testing.hub import HubService
 from tidegate.wire.batch import wrap_event

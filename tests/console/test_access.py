@@ -23,9 +23,10 @@ from starlette.requests import Request
 from tests.console.support import PlainBrowser, assert_accessible, console_service
 
 from tidegate.broker import ROOT_POLICY_NAME, Claim
-from tidegate.console import access, live
-from tidegate.console.access import rights_of
 from tidegate.console.app import SECURITY_HEADERS
+from tidegate.console.frame import live
+from tidegate.console.frame import sessions as access
+from tidegate.console.frame.sessions import rights_of
 from tidegate.console.overview import page as overview
 from tidegate.console.vendoring import MANIFEST, VENDOR_DIRECTORY
 from tidegate.model.sas import make_sas_token

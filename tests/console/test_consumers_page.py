@@ -18,7 +18,6 @@ from tests.console.processing_support import DEADLINE_S, append, ended_job, hidd
 from tests.console.support import PlainBrowser, assert_accessible, console_service
 
 from tidegate.broker import Claim, PartitionRuntimeInformation
-from tidegate.console.backend.consumers import PartitionProgress
 from tidegate.console.consumers import groups as consumers
 from tidegate.console.consumers import page as consumers_page
 from tidegate.console.consumers import rows as consumer_rows
@@ -30,6 +29,7 @@ from tidegate.console.consumers.rows import (
     LogEnd,
     progress_of,
 )
+from tidegate.console.consumers.values import PartitionProgress
 from tidegate.console.frame import shared_answers
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor import (

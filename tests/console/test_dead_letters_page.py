@@ -30,10 +30,10 @@ from tests.console.support import PlainBrowser, assert_accessible, console_servi
 
 from tidegate.broker import Claim
 from tidegate.client import BlockingConsumer
-from tidegate.console.backend.dead_letters import LetterCount, LetterEvent, LetterKey, LetterPlace
 from tidegate.console.dead_letters import letters as dead_letters
 from tidegate.console.dead_letters import page as dead_letters_page
 from tidegate.console.dead_letters.histogram import DAYS_MAX, HOURS_MAX, histogram_of
+from tidegate.console.dead_letters.values import LetterCount, LetterEvent, LetterKey, LetterPlace
 from tidegate.console.frame import shared_answers
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData

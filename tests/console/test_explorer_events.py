@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from tests.console.explorer_support import StepClock, append, fill, make_hub, places, read_page
 
 from tidegate.broker import Broker, Partition, RecordBatch
-from tidegate.console.backend.events import (
+from tidegate.console.explorer.bodies import Look, body_view
+from tidegate.console.explorer.decoding import event_detail, explored_event
+from tidegate.console.explorer.events import BrokerEvents
+from tidegate.console.explorer.page import event_rows, json_lines
+from tidegate.console.explorer.reading import Run, StoredEvent
+from tidegate.console.explorer.values import (
     PAGE_BYTES_MAX,
     SCANNED_EVENTS_MAX,
     EventCursor,
@@ -24,11 +29,6 @@ from tidegate.console.backend.events import (
     PageEnd,
     Way,
 )
-from tidegate.console.explorer.bodies import Look, body_view
-from tidegate.console.explorer.decoding import event_detail, explored_event
-from tidegate.console.explorer.events import BrokerEvents
-from tidegate.console.explorer.page import event_rows, json_lines
-from tidegate.console.explorer.reading import Run, StoredEvent
 from tidegate.model.errors import (
     InvalidArgumentError,
     NotFoundError,

@@ -19,8 +19,10 @@ import pytest
 from tests.console.explorer_support import link_of, rows_of, send_events, words_of
 from tests.console.support import PlainBrowser, assert_accessible
 
-from tidegate.console import live
-from tidegate.console.backend.events import (
+from tidegate.console.explorer import page as explorer
+from tidegate.console.explorer.events import BrokerEvents
+from tidegate.console.explorer.reading import StoredEvent
+from tidegate.console.explorer.values import (
     EventCursor,
     EventFilter,
     EventPage,
@@ -29,9 +31,7 @@ from tidegate.console.backend.events import (
     PageEnd,
     Wanted,
 )
-from tidegate.console.explorer import page as explorer
-from tidegate.console.explorer.events import BrokerEvents
-from tidegate.console.explorer.reading import StoredEvent
+from tidegate.console.frame import live
 from tidegate.model.events import EventData
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService

@@ -28,7 +28,6 @@ from tidegate.amqp.types import (
     ULong,
     UShort,
 )
-from tidegate.console.backend.events import EventProperties
 from tidegate.console.explorer.encoding import EventEncoder
 from tidegate.console.explorer.properties import (
     MESSAGE_NAMES,
@@ -39,6 +38,7 @@ from tidegate.console.explorer.properties import (
     parse_properties,
     type_name,
 )
+from tidegate.console.explorer.values import EventProperties
 from tidegate.model.errors import InvalidArgumentError
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)

@@ -13,7 +13,10 @@ from tests.console.explorer_support import make_hub
 from tidegate.amqp.message import Properties
 from tidegate.amqp.types import Symbol
 from tidegate.broker import Broker
-from tidegate.console.backend.events import (
+from tidegate.console.explorer import sending as events_sending
+from tidegate.console.explorer.encoding import EventEncoder
+from tidegate.console.explorer.events import BrokerEvents
+from tidegate.console.explorer.values import (
     EventCursor,
     EventPage,
     EventProperties,
@@ -23,9 +26,6 @@ from tidegate.console.backend.events import (
     SendPlan,
     Target,
 )
-from tidegate.console.explorer import sending as events_sending
-from tidegate.console.explorer.encoding import EventEncoder
-from tidegate.console.explorer.events import BrokerEvents
 from tidegate.model.errors import (
     EventTooLargeError,
     InvalidArgumentError,

@@ -12,8 +12,8 @@ import pytest
 from tests.console.explorer_support import StepClock, append, fill, make_hub, places, read_page
 
 from tidegate.broker import Broker, Partition
-from tidegate.console.backend.events import EventQuery
 from tidegate.console.explorer.events import BrokerEvents
+from tidegate.console.explorer.values import EventQuery
 from tidegate.model.events import EventData
 from tidegate.model.position import EventPosition
 from tidegate.storage import segment_reader

@@ -16,8 +16,8 @@ from tests.console.processing_support import append
 from tests.console.support import PlainBrowser, assert_accessible, console_service
 
 from tidegate.client import EventHubProducer
-from tidegate.console.backend.service import Disk, Overview, Rates, Sample
-from tidegate.console.live import STREAMS_MAX
+from tidegate.console.frame.live import STREAMS_MAX
+from tidegate.console.hubs.values import Disk, Overview, Rates, Sample
 from tidegate.console.overview.page import ProcessingFigures, list_notices
 from tidegate.gateway.http.app import HttpGateway
 from tidegate.model.events import EventData

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tidegate.console.backend.dead_letters import LetterFilter, RedriveRequest
-from tidegate.console.backend.jobs import Job, JobKind
 from tidegate.console.dead_letters.redrive import RedriveProcess
+from tidegate.console.dead_letters.values import LetterFilter, RedriveRequest
 from tidegate.console.frame.parts import OwnAddress
+from tidegate.console.jobs.job import Job, JobKind
 from tidegate.console.jobs.jobs import RunningJob
 from tidegate.transport.clock import SystemClock
 

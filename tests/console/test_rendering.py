@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.console.live import format_event
-from tidegate.console.pages.forms import FieldError, optional_number, start_of, whole_number
-from tidegate.console.rendering import (
+from tidegate.console.frame.forms import FieldError, optional_number, start_of, whole_number
+from tidegate.console.frame.live import format_event
+from tidegate.console.frame.rendering import (
     ago,
     bytes_text,
     counted,

@@ -9,8 +9,8 @@ import pytest
 from tests.gateway.conftest import ManualClock
 
 from tidegate.broker import Broker, EventHub
-from tidegate.console.backend.service import HISTORY_SAMPLES, RECENT_SAMPLES, Rates
 from tidegate.console.hubs.sampler import Sampler
+from tidegate.console.hubs.values import HISTORY_SAMPLES, RECENT_SAMPLES, Rates
 
 
 @pytest.fixture

@@ -17,61 +17,46 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import BaseRoute, Match, Mount, NoMatchFound
+from starlette.routing import BaseRoute, Match, Mount, NoMatchFound, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tidegate.console.access import Session, Sessions, address_of, check_origin, cookie_name, set_cookie
 from tidegate.console.audit import page as audit
-from tidegate.console.backend import ConsoleBackend
 from tidegate.console.consumers import move_page as consumers_move
 from tidegate.console.consumers import page as consumers
-from tidegate.console.context import Console
 from tidegate.console.dead_letters import actions as dead_letters_actions
 from tidegate.console.dead_letters import page as dead_letters
-from tidegate.console.errors import answer_of_exception, error_page
 from tidegate.console.explorer import event_page as explorer_event
 from tidegate.console.explorer import page as explorer
 from tidegate.console.explorer import send_page as explorer_send
+from tidegate.console.frame.context import Console
+from tidegate.console.frame.errors import answer_of_exception, error_page
+from tidegate.console.frame.live import LiveStreams
+from tidegate.console.frame.rendering import STATIC_DIRECTORY, STATIC_PATH
+from tidegate.console.frame.sessions import (
+    Session,
+    Sessions,
+    address_of,
+    check_origin,
+    cookie_name,
+    set_cookie,
+)
 from tidegate.console.hubs import capture as hub_capture
 from tidegate.console.hubs import changes as hub_changes
 from tidegate.console.hubs import hub
 from tidegate.console.hubs import page as hubs
 from tidegate.console.hubs import publishers as hub_publishers
-from tidegate.console.job_rights import JobRights
 from tidegate.console.jobs import page as jobs
-from tidegate.console.live import LiveStreams
 from tidegate.console.overview import page as overview
 from tidegate.console.pipelines import page as pipelines
-from tidegate.console.rendering import STATIC_DIRECTORY, STATIC_PATH
 from tidegate.console.sign_in import page as sign_in
+from tidegate.console.views import Views
 from tidegate.model.clock import Clock
 from tidegate.model.errors import TidegateError, UnauthorizedError
 from tidegate.transport.peers import TrustedProxies
 from tidegate.transport.tasks import TaskOwner
 
 _log = logging.getLogger(__name__)
-
-PAGES: Final = (
-    overview,
-    hubs,
-    hub,
-    hub_publishers,
-    hub_capture,
-    hub_changes,
-    explorer,
-    explorer_event,
-    explorer_send,
-    pipelines,
-    sign_in,
-    consumers,
-    consumers_move,
-    dead_letters,
-    dead_letters_actions,
-    jobs,
-    audit,
-)
-"""The modules of ``console.pages``, by the address of their page."""
 
 PLACES: Final = ("hubs", "consumers", "dead-letters", "pipelines", "audit", "console")
 """First segments of the console's addresses, besides ``/``."""
@@ -99,21 +84,14 @@ class ConsoleApp:
     To stop: ``end_streams``, then close the gateway, then ``close``.
     """
 
-    def __init__(self, backend: ConsoleBackend, *, clock: Clock, proxies: TrustedProxies) -> None:
+    def __init__(self, views: Views, *, clock: Clock, proxies: TrustedProxies) -> None:
         """proxies: before the service, whose word about their clients is believed."""
-        sessions = Sessions(backend.access, clock, proxies)
-        self.console = Console(
-            backend,
-            sessions,
-            LiveStreams(sessions),
-            clock,
-            TaskOwner("console pages"),
-            JobRights(backend.access, lambda: self.console.processing.jobs),
-        )
+        sessions = Sessions(views.access, clock, proxies)
+        tasks = TaskOwner("console pages")
+        self.console = Console(views.access, sessions, LiveStreams(sessions), clock, tasks)
         static: ASGIApp = StaticFiles(directory=STATIC_DIRECTORY)
         routes: list[BaseRoute] = [Mount(STATIC_PATH, static, name="static")]
-        for module in PAGES:
-            routes += module.routes(self.console)
+        routes += page_routes(self.console, views)
         self.application = Starlette(
             routes=routes,
             middleware=[Middleware(_Headers), Middleware(_SignedIn, console=self.console)],
@@ -138,8 +116,31 @@ class ConsoleApp:
         """End what pages have started; no page is served afterwards. Harmless twice."""
         self.end_streams()
         self.console.sessions.close()
-        self.console.job_rights.close()
         await self.console.tasks.close()
+
+
+def page_routes(console: Console, views: Views) -> list[Route]:
+    """The pages, by their addresses."""
+    namespace, events, letters = views.namespace, views.events, views.letters
+    return [
+        *overview.routes(console, namespace, views.consumers, letters),
+        *hubs.routes(console, namespace),
+        *hub.routes(console, namespace),
+        *hub_publishers.routes(console, namespace),
+        *hub_capture.routes(console, namespace),
+        *hub_changes.routes(console, namespace),
+        *explorer.routes(console, events),
+        *explorer_event.routes(events),
+        *explorer_send.routes(console, events),
+        *pipelines.routes(console, views.pipelines),
+        *sign_in.routes(console),
+        *consumers.routes(console, views.consumers),
+        *consumers_move.routes(console, views.consumers, views.jobs),
+        *dead_letters.routes(console, letters),
+        *dead_letters_actions.routes(console, letters, views.jobs),
+        *jobs.routes(console, views.jobs),
+        *audit.routes(views.trail),
+    ]
 
 
 class ConsoleRoute(BaseRoute):
@@ -219,7 +220,7 @@ class _SignedIn:
             return
         session, request.state.rights = found
         request.state.session = session
-        with self._console.backend.access.acting(session.credential, address_of(request)):
+        with self._console.access.acting(session.grant, address_of(request)):
             await self._answer(request, session, scope, receive, send)
 
     async def _answer(
@@ -255,4 +256,4 @@ def _ask_to_sign_in(request: Request) -> Response:
     )
 
 
-__all__ = ["ConsoleApp", "ConsoleRoute", "PAGES", "PLACES", "SECURITY_HEADERS"]
+__all__ = ["ConsoleApp", "ConsoleRoute", "PLACES", "SECURITY_HEADERS", "page_routes"]

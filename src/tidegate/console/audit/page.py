@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from datetime import datetime
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tidegate.console.access import require_manage
-from tidegate.console.context import Console
-from tidegate.console.hubs.page import pager
-from tidegate.console.pages.forms import start_of
-from tidegate.console.rendering import page
+from tidegate.broker import Action, AuditRecord, AuditTrail
+from tidegate.broker.audit import Values
+from tidegate.console.frame.forms import start_of
+from tidegate.console.frame.paging import page_at, pager
+from tidegate.console.frame.rendering import page
+from tidegate.console.frame.sessions import require_manage
 
 _FIELD_CHARACTERS_MAX = 200
 
 
-def routes(console: Console) -> list[Route]:
+def routes(trail: AuditTrail) -> list[Route]:
     """What is served."""
 
     async def show(request: Request) -> Response:
@@ -26,10 +29,40 @@ def routes(console: Console) -> list[Route]:
             name: request.query_params.get(name, "").strip()[:_FIELD_CHARACTERS_MAX]
             for name in ("search", "action", "policy")
         }
-        view = console.backend.audit
-        found = view.page(**given, start=start_of(request.query_params.get("start")))
-        context: dict[str, Any] = {"found": found, "actions": view.actions, **given}
+        records = [record for record in trail.newest_first() if _is_wanted(record, **given)]
+        found = page_at(records, start_of(request.query_params.get("start")))
+        context: dict[str, Any] = {
+            "found": found,
+            "actions": [action.value for action in Action],
+            "time_of": lambda record: datetime.fromisoformat(record.time),
+            "text_of": _text,
+            **given,
+        }
         context |= pager("/audit", found, **given)
         return page(request, "audit.html", **context)
 
     return [Route("/audit", show, methods=["GET"])]
+
+
+def _is_wanted(record: AuditRecord, *, search: str, action: str, policy: str) -> bool:
+    """search: text anywhere in the record, in any letter case. action, policy: the whole name; empty: any."""
+    if action not in ("", record.action) or policy not in ("", *record.policy.split(", ")):
+        return False
+    texts = (
+        record.time,
+        record.action,
+        record.target,
+        record.policy,
+        record.scope,
+        record.address,
+        _text(record.old),
+        _text(record.new),
+    )
+    return search.lower() in " ".join(texts).lower()
+
+
+def _text(values: Values | None) -> str:
+    """Values as people read them: ``retention_hours 24, retention_bytes null``."""
+    return ", ".join(
+        f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in (values or {}).items()
+    )

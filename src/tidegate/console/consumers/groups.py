@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from tidegate.console.backend.consumers import GroupProgress, GroupSummary, MovePlan, MoveRequest
-from tidegate.console.backend.jobs import Job, JobKind
 from tidegate.console.consumers.moves import PlannedMove, carry_out, plan_moves
 from tidegate.console.consumers.rows import HubLog, LogEnd, StoredRows, progress_of, unread_of
+from tidegate.console.consumers.values import GroupProgress, GroupSummary, MovePlan, MoveRequest
 from tidegate.console.frame.lazy_database import LazyDatabase
 from tidegate.console.frame.parts import ConsoleParts
 from tidegate.console.frame.shared_answers import SharedAnswers
+from tidegate.console.jobs.job import Job, JobKind
 from tidegate.console.jobs.jobs import Jobs, RunningJob
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.sql import CheckpointReader, ConsumerKey, Database, LeaseReader
@@ -38,8 +38,11 @@ _PARTITIONS_PER_TURN: Final = 64
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class SqlConsumers:
-    """``console.backend.ConsumersView``."""
+class Consumers:
+    """Reads leases, checkpoints and the log's ends; moves checkpoints.
+
+    What asks the database raises DatabaseError and DatabaseUnavailableError.
+    """
 
     def __init__(self, parts: ConsoleParts, database: LazyDatabase, jobs: Jobs) -> None:
         self._broker = parts.broker
@@ -53,7 +56,11 @@ class SqlConsumers:
         self._plans: OrderedDict[str, tuple[MovePlan, Sequence[PlannedMove]]] = OrderedDict()
 
     async def groups(self, *, at_most_s: float | None) -> Sequence[GroupSummary] | None:
-        """As ``ConsumersView`` says."""
+        """All consumer groups with a lease or a checkpoint, by hub and name.
+
+        None: they are not there within ``at_most_s`` seconds (None: as long as it takes), and are being
+        read: ask again.
+        """
 
         async def look() -> Sequence[GroupSummary]:
             found = await self._look(_read_all)
@@ -63,7 +70,7 @@ class SqlConsumers:
         return await self._groups.ask("all", look, at_most_s=at_most_s)
 
     async def group(self, event_hub: str, consumer_group: str) -> GroupProgress:
-        """As ``ConsumersView`` says."""
+        """One of them, partitions in their order. Raises NotFoundError."""
         consumer = ConsumerKey(event_hub, consumer_group)
 
         async def look() -> GroupProgress:
@@ -81,7 +88,7 @@ class SqlConsumers:
         return found
 
     async def plan_move(self, request: MoveRequest) -> MovePlan:
-        """As ``ConsumersView`` says."""
+        """A dry run. Raises NotFoundError, PositionOutOfRangeError, InvalidArgumentError."""
         consumer = ConsumerKey(request.event_hub, request.consumer_group)
         moves = await plan_moves(self._broker.event_hub(request.event_hub), request)
         rows = await self._database.ask(lambda database: _read(database, consumer).of(consumer))
@@ -92,11 +99,15 @@ class SqlConsumers:
         return plan
 
     def plan(self, plan_id: str) -> MovePlan:
-        """As ``ConsumersView`` says."""
+        """One that was made before. Raises NotFoundError."""
         return self._find_plan(plan_id)[0]
 
     def start_move(self, plan_id: str, *, actor: str, is_rewind_allowed: bool, is_forced: bool) -> Job:
-        """As ``ConsumersView`` says."""
+        """Move the checkpoints as planned; one that has moved since is left alone unless ``is_forced``.
+
+        is_rewind_allowed: also backwards. is_forced: also where a host has the partition.
+        Raises NotFoundError (the plan is gone), InvalidArgumentError (not allowed so), QuotaExceededError.
+        """
         plan, moves = self._find_plan(plan_id)
         if plan.rewind_count and not is_rewind_allowed:
             raise InvalidArgumentError(

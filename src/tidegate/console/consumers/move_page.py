@@ -8,13 +8,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tidegate.console.access import address_of, form_of, require_manage, rights_of
-from tidegate.console.backend.consumers import ConsumersView, MovePlan, MoveRequest, MoveTo
+from tidegate.console.consumers.groups import Consumers
 from tidegate.console.consumers.page import group_address, names_of
-from tidegate.console.context import Console
-from tidegate.console.errors import status_of
+from tidegate.console.consumers.values import MovePlan, MoveRequest, MoveTo
+from tidegate.console.frame.context import Console, stored
+from tidegate.console.frame.errors import status_of
+from tidegate.console.frame.rendering import page
+from tidegate.console.frame.sessions import address_of, form_of, require_manage, rights_of
+from tidegate.console.jobs.jobs import Jobs
 from tidegate.console.jobs.page import follow_job
-from tidegate.console.rendering import page
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.position_text import parse_time
 
@@ -22,9 +24,9 @@ STEPS_SHOWN_MAX = 200
 """Partitions that a dry run lists; its sums are over all."""
 
 
-def routes(console: Console) -> list[Route]:
+def routes(console: Console, consumers: Consumers | None, jobs: Jobs | None) -> list[Route]:
     """What is served."""
-    pages = _Pages(console)
+    pages = _Pages(console, consumers, jobs)
     return [
         Route("/consumers/{hub}/{group}/move", pages.ask, methods=["GET"]),
         Route("/consumers/{hub}/{group}/move", pages.move, methods=["POST"]),
@@ -39,12 +41,14 @@ def actor_of(request: Request) -> str:
 
 
 class _Pages:
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, consumers: Consumers | None, jobs: Jobs | None) -> None:
+        self._clock = console.clock
+        self._consumers = consumers
+        self._jobs = jobs
 
     @property
-    def _view(self) -> ConsumersView:
-        return self._console.processing.consumers
+    def _view(self) -> Consumers:
+        return stored(self._consumers)
 
     async def ask(self, request: Request) -> Response:
         """The form, and the dry run of what it says."""
@@ -76,7 +80,7 @@ class _Pages:
             )
         except InvalidArgumentError as error:
             return self._page(request, _fields_of(plan.request), plan, error)
-        return await follow_job(self._console, request, job)
+        return await follow_job(stored(self._jobs), request, job)
 
     def _page(
         self,
@@ -112,7 +116,7 @@ class _Pages:
                 )
             number = int(value)
         elif to is MoveTo.TIME:
-            time = parse_time(value, now_utc=self._console.clock.now_utc())
+            time = parse_time(value, now_utc=self._clock.now_utc())
         return MoveRequest(hub, group, fields["partition"] or None, to, number, time)
 
 

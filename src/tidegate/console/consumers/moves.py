@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from tidegate.broker import EventHub, Partition
-from tidegate.console.backend.consumers import MoveRequest, MoveStep, MoveTo
-from tidegate.console.backend.jobs import JobState, JobTable
 from tidegate.console.consumers.rows import ConsumerRows, StoredRows
+from tidegate.console.consumers.values import MoveRequest, MoveStep, MoveTo
+from tidegate.console.jobs.job import JobState, JobTable
 from tidegate.console.jobs.jobs import RunningJob
 from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
 from tidegate.model.position import EventPosition

@@ -10,13 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tidegate.console.access import require_listen, rights_of
-from tidegate.console.backend.consumers import ConsumersView, GroupProgress, GroupSummary, PartitionProgress
-from tidegate.console.backend.paging import page_at
-from tidegate.console.context import Console
-from tidegate.console.hubs.page import pager
-from tidegate.console.pages.forms import start_of
-from tidegate.console.rendering import fragment, page
+from tidegate.console.consumers.groups import Consumers
+from tidegate.console.consumers.values import GroupProgress, GroupSummary, PartitionProgress
+from tidegate.console.frame.context import Console
+from tidegate.console.frame.forms import start_of
+from tidegate.console.frame.paging import page_at, pager
+from tidegate.console.frame.rendering import fragment, page
+from tidegate.console.frame.sessions import require_listen, rights_of
 from tidegate.model.errors import NotFoundError, TidegateError
 
 LIVE_EVERY_S = 2.0
@@ -25,9 +25,9 @@ FIRST_PAINT_S = 0.15
 LIVE_WAIT_S = 30.0
 
 
-def routes(console: Console) -> list[Route]:
+def routes(console: Console, consumers: Consumers | None) -> list[Route]:
     """What is served."""
-    pages = _Pages(console)
+    pages = _Pages(console, consumers)
     return [
         Route("/consumers", pages.show_list, methods=["GET"]),
         Route("/consumers/{hub}/{group}", pages.show, methods=["GET"]),
@@ -50,13 +50,9 @@ def names_of(request: Request) -> tuple[str, str]:
 
 
 class _Pages:
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, consumers: Consumers | None) -> None:
         self._console = console
-
-    @property
-    def _view(self) -> ConsumersView | None:
-        processing = self._console.backend.processing
-        return None if processing is None else processing.consumers
+        self._view = consumers
 
     async def show_list(self, request: Request) -> Response:
         require_listen(request, rights_of(request).hub)
@@ -85,14 +81,14 @@ class _Pages:
 
         return self._console.streams.stream(request, render, every_s=LIVE_EVERY_S)
 
-    async def _list(self, request: Request, view: ConsumersView, *, at_most_s: float) -> dict[str, Any]:
+    async def _list(self, request: Request, view: Consumers, *, at_most_s: float) -> dict[str, Any]:
         rights, search = rights_of(request), request.query_params.get("search", "").strip()
         groups = await view.groups(at_most_s=at_most_s)
         seen = [group for group in groups or () if rights.may_listen(group.event_hub)]
         wanted = search.lower()
         matching = [each for each in seen if wanted in f"{each.event_hub} {each.consumer_group}".lower()]
         start = start_of(request.query_params.get("start"))
-        found = page_at(matching, start, lambda each: each)
+        found = page_at(matching, start)
         return {
             "groups": found.items,
             "found": found,
@@ -136,13 +132,13 @@ class _Pages:
 
         return self._console.streams.stream(request, render, every_s=LIVE_EVERY_S)
 
-    async def _one(self, request: Request, view: ConsumersView) -> dict[str, Any]:
+    async def _one(self, request: Request, view: Consumers) -> dict[str, Any]:
         hub, group = names_of(request)
         progress = await view.group(hub, group)
         only = request.query_params.get("only", "")
         shown = [each for each in progress.partitions if only != "trouble" or is_trouble(each)]
         start = start_of(request.query_params.get("start"))
-        found, address = page_at(shown, start, lambda each: each), group_address(hub, group)
+        found, address = page_at(shown, start), group_address(hub, group)
         return {
             "summary": progress.summary,
             "address": address,

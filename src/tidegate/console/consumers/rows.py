@@ -10,7 +10,7 @@ from typing import Final
 
 from tidegate.broker import PartitionRuntimeInformation
 from tidegate.client.entities import PartitionProperties
-from tidegate.console.backend.consumers import GroupProgress, GroupSummary, PartitionProgress
+from tidegate.console.consumers.values import GroupProgress, GroupSummary, PartitionProgress
 from tidegate.processor.lag import Lag, lag_of
 from tidegate.processor.options import PartitionManagerOptions
 from tidegate.sql import Checkpoint, ConsumerKey, LeaseRow

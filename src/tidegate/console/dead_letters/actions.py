@@ -13,14 +13,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tidegate.console.access import form_of, require_manage, rights_of
-from tidegate.console.backend.dead_letters import DeadLettersView, LetterFilter, LetterState, RedriveRequest
 from tidegate.console.consumers.move_page import actor_of
-from tidegate.console.context import Console
 from tidegate.console.dead_letters.filter import LetterQuery
-from tidegate.console.errors import status_of
+from tidegate.console.dead_letters.letters import DeadLetterView
+from tidegate.console.dead_letters.values import LetterFilter, LetterState, RedriveRequest
+from tidegate.console.frame.context import Console, stored
+from tidegate.console.frame.errors import status_of
+from tidegate.console.frame.rendering import page
+from tidegate.console.frame.sessions import form_of, require_manage, rights_of
+from tidegate.console.jobs.jobs import Jobs
 from tidegate.console.jobs.page import follow_job
-from tidegate.console.rendering import page
 from tidegate.model.errors import InvalidArgumentError, TidegateError
 
 COUNT_S = 5.0
@@ -29,9 +31,9 @@ ATTEMPTS_MAX_DEFAULT = 10
 """As ``tidegate dlq redrive`` has it: a dead letter that has failed so often is left alone."""
 
 
-def routes(console: Console) -> list[Route]:
+def routes(console: Console, letters: DeadLetterView | None, jobs: Jobs | None) -> list[Route]:
     """What is served."""
-    pages = _Pages(console)
+    pages = _Pages(console, letters, jobs)
     return [
         Route("/dead-letters/discard", pages.confirm_discard, methods=["GET"]),
         Route("/dead-letters/discard", pages.discard, methods=["POST"]),
@@ -41,12 +43,14 @@ def routes(console: Console) -> list[Route]:
 
 
 class _Pages:
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, letters: DeadLetterView | None, jobs: Jobs | None) -> None:
+        self._clock = console.clock
+        self._letters = letters
+        self._jobs = jobs
 
     @property
-    def _view(self) -> DeadLettersView:
-        return self._console.processing.dead_letters
+    def _view(self) -> DeadLetterView:
+        return stored(self._letters)
 
     async def confirm_discard(self, request: Request) -> Response:
         """How many, by reason."""
@@ -64,7 +68,7 @@ class _Pages:
             job = self._view.start_discard(self._meant(query), because=because, actor=actor_of(request))
         except InvalidArgumentError as error:
             return await self._page(request, "dead_letters_discard.html", query, {"because": because}, error)
-        return await follow_job(self._console, request, job)
+        return await follow_job(stored(self._jobs), request, job)
 
     async def ask_redrive(self, request: Request) -> Response:
         """Which pipeline, how many; and how many there are, by reason."""
@@ -93,7 +97,7 @@ class _Pages:
             )
         except InvalidArgumentError as error:
             return await self._page(request, "dead_letters_redrive.html", query, asked, error)
-        return await follow_job(self._console, request, job)
+        return await follow_job(stored(self._jobs), request, job)
 
     async def _page(
         self,
@@ -103,7 +107,7 @@ class _Pages:
         asked: Mapping[str, str],
         problem: TidegateError | None,
     ) -> Response:
-        now = self._console.clock.now_utc()
+        now = self._clock.now_utc()
         view, sums = self._view, None
         try:
             sums = await view.sums(self._meant(query), at_most_s=COUNT_S)
@@ -122,7 +126,7 @@ class _Pages:
 
     def _meant(self, query: LetterQuery) -> LetterFilter:
         """Open ones only, and none that fails from now on."""
-        now = self._console.clock.now_utc()
+        now = self._clock.now_utc()
         fields = {**query.fields, "state": LetterState.OPEN.value}
         return LetterQuery(fields).filter(now_utc=now).until(now)
 

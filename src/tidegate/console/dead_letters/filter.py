@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Self
 from urllib.parse import quote, urlencode
 
-from tidegate.console.backend.access import Rights
-from tidegate.console.backend.dead_letters import LetterFilter, LetterKey, LetterState
+from tidegate.console.dead_letters.values import LetterFilter, LetterKey, LetterState
+from tidegate.console.frame.rights import Rights
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.position_text import parse_time
 

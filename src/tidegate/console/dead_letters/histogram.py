@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from tidegate.console.backend.dead_letters import LetterCount
+from tidegate.console.dead_letters.values import LetterCount
 
 HOURS_MAX: Final = 96
 """A longer time is told by days. Our choice: bars of 7 pixels on a page of 700."""

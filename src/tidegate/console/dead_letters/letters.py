@@ -13,7 +13,8 @@ from typing import Final
 
 from tidegate.amqp.errors import DecodeError
 from tidegate.broker import Broker
-from tidegate.console.backend.dead_letters import (
+from tidegate.console.dead_letters.redrive import RedriveProcess
+from tidegate.console.dead_letters.values import (
     LetterAct,
     LetterCount,
     LetterDetail,
@@ -27,13 +28,12 @@ from tidegate.console.backend.dead_letters import (
     LetterSums,
     RedriveRequest,
 )
-from tidegate.console.backend.events import property_text
-from tidegate.console.backend.jobs import Job, JobKind
-from tidegate.console.backend.paging import Page
-from tidegate.console.dead_letters.redrive import RedriveProcess
+from tidegate.console.explorer.values import property_text
 from tidegate.console.frame.lazy_database import LazyDatabase
+from tidegate.console.frame.paging import Page
 from tidegate.console.frame.parts import ConsoleParts
 from tidegate.console.frame.shared_answers import SharedAnswers
+from tidegate.console.jobs.job import Job, JobKind
 from tidegate.console.jobs.jobs import Jobs, RunningJob
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.sql import (
@@ -59,8 +59,11 @@ _HISTORY_MAX: Final = 100
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class SqlDeadLetters:
-    """``console.backend.DeadLettersView``."""
+class DeadLetterView:
+    """Reads dead letters, and starts what closes them.
+
+    What asks the database raises DatabaseError and DatabaseUnavailableError.
+    """
 
     def __init__(self, parts: ConsoleParts, database: LazyDatabase, jobs: Jobs) -> None:
         self._parts = parts
@@ -71,13 +74,16 @@ class SqlDeadLetters:
 
     @property
     def redrive_pipelines(self) -> Sequence[str]:
-        """As ``DeadLettersView`` says."""
+        """Those that the service's settings name."""
         return self._parts.redrive_pipelines
 
     async def page(
         self, filter: LetterFilter, *, behind: LetterPlace | None, limit: int, at_most_s: float
     ) -> Page[LetterLine] | None:
-        """As ``DeadLettersView`` says."""
+        """Dead letters, the latest failure first; ``next`` is a ``LetterPlace`` as text.
+
+        None: they are not found within ``at_most_s`` seconds, and are looked for: ask again.
+        """
         return await self._pages.ask(
             (filter, behind, limit), lambda: self._page(filter, behind, limit), at_most_s=at_most_s
         )
@@ -95,17 +101,17 @@ class SqlDeadLetters:
         return Page(lines, None, following)
 
     async def open_count(self, event_hub: str | None) -> int:
-        """As ``DeadLettersView`` says."""
+        """How many are open, of one hub or of all; a second old at most."""
         return await self._database.ask(
             lambda database: DeadLetters(database).count(DeadLetterFilter(event_hub=event_hub))
         )
 
     async def sums(self, filter: LetterFilter, *, at_most_s: float) -> LetterSums | None:
-        """As ``DeadLettersView`` says."""
+        """Sums; None: they are not there within ``at_most_s`` seconds, and are being counted: ask again."""
         return await self._sums.ask(filter, lambda: self._count(filter), at_most_s=at_most_s)
 
     async def letter(self, key: LetterKey) -> LetterDetail:
-        """As ``DeadLettersView`` says."""
+        """One with its history. Raises NotFoundError."""
         consumer = ConsumerKey(key.event_hub, key.consumer_group)
 
         def read(database: Database) -> tuple[DeadLetter, Sequence[AuditEntry]]:
@@ -134,7 +140,7 @@ class SqlDeadLetters:
         )
 
     async def event(self, key: LetterKey) -> LetterEvent:
-        """As ``DeadLettersView`` says."""
+        """Its event: from the log, else from its copy. Raises NotFoundError where neither has it."""
         consumer = ConsumerKey(key.event_hub, key.consumer_group)
         letter = await self._database.ask(
             lambda database: DeadLetters(database).show(consumer, key.partition_id, key.sequence_number)
@@ -150,7 +156,7 @@ class SqlDeadLetters:
         )
 
     async def history(self, event_hub: str | None, *, limit: int) -> Sequence[LetterAct]:
-        """As ``DeadLettersView`` says."""
+        """What was done to dead letters, of one hub or of all, the latest first."""
 
         def read(database: Database) -> Sequence[AuditEntry]:
             return DeadLetters(database).audit(event_hub=event_hub, limit=limit)
@@ -158,7 +164,7 @@ class SqlDeadLetters:
         return [_act(each) for each in await self._database.ask(read)]
 
     def start_discard(self, filter: LetterFilter, *, because: str, actor: str) -> Job:
-        """As ``DeadLettersView`` says."""
+        """Close open ones for good. Raises InvalidArgumentError, QuotaExceededError (too many jobs)."""
         if not because.strip():
             raise InvalidArgumentError(
                 "Discarding needs a reason.", next_step="Say why; the audit trail keeps it."
@@ -192,7 +198,7 @@ class SqlDeadLetters:
         )
 
     def start_redrive(self, request: RedriveRequest) -> Job:
-        """As ``DeadLettersView`` says."""
+        """Run open ones again, in a process of its own. Raises as ``start_discard``."""
         if request.pipeline not in self.redrive_pipelines:
             raise InvalidArgumentError(
                 f"{request.pipeline[:80]!r} is not among the pipelines that the console may redrive with.",

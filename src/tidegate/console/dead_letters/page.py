@@ -10,22 +10,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tidegate.console.access import require_listen, rights_of
-from tidegate.console.backend.dead_letters import (
-    DeadLettersView,
+from tidegate.console.dead_letters.filter import LetterQuery, letter_address
+from tidegate.console.dead_letters.histogram import histogram_of
+from tidegate.console.dead_letters.letters import DeadLetterView
+from tidegate.console.dead_letters.values import (
     LetterEvent,
     LetterFilter,
     LetterKey,
     LetterPlace,
     LetterState,
 )
-from tidegate.console.backend.paging import PAGE_SIZE
-from tidegate.console.context import Console
-from tidegate.console.dead_letters.filter import LetterQuery, letter_address
-from tidegate.console.dead_letters.histogram import histogram_of
-from tidegate.console.errors import status_of
 from tidegate.console.explorer.bodies import hex_lines, pretty_json, visible
-from tidegate.console.rendering import fragment, page
+from tidegate.console.frame.context import Console
+from tidegate.console.frame.errors import status_of
+from tidegate.console.frame.paging import PAGE_SIZE
+from tidegate.console.frame.rendering import fragment, page
+from tidegate.console.frame.sessions import require_listen, rights_of
 from tidegate.model.errors import NotFoundError, TidegateError
 
 LIVE_EVERY_S = 2.0
@@ -39,9 +39,9 @@ HEX_SHOWN_MAX = 4 * 1024
 HISTORY_MAX = 100
 
 
-def routes(console: Console) -> list[Route]:
+def routes(console: Console, letters: DeadLetterView | None) -> list[Route]:
     """What is served."""
-    pages = _Pages(console)
+    pages = _Pages(console, letters)
     one = "/dead-letters/{hub}/{group}/{partition}/{number}"
     return [
         Route("/dead-letters", pages.show_list, methods=["GET"]),
@@ -53,13 +53,9 @@ def routes(console: Console) -> list[Route]:
 
 
 class _Pages:
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, letters: DeadLetterView | None) -> None:
         self._console = console
-
-    @property
-    def _view(self) -> DeadLettersView | None:
-        processing = self._console.backend.processing
-        return None if processing is None else processing.dead_letters
+        self._view = letters
 
     # --- all ----------------------------------------------------------------------------------------------
 
@@ -135,7 +131,7 @@ class _Pages:
 
     async def _rows(
         self,
-        view: DeadLettersView,
+        view: DeadLetterView,
         query: LetterQuery,
         chosen: LetterFilter,
         behind: LetterPlace | None,
@@ -152,7 +148,7 @@ class _Pages:
         }
 
     async def _sums(
-        self, view: DeadLettersView, query: LetterQuery, chosen: LetterFilter, *, at_most_s: float
+        self, view: DeadLetterView, query: LetterQuery, chosen: LetterFilter, *, at_most_s: float
     ) -> dict[str, Any]:
         sums = await view.sums(chosen, at_most_s=at_most_s)
         return {"sums": sums, "histogram": None if sums is None else histogram_of(sums.hours)}
@@ -215,7 +211,7 @@ class _Pages:
             },
         )
 
-    def _one(self, request: Request) -> tuple[LetterKey, DeadLettersView]:
+    def _one(self, request: Request) -> tuple[LetterKey, DeadLetterView]:
         parts: Mapping[str, str] = request.path_params
         require_listen(request, parts["hub"])
         number = parts["number"]

@@ -17,9 +17,9 @@ from typing import Final
 
 import orjson
 
-from tidegate.console.backend.dead_letters import RedriveRequest
-from tidegate.console.backend.jobs import JobState, JobTable
+from tidegate.console.dead_letters.values import RedriveRequest
 from tidegate.console.frame.parts import OwnAddress
+from tidegate.console.jobs.job import JobState, JobTable
 from tidegate.console.jobs.jobs import RunningJob
 from tidegate.model.errors import TidegateError
 from tidegate.transport.tasks import TaskOwner

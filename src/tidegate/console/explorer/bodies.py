@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from tidegate.console.backend.events import property_text
+from tidegate.console.explorer.values import property_text
 from tidegate.model.events import EventContents
 
 PREVIEW_CHARACTERS: Final = 200

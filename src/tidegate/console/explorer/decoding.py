@@ -12,14 +12,14 @@ from dataclasses import fields
 from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.message import NO_VALUE, Header, Message, Properties, decode_message
 from tidegate.amqp.types import Symbol
-from tidegate.console.backend.events import (
+from tidegate.console.explorer.reading import StoredEvent
+from tidegate.console.explorer.values import (
     EventDetail,
     EventFilter,
     EventProperties,
     ExploredEvent,
     property_text,
 )
-from tidegate.console.explorer.reading import StoredEvent
 from tidegate.wire.batch import unwrap
 from tidegate.wire.event_codec import decode_event
 from tidegate.wire.names import PARTITION_KEY

@@ -9,7 +9,7 @@ from __future__ import annotations
 from tidegate.amqp.encode import encode_value
 from tidegate.amqp.errors import EncodeError
 from tidegate.amqp.message import Header, Message, Properties, encode_message
-from tidegate.console.backend.events import EventProperties
+from tidegate.console.explorer.values import EventProperties
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.names import PARTITION_KEY

@@ -11,21 +11,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tidegate.console.access import require_listen
-from tidegate.console.backend.events import EventDetail, property_text
-from tidegate.console.context import Console
 from tidegate.console.explorer.bodies import Look, body_bytes, body_view, pretty_json, visible
-from tidegate.console.explorer.page import events_of
+from tidegate.console.explorer.events import BrokerEvents
 from tidegate.console.explorer.properties import type_name
-from tidegate.console.rendering import page
+from tidegate.console.explorer.values import EventDetail, property_text
+from tidegate.console.frame.rendering import page
+from tidegate.console.frame.sessions import require_listen
 from tidegate.model.errors import NotFoundError
 
 _AROUND = 10
 
 
-def routes(console: Console) -> list[Route]:
+def routes(events: BrokerEvents) -> list[Route]:
     """What is served."""
-    pages = _Pages(console)
+    pages = _Pages(events)
     place = "/hubs/{hub}/explorer/events/{partition}/{number}"
     return [
         Route(place, pages.show, methods=["GET"]),
@@ -34,8 +33,8 @@ def routes(console: Console) -> list[Route]:
 
 
 class _Pages:
-    def __init__(self, console: Console) -> None:
-        self._events = events_of(console)
+    def __init__(self, events: BrokerEvents) -> None:
+        self._events = events
 
     async def show(self, request: Request) -> Response:
         detail = await self._find(request)

@@ -14,7 +14,10 @@ from types import TracebackType
 from typing import Final, Self
 
 from tidegate.broker import Broker, Partition
-from tidegate.console.backend.events import (
+from tidegate.console.explorer.decoding import event_detail, fitting_events
+from tidegate.console.explorer.reading import Bounds, FirstTimes, Merge, Run, StoredEvent, partitions_of
+from tidegate.console.explorer.sending import EventSender
+from tidegate.console.explorer.values import (
     PAGE_BYTES_MAX,
     SCANNED_BYTES_MAX,
     SCANNED_EVENTS_MAX,
@@ -23,7 +26,6 @@ from tidegate.console.backend.events import (
     EventFilter,
     EventPage,
     EventQuery,
-    EventTail,
     ExploredEvent,
     OutgoingEvent,
     PageEnd,
@@ -35,9 +37,6 @@ from tidegate.console.backend.events import (
     Wanted,
     Way,
 )
-from tidegate.console.explorer.decoding import event_detail, fitting_events
-from tidegate.console.explorer.reading import Bounds, FirstTimes, Merge, Run, StoredEvent, partitions_of
-from tidegate.console.explorer.sending import EventSender
 from tidegate.model.clock import Clock
 from tidegate.model.errors import NotFoundError
 
@@ -59,7 +58,10 @@ _TAIL_EVENTS_MAX: Final = 5_000
 
 
 class BrokerEvents:
-    """``EventsView`` of a running broker. ``async with`` it, within the broker's life."""
+    """Reads and sends events. Readers here take no receiver's place, and count as nobody's.
+
+    ``async with`` it, within the broker's life.
+    """
 
     def __init__(self, broker: Broker, *, clock: Clock) -> None:
         self._broker = broker
@@ -83,7 +85,13 @@ class BrokerEvents:
     # -- reading
 
     async def read(self, query: EventQuery, cursor: EventCursor | None, *, is_wanted: Wanted) -> EventPage:
-        """See ``EventsView``. Cancellation: leaves no trace."""
+        """A page. is_wanted: asked now and then; once it says False the page ends.
+
+        Raises NotFoundError (hub, partition), PositionOutOfRangeError, InvalidArgumentError (an offset that
+        the service never gave), LogCorruptError.
+
+        Cancellation: leaves no trace.
+        """
         async with self._readers:
             return await self._read(query, cursor, is_wanted)
 
@@ -107,7 +115,7 @@ class BrokerEvents:
         return scan.page(way, cursor, has_more=merge.has_more)
 
     async def event(self, hub: str, partition_id: str, sequence_number: int) -> EventDetail:
-        """See ``EventsView``."""
+        """One event. Raises NotFoundError, also where retention has removed it; LogCorruptError."""
         partition = self._broker.event_hub(hub).partition(partition_id)
         begin, until = partition.begin_sequence_number, partition.next_sequence_number
         stored: list[StoredEvent] = []
@@ -127,21 +135,24 @@ class BrokerEvents:
             )
 
     def partition_of_key(self, hub: str, partition_key: str) -> str:
-        """See ``EventsView``."""
+        """The id of the partition where a key's events go. Raises NotFoundError, InvalidArgumentError."""
         return self._broker.event_hub(hub).partition_for(partition_key).partition_id
 
     def partition_ids(self, hub: str) -> Sequence[str]:
-        """See ``EventsView``."""
+        """In order. Raises NotFoundError."""
         return [partition.partition_id for partition in self._broker.event_hub(hub).partitions]
 
     def event_bytes_max(self, hub: str) -> int:
-        """See ``EventsView``."""
+        """Bytes that an event of the hub may have. Raises NotFoundError."""
         return self._broker.event_hub(hub).event_bytes_max
 
     def tail(self, query: EventQuery) -> EventTail:
-        """See ``EventsView``."""
+        """Events from now on, the last ``count`` that fit; of large ones the last PAGE_BYTES_MAX bytes.
+
+        Raises NotFoundError.
+        """
         hub = self._broker.event_hub(query.hub)
-        return _Tail(partitions_of(hub, query.partition_id), query, self._fitting)
+        return EventTail(partitions_of(hub, query.partition_id), query, self._fitting)
 
     async def _merge(self, bounds: Bounds, way: Way, cursor: EventCursor | None) -> Merge:
         merge = Merge(way, self._first_times)
@@ -161,23 +172,30 @@ class BrokerEvents:
     # -- sending
 
     async def send(self, hub: str, event: OutgoingEvent, target: Target) -> SentEvent:
-        """See ``EventsView``."""
+        """Send one event; returns once it is durable.
+
+        Raises NotFoundError, InvalidArgumentError, EventTooLargeError, ServerBusyError, LogFullError.
+        """
         return await self._sender.send(hub, event, target)
 
     async def start_run(self, plan: SendPlan, *, may_go_on: Callable[[], bool]) -> SendRun:
-        """See ``EventsView``."""
+        """Begin to send a set. may_go_on: asked between batches; False stops it.
+
+        Raises NotFoundError, InvalidArgumentError (a number out of range, a line without its key, lines that
+        are too large together), EventTooLargeError (a line), QuotaExceededError (too many at once).
+        """
         return await self._sender.start_run(plan, may_go_on=may_go_on)
 
     def run(self, hub: str, run_id: str) -> SendRun:
-        """See ``EventsView``."""
+        """How a run is. Raises NotFoundError: the console forgets the oldest that have ended."""
         return self._sender.run(hub, run_id)
 
     def runs(self, hub: str) -> Sequence[SendRun]:
-        """See ``EventsView``."""
+        """Those known, newest first."""
         return self._sender.runs(hub)
 
     def stop_run(self, hub: str, run_id: str) -> None:
-        """See ``EventsView``."""
+        """Stop a run; what it has sent stays. Harmless when it has ended. Raises NotFoundError."""
         self._sender.stop_run(hub, run_id)
 
 
@@ -256,8 +274,8 @@ class _Scan:
         return EventPage(tuple(self._events), self._looked_at, self.end or PageEnd.END, older, newer)
 
 
-class _Tail:
-    """``EventTail`` of some partitions."""
+class EventTail:
+    """Events of some partitions as they come."""
 
     def __init__(
         self,
@@ -275,7 +293,7 @@ class _Tail:
         self._seen = self._skipped = 0
 
     async def refresh(self) -> TailState:
-        """See ``EventTail``."""
+        """Look at what has come since. Raises NotFoundError when the hub is gone, ClosedError."""
         merge, share = Merge(Way.NEWER), self._share
         for number, partition in enumerate(self._partitions):
             start, until = self._next[number], partition.next_sequence_number

@@ -17,20 +17,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tidegate.console.access import require_listen
-from tidegate.console.backend.events import (
+from tidegate.console.explorer.bodies import preview, value_text, visible
+from tidegate.console.explorer.events import BrokerEvents
+from tidegate.console.explorer.query import COUNTS, STARTS, ExplorerForm
+from tidegate.console.explorer.values import (
     EventCursor,
     EventPage,
-    EventsView,
     ExploredEvent,
     Way,
     property_text,
 )
-from tidegate.console.context import Console
-from tidegate.console.errors import status_of
-from tidegate.console.explorer.bodies import preview, value_text, visible
-from tidegate.console.explorer.query import COUNTS, STARTS, ExplorerForm
-from tidegate.console.rendering import fragment, page
+from tidegate.console.frame.context import Console
+from tidegate.console.frame.errors import status_of
+from tidegate.console.frame.rendering import fragment, page
+from tidegate.console.frame.sessions import require_listen
 from tidegate.model.errors import (
     InvalidArgumentError,
     NotFoundError,
@@ -42,9 +42,9 @@ _PROPERTIES_SHOWN = 3
 _PROPERTY_CHARACTERS = 40
 
 
-def routes(console: Console) -> list[Route]:
+def routes(console: Console, events: BrokerEvents) -> list[Route]:
     """What is served."""
-    pages = _Pages(console)
+    pages = _Pages(console, events)
     return [
         Route("/hubs/{hub}/explorer", pages.show, methods=["GET"]),
         Route("/hubs/{hub}/explorer/page.jsonl", pages.download, methods=["GET"]),
@@ -53,16 +53,10 @@ def routes(console: Console) -> list[Route]:
     ]
 
 
-def events_of(console: Console) -> EventsView:
-    """The view that these pages show."""
-    assert console.backend.events is not None
-    return console.backend.events
-
-
 class _Pages:
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, events: BrokerEvents) -> None:
         self._console = console
-        self._events = events_of(console)
+        self._events = events
 
     async def show(self, request: Request) -> Response:
         form = self._form(request)

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Final
 from urllib.parse import quote, urlencode
 
-from tidegate.console.backend import PAGE_SIZE
-from tidegate.console.backend.events import EVENTS_PER_PAGE_MAX, EventCursor, EventFilter, EventQuery
+from tidegate.console.explorer.values import EVENTS_PER_PAGE_MAX, EventCursor, EventFilter, EventQuery
+from tidegate.console.frame.paging import PAGE_SIZE
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.position import EventPosition
 from tidegate.model.position_text import parse_time

@@ -19,7 +19,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from tidegate.broker import EventHub, Partition, RecordBatch
-from tidegate.console.backend.events import EventCursor, EventPlace, Way
+from tidegate.console.explorer.values import EventCursor, EventPlace, Way
 from tidegate.model.errors import PositionOutOfRangeError
 from tidegate.model.position import EventPosition
 

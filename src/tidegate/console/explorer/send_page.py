@@ -18,8 +18,18 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from tidegate.console.access import form_of, require_listen, require_send, rights_of, session_of
-from tidegate.console.backend.events import (
+from tidegate.console.explorer.bodies import body_bytes, visible
+from tidegate.console.explorer.events import BrokerEvents
+from tidegate.console.explorer.properties import (
+    MESSAGE_NAMES,
+    TYPE_NAMES,
+    format_message,
+    format_properties,
+    parse_message,
+    parse_properties,
+    typed_properties,
+)
+from tidegate.console.explorer.values import (
     SEND_BYTES_MAX,
     SEND_EVENTS_MAX,
     SEND_LINES_MAX,
@@ -32,20 +42,10 @@ from tidegate.console.backend.events import (
     SendPlan,
     Target,
 )
-from tidegate.console.context import Console
-from tidegate.console.errors import status_of
-from tidegate.console.explorer.bodies import body_bytes, visible
-from tidegate.console.explorer.page import events_of
-from tidegate.console.explorer.properties import (
-    MESSAGE_NAMES,
-    TYPE_NAMES,
-    format_message,
-    format_properties,
-    parse_message,
-    parse_properties,
-    typed_properties,
-)
-from tidegate.console.rendering import fragment, page
+from tidegate.console.frame.context import Console
+from tidegate.console.frame.errors import status_of
+from tidegate.console.frame.rendering import fragment, page
+from tidegate.console.frame.sessions import form_of, require_listen, require_send, rights_of, session_of
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.json_path import JsonPath
 
@@ -69,9 +69,9 @@ _EMPTY: Final[Mapping[str, str]] = {
 }
 
 
-def routes(console: Console) -> list[Route]:
+def routes(console: Console, events: BrokerEvents) -> list[Route]:
     """What is served."""
-    pages = _Pages(console)
+    pages = _Pages(console, events)
     place = "/hubs/{hub}/explorer"
     return [
         Route(f"{place}/send", pages.ask, methods=["GET"]),
@@ -84,9 +84,9 @@ def routes(console: Console) -> list[Route]:
 
 
 class _Pages:
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, events: BrokerEvents) -> None:
         self._console = console
-        self._events = events_of(console)
+        self._events = events
 
     async def ask(self, request: Request) -> Response:
         hub = _hub(request)

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tidegate.broker import Broker, EventHub, Partition
-from tidegate.console.backend.events import (
+from tidegate.console.explorer.encoding import EventEncoder
+from tidegate.console.explorer.values import (
     SEND_BYTES_MAX,
     SEND_EVENTS_MAX,
     SEND_LINES_MAX,
@@ -31,7 +32,6 @@ from tidegate.console.backend.events import (
     SentEvent,
     Target,
 )
-from tidegate.console.explorer.encoding import EventEncoder
 from tidegate.model.clock import Clock
 from tidegate.model.errors import (
     EventTooLargeError,
@@ -72,7 +72,10 @@ class EventSender:
         await self._tasks.close()
 
     async def send(self, hub: str, event: OutgoingEvent, target: Target) -> SentEvent:
-        """See ``EventsView``."""
+        """Send one event; returns once it is durable.
+
+        Raises NotFoundError, InvalidArgumentError, EventTooLargeError, ServerBusyError, LogFullError.
+        """
         event_hub = self._broker.event_hub(hub)
         key, section = await asyncio.to_thread(_encoded_event, event, target)
         partition = _partition(event_hub, target.partition_id, key)
@@ -81,7 +84,11 @@ class EventSender:
         return SentEvent(partition.partition_id, result.start_sequence_number)
 
     async def start_run(self, plan: SendPlan, *, may_go_on: Callable[[], bool]) -> SendRun:
-        """See ``EventsView``."""
+        """Begin to send a set. may_go_on: asked between batches; False stops it.
+
+        Raises NotFoundError, InvalidArgumentError (a number out of range, a line without its key, lines that
+        are too large together), EventTooLargeError (a line), QuotaExceededError (too many at once).
+        """
         event_hub = self._broker.event_hub(plan.hub)
         _check(plan)
         self._check_room()
@@ -105,17 +112,17 @@ class EventSender:
         return run.snapshot(self._clock.monotonic())
 
     def run(self, hub: str, run_id: str) -> SendRun:
-        """See ``EventsView``."""
+        """How a run is. Raises NotFoundError: the console forgets the oldest that have ended."""
         return self._find(hub, run_id).snapshot(self._clock.monotonic())
 
     def runs(self, hub: str) -> Sequence[SendRun]:
-        """See ``EventsView``."""
+        """Those known, newest first."""
         now = self._clock.monotonic()
         known = [run for run in self._runs.values() if run.plan.hub.lower() == hub.lower()]
         return [run.snapshot(now) for run in reversed(known)]
 
     def stop_run(self, hub: str, run_id: str) -> None:
-        """See ``EventsView``."""
+        """Stop a run; what it has sent stays. Harmless when it has ended. Raises NotFoundError."""
         self._find(hub, run_id).stop_requested.set()
 
     def _check_room(self) -> None:

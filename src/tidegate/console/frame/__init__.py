@@ -1,1 +1,1 @@
-"""What all pages share: sessions and rights, templates, errors, live streams, paging, the database. No page."""
+"""What all pages share: sessions, rights, templates, live streams, paging, the database. No page."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tidegate.broker import (
     EMULATOR_KEY,
@@ -18,46 +18,73 @@ from tidegate.broker import (
     Peer,
     acting_as,
 )
-from tidegate.console.backend.access import Credential, Rights
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ServerBusyError, UnauthorizedError
 
 
 @dataclass(frozen=True, slots=True)
-class _BrokerCredential:
-    grant: Grant = field(repr=False)
+class Rights:
+    """What somebody who has signed in may do now."""
+
+    policy_name: str
+    can_listen: bool
+    can_send: bool
+    can_manage: bool
+    hub: str | None = None
+    """The only event hub that the rights are for; None: the whole namespace."""
+
+    def covers(self, hub: str | None) -> bool:
+        """Whether the rights are for that event hub (None: for the namespace)."""
+        return self.hub is None or (hub is not None and self.hub.lower() == hub.lower())
+
+    def may_listen(self, hub: str | None = None) -> bool:
+        """Whether events of the hub (None: of all) may be seen."""
+        return self.can_listen and self.covers(hub)
+
+    def may_send(self, hub: str | None = None) -> bool:
+        """Whether events may be sent to the hub (None: to all)."""
+        return self.can_send and self.covers(hub)
+
+    def may_manage(self, hub: str | None = None) -> bool:
+        """Whether the hub (None: the namespace) may be changed."""
+        return self.can_manage and self.covers(hub)
 
 
-class BrokerAccess:
-    """``console.backend.AccessView`` of a broker."""
+class Access:
+    """Judges who signs in, by the broker's policies. A ``Grant`` is what proved somebody's rights."""
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self._broker = broker
         self._clock = clock
 
-    async def sign_in(self, policy_name: str, key: str, hub: str | None, *, address: str) -> Credential:
-        """See ``AccessView.sign_in``. A policy of the namespace goes before those of hubs."""
+    async def sign_in(self, policy_name: str, key: str, hub: str | None, *, address: str) -> Grant:
+        """Check a policy's name and key; hub: whose policy it is (None: the namespace's, or the only one).
+
+        address: who says so. Raises UnauthorizedError, after a while where many keys from there were wrong,
+        and ServerBusyError where too many were.
+
+        A policy of the namespace goes before those of hubs.
+        """
         try:
-            credential = self._credential(policy_name, key, hub, address)
+            grant = self._grant(policy_name, key, hub, address)
         except (UnauthorizedError, ServerBusyError) as error:
             self._broker.audit.record_refused_sign_in(policy_name, address, error.message)
             await self._broker.key_guard.wait_before_answer(error)
             raise
-        with self.acting(credential, address):
+        with self.acting(grant, address):
             self._broker.audit.record(Action.SIGN_IN)
-        return credential
+        return grant
 
-    def acting(self, credential: Credential, address: str) -> AbstractContextManager[None]:
-        """See ``AccessView.acting``."""
-        assert isinstance(credential, _BrokerCredential)  # made here
-        return acting_as(Actor.of([credential.grant], Peer(Door.CONSOLE, address)))
+    def acting(self, grant: Grant, address: str) -> AbstractContextManager[None]:
+        """Have what is changed within be recorded as done by its holder."""
+        return acting_as(Actor.of([grant], Peer(Door.CONSOLE, address)))
 
-    def note_sign_out(self, credential: Credential, address: str) -> None:
-        """See ``AccessView.note_sign_out``."""
-        with self.acting(credential, address):
+    def note_sign_out(self, grant: Grant, address: str) -> None:
+        """Record that somebody has left."""
+        with self.acting(grant, address):
             self._broker.audit.record(Action.SIGN_OUT)
 
-    def _credential(self, policy_name: str, key: str, hub: str | None, address: str) -> _BrokerCredential:
+    def _grant(self, policy_name: str, key: str, hub: str | None, address: str) -> Grant:
         grants = self._broker.authorize_key(policy_name, key, Peer(Door.CONSOLE, address))
         if hub is not None:
             grants = tuple(grant for grant in grants if grant.scope in ("", hub.lower()))
@@ -72,20 +99,18 @@ class BrokerAccess:
                 "Several event hubs have a policy of that name with that key.",
                 next_step="Name the event hub.",
             )
-        return _BrokerCredential(grants[0])
+        return grants[0]
 
-    def development_credential(self) -> Credential | None:
-        """See ``AccessView.development_credential``."""
+    def development_credential(self) -> Grant | None:
+        """The root policy's, while its key is the official emulator's that everybody knows; else None."""
         policy = self._broker.authorizer.policy(ROOT_POLICY_NAME)
         if policy is None or EMULATOR_KEY not in policy.keys:
             return None
         (grant, *_) = self._broker.authorizer.authorize_key(ROOT_POLICY_NAME, EMULATOR_KEY)
-        return _BrokerCredential(grant)
+        return grant
 
-    def rights(self, credential: Credential) -> Rights | None:
-        """See ``AccessView.rights``."""
-        assert isinstance(credential, _BrokerCredential)  # made here
-        grant = credential.grant
+    def rights(self, grant: Grant) -> Rights | None:
+        """What a grant is worth now; None: nothing any more."""
         now_utc = self._clock.now_utc()
         if now_utc.timestamp() >= grant.expiry or not self._broker.authorizer.is_in_force(grant):
             return None
@@ -99,5 +124,8 @@ class BrokerAccess:
         )
 
     def add_change_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """See ``AccessView.add_change_listener``."""
+        """Call ``listener`` after each change of policies or keys; returns what removes it.
+
+        It is called from within the change, and must neither block nor raise.
+        """
         return self._broker.authorizer.add_change_listener(listener)

@@ -10,14 +10,15 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from tidegate.console.access import form_of, require_listen, require_manage, session_of
-from tidegate.console.backend.service import Hub
-from tidegate.console.context import Console
-from tidegate.console.errors import status_of
+from tidegate.console.frame.context import Console
+from tidegate.console.frame.errors import status_of
+from tidegate.console.frame.forms import start_of, texts_of, whole_number
+from tidegate.console.frame.paging import pager
+from tidegate.console.frame.rendering import fragment, page
+from tidegate.console.frame.sessions import form_of, require_listen, require_manage, session_of
 from tidegate.console.hubs.hub import hub_to_change, hub_to_see
-from tidegate.console.hubs.page import pager
-from tidegate.console.pages.forms import start_of, texts_of, whole_number
-from tidegate.console.rendering import fragment, page
+from tidegate.console.hubs.namespace import Namespace
+from tidegate.console.hubs.values import Hub
 from tidegate.model.capture import NAME_FORMAT_DEFAULT, CaptureSettings
 from tidegate.model.errors import TidegateError
 from tidegate.model.limits import (
@@ -41,9 +42,9 @@ _LIVE: Final = ("figures", "files", "partitions")
 """The parts that follow by themselves: ``hub_capture_….html``."""
 
 
-def routes(console: Console) -> list[Route]:
+def routes(console: Console, namespace: Namespace) -> list[Route]:
     """What is served."""
-    pages = _Pages(console)
+    pages = _Pages(console, namespace)
     return [
         Route("/hubs/{hub}/capture", pages.show, methods=["GET"]),
         Route("/console/live/hubs/{hub}/capture", pages.live, methods=["GET"]),
@@ -54,9 +55,9 @@ def routes(console: Console) -> list[Route]:
 
 
 class _Pages:
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, namespace: Namespace) -> None:
         self._console = console
-        self._service = console.backend.service
+        self._namespace = namespace
 
     async def show(self, request: Request) -> Response:
         return await self._page(request, None, None)
@@ -74,31 +75,31 @@ class _Pages:
         fields = texts_of(await form_of(request))
         # As in the administration: its destination is a place beyond the event hub.
         require_manage(request)
-        hub = hub_to_change(request, self._service)
+        hub = hub_to_change(request, self._namespace)
         try:
-            self._service.set_capture(hub.name, _capture_settings(fields))
+            self._namespace.set_capture(hub.name, _capture_settings(fields))
         except TidegateError as error:
             return await self._page(request, _capture_fields(hub) | _unchecked() | fields, error)
         session_of(request).flash("success", "Capture is set.")
         return RedirectResponse(f"/hubs/{hub.name}/capture", status_code=303)
 
     async def ask_to_end_capture(self, request: Request) -> Response:
-        hub = hub_to_see(request, self._service)
+        hub = hub_to_see(request, self._namespace)
         return page(request, "hub_capture_off.html", tab="capture", hub=hub)
 
     async def end_capture(self, request: Request) -> Response:
         await form_of(request)
-        hub = hub_to_change(request, self._service)
-        self._service.set_capture(hub.name, None)
+        hub = hub_to_change(request, self._namespace)
+        self._namespace.set_capture(hub.name, None)
         session_of(request).flash("success", f"{hub.name} is captured no longer.")
         return RedirectResponse(f"/hubs/{hub.name}/capture", status_code=303)
 
     async def _context(self, request: Request) -> dict[str, Any]:
-        hub = hub_to_see(request, self._service)
+        hub = hub_to_see(request, self._namespace)
         files_start = start_of(request.query_params.get("files"))
         start = start_of(request.query_params.get("start"))
-        found = self._service.capture_progress(hub.name, start=start)
-        files = await self._service.capture_files(hub.name, start=files_start)
+        found = self._namespace.capture_progress(hub.name, start=start)
+        files = await self._namespace.capture_files(hub.name, start=files_start)
         path = f"/hubs/{hub.name}/capture"
         return {
             "hub": hub,

@@ -9,13 +9,14 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from tidegate.console.access import form_of, session_of
-from tidegate.console.backend.service import Hub
-from tidegate.console.context import Console
-from tidegate.console.errors import status_of
+from tidegate.console.frame.context import Console
+from tidegate.console.frame.errors import status_of
+from tidegate.console.frame.forms import FieldError, optional_number, texts_of
+from tidegate.console.frame.rendering import page
+from tidegate.console.frame.sessions import form_of, session_of
 from tidegate.console.hubs.hub import hub_to_change, hub_to_see
-from tidegate.console.pages.forms import FieldError, optional_number, texts_of
-from tidegate.console.rendering import page
+from tidegate.console.hubs.namespace import Namespace
+from tidegate.console.hubs.values import Hub
 from tidegate.model.errors import TidegateError
 
 _SETTINGS: Final = {
@@ -25,9 +26,9 @@ _SETTINGS: Final = {
 }
 
 
-def routes(console: Console) -> list[Route]:
+def routes(console: Console, namespace: Namespace) -> list[Route]:
     """What is served."""
-    pages = _Pages(console)
+    pages = _Pages(console, namespace)
     found = []
     for what, ask, change in (
         ("settings", pages.settings, pages.change_settings),
@@ -39,8 +40,8 @@ def routes(console: Console) -> list[Route]:
 
 
 class _Pages:
-    def __init__(self, console: Console) -> None:
-        self._service = console.backend.service
+    def __init__(self, console: Console, namespace: Namespace) -> None:
+        self._namespace = namespace
 
     # -- settings
 
@@ -49,7 +50,7 @@ class _Pages:
 
     async def change_settings(self, request: Request) -> Response:
         fields = texts_of(await form_of(request))
-        hub = hub_to_change(request, self._service)
+        hub = hub_to_change(request, self._namespace)
         before = _settings_of(hub)
         try:
             # What is left as it was shown is not touched: the tier's own limit stays the tier's.
@@ -58,7 +59,7 @@ class _Pages:
                 for name, noun in _SETTINGS.items()
                 if name in fields and fields[name] != before[name]
             }
-            self._service.update_hub(hub.name, changes)
+            self._namespace.update_hub(hub.name, changes)
         except TidegateError as error:
             return self._settings(request, before | fields, error)
         session_of(request).flash(
@@ -69,7 +70,7 @@ class _Pages:
     def _settings(
         self, request: Request, fields: Mapping[str, str] | None, problem: TidegateError | None
     ) -> Response:
-        hub = hub_to_see(request, self._service)
+        hub = hub_to_see(request, self._namespace)
         return page(
             request,
             "hub_settings.html",
@@ -78,7 +79,7 @@ class _Pages:
             hub=hub,
             fields=_settings_of(hub) if fields is None else fields,
             problem=problem,
-            limits=self._service.limits(),
+            limits=self._namespace.limits(),
         )
 
     # -- deleting
@@ -88,7 +89,7 @@ class _Pages:
 
     async def delete(self, request: Request) -> Response:
         fields = texts_of(await form_of(request))
-        hub = hub_to_change(request, self._service)
+        hub = hub_to_change(request, self._namespace)
         try:
             if fields.get("name") != hub.name:
                 raise FieldError(
@@ -96,21 +97,21 @@ class _Pages:
                     f"The name written was {fields.get('name', '')[:80]!r}.",
                     next_step=f"Write {hub.name} to delete it.",
                 )
-            await self._service.delete_hub(hub.name)
+            await self._namespace.delete_hub(hub.name)
         except TidegateError as error:
             return self._deletion(request, error)
         session_of(request).flash("success", f"The event hub {hub.name} is gone, with everything in it.")
         return RedirectResponse("/hubs", status_code=303)
 
     def _deletion(self, request: Request, problem: TidegateError | None) -> Response:
-        hub = hub_to_see(request, self._service)
+        hub = hub_to_see(request, self._namespace)
         return page(
             request,
             "hub_delete.html",
             status_code=status_of(problem),
             tab="settings",
             hub=hub,
-            deletion=self._service.deletion(hub.name),
+            deletion=self._namespace.deletion(hub.name),
             fields={"name": ""},
             problem=problem,
         )

@@ -10,20 +10,21 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from tidegate.console.access import form_of, require_listen, require_manage, rights_of, session_of
-from tidegate.console.backend.service import Hub, ServiceView
-from tidegate.console.context import Console
-from tidegate.console.errors import status_of
-from tidegate.console.hubs.page import pager
-from tidegate.console.pages.forms import start_of, texts_of
-from tidegate.console.rendering import fragment, page
+from tidegate.console.frame.context import Console
+from tidegate.console.frame.errors import status_of
+from tidegate.console.frame.forms import start_of, texts_of
+from tidegate.console.frame.paging import pager
+from tidegate.console.frame.rendering import fragment, page
+from tidegate.console.frame.sessions import form_of, require_listen, require_manage, rights_of, session_of
+from tidegate.console.hubs.namespace import Namespace
+from tidegate.console.hubs.values import Hub
 from tidegate.model.errors import NotFoundError, TidegateError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 
 
-def routes(console: Console) -> list[Route]:
+def routes(console: Console, namespace: Namespace) -> list[Route]:
     """What is served."""
-    pages = _Pages(console)
+    pages = _Pages(console, namespace)
     group = "/hubs/{hub}/groups/{group}/delete"
     return [
         Route("/hubs/{hub}", pages.show, methods=["GET"]),
@@ -35,13 +36,13 @@ def routes(console: Console) -> list[Route]:
     ]
 
 
-def hub_to_see(request: Request, service: ServiceView) -> Hub:
+def hub_to_see(request: Request, service: Namespace) -> Hub:
     """The event hub of the address, for who may listen to it."""
     require_listen(request, request.path_params["hub"])
     return service.hub(request.path_params["hub"])
 
 
-def hub_to_change(request: Request, service: ServiceView) -> Hub:
+def hub_to_change(request: Request, service: Namespace) -> Hub:
     """The event hub of the address, for who may manage it."""
     require_manage(request, request.path_params["hub"])
     return service.hub(request.path_params["hub"])
@@ -49,7 +50,7 @@ def hub_to_change(request: Request, service: ServiceView) -> Hub:
 
 def change_hub(
     request: Request,
-    service: ServiceView,
+    service: Namespace,
     change: Callable[[str], None],
     refuse: Callable[[TidegateError], Response],
     done: str,
@@ -68,9 +69,9 @@ def change_hub(
 
 
 class _Pages:
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, namespace: Namespace) -> None:
         self._console = console
-        self._service = console.backend.service
+        self._namespace = namespace
 
     async def show(self, request: Request) -> Response:
         name = request.path_params["hub"]
@@ -99,8 +100,8 @@ class _Pages:
         name = fields.get("name", "")
         return change_hub(
             request,
-            self._service,
-            lambda hub: self._service.create_consumer_group(hub, name),
+            self._namespace,
+            lambda hub: self._namespace.create_consumer_group(hub, name),
             lambda error: self._groups(request, {"name": name}, error),
             f"The consumer group {name} is there.",
             "groups",
@@ -114,16 +115,16 @@ class _Pages:
         group = request.path_params["group"]
         return change_hub(
             request,
-            self._service,
-            lambda hub: self._service.delete_consumer_group(hub, group),
+            self._namespace,
+            lambda hub: self._namespace.delete_consumer_group(hub, group),
             lambda error: self._deletion_of_group(request, error),
             f"The consumer group {group} is gone.",
             "groups",
         )
 
     def _partitions(self, request: Request) -> dict[str, Any]:
-        hub = self._service.hub(request.path_params["hub"])
-        found = self._service.partitions(hub.name, start=start_of(request.query_params.get("start")))
+        hub = self._namespace.hub(request.path_params["hub"])
+        found = self._namespace.partitions(hub.name, start=start_of(request.query_params.get("start")))
         return {
             "hub": hub,
             "found": found,
@@ -132,7 +133,7 @@ class _Pages:
         }
 
     def _groups(self, request: Request, fields: Mapping[str, str], problem: TidegateError | None) -> Response:
-        hub = hub_to_see(request, self._service)
+        hub = hub_to_see(request, self._namespace)
         return page(
             request,
             "hub_groups.html",
@@ -142,11 +143,11 @@ class _Pages:
             fields=fields,
             problem=problem,
             default_group=DEFAULT_CONSUMER_GROUP,
-            limits=self._service.limits(),
+            limits=self._namespace.limits(),
         )
 
     def _deletion_of_group(self, request: Request, problem: TidegateError | None) -> Response:
-        hub = hub_to_see(request, self._service)
+        hub = hub_to_see(request, self._namespace)
         wanted = request.path_params["group"].lower()
         group = next((group for group in hub.consumer_groups if group.name.lower() == wanted), None)
         if group is None:

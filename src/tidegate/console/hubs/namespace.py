@@ -8,8 +8,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Self, TypeVar
 
 from tidegate.broker import UNCHANGED, EventHub, Partition, PublisherActivity
-from tidegate.console.backend.paging import PAGE_SIZE, Page, page_at, page_of
-from tidegate.console.backend.service import (
+from tidegate.console.frame.paging import PAGE_SIZE, Page, page_at, page_of
+from tidegate.console.frame.parts import ConsoleParts
+from tidegate.console.hubs.sampler import Sampler
+from tidegate.console.hubs.values import (
     CaptureFileRow,
     ConsumerGroupRow,
     Deletion,
@@ -21,8 +23,6 @@ from tidegate.console.backend.service import (
     Publishers,
     Reader,
 )
-from tidegate.console.frame.parts import ConsoleParts
-from tidegate.console.hubs.sampler import Sampler
 from tidegate.model.capture import CapturedFile, CaptureProgress, CaptureSettings, CaptureStatistics
 from tidegate.model.limits import TierLimits
 from tidegate.transport.tasks import TaskOwner
@@ -33,8 +33,11 @@ S = TypeVar("S")
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class BrokerService:
-    """``console.backend.ServiceView`` of a running service; enter it to have rates."""
+class Namespace:
+    """The namespace of a running service; enter it to have rates.
+
+    Names of event hubs are taken in any letter case; NotFoundError where there is none.
+    """
 
     def __init__(self, parts: ConsoleParts) -> None:
         self._broker = parts.broker
@@ -51,7 +54,7 @@ class BrokerService:
         await self._tasks.close()
 
     def overview(self) -> Overview:
-        """See ``ServiceView``."""
+        """The whole namespace now."""
         hubs = self._broker.list_event_hubs()
         return Overview(
             history=tuple(self._sampler.history),
@@ -69,7 +72,7 @@ class BrokerService:
         )
 
     def busiest_hubs(self, count: int) -> list[HubRow]:
-        """See ``ServiceView``."""
+        """The event hubs that most events came into and went out of in the last second."""
 
         def load(event_hub: EventHub) -> tuple[float, str]:
             rates = self._sampler.hub(event_hub).rates
@@ -80,15 +83,15 @@ class BrokerService:
         return [self._row(event_hub, captures) for event_hub in busiest]
 
     def hubs(self, *, search: str, start: int) -> Page[HubRow]:
-        """See ``ServiceView``."""
+        """The event hubs whose names hold ``search``, in any letter case, by name; from ``start`` on."""
         wanted = search.lower()
         found = [hub for hub in self._broker.list_event_hubs() if wanted in hub.name.lower()]
         found.sort(key=lambda hub: hub.name.lower())
         captures = self._capture.statistics()
-        return page_at(found, start, lambda event_hub: self._row(event_hub, captures))
+        return page_at(found, start).map(lambda event_hub: self._row(event_hub, captures))
 
     def hub(self, name: str) -> Hub:
-        """See ``ServiceView``."""
+        """One event hub."""
         event_hub = self._broker.event_hub(name)
         description = event_hub.description
         samples = self._sampler.hub(event_hub)
@@ -111,7 +114,9 @@ class BrokerService:
         )
 
     def partitions(self, name: str, *, start: int) -> Page[PartitionRow]:
-        """See ``ServiceView``."""
+        """Its partitions, from the ``start``-th on. From the first call on their rates are measured, as long
+        as it is called again within a minute.
+        """
         event_hub = self._broker.event_hub(name)
         self._sampler.watch_partitions(event_hub)
 
@@ -129,20 +134,22 @@ class BrokerService:
                 receivers=len(partition.receivers()),
             )
 
-        return page_at(event_hub.partitions, start, row)
+        return page_at(event_hub.partitions, start).map(row)
 
     def publishers(self, name: str, *, search: str, is_revoked_only: bool, start: int) -> Publishers:
-        """See ``ServiceView``."""
+        """Who has published to it since the service started, the last one first; or (is_revoked_only) who may
+        not, by name. ``search`` is in the name, in any letter case.
+        """
         event_hub, wanted = self._broker.event_hub(name), search.lower()
         revoked, records = event_hub.revoked_publishers, event_hub.publishers
         if is_revoked_only:
             names = sorted((each for each in revoked if wanted in each.lower()), key=str.lower)
-            found = page_at(names, start, lambda each: _publisher(event_hub, each, records.find(each)))
+            found = page_at(names, start).map(lambda each: _publisher(event_hub, each, records.find(each)))
         else:
             seen = records.newest_first()
             if wanted:
                 seen = [each for each in seen if wanted in each.name.lower()]
-            found = page_at(seen, start, lambda each: _publisher(event_hub, each.name, each))
+            found = page_at(seen, start).map(lambda each: _publisher(event_hub, each.name, each))
         return Publishers(
             found,
             len(revoked),
@@ -152,7 +159,9 @@ class BrokerService:
         )
 
     def publisher(self, name: str, publisher: str) -> tuple[PublisherRow, PublisherRow | None, int]:
-        """See ``ServiceView``."""
+        """A publisher, seen or not; what events say to be its that came to the hub's own address; and how
+        many with addresses of their own fell out of what is remembered.
+        """
         event_hub = self._broker.event_hub(name)
         own = event_hub.publishers.find(publisher)
         stated = event_hub.publishers.find(publisher, is_own_address=False)
@@ -163,19 +172,22 @@ class BrokerService:
         )
 
     def capture_progress(self, name: str, *, start: int) -> Page[CaptureProgress]:
-        """See ``ServiceView``."""
+        """How far each partition's capture is; empty where the hub is not captured now."""
         hub_id = self._broker.event_hub(name).description.hub_id
-        return page_at(self._capture.progress(hub_id), start, lambda progress: progress)
+        return page_at(self._capture.progress(hub_id), start)
 
     async def capture_files(self, name: str, *, start: int) -> Page[CaptureFileRow]:
-        """See ``ServiceView``."""
+        """The files that were written of it, the newest first, whether or not it is captured now. The oldest
+        are forgotten after some thousand. A total of None: the list cannot be read; the service's log says
+        why.
+        """
         hub_id = self._broker.event_hub(name).description.hub_id
         files, total = await self._capture.files(hub_id, start=start, count=PAGE_SIZE)
         rows = [_captured_file(file) for file in files]
         return Page(rows, total=None) if total is None else page_of(rows, start, total)
 
     def deletion(self, name: str) -> Deletion:
-        """See ``ServiceView``."""
+        """What would be lost with it."""
         event_hub = self._broker.event_hub(name)
         captured = self._capture.statistics().get(event_hub.name)
         readers: Counter[tuple[str, str | None]] = Counter()
@@ -197,11 +209,15 @@ class BrokerService:
         )
 
     def limits(self) -> TierLimits:
-        """See ``ServiceView``."""
+        """What the namespace's tier allows."""
         return self._broker.limits
 
     def create_hub(self, name: str, *, partition_count: int, settings: Mapping[str, int | None]) -> str:
-        """See ``ServiceView``."""
+        """Make an event hub; returns its name. settings: ``retention_hours``, ``retention_bytes`` and
+        ``event_bytes_max``, as far as they are not the defaults.
+
+        Raises InvalidArgumentError, AlreadyExistsError, LogFullError.
+        """
         return self._broker.create_event_hub(
             name,
             partition_count=partition_count,
@@ -211,7 +227,10 @@ class BrokerService:
         ).name
 
     def update_hub(self, name: str, settings: Mapping[str, int | None]) -> None:
-        """See ``ServiceView``."""
+        """Change settings, all or none; see ``create_hub``. None is the default again.
+
+        Raises InvalidArgumentError, LogFullError.
+        """
         self._broker.update_event_hub(
             name,
             retention_hours=settings.get("retention_hours", UNCHANGED),
@@ -220,27 +239,27 @@ class BrokerService:
         )
 
     async def delete_hub(self, name: str) -> None:
-        """See ``ServiceView``."""
+        """Remove an event hub with everything in it. Raises LogFullError."""
         await self._broker.delete_event_hub(name)
 
     def set_capture(self, name: str, settings: CaptureSettings | None) -> None:
-        """See ``ServiceView``."""
+        """Have the hub captured, or (None) no longer. Raises LogFullError."""
         self._broker.set_capture(name, settings)
 
     def create_consumer_group(self, name: str, group: str) -> None:
-        """See ``ServiceView``."""
+        """Raises InvalidArgumentError, AlreadyExistsError, QuotaExceededError, LogFullError."""
         self._broker.event_hub(name).create_consumer_group(group)
 
     def delete_consumer_group(self, name: str, group: str) -> None:
-        """See ``ServiceView``."""
+        """Raises NotFoundError, InvalidArgumentError (``$Default`` stays), LogFullError."""
         self._broker.event_hub(name).delete_consumer_group(group)
 
     def revoke_publisher(self, name: str, publisher: str) -> None:
-        """See ``ServiceView``."""
+        """Raises InvalidArgumentError, AlreadyExistsError, QuotaExceededError, LogFullError."""
         self._broker.event_hub(name).revoke_publisher(publisher)
 
     def restore_publisher(self, name: str, publisher: str) -> None:
-        """See ``ServiceView``."""
+        """Raises NotFoundError, LogFullError."""
         self._broker.event_hub(name).restore_publisher(publisher)
 
     def _row(self, event_hub: EventHub, captures: Mapping[str, CaptureStatistics]) -> HubRow:

@@ -10,13 +10,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from tidegate.console.access import form_of, require_listen, require_manage, rights_of, session_of
-from tidegate.console.backend.paging import Page
-from tidegate.console.backend.service import HubRow
-from tidegate.console.context import Console
-from tidegate.console.errors import status_of
-from tidegate.console.pages.forms import optional_number, start_of, texts_of, whole_number
-from tidegate.console.rendering import fragment, page
+from tidegate.console.frame.context import Console
+from tidegate.console.frame.errors import status_of
+from tidegate.console.frame.forms import optional_number, start_of, texts_of, whole_number
+from tidegate.console.frame.paging import pager
+from tidegate.console.frame.rendering import fragment, page
+from tidegate.console.frame.sessions import form_of, require_listen, require_manage, rights_of, session_of
+from tidegate.console.hubs.namespace import Namespace
 from tidegate.model.errors import TidegateError
 
 CREATE_PATH = "/hubs/-/create"
@@ -31,9 +31,9 @@ _BLANK = {
 }
 
 
-def routes(console: Console) -> list[Route]:
+def routes(console: Console, namespace: Namespace) -> list[Route]:
     """What is served."""
-    pages = _Pages(console)
+    pages = _Pages(console, namespace)
     return [
         Route("/hubs", pages.list, methods=["GET"]),
         Route("/console/live/hubs", pages.live, methods=["GET"]),
@@ -43,9 +43,9 @@ def routes(console: Console) -> list[Route]:
 
 
 class _Pages:
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, namespace: Namespace) -> None:
         self._console = console
-        self._service = console.backend.service
+        self._namespace = namespace
 
     async def list(self, request: Request) -> Response:
         rights = rights_of(request)
@@ -70,7 +70,7 @@ class _Pages:
         fields = texts_of(await form_of(request))
         require_manage(request)
         try:
-            name = self._service.create_hub(
+            name = self._namespace.create_hub(
                 fields.get("name", ""),
                 partition_count=whole_number(fields, "partition_count", "The number of partitions"),
                 settings={
@@ -91,7 +91,7 @@ class _Pages:
             status_code=status_of(problem),
             fields=fields,
             problem=problem,
-            limits=self._service.limits(),
+            limits=self._namespace.limits(),
         )
 
     def _send_only(self, request: Request) -> Response:
@@ -103,7 +103,7 @@ class _Pages:
 
     def _context(self, request: Request) -> dict[str, Any]:
         search = request.query_params.get("search", "").strip()
-        found = self._service.hubs(search=search, start=start_of(request.query_params.get("start")))
+        found = self._namespace.hubs(search=search, start=start_of(request.query_params.get("start")))
         return {
             "hubs": found.items,
             "found": found,
@@ -111,19 +111,3 @@ class _Pages:
             "query": urlencode(request.query_params.multi_items()),
             **pager("/hubs", found, search=search),
         }
-
-
-def pager(
-    path: str, found: Page[HubRow] | Page[Any], *, place: str = "start", **query: str
-) -> dict[str, str | None]:
-    """Addresses of the pages before and after, for ``pager.html``. place: what says in an address where a
-    page begins; query: what else stands there, where it is not empty.
-    """
-
-    def address(start: str | None) -> str | None:
-        if start is None:
-            return None
-        given = {name: value for name, value in query.items() if value}
-        return f"{path}?{urlencode(given | {place: start})}"
-
-    return {"previous_page": address(found.previous), "next_page": address(found.next)}

@@ -14,13 +14,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tidegate.console.access import form_of, require_listen
-from tidegate.console.context import Console
-from tidegate.console.errors import status_of
+from tidegate.console.frame.context import Console
+from tidegate.console.frame.errors import status_of
+from tidegate.console.frame.forms import start_of, texts_of
+from tidegate.console.frame.paging import pager
+from tidegate.console.frame.rendering import fragment, page
+from tidegate.console.frame.sessions import form_of, require_listen
 from tidegate.console.hubs.hub import change_hub, hub_to_see
-from tidegate.console.hubs.page import pager
-from tidegate.console.pages.forms import start_of, texts_of
-from tidegate.console.rendering import fragment, page
+from tidegate.console.hubs.namespace import Namespace
 from tidegate.model.errors import NotFoundError, TidegateError
 from tidegate.model.limits import PUBLISHER_NAME_CHARACTERS_MAX
 
@@ -28,9 +29,9 @@ _REVOKED: Final = "revoked"
 """What ``only`` may be in an address."""
 
 
-def routes(console: Console) -> list[Route]:
+def routes(console: Console, namespace: Namespace) -> list[Route]:
     """What is served."""
-    pages = _Pages(console)
+    pages = _Pages(console, namespace)
     return [
         Route("/hubs/{hub}/publishers", pages.list, methods=["GET"]),
         Route("/console/live/hubs/{hub}/publishers", pages.live, methods=["GET"]),
@@ -41,9 +42,9 @@ def routes(console: Console) -> list[Route]:
 
 
 class _Pages:
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, namespace: Namespace) -> None:
         self._console = console
-        self._service = console.backend.service
+        self._namespace = namespace
 
     async def list(self, request: Request) -> Response:
         return self._list(request, {"publisher": ""}, None)
@@ -57,11 +58,11 @@ class _Pages:
         return self._console.streams.stream(request, render)
 
     async def show(self, request: Request) -> Response:
-        hub = hub_to_see(request, self._service)
+        hub = hub_to_see(request, self._namespace)
         name = request.query_params.get("name", "").strip()
         if not name:
             raise NotFoundError("The address names no publisher.")
-        own, stated, forgotten = self._service.publisher(hub.name, name[:PUBLISHER_NAME_CHARACTERS_MAX])
+        own, stated, forgotten = self._namespace.publisher(hub.name, name[:PUBLISHER_NAME_CHARACTERS_MAX])
         return page(
             request,
             "hub_publisher.html",
@@ -76,8 +77,8 @@ class _Pages:
         publisher = texts_of(await form_of(request)).get("publisher", "")
         return change_hub(
             request,
-            self._service,
-            lambda hub: self._service.revoke_publisher(hub, publisher),
+            self._namespace,
+            lambda hub: self._namespace.revoke_publisher(hub, publisher),
             lambda error: self._list(request, {"publisher": publisher}, error),
             f"The publisher {publisher} may send no more.",
             "publishers",
@@ -87,8 +88,8 @@ class _Pages:
         publisher = texts_of(await form_of(request)).get("publisher", "")
         return change_hub(
             request,
-            self._service,
-            lambda hub: self._service.restore_publisher(hub, publisher),
+            self._namespace,
+            lambda hub: self._namespace.restore_publisher(hub, publisher),
             lambda error: self._list(request, {"publisher": ""}, error),
             f"The publisher {publisher} may send again.",
             "publishers",
@@ -98,8 +99,8 @@ class _Pages:
         query = request.query_params
         search = query.get("search", "").strip()
         only = _REVOKED if query.get("only") == _REVOKED else ""
-        hub = self._service.hub(request.path_params["hub"])
-        publishers = self._service.publishers(
+        hub = self._namespace.hub(request.path_params["hub"])
+        publishers = self._namespace.publishers(
             hub.name,
             search=search,
             is_revoked_only=bool(only),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.broker import Broker, EventHub, EventHubStatistics
-from tidegate.console.backend.service import HISTORY_SAMPLES, RECENT_SAMPLES, Disk, Rates, Sample
+from tidegate.console.hubs.values import HISTORY_SAMPLES, RECENT_SAMPLES, Disk, Rates, Sample
 from tidegate.model.clock import Clock
 from tidegate.model.errors import TidegateError
 

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from tidegate.broker import Action, AuditTrail
-from tidegate.console.backend.jobs import JOBS_KEPT_MAX, JOBS_RUNNING_MAX, Job, JobKind, JobState
+from tidegate.broker import Action, AuditTrail, Grant
+from tidegate.console.frame.rights import Access
+from tidegate.console.jobs.job import JOBS_KEPT_MAX, JOBS_RUNNING_MAX, Job, JobKind, JobState
 from tidegate.model.clock import Clock
 from tidegate.model.errors import NotFoundError, QuotaExceededError, TidegateError
 from tidegate.transport.tasks import TaskOwner
@@ -41,15 +42,22 @@ Work = Callable[[RunningJob], Awaitable[None]]
 
 
 class Jobs:
-    """``console.backend.JobsView``."""
+    """The jobs of this service; they end with it, or with the rights that they were started with.
 
-    def __init__(self, clock: Clock, audit: AuditTrail) -> None:
+    Signing out ends no job: somebody may start a long one and go home. Taking away the policy or key does.
+    """
+
+    def __init__(self, clock: Clock, audit: AuditTrail, access: Access) -> None:
         """audit: takes down who starts what."""
         self._clock = clock
         self._audit = audit
         self._tasks = TaskOwner("console jobs")
         self._jobs: OrderedDict[str, RunningJob] = OrderedDict()
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._access = access
+        self._started: dict[str, Grant] = {}
+        """What the jobs at work were started with."""
+        self._remove_listener = access.add_change_listener(self._end_those_without_rights)
 
     def start(self, kind: JobKind, title: str, work: Work, *, event_hub: str | None, actor: str) -> Job:
         """Begin a job. Raises QuotaExceededError where too many are at work."""
@@ -68,22 +76,27 @@ class Jobs:
         return running.job
 
     def job(self, job_id: str) -> Job:
-        """As ``JobsView`` says."""
+        """How a job is. Raises NotFoundError: the oldest that have ended are forgotten."""
         return self._find(job_id).job
 
     def jobs(self) -> Sequence[Job]:
-        """As ``JobsView`` says."""
+        """Those known, the latest first."""
         return [each.job for each in reversed(self._jobs.values())]
 
+    def watch(self, job: Job, grant: Grant) -> None:
+        """Cancel the job when whoever started it may no longer manage what it is about."""
+        if job.job_id in self._running:
+            self._started[job.job_id] = grant
+
     def cancel(self, job_id: str) -> None:
-        """As ``JobsView`` says."""
+        """End a job; what it has committed stays. Harmless when it has ended. Raises NotFoundError."""
         running, task = self._find(job_id), self._running.get(job_id)
         if task is not None and not running.is_cancelled:
             running.is_cancelled = True
             task.cancel()
 
     async def wait_ended(self, job_id: str, *, at_most_s: float) -> Job:
-        """As ``JobsView`` says."""
+        """How the job is once it has ended, or after ``at_most_s`` seconds. Raises NotFoundError."""
         running, task = self._find(job_id), self._running.get(job_id)
         if task is not None:
             await asyncio.wait([task], timeout=at_most_s)
@@ -91,6 +104,7 @@ class Jobs:
 
     async def close(self) -> None:
         """End all jobs, and wait for their end."""
+        self._remove_listener()
         for running in self._jobs.values():
             running.is_cancelled = True
         await self._tasks.close()
@@ -114,12 +128,19 @@ class Jobs:
             raise
         finally:
             del self._running[running.job.job_id]
+            self._started.pop(running.job.job_id, None)
             running.tell(
                 state=state,
                 message=message,
                 next_step=next_step or running.job.next_step,
                 ended_at=self._clock.now_utc(),
             )
+
+    def _end_those_without_rights(self) -> None:
+        for job_id, grant in list(self._started.items()):
+            rights = self._access.rights(grant)
+            if rights is None or not rights.may_manage(self._jobs[job_id].job.event_hub):
+                self.cancel(job_id)
 
     def _find(self, job_id: str) -> RunningJob:
         running = self._jobs.get(job_id)

@@ -9,10 +9,11 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from tidegate.console.access import form_of, require_listen, require_manage, rights_of, session_of
-from tidegate.console.backend.jobs import Job, JobState, JobsView
-from tidegate.console.context import Console
-from tidegate.console.rendering import fragment, page
+from tidegate.console.frame.context import Console, stored
+from tidegate.console.frame.rendering import fragment, page
+from tidegate.console.frame.sessions import form_of, require_listen, require_manage, rights_of, session_of
+from tidegate.console.jobs.job import Job, JobState
+from tidegate.console.jobs.jobs import Jobs
 from tidegate.model.errors import NotFoundError
 
 LIVE_EVERY_S = 0.5
@@ -27,9 +28,9 @@ _LOOKS = {
 }
 
 
-def routes(console: Console) -> list[Route]:
+def routes(console: Console, jobs: Jobs | None) -> list[Route]:
     """What is served."""
-    pages = _Pages(console)
+    pages = _Pages(console, jobs)
     return [
         Route("/console/jobs", pages.show_list, methods=["GET"]),
         Route("/console/jobs/{job_id}", pages.show, methods=["GET"]),
@@ -43,20 +44,21 @@ def job_address(job_id: str) -> str:
     return f"/console/jobs/{job_id}"
 
 
-async def follow_job(console: Console, request: Request, job: Job) -> Response:
+async def follow_job(jobs: Jobs, request: Request, job: Job) -> Response:
     """Lead to a job that the request has started, and end it if the rights of who asks are taken away."""
-    console.job_rights.watch(job, session_of(request).credential)
-    await console.processing.jobs.wait_ended(job.job_id, at_most_s=QUICK_S)
+    jobs.watch(job, session_of(request).grant)
+    await jobs.wait_ended(job.job_id, at_most_s=QUICK_S)
     return RedirectResponse(job_address(job.job_id), status_code=303)
 
 
 class _Pages:
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, jobs: Jobs | None) -> None:
         self._console = console
+        self._jobs = jobs
 
     @property
-    def _view(self) -> JobsView:
-        return self._console.processing.jobs
+    def _view(self) -> Jobs:
+        return stored(self._jobs)
 
     async def show_list(self, request: Request) -> Response:
         rights = rights_of(request)

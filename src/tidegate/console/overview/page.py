@@ -12,11 +12,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from tidegate.console.access import require_listen, rights_of
-from tidegate.console.backend import ProcessingView
-from tidegate.console.backend.service import Overview, Rates, Sample
-from tidegate.console.context import Console
-from tidegate.console.rendering import bytes_text, duration, fragment, number, page
+from tidegate.console.consumers.groups import Consumers
+from tidegate.console.dead_letters.letters import DeadLetterView
+from tidegate.console.frame.context import Console
+from tidegate.console.frame.rendering import bytes_text, duration, fragment, number, page
+from tidegate.console.frame.sessions import require_listen, rights_of
+from tidegate.console.hubs.namespace import Namespace
+from tidegate.console.hubs.values import Overview, Rates, Sample
 from tidegate.model.errors import TidegateError
 
 HUBS_SHOWN: Final = 12
@@ -33,9 +35,11 @@ _SHARED_S: Final = 0.5
 _log = logging.getLogger(__name__)
 
 
-def routes(console: Console) -> list[Route]:
+def routes(
+    console: Console, namespace: Namespace, consumers: Consumers | None, letters: DeadLetterView | None
+) -> list[Route]:
     """What is served."""
-    pages = _Pages(console)
+    pages = _Pages(console, namespace, _Processing(console, consumers, letters))
     return [
         Route("/", pages.show, methods=["GET"]),
         Route("/console/live/overview", pages.live, methods=["GET"]),
@@ -67,9 +71,10 @@ class Notice:
 
 
 class _Pages:
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, namespace: Namespace, processing: _Processing) -> None:
         self._console = console
-        self._processing = _Processing(console)
+        self._namespace = namespace
+        self._processing = processing
         self._drawn: dict[bool, tuple[float, Mapping[str, str]]] = {}
 
     async def show(self, request: Request) -> Response:
@@ -99,12 +104,11 @@ class _Pages:
         return drawn
 
     async def _context(self) -> dict[str, Any]:
-        service = self._console.backend.service
-        overview, processing = service.overview(), await self._processing.figures()
+        overview, processing = self._namespace.overview(), await self._processing.figures()
         return {
             "overview": overview,
             "processing": processing,
-            "hubs": service.busiest_hubs(HUBS_SHOWN),
+            "hubs": self._namespace.busiest_hubs(HUBS_SHOWN),
             "notices": list_notices(overview, processing),
             "events_chart": _chart(
                 overview.history, "events/s", lambda rates: (rates.incoming_events, rates.outgoing_events)
@@ -119,8 +123,10 @@ class _Pages:
 class _Processing:
     """Asks the database now and then, once for all who look."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, consumers: Consumers | None, letters: DeadLetterView | None) -> None:
         self._console = console
+        self._consumers = consumers
+        self._letters = letters
         self._figures = ProcessingFigures(
             lag_words="is being asked for", dead_letter_words="is being asked for"
         )
@@ -129,21 +135,22 @@ class _Processing:
 
     async def figures(self) -> ProcessingFigures:
         """The last answer; waits a moment for one that is under way."""
-        view = self._console.backend.processing
-        if view is None:
+        if self._consumers is None or self._letters is None:
             return ProcessingFigures()
         now = self._console.clock.monotonic()
         if self._asking is None and now - self._asked_at >= _PROCESSING_S:
             self._asked_at = now
-            self._asking = self._console.tasks.start(self._ask(view), name="overview")
+            self._asking = self._console.tasks.start(
+                self._ask(self._consumers, self._letters), name="overview"
+            )
         if self._asking is not None:
             await asyncio.wait([self._asking], timeout=_PATIENCE_S)
         return self._figures
 
-    async def _ask(self, view: ProcessingView) -> None:
+    async def _ask(self, consumers: Consumers, letters: DeadLetterView) -> None:
         try:
-            groups = await view.consumers.groups(at_most_s=None) or ()
-            open_count = await view.dead_letters.open_count(None)
+            groups = await consumers.groups(at_most_s=None) or ()
+            open_count = await letters.open_count(None)
         except TidegateError as error:
             self._figures = ProcessingFigures(
                 lag_words="the database does not answer", dead_letter_words="the database does not answer"

@@ -11,11 +11,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from tidegate.console.access import form_of, require_listen, require_manage, rights_of, session_of
-from tidegate.console.backend.paging import PAGE_SIZE, Page
-from tidegate.console.backend.pipelines import PipelineEntry, PipelineList, PipelineSample
-from tidegate.console.context import Console
-from tidegate.console.rendering import fragment, page
+from tidegate.console.frame.context import Console
+from tidegate.console.frame.paging import PAGE_SIZE, Page
+from tidegate.console.frame.rendering import fragment, page
+from tidegate.console.frame.sessions import form_of, require_listen, require_manage, rights_of, session_of
+from tidegate.console.pipelines.reported import ReportedPipelines
+from tidegate.console.pipelines.values import PipelineEntry, PipelineList, PipelineSample
 from tidegate.model.errors import NotFoundError, TidegateError
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 
@@ -33,9 +34,9 @@ STATE_LOOKS = {
 """The others look like any text."""
 
 
-def routes(console: Console) -> list[Route]:
+def routes(console: Console, pipelines: ReportedPipelines) -> list[Route]:
     """What is served."""
-    pages = _Pages(console)
+    pages = _Pages(console, pipelines)
     return [
         Route("/pipelines", pages.show_list, methods=["GET"]),
         Route("/pipelines/{name}", pages.show, methods=["GET"]),
@@ -47,9 +48,9 @@ def routes(console: Console) -> list[Route]:
 
 
 class _Pages:
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, pipelines: ReportedPipelines) -> None:
         self._streams = console.streams
-        self._view = console.backend.pipelines
+        self._view = pipelines
         self._clock = console.clock
 
     # --- all ----------------------------------------------------------------------------------------------

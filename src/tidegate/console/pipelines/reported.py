@@ -1,4 +1,4 @@
-"""The console's ``PipelinesView``: the status files of a state directory, looked at every few seconds.
+"""The status files of a state directory, looked at every few seconds.
 
 A file is read again when it has changed. The last minutes of each pipeline are kept here, for nobody else
 does, whether or not anybody looks: a page that is opened because something happened shows what came before.
@@ -16,7 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
-from tidegate.console.backend.pipelines import (
+from tidegate.console.pipelines.values import (
     LogTail,
     PipelineEntry,
     PipelineList,
@@ -80,11 +80,11 @@ class ReportedPipelines:
 
     @property
     def directory(self) -> str:
-        """See ``PipelinesView``."""
+        """Where they report."""
         return str(self._files.root)
 
     async def pipelines(self) -> PipelineList:
-        """See ``PipelinesView``."""
+        """All of them. Raises StoreUnavailableError where the directory cannot be read."""
         found = await self._fresh_look()
         return PipelineList(
             [self._entry(name, item) for name, item in found.items() if isinstance(item, PipelineStatus)],
@@ -96,7 +96,10 @@ class ReportedPipelines:
         )
 
     async def pipeline(self, name: str) -> PipelineEntry:
-        """See ``PipelinesView``. Only names that a look has found lead to a file."""
+        """One of them. Raises NotFoundError, InvalidArgumentError (a damaged file), StoreUnavailableError.
+
+        Only names that a look has found lead to a file.
+        """
         found = (await self._fresh_look()).get(name)
         if found is None:
             raise NotFoundError(
@@ -108,12 +111,16 @@ class ReportedPipelines:
         return self._entry(name, found)
 
     async def log_tail(self, name: str) -> LogTail:
-        """See ``PipelinesView``."""
+        """The end of Spark's own words since the pipeline's last start. Raises as ``pipeline``."""
         await self.pipeline(name)
         return await self._threads.run(partial(self._read_log, name))
 
     async def stop(self, name: str) -> bool:
-        """See ``PipelinesView``."""
+        """Ask a pipeline to stop in order, and return at once; False: it does not run.
+
+        Asking again while it stops does nothing: a second signal would end it in the middle of its work.
+        Raises as ``pipeline``, and ForeignPipelineError where it cannot be reached from here.
+        """
         self._looked_at = float("-inf")  # what may be done depends on it
         entry = await self.pipeline(name)
         if entry.status.state.is_over:

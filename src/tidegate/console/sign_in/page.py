@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from tidegate.console.access import address_of, form_of, read_form, set_cookie
-from tidegate.console.context import Console
-from tidegate.console.rendering import page
+from tidegate.console.frame.context import Console
+from tidegate.console.frame.rendering import page
+from tidegate.console.frame.sessions import address_of, form_of, read_form, set_cookie
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import ConnectionStringError, ServerBusyError, UnauthorizedError
 
@@ -78,7 +78,7 @@ class _Pages:
         if request.state.session is not None:
             await form_of(request)
             session = request.state.session
-            self._console.backend.access.note_sign_out(session.credential, address_of(request))
+            self._console.access.note_sign_out(session.grant, address_of(request))
             self._console.sessions.sign_out(session)
         response = RedirectResponse("/console/sign-in", status_code=303)
         set_cookie(request, response, None)

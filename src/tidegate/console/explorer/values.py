@@ -1,4 +1,4 @@
-"""What the console sees of events: pages of them, one by one, as they come; and sending.
+"""Events as pages show them: by page, one by one, as they come; and what is sent.
 
 Events of all partitions are told in one order: by enqueued time, then partition, then sequence number. An
 ``EventPlace`` is a place in that order. Within a partition enqueued times never fall, so it is also the
@@ -8,11 +8,11 @@ partition's own order, and a place in one partition says where all others go on.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final
 
 from tidegate.amqp.message import Header, Properties
 from tidegate.model.errors import InvalidArgumentError
@@ -252,14 +252,6 @@ class TailState:
     """Of them, those that came too fast to be looked at."""
 
 
-class EventTail(Protocol):
-    """Events as they come."""
-
-    async def refresh(self) -> TailState:
-        """Look at what has come since. Raises NotFoundError when the hub is gone, ClosedError."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
     """Where an event is to go; at most one field is set, and with none the partitions take turns."""
@@ -322,71 +314,5 @@ class SendRun:
     next_step: str = ""
 
 
-class Wanted(Protocol):
-    """Whether somebody still waits for an answer."""
-
-    async def __call__(self) -> bool:
-        """False: nobody does."""
-        ...
-
-
-class EventsView(Protocol):
-    """Reads and sends events. Readers here take no receiver's place, and count as nobody's."""
-
-    async def read(self, query: EventQuery, cursor: EventCursor | None, *, is_wanted: Wanted) -> EventPage:
-        """A page. is_wanted: asked now and then; once it says False the page ends.
-
-        Raises NotFoundError (hub, partition), PositionOutOfRangeError, InvalidArgumentError (an offset that
-        the service never gave), LogCorruptError.
-        """
-        ...
-
-    async def event(self, hub: str, partition_id: str, sequence_number: int) -> EventDetail:
-        """One event. Raises NotFoundError, also where retention has removed it; LogCorruptError."""
-        ...
-
-    def partition_of_key(self, hub: str, partition_key: str) -> str:
-        """The id of the partition where a key's events go. Raises NotFoundError, InvalidArgumentError."""
-        ...
-
-    def partition_ids(self, hub: str) -> Sequence[str]:
-        """In order. Raises NotFoundError."""
-        ...
-
-    def event_bytes_max(self, hub: str) -> int:
-        """Bytes that an event of the hub may have. Raises NotFoundError."""
-        ...
-
-    def tail(self, query: EventQuery) -> EventTail:
-        """Events from now on, the last ``count`` that fit; of large ones the last PAGE_BYTES_MAX bytes.
-
-        Raises NotFoundError.
-        """
-        ...
-
-    async def send(self, hub: str, event: OutgoingEvent, target: Target) -> SentEvent:
-        """Send one event; returns once it is durable.
-
-        Raises NotFoundError, InvalidArgumentError, EventTooLargeError, ServerBusyError, LogFullError.
-        """
-        ...
-
-    async def start_run(self, plan: SendPlan, *, may_go_on: Callable[[], bool]) -> SendRun:
-        """Begin to send a set. may_go_on: asked between batches; False stops it.
-
-        Raises NotFoundError, InvalidArgumentError (a number out of range, a line without its key, lines that
-        are too large together), EventTooLargeError (a line), QuotaExceededError (too many at once).
-        """
-        ...
-
-    def run(self, hub: str, run_id: str) -> SendRun:
-        """How a run is. Raises NotFoundError: the console forgets the oldest that have ended."""
-        ...
-
-    def runs(self, hub: str) -> Sequence[SendRun]:
-        """Those known, newest first."""
-        ...
-
-    def stop_run(self, hub: str, run_id: str) -> None:
-        """Stop a run; what it has sent stays. Harmless when it has ended. Raises NotFoundError."""
-        ...
+Wanted = Callable[[], Awaitable[bool]]
+"""Whether somebody still waits for an answer."""

@@ -1,4 +1,4 @@
-"""What the console sees of consumer groups: leases, checkpoints and lag; and how it moves checkpoints."""
+"""Consumer groups: leases, checkpoints and lag; and how it moves checkpoints."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Protocol
-
-from tidegate.console.backend.jobs import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,38 +162,3 @@ class MovePlan:
     def rewind_count(self) -> int:
         """Partitions that go back."""
         return sum(step.is_rewind for step in self.steps)
-
-
-class ConsumersView(Protocol):
-    """Reads leases, checkpoints and the log's ends; moves checkpoints.
-
-    What asks the database raises DatabaseError and DatabaseUnavailableError.
-    """
-
-    async def groups(self, *, at_most_s: float | None) -> Sequence[GroupSummary] | None:
-        """All consumer groups with a lease or a checkpoint, by hub and name.
-
-        None: they are not there within ``at_most_s`` seconds (None: as long as it takes), and are being
-        read: ask again.
-        """
-        ...
-
-    async def group(self, event_hub: str, consumer_group: str) -> GroupProgress:
-        """One of them, partitions in their order. Raises NotFoundError."""
-        ...
-
-    async def plan_move(self, request: MoveRequest) -> MovePlan:
-        """A dry run. Raises NotFoundError, PositionOutOfRangeError, InvalidArgumentError."""
-        ...
-
-    def plan(self, plan_id: str) -> MovePlan:
-        """One that was made before. Raises NotFoundError."""
-        ...
-
-    def start_move(self, plan_id: str, *, actor: str, is_rewind_allowed: bool, is_forced: bool) -> Job:
-        """Move the checkpoints as planned; one that has moved since is left alone unless ``is_forced``.
-
-        is_rewind_allowed: also backwards. is_forced: also where a host has the partition.
-        Raises NotFoundError (the plan is gone), InvalidArgumentError (not allowed so), QuotaExceededError.
-        """
-        ...

@@ -23,7 +23,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 
-from tidegate.console.backend.access import AccessView, Credential, Rights
+from tidegate.broker import Grant
+from tidegate.console.frame.rights import Access, Rights
 from tidegate.model.clock import Clock
 from tidegate.model.errors import InvalidArgumentError, UnauthorizedError
 from tidegate.model.hosts import split_authority
@@ -64,7 +65,7 @@ class Session:
     """Somebody who has signed in."""
 
     session_id: str = field(repr=False)
-    credential: Credential = field(repr=False)
+    grant: Grant = field(repr=False)
     form_token: str = field(repr=False)
     is_automatic: bool
     """True: the development key signed in, not a person."""
@@ -88,7 +89,7 @@ class Session:
 class Sessions:
     """All sessions of a service; they end with it."""
 
-    def __init__(self, access: AccessView, clock: Clock, proxies: TrustedProxies) -> None:
+    def __init__(self, access: Access, clock: Clock, proxies: TrustedProxies) -> None:
         """proxies: before the service; what comes from them is from elsewhere."""
         self._access = access
         self._proxies = proxies
@@ -106,9 +107,9 @@ class Sessions:
         self._remove_listener()
 
     async def sign_in(self, policy_name: str, key: str, hub: str | None, *, address: str) -> Session:
-        """A new session for whoever knows a policy's key. Raises as ``AccessView.sign_in``."""
-        credential = await self._access.sign_in(policy_name, key, hub, address=address)
-        return self._start(credential, is_automatic=False)
+        """A new session for whoever knows a policy's key. Raises as ``Access.sign_in``."""
+        grant = await self._access.sign_in(policy_name, key, hub, address=address)
+        return self._start(grant, is_automatic=False)
 
     def sign_out(self, session: Session) -> None:
         """End a session; harmless when it has ended."""
@@ -119,7 +120,7 @@ class Sessions:
         """What the session may do now; None: it has ended. Does not count as use."""
         if self._sessions.get(session.session_id) is not session:
             return None
-        rights = self._access.rights(session.credential)
+        rights = self._access.rights(session.grant)
         is_idle = self._clock.monotonic() - session.used_at > SESSION_IDLE_S
         if session.is_automatic and self._access.development_credential() is None:
             rights = None
@@ -154,14 +155,14 @@ class Sessions:
     def _start_automatic(self, request: HTTPConnection) -> Session | None:
         if not self._is_local(request):
             return None
-        credential = self._access.development_credential()
-        return None if credential is None else self._start(credential, is_automatic=True)
+        grant = self._access.development_credential()
+        return None if grant is None else self._start(grant, is_automatic=True)
 
-    def _start(self, credential: Credential, *, is_automatic: bool) -> Session:
-        rights = self._access.rights(credential)
+    def _start(self, grant: Grant, *, is_automatic: bool) -> Session:
+        rights = self._access.rights(grant)
         session = Session(
             secrets.token_urlsafe(32),
-            credential,
+            grant,
             secrets.token_urlsafe(32),
             is_automatic,
             self._clock.monotonic(),

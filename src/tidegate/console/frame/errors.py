@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidegate.console.rendering import page
+from tidegate.console.frame.rendering import page
 from tidegate.model.errors import (
     AlreadyExistsError,
     DatabaseError,

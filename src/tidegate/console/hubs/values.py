@@ -1,4 +1,4 @@
-"""What the console sees of the namespace, and does to it. Implemented by ``server.console.service``.
+"""The namespace, and does to it.
 
 Everything is done on the event loop and does not wait, but for deleting an event hub and what Capture has
 written.
@@ -6,14 +6,12 @@ written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Protocol
+from typing import Final
 
-from tidegate.console.backend.paging import Page
-from tidegate.model.capture import CaptureProgress, CaptureSettings, CaptureStatistics, WindowEnd
-from tidegate.model.limits import TierLimits
+from tidegate.console.frame.paging import Page
+from tidegate.model.capture import CaptureSettings, CaptureStatistics, WindowEnd
 
 HISTORY_SAMPLES: Final = 300
 """How many samples the service keeps of the whole namespace, one a second."""
@@ -236,99 +234,3 @@ class Deletion:
     is_captured: bool
     uncaptured_events: int
     """Events that are in no file of Capture; 0 where it is not captured."""
-
-
-class ServiceView(Protocol):
-    """The namespace. Names of event hubs are taken in any letter case; NotFoundError where there is none."""
-
-    def overview(self) -> Overview:
-        """The whole namespace now."""
-        ...
-
-    def busiest_hubs(self, count: int) -> list[HubRow]:
-        """The event hubs that most events came into and went out of in the last second."""
-        ...
-
-    def hubs(self, *, search: str, start: int) -> Page[HubRow]:
-        """The event hubs whose names hold ``search``, in any letter case, by name; from ``start`` on."""
-        ...
-
-    def hub(self, name: str) -> Hub:
-        """One event hub."""
-        ...
-
-    def partitions(self, name: str, *, start: int) -> Page[PartitionRow]:
-        """Its partitions, from the ``start``-th on. From the first call on their rates are measured, as long
-        as it is called again within a minute.
-        """
-        ...
-
-    def publishers(self, name: str, *, search: str, is_revoked_only: bool, start: int) -> Publishers:
-        """Who has published to it since the service started, the last one first; or (is_revoked_only) who may
-        not, by name. ``search`` is in the name, in any letter case.
-        """
-        ...
-
-    def publisher(self, name: str, publisher: str) -> tuple[PublisherRow, PublisherRow | None, int]:
-        """A publisher, seen or not; what events say to be its that came to the hub's own address; and how
-        many with addresses of their own fell out of what is remembered.
-        """
-        ...
-
-    def capture_progress(self, name: str, *, start: int) -> Page[CaptureProgress]:
-        """How far each partition's capture is; empty where the hub is not captured now."""
-        ...
-
-    async def capture_files(self, name: str, *, start: int) -> Page[CaptureFileRow]:
-        """The files that were written of it, the newest first, whether or not it is captured now. The oldest
-        are forgotten after some thousand. A total of None: the list cannot be read; the service's log says
-        why.
-        """
-        ...
-
-    def deletion(self, name: str) -> Deletion:
-        """What would be lost with it."""
-        ...
-
-    def limits(self) -> TierLimits:
-        """What the namespace's tier allows."""
-        ...
-
-    def create_hub(self, name: str, *, partition_count: int, settings: Mapping[str, int | None]) -> str:
-        """Make an event hub; returns its name. settings: ``retention_hours``, ``retention_bytes`` and
-        ``event_bytes_max``, as far as they are not the defaults.
-
-        Raises InvalidArgumentError, AlreadyExistsError, LogFullError.
-        """
-        ...
-
-    def update_hub(self, name: str, settings: Mapping[str, int | None]) -> None:
-        """Change settings, all or none; see ``create_hub``. None is the default again.
-
-        Raises InvalidArgumentError, LogFullError.
-        """
-        ...
-
-    async def delete_hub(self, name: str) -> None:
-        """Remove an event hub with everything in it. Raises LogFullError."""
-        ...
-
-    def set_capture(self, name: str, settings: CaptureSettings | None) -> None:
-        """Have the hub captured, or (None) no longer. Raises LogFullError."""
-        ...
-
-    def create_consumer_group(self, name: str, group: str) -> None:
-        """Raises InvalidArgumentError, AlreadyExistsError, QuotaExceededError, LogFullError."""
-        ...
-
-    def delete_consumer_group(self, name: str, group: str) -> None:
-        """Raises NotFoundError, InvalidArgumentError (``$Default`` stays), LogFullError."""
-        ...
-
-    def revoke_publisher(self, name: str, publisher: str) -> None:
-        """Raises InvalidArgumentError, AlreadyExistsError, QuotaExceededError, LogFullError."""
-        ...
-
-    def restore_publisher(self, name: str, publisher: str) -> None:
-        """Raises NotFoundError, LogFullError."""
-        ...

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final
 
 JOBS_RUNNING_MAX: Final = 4
 """Jobs at work at once. Our choice: each redrive is a process of its own."""
@@ -76,23 +76,3 @@ class Job:
     def is_running(self) -> bool:
         """Whether it has not ended."""
         return self.state is JobState.RUNNING
-
-
-class JobsView(Protocol):
-    """The jobs of this service; they end with it."""
-
-    def job(self, job_id: str) -> Job:
-        """How a job is. Raises NotFoundError: the oldest that have ended are forgotten."""
-        ...
-
-    def jobs(self) -> Sequence[Job]:
-        """Those known, the latest first."""
-        ...
-
-    def cancel(self, job_id: str) -> None:
-        """End a job; what it has committed stays. Harmless when it has ended. Raises NotFoundError."""
-        ...
-
-    async def wait_ended(self, job_id: str, *, at_most_s: float) -> Job:
-        """How the job is once it has ended, or after ``at_most_s`` seconds. Raises NotFoundError."""
-        ...

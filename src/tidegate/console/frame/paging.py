@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
+from urllib.parse import urlencode
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -25,11 +26,15 @@ class Page(Generic[T]):
     previous: str | None = None
     """What to ask the page before with; None: this is the first one, or there is no way back but Back."""
 
+    def map(self, row: Callable[[T], S]) -> Page[S]:
+        """The same page, with what becomes of each."""
+        return Page([row(each) for each in self.items], self.total, self.next, self.previous)
 
-def page_at(found: Sequence[S], start: int, row: Callable[[S], T]) -> Page[T]:
-    """One page of a whole list, from ``start`` on. row: what becomes of each."""
+
+def page_at(found: Sequence[T], start: int) -> Page[T]:
+    """One page of a whole list, from ``start`` on."""
     start = max(0, start)
-    return page_of([row(each) for each in found[start : start + PAGE_SIZE]], start, len(found))
+    return page_of(found[start : start + PAGE_SIZE], start, len(found))
 
 
 def page_of(items: Sequence[T], start: int, total: int) -> Page[T]:
@@ -41,3 +46,17 @@ def page_of(items: Sequence[T], start: int, total: int) -> Page[T]:
         next=str(end) if end < total else None,
         previous=str(max(0, start - PAGE_SIZE)) if start > 0 else None,
     )
+
+
+def pager(path: str, found: Page[T], *, place: str = "start", **query: str) -> dict[str, str | None]:
+    """Addresses of the pages before and after, for ``pager.html``. place: what says in an address where a
+    page begins; query: what else stands there, where it is not empty.
+    """
+
+    def address(start: str | None) -> str | None:
+        if start is None:
+            return None
+        given = {name: value for name, value in query.items() if value}
+        return f"{path}?{urlencode(given | {place: start})}"
+
+    return {"previous_page": address(found.previous), "next_page": address(found.next)}

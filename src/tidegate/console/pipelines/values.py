@@ -1,11 +1,10 @@
-"""What the console sees of Spark pipelines that report on this machine."""
+"""Spark pipelines that report on this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
 
 from tidegate.model.errors import TidegateError
 from tidegate.model.pipeline_status import PipelineStatus
@@ -62,32 +61,3 @@ class LogTail:
     """Empty: there is none."""
     is_whole: bool
     """Whether it is all of the log."""
-
-
-class PipelinesView(Protocol):
-    """Pipelines of a state directory. What blocks is done in threads."""
-
-    @property
-    def directory(self) -> str:
-        """Where they report."""
-        ...
-
-    async def pipelines(self) -> PipelineList:
-        """All of them. Raises StoreUnavailableError where the directory cannot be read."""
-        ...
-
-    async def pipeline(self, name: str) -> PipelineEntry:
-        """One of them. Raises NotFoundError, InvalidArgumentError (a damaged file), StoreUnavailableError."""
-        ...
-
-    async def log_tail(self, name: str) -> LogTail:
-        """The end of Spark's own words since the pipeline's last start. Raises as ``pipeline``."""
-        ...
-
-    async def stop(self, name: str) -> bool:
-        """Ask a pipeline to stop in order, and return at once; False: it does not run.
-
-        Asking again while it stops does nothing: a second signal would end it in the middle of its work.
-        Raises as ``pipeline``, and ForeignPipelineError where it cannot be reached from here.
-        """
-        ...

@@ -1,4 +1,4 @@
-"""What the console sees of dead letters, and does with them."""
+"""Dead letters, and does with them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Protocol
 
-from tidegate.console.backend.jobs import Job
-from tidegate.console.backend.paging import Page
 from tidegate.model.errors import InvalidArgumentError
 
 
@@ -204,52 +201,3 @@ class RedriveRequest:
     attempts_max: int
     is_dry_run: bool
     actor: str
-
-
-class DeadLettersView(Protocol):
-    """Reads dead letters, and starts what closes them.
-
-    What asks the database raises DatabaseError and DatabaseUnavailableError.
-    """
-
-    @property
-    def redrive_pipelines(self) -> Sequence[str]:
-        """Those that the service's settings name."""
-        ...
-
-    async def page(
-        self, filter: LetterFilter, *, behind: LetterPlace | None, limit: int, at_most_s: float
-    ) -> Page[LetterLine] | None:
-        """Dead letters, the latest failure first; ``next`` is a ``LetterPlace`` as text.
-
-        None: they are not found within ``at_most_s`` seconds, and are looked for: ask again.
-        """
-        ...
-
-    async def open_count(self, event_hub: str | None) -> int:
-        """How many are open, of one hub or of all; a second old at most."""
-        ...
-
-    async def sums(self, filter: LetterFilter, *, at_most_s: float) -> LetterSums | None:
-        """Sums; None: they are not there within ``at_most_s`` seconds, and are being counted: ask again."""
-        ...
-
-    async def letter(self, key: LetterKey) -> LetterDetail:
-        """One with its history. Raises NotFoundError."""
-        ...
-
-    async def event(self, key: LetterKey) -> LetterEvent:
-        """Its event: from the log, else from its copy. Raises NotFoundError where neither has it."""
-        ...
-
-    async def history(self, event_hub: str | None, *, limit: int) -> Sequence[LetterAct]:
-        """What was done to dead letters, of one hub or of all, the latest first."""
-        ...
-
-    def start_discard(self, filter: LetterFilter, *, because: str, actor: str) -> Job:
-        """Close open ones for good. Raises InvalidArgumentError, QuotaExceededError (too many jobs)."""
-        ...
-
-    def start_redrive(self, request: RedriveRequest) -> Job:
-        """Run open ones again, in a process of its own. Raises as ``start_discard``."""
-        ...

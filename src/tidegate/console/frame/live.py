@@ -21,7 +21,7 @@ from markupsafe import escape
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from tidegate.console.access import Session, Sessions, first_of_most, session_of
+from tidegate.console.frame.sessions import Session, Sessions, first_of_most, session_of
 from tidegate.model.errors import ServerBusyError, TidegateError
 
 STREAMS_MAX: Final = 64

@@ -19,10 +19,10 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from tidegate.console.access import FORM_TOKEN, Session
-from tidegate.console.backend.access import Rights
+from tidegate.console.frame.rights import Rights
+from tidegate.console.frame.sessions import FORM_TOKEN, Session
 
-STATIC_DIRECTORY: Final = Path(__file__).parent / "static"
+STATIC_DIRECTORY: Final = Path(__file__).parents[1] / "static"
 STATIC_PATH: Final = "/console/static"
 
 NAVIGATION: Final = (

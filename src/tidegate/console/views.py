@@ -1,0 +1,57 @@
+"""What the pages show and change: one object per subject, opened together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from tidegate.broker import AuditTrail
+from tidegate.console.consumers.groups import Consumers
+from tidegate.console.dead_letters.letters import DeadLetterView
+from tidegate.console.explorer.events import BrokerEvents
+from tidegate.console.frame.lazy_database import LazyDatabase
+from tidegate.console.frame.parts import ConsoleParts
+from tidegate.console.frame.rights import Access
+from tidegate.console.hubs.namespace import Namespace
+from tidegate.console.jobs.jobs import Jobs
+from tidegate.console.pipelines.reported import ReportedPipelines
+from tidegate.transport.status_files import PipelineFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """The subjects; the last three are None where the service was given no database."""
+
+    access: Access
+    trail: AuditTrail
+    namespace: Namespace
+    events: BrokerEvents
+    pipelines: ReportedPipelines
+    consumers: Consumers | None = None
+    letters: DeadLetterView | None = None
+    jobs: Jobs | None = None
+
+
+@asynccontextmanager
+async def open_views(parts: ConsoleParts) -> AsyncIterator[Views]:
+    """Open them for a running service; on exit, what they hold is released."""
+    broker, clock = parts.broker, parts.clock
+    access = Access(broker, clock)
+    async with AsyncExitStack() as stack:
+        namespace = await stack.enter_async_context(Namespace(parts))
+        events = await stack.enter_async_context(BrokerEvents(broker, clock=clock))
+        files = PipelineFiles.of_user(os.environ)
+        pipelines = await stack.enter_async_context(ReportedPipelines(files, clock))
+        consumers = letters = jobs = None
+        if parts.database is not None:
+            database = LazyDatabase(parts.database)
+            stack.push_async_callback(database.close)
+            jobs = Jobs(clock, broker.audit, access)
+            letters = DeadLetterView(parts, database, jobs)
+            stack.push_async_callback(letters.close)
+            consumers = Consumers(parts, database, jobs)
+            stack.push_async_callback(consumers.close)
+            stack.push_async_callback(jobs.close)
+        yield Views(access, broker.audit, namespace, events, pipelines, consumers, letters, jobs)
