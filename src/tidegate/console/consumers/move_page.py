@@ -14,7 +14,7 @@ from tidegate.console.consumers.values import MovePlan, MoveRequest, MoveTo
 from tidegate.console.frame.context import Console, stored
 from tidegate.console.frame.errors import status_of
 from tidegate.console.frame.rendering import page
-from tidegate.console.frame.sessions import address_of, form_of, require_manage, rights_of
+from tidegate.console.frame.sessions import actor_of, form_of, require_manage
 from tidegate.console.jobs.jobs import Jobs
 from tidegate.console.jobs.page import follow_job
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
@@ -31,13 +31,6 @@ def routes(console: Console, consumers: Consumers | None, jobs: Jobs | None) -> 
         Route("/consumers/{hub}/{group}/move", pages.ask, methods=["GET"]),
         Route("/consumers/{hub}/{group}/move", pages.move, methods=["POST"]),
     ]
-
-
-def actor_of(request: Request) -> str:
-    """Who acts, for the history in the database: the policy, and from where."""
-    rights = rights_of(request)
-    of = f" of {rights.hub}" if rights.hub else ""
-    return f"policy {rights.policy_name}{of} from {address_of(request) or 'an unknown address'}"
 
 
 class _Pages:

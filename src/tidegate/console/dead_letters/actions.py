@@ -13,14 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tidegate.console.consumers.move_page import actor_of
 from tidegate.console.dead_letters.filter import LetterQuery
 from tidegate.console.dead_letters.letters import DeadLetterView
 from tidegate.console.dead_letters.values import LetterFilter, LetterState, RedriveRequest
 from tidegate.console.frame.context import Console, stored
 from tidegate.console.frame.errors import status_of
 from tidegate.console.frame.rendering import page
-from tidegate.console.frame.sessions import form_of, require_manage, rights_of
+from tidegate.console.frame.sessions import actor_of, form_of, require_manage, rights_of
 from tidegate.console.jobs.jobs import Jobs
 from tidegate.console.jobs.page import follow_job
 from tidegate.model.errors import InvalidArgumentError, TidegateError

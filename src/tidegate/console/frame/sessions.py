@@ -237,6 +237,13 @@ def rights_of(request: HTTPConnection) -> Rights:
     return rights
 
 
+def actor_of(request: HTTPConnection) -> str:
+    """Who acts, for the history in the database: the policy, and from where."""
+    rights = rights_of(request)
+    of = f" of {rights.hub}" if rights.hub else ""
+    return f"policy {rights.policy_name}{of} from {address_of(request) or 'an unknown address'}"
+
+
 def require_listen(request: HTTPConnection, hub: str | None = None) -> None:
     """Raise UnauthorizedError unless events of the hub (None: of all) may be seen."""
     if not rights_of(request).may_listen(hub):
