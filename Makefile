@@ -10,7 +10,7 @@ JOBS ?= 2
 .PHONY: demo test check docs site bench floods screenshots chaos chaos-hosts chaos-spark interop lock audit sbom clean npm vendor
 
 demo: $(STAMP)  ## set up and run the main job: real flights through the log and Spark into SQL
-	$(BIN)/tidegate demo flights $(ARGS)
+	$(BIN)/python -m examples.flights $(ARGS)
 
 test: $(STAMP)  ## set up and run every test; prints loudly what it had to skip
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -22,7 +22,7 @@ check: $(STAMP)  ## lint, format, types, import contracts, docs, versions of dep
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/test_dependencies.py tests/test_docs.py tests/test_docs_site.py tests/test_docs_states.py tests/test_compatibility.py tests/demos/test_demo_guides.py -q -m "not slow"
+	$(BIN)/python -m pytest tests/test_dependencies.py tests/test_docs.py tests/test_docs_site.py tests/test_docs_states.py tests/test_compatibility.py tests/examples/test_demo_guides.py tests/examples/test_public_api.py -q -m "not slow"
 
 docs: $(STAMP)  ## renew the reference pages that are made from the code
 	$(BIN)/python -m tools.reference docs/reference

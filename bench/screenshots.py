@@ -63,7 +63,7 @@ _LEFT_OUT: Final = ("Worst carriers", "Open dead letters")
 """From the one title to the other the demo's output is left out of its picture."""
 # Rich's own form (14) loads fonts from another host.
 _SVG: Final = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">
-<title>What tidegate demo flights says</title>
+<title>What the flights example says</title>
 <style>
 .{unique_id}-matrix {{ font: {char_height}px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }}
 .{unique_id}-title {{ font: bold 18px system-ui, sans-serif; }}
@@ -310,8 +310,7 @@ def _chromium_arguments() -> list[str]:
 def take_demo_picture() -> None:
     """Run the flights demo, and draw what it says as a terminal does."""
     with tempfile.TemporaryDirectory(prefix="tidegate-demo-") as directory:
-        program = Path(sys.executable).with_name("tidegate")
-        words = [str(program), "demo", "flights", "--data-dir", f"{directory}/flights"]
+        words = [sys.executable, "-m", "examples.flights", "--data-dir", f"{directory}/flights"]
         steps = Path(directory) / "steps"
         with steps.open("wb") as errors:
             report = run_in_terminal(words, errors)
@@ -320,7 +319,7 @@ def take_demo_picture() -> None:
     from_title, until_title = (
         next(index for index, line in enumerate(lines) if title in line) for title in _LEFT_OUT
     )
-    shown = ["$ tidegate demo flights", *lines[:from_title], "…", "", *lines[until_title:]]
+    shown = ["$ make demo", *lines[:from_title], "…", "", *lines[until_title:]]
     (IMAGES / "demo-flights.svg").write_text(svg_of(shown))
 
 
@@ -351,7 +350,7 @@ def svg_of(lines: list[str]) -> str:
         console = Console(record=True, width=_COLUMNS, file=nowhere, force_terminal=True)
         for line in lines:
             console.print(Text.from_ansi(line))
-        text = console.export_svg(title="tidegate demo flights", code_format=_SVG, unique_id="demo")
+        text = console.export_svg(title="make demo", code_format=_SVG, unique_id="demo")
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 

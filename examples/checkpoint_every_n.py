@@ -16,10 +16,9 @@ import json
 import os
 from pathlib import Path
 
+from tidegate import EventPosition, ReceivedEvent
 from tidegate.client import EventHubConsumer
-from tidegate.model.events import ReceivedEvent
-from tidegate.model.position import EventPosition
-from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor import ProcessorCheckpoint
 
 
 def main() -> None:

@@ -4,9 +4,9 @@
     tidegate pipeline run flight_delays.py:delays --database sqlite:///delays.db
     tidegate pipeline status
 
-The hub ``flights`` holds JSON objects such as ``tidegate demo flights`` publishes: carrier, flight, origin,
-dest, dep_time, arr_delay. A flight without an arrival delay was cancelled or diverted: ``arrivals`` puts it
-aside as a dead letter, ``delays`` counts it.
+The hub ``flights`` holds JSON objects such as ``python -m examples.flights`` publishes: carrier, flight,
+origin, dest, dep_time, arr_delay. A flight without an arrival delay was cancelled or diverted: ``arrivals``
+puts it aside as a dead letter, ``delays`` counts it.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python flights_by_batch.py                                                 # what is there now, then end
     tidegate dlq redrive flights_by_batch.py:corrected_pipeline --database sqlite:///flights.db
 
-The events are those of `tidegate demo flights`: JSON objects with the columns of the data set. A flight that
-never arrived becomes a dead letter, because `score` sets `_error`; a body that is no JSON becomes one, too,
-because `read_json` raises, and the batch is halved until that event stands alone.
+The events are those of `python -m examples.flights`: JSON objects with the columns of the data set. A flight
+that never arrived becomes a dead letter, because `score` sets `_error`; a body that is no JSON becomes one,
+too, because `read_json` raises, and the batch is halved until that event stands alone.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from tests.cli.support import run_tidegate
 from tools.reference.pages import iter_commands
 from typer.testing import CliRunner
@@ -22,7 +21,7 @@ def test_the_commands_that_scripts_rely_on() -> None:
     """These names are promised; none may vanish or be renamed."""
     promised = {
         "serve", "hub create", "hub list", "hub show", "hub delete", "send", "receive", "dlq list",
-        "dlq show", "dlq redrive", "dlq discard", "check", "demo flights", "version",
+        "dlq show", "dlq redrive", "dlq discard", "check", "version",
     }  # fmt: skip
     assert promised <= set(COMMANDS)
 
@@ -131,7 +130,7 @@ def test_who_shows_results_shows_them_in_every_format(name: str) -> None:
     """All of --table --json --nl --csv, or none; what is no list of records has two of them."""
     options = {option for parameter in COMMANDS[name].params for option in parameter.opts}
     found = options & {"--table", "--json", "--nl", "--csv"}
-    few = {"pipeline stop", "demo flights", "demo home-security"}
+    few = {"pipeline stop", "demo home-security"}
     assert found in (
         ({"--table", "--json"},) if name in few else (set(), {"--table", "--json", "--nl", "--csv"})
     )
@@ -142,10 +141,3 @@ def test_no_arguments_shows_help(tmp_path: Path) -> None:
     found = run_tidegate(environment={})
     assert "Usage: tidegate" in found.out + found.err
     assert found.code == 2
-
-
-def test_reference_iterates_hidden_options_too() -> None:
-    """The hidden options of a command are still typer parameters, so the tests above see them."""
-    names = {name for parameter in COMMANDS["demo flights"].params for name in parameter.opts}
-    assert "--flights-max" in names
-    assert isinstance(app, typer.Typer)

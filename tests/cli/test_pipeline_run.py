@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from examples.support.processes import group_members
 from tests.cli.support import COMMAND, run_tidegate
 from tests.spark.capture_support import captured_then_live
 from tests.spark.support import assert_exact, outcome_of, publish
 
 from tidegate.cli.pipelines.start import load_stream_pipeline
-from tidegate.demos.processes import group_members
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.pipeline_status import PipelineState
 from tidegate.testing.hub import HubService

@@ -8,13 +8,13 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from examples.flights.data import read_flights
+from examples.flights.scoring import FlightNotScoredError, score_arrival
 from pyspark.sql import SparkSession
 from sqlalchemy import select
 
 from tidegate.client import EventHubProducer
 from tidegate.client.blocking import BlockingConsumer
-from tidegate.demos.flights.data import read_flights
-from tidegate.demos.flights.scoring import FlightNotScoredError, score_arrival
 from tidegate.model.events import EventContents, EventData, ReceivedEvent
 from tidegate.sql import Database, DeadLetters, load_pipeline
 from tidegate.testing.hub import HubService

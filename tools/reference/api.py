@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import tidegate
 from tools.reference.source import Entry, Member, exported_entries, module_entries
 
 
@@ -67,6 +68,7 @@ API_PAGES: Final[Mapping[str, ApiPage]] = {
         modules=(
             "tidegate.model.events",
             "tidegate.model.position",
+            "tidegate.model.partition_key",
             "tidegate.model.connection_string",
             "tidegate.model.capture",
             "tidegate.model.pipeline_status",
@@ -104,7 +106,7 @@ def _page_lines(page: ApiPage, made: str) -> Iterator[str]:
 def _entry_lines(entry: Entry, module: str = "") -> Iterator[str]:
     yield from ("", f"## {entry.name}", "")
     if module:
-        yield from (f"In `{module}`.", "")
+        yield from (_place(entry, module), "")
     yield from ("```python", entry.text, "```", "", *_markdown(entry.words))
     fields = [member for member in entry.members if member.is_field]
     if fields:
@@ -114,6 +116,12 @@ def _entry_lines(entry: Entry, module: str = "") -> Iterator[str]:
         if not member.is_field:
             yield from ("", f"### {entry.name}.{member.name}", "", "```python", member.text, "```", "")
             yield from _markdown(member.words)
+
+
+def _place(entry: Entry, module: str) -> str:
+    if entry.name in tidegate.__all__ and module.startswith("tidegate.model."):
+        return "Import it from `tidegate`."
+    return f"In `{module}`."
 
 
 def _field_row(member: Member) -> str:

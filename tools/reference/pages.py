@@ -18,6 +18,7 @@ from typing import Protocol
 import typer
 import typer.main
 
+import tidegate
 from tidegate.cli.app import EXIT_CODE_HELP, app
 from tidegate.cli.shell.exit_codes import exit_code_of
 from tidegate.gateway.http.json_shapes import Shape
@@ -145,9 +146,11 @@ def _error_page() -> str:
         "",
         _MADE,
         "",
-        "Every error is a `tidegate.model.errors.TidegateError`. *Whose* says whose doing it is; *again* "
-        "whether the same call may succeed later without anybody changing anything. The condition is what a "
-        "client gets over AMQP, the status what it gets over HTTP, the exit code what a command ends with.",
+        "Every error is a `TidegateError`. Import it, and those that programs mostly catch "
+        f"({_exported_errors()}), from `tidegate`; the others from `tidegate.model.errors`. *Whose* says "
+        "whose doing it is; *again* whether the same call may succeed later without anybody changing "
+        "anything. The condition is what a client gets over AMQP, the status what it gets over HTTP, the "
+        "exit code what a command ends with.",
         "",
         "| error | meaning | whose | again | AMQP condition | HTTP | exit |",
         "|---|---|---|---|---|---|---|",
@@ -162,6 +165,11 @@ def _error_page() -> str:
             f"{exit_code_of(error)} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _exported_errors() -> str:
+    names = [error_type.__name__ for error_type in _error_types(errors.TidegateError)][1:]
+    return ", ".join(f"`{name}`" for name in names if name in tidegate.__all__)
 
 
 def _error_types(error_type: type[errors.TidegateError]) -> Iterator[type[errors.TidegateError]]:

@@ -1,10 +1,8 @@
-"""The runnable examples that the README shows: real data, real processes, figures that must hold to the
-row.
+"""A runnable example: real processes, and figures that must hold to the row.
 
-    observer   how a demo tells whoever watches how far it is
-    processes  starting, freezing and ending whole process sessions
-    service    the service, a process of its own
+observer   how a demo tells whoever watches how far it is
+processes  starting, freezing and ending whole process sessions
+service    the service, a process of its own
 
-    flights        real flights into SQL, a pipeline without state
-    home_security  100,000 homes: state, timers, aggregates, alarms
+home_security  100,000 homes: state, timers, aggregates, alarms
 """

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         SqlSink,
         StreamPipeline,
     )
+    from tidegate.spark.progress.reported import reported_query
     from tidegate.spark.runtime.arrow_step import ArrowStep
     from tidegate.spark.runtime.errors import explain
     from tidegate.spark.runtime.session import spark_session
@@ -57,6 +58,7 @@ __all__ = [
     "FileSink",
     "OnFailure",
     "start_stream_pipeline",
+    "reported_query",
 ]
 
 _MODULES = {
@@ -83,6 +85,7 @@ _MODULES = {
     "LedgerTable": "ledger.ledger",
     "WriteMode": "ledger.ledger",
     "published_files": "file_sink.commits",
+    "reported_query": "progress.reported",
 }
 
 

@@ -49,6 +49,7 @@ from tidegate.sql.handlers.pipeline import (
 )
 from tidegate.sql.stores.checkpoint_moves import CheckpointMove, move_checkpoint
 from tidegate.sql.stores.checkpoints import CheckpointReader
+from tidegate.sql.stores.forgetting import forget_consumer
 from tidegate.sql.stores.leases import LeaseReader, LeaseRow
 from tidegate.sql.stores.processor_store import SqlStore
 
@@ -59,6 +60,7 @@ __all__ = [
     "ConsumerKey",
     "move_checkpoint",
     "CheckpointMove",
+    "forget_consumer",
     "SqlStore",
     "LeaseReader",
     "LeaseRow",

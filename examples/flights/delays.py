@@ -1,11 +1,11 @@
 """Delays by carrier, route and hour of departure: the second pipeline over the flights, declared.
 
-    tidegate pipeline run tidegate.demos.flights.delays:delays --database sqlite:///delays.db --available-now
+    tidegate pipeline run examples/flights/delays.py:delays --database sqlite:///delays.db --available-now
 
-It reads the hub that ``tidegate demo flights`` fills, beside the first pipeline and without its knowledge:
-other checkpoints, another table. The rows are windows of the flights' own time, not of the events'; a window
-is written again whenever a flight joins it, and each micro-batch is written once. What is no flight is left
-out: the first pipeline puts such events aside, once for all.
+It reads the hub that ``python -m examples.flights`` fills, beside the first pipeline and without its
+knowledge: other checkpoints, another table. The rows are windows of the flights' own time, not of the
+events'; a window is written again whenever a flight joins it, and each micro-batch is written once. What is
+no flight is left out: the first pipeline puts such events aside, once for all.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import BigInteger, Column, DateTime, Float, Integer, MetaData, String, Table
 
-from tidegate.demos.flights.scoring import EVENT_HUB
-from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.spark import HubSource, SqlBatchSink, StreamPipeline
 
 if TYPE_CHECKING:
@@ -81,7 +79,7 @@ def by_hour(flights: DataFrame) -> DataFrame:
 
 delays = StreamPipeline(
     "flight-delays",
-    HubSource(EVENT_HUB, DEFAULT_CONSUMER_GROUP, max_events_per_trigger=100_000),
+    HubSource("flights", max_events_per_trigger=100_000),
     SqlBatchSink(hourly_delay),
     [parsed, by_hour],
 )

@@ -14,12 +14,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from examples.flights.data import FLIGHT_COUNT, UNSCORED_FLIGHT_COUNT
 
-from tidegate.demos.flights.data import FLIGHT_COUNT, UNSCORED_FLIGHT_COUNT
 from tidegate.sql import Database
 from tidegate.testing.postgresql import PostgresqlServer, required_postgresql
 
-COMMAND = (sys.executable, "-m", "tidegate.cli", "demo", "flights")
+COMMAND = (sys.executable, "-m", "examples.flights")
 SUBSET = ("--flights-max", "24000", "--events-per-trigger", "4000")
 """Six micro-batches: enough to crash in the middle, and quick."""
 
@@ -136,7 +136,7 @@ def test_an_interrupt_leaves_no_child_and_the_next_run_goes_on(
         ) as demo,
     ):
         deadline = time.monotonic() + 300
-        while not (data_dir / "demo-flights" / "driver-started").exists():
+        while not (data_dir / "example-flights" / "driver-started").exists():
             assert demo.poll() is None, log_file.read_text()
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -1,23 +1,26 @@
-"""What `tidegate demo flights` says at the end: figures, and commands that can be pasted."""
+"""What `python -m examples.flights` says at the end: figures, and commands that can be pasted."""
 
 from __future__ import annotations
 
-import io
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from examples.flights import corrected_pipeline, output
+from examples.flights.__main__ import parser
+from examples.flights.accounting import PartitionAccount, StageRate
+from examples.flights.crash import MidBatch
+from examples.flights.demo import FlightsReport
+from examples.flights.report import CarrierDelay, RouteDelay
+from examples.support.command import CheckFailedError, run_command
 
-from tidegate.cli import demo
-from tidegate.cli.shell.render import Output, OutputFormat
-from tidegate.demos.flights.accounting import PartitionAccount, StageRate
-from tidegate.demos.flights.crash import MidBatch
-from tidegate.demos.flights.demo import FlightsReport
-from tidegate.demos.flights.report import CarrierDelay, RouteDelay
+from tidegate import AlreadyExistsError, DatabaseUnavailableError, InvalidArgumentError, TidegateError
+from tidegate.sql import load_pipeline
 
 REPORT = FlightsReport(
     data_dir=Path("/data/it's here"),
@@ -33,10 +36,9 @@ REPORT = FlightsReport(
 )
 
 
-def _text(report: FlightsReport) -> str:
-    stream = io.StringIO()
-    demo._print_report(Output(OutputFormat.TABLE, stream=stream), report)
-    return stream.getvalue()
+def _text(report: FlightsReport, capsys: pytest.CaptureFixture[str]) -> str:
+    output.print_report(report)
+    return capsys.readouterr().out
 
 
 def test_the_figures_of_a_report() -> None:
@@ -46,18 +48,18 @@ def test_the_figures_of_a_report() -> None:
     assert REPORT.failures == ()
 
 
-def test_a_figure_that_does_not_hold_is_named() -> None:
+def test_a_figure_that_does_not_hold_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     """A lost row and a lost event each make a sentence."""
     lost_row = replace(REPORT, partitions=(PartitionAccount("0", 10, 7, 2, 0, 0), REPORT.partitions[1]))
     assert lost_row.failures == ("partition 0: 7 rows + 2 dead letters ≠ 10 events",)
     lost_event = replace(REPORT, flights_expected=16)
     assert lost_event.failures == ("15 events in the hub, and 16 flights",)
-    assert "DOES NOT HOLD" in _text(lost_row)
+    assert "DOES NOT HOLD" in _text(lost_row, capsys)
 
 
 def test_json_has_the_promised_names() -> None:
     """Scripts rely on these keys."""
-    summary = json.loads(json.dumps(demo._summary(REPORT)))
+    summary = json.loads(json.dumps(output.summary(REPORT)))
     promised = {
         "published",
         "rows",
@@ -72,38 +74,74 @@ def test_json_has_the_promised_names() -> None:
     assert summary["crashes"] == 1
 
 
-def test_commands_survive_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_survive_a_shell() -> None:
     """A data directory with a quote and a space in its name comes through the shell whole."""
-    monkeypatch.setattr(sys, "argv", [".venv/bin/tidegate"])
-    listed, redriven = (shlex.split(command) for command in demo.follow_up_commands(REPORT))
-    assert listed[:5] == [".venv/bin/tidegate", "dlq", "list", "--database", REPORT.database]
+    listed, redriven = (shlex.split(command) for command in output.follow_up_commands(REPORT))
+    assert Path(listed[0]).name == "tidegate"
+    assert shutil.which(listed[0]) is not None
+    assert listed[1:5] == ["dlq", "list", "--database", REPORT.database]
     assert redriven[redriven.index("--data-dir") + 1] == str(REPORT.data_dir)
-    assert redriven[-1] == "tidegate.demos.flights:corrected_pipeline"
+    assert load_pipeline(redriven[-1]).name == corrected_pipeline.name
 
 
-def test_a_password_is_not_printed() -> None:
+def test_a_password_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """A URL that holds a password is not shown; the commands take it from the environment."""
     hidden = replace(REPORT, database="postgresql://user:***@host/name", is_password_hidden=True)
-    text = _text(hidden)
+    text = _text(hidden, capsys)
     assert '--database "$TIDEGATE_DATABASE"' in text
     assert "Set TIDEGATE_DATABASE" in text
 
 
-def test_every_table_is_there_for_people() -> None:
+def test_every_table_is_there_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     """Carriers and routes with names, the crash, and where things lie."""
-    text = _text(REPORT)
+    text = _text(REPORT, capsys)
     for words in ("Frontier Airlines", "Richmond Intl", "2 of its 9 events", "/data/it's here", "Throughput"):
         assert words in text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--no-such-option"], ["--events-per-trigger", "0"], ["--flights-max", "x"], ["--json", "--table"]],
+    ids=" ".join,
+)
+def test_invalid_usage_is_exit_code_2(words: list[str]) -> None:
+    """Nothing is started for options that are not there, out of range, or exclude each other."""
+    with pytest.raises(SystemExit) as left:
+        parser().parse_args(words)
+    assert left.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CheckFailedError(""), 4),
+        (DatabaseUnavailableError(""), 3),
+        (InvalidArgumentError(""), 2),
+        (AlreadyExistsError(""), 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_error_is_one_line_and_an_exit_code(
+    error: TidegateError, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scripts tell by the code what went wrong; `tidegate` itself has the same codes."""
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as left:
+        run_command(fail)
+    assert left.value.code == code
+    assert capsys.readouterr().err == f"Error: {error}\n"
 
 
 def test_without_spark_the_demo_says_what_to_install() -> None:
     """A plain `pip install tidegate` has no Spark: one line says what is missing, not a traceback."""
     script = (
-        "import sys\n"
+        "import runpy, sys\n"
         "sys.modules['pyspark'] = None\n"
-        "sys.argv = ['tidegate', 'demo', 'flights']\n"
-        "from tidegate.cli import main\n"
-        "main()\n"
+        "sys.argv = ['flights']\n"
+        "runpy.run_module('examples.flights', run_name='__main__')\n"
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert found.returncode == 1

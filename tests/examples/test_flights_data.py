@@ -7,10 +7,10 @@ from importlib.metadata import PackageNotFoundError
 
 import orjson
 import pytest
+from examples.flights import data
+from examples.flights.data import FlightEvent, airline_names, airport_names, read_flights
+from examples.flights.publish import PARTITION_COUNT, expected_events_by_partition
 
-from tidegate.demos.flights import data
-from tidegate.demos.flights.data import FlightEvent, airline_names, airport_names, read_flights
-from tidegate.demos.flights.publish import PARTITION_COUNT, expected_events_by_partition
 from tidegate.model.errors import NotFoundError
 
 

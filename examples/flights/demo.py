@@ -21,25 +21,23 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from examples.flights import report
+from examples.flights.accounting import PartitionAccount, StageRate, account_partitions
+from examples.flights.crash import MidBatch
+from examples.flights.data import FlightEvent, read_flights
+from examples.flights.publish import Publication, publish
+from examples.flights.results import dead_letters_by_partition, prepare_results
+from examples.flights.scoring import flight_performance, pipeline
+from examples.flights.spark_stage import PipelineRun, SparkStage
+from examples.support.observer import Observer
+from examples.support.service import ConsoleOptions, ServiceAddress, running_service
 from sqlalchemy import make_url
 
-from tidegate.demos.flights import report
-from tidegate.demos.flights.accounting import PartitionAccount, StageRate, account_partitions
-from tidegate.demos.flights.crash import MidBatch
-from tidegate.demos.flights.data import FlightEvent, read_flights
-from tidegate.demos.flights.publish import Publication, publish
-from tidegate.demos.flights.results import dead_letters_by_partition, prepare_results
-from tidegate.demos.flights.scoring import flight_performance, pipeline
-from tidegate.demos.flights.spark_stage import PipelineRun, SparkStage
-from tidegate.demos.observer import DemoObserver
-from tidegate.demos.service import ConsoleOptions, running_service
-from tidegate.server.event_loop import new_event_loop
-from tidegate.server.ready import ReadyInformation
 from tidegate.sql import Database, DeadLetterFilter, DeadLetters, ReasonCount
 
-FILES_DIR_NAME = "demo-flights"
+FILES_DIR_NAME = "example-flights"
 """Where the demo's own files (logs of its children, Spark's journal) lie in the data directory."""
-CORRECTED_PIPELINE = "tidegate.demos.flights:corrected_pipeline"
+CORRECTED_PIPELINE = "examples.flights:corrected_pipeline"
 """What the dead letters are redriven with."""
 
 
@@ -114,7 +112,7 @@ class FlightsReport:
 
 def run_flights_demo(
     demo: FlightsDemo,
-    observer: DemoObserver,
+    observer: Observer,
     on_report: Callable[[FlightsReport], None] = lambda report: None,
 ) -> FlightsReport:
     """Run the whole demo; returns what came of it, whether or not the figures hold.
@@ -132,18 +130,18 @@ def run_flights_demo(
     console = ConsoleOptions(url, redrive_pipelines=(CORRECTED_PIPELINE,))
     with (
         Database.open(url) as database,
-        running_service(data_dir, files_dir, console, observer) as ready,
+        running_service(data_dir, files_dir, console, observer) as service,
     ):
         observer.step("Reading the flights")
         flights = list(islice(read_flights(), demo.flights_max))
         observer.step("Publishing")
-        publication = _publish(ready, flights, observer)
+        publication = _publish(service, flights, observer)
         if prepare_results(database, publication.event_hub_created_at_ms):
             observer.note("The database held the results of an earlier demo with another log: cleared.")
         database.ensure_table(flight_performance)
         observer.step("Running the Spark pipeline")
         stage = SparkStage(
-            connection_string=ready.connection_string,
+            connection_string=service.connection_string,
             database=database,
             database_url=url,
             files_dir=files_dir,
@@ -164,9 +162,8 @@ def _make_data_dir(data_dir: Path | None) -> Path:
     return data_dir.resolve()
 
 
-def _publish(ready: ReadyInformation, flights: list[FlightEvent], observer: DemoObserver) -> Publication:
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        publication = runner.run(publish(ready.connection_string, flights, observer.progress))
+def _publish(service: ServiceAddress, flights: list[FlightEvent], observer: Observer) -> Publication:
+    publication = asyncio.run(publish(service.connection_string, flights, observer.progress))
     if publication.published_now < len(flights):
         there = len(flights) - publication.published_now
         observer.note(f"{there:,} of the flights were in the hub already, from an earlier run.")

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidegate.spark.source.journal import journalled_offset
+from examples.support.journal import batch_end, last_batch_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +56,14 @@ def find_mid_batch(checkpoint_dir: Path, next_sequence_numbers: Mapping[str, int
     checkpoint_dir: Spark's. next_sequence_numbers: SQL's checkpoint, partition id → first event not
     processed.
     """
-    batch_id = _last_batch_id(checkpoint_dir / "offsets")
+    batch_id = last_batch_id(checkpoint_dir)
     if batch_id is None or (checkpoint_dir / "commits" / str(batch_id)).exists():
         return None
-    begun = journalled_offset(str(checkpoint_dir), batch_id)
-    before = journalled_offset(str(checkpoint_dir), batch_id - 1)
-    if begun is None or before is None:
+    until, before = batch_end(checkpoint_dir, batch_id), batch_end(checkpoint_dir, batch_id - 1)
+    if until is None or before is None:
         # The very first micro-batch starts where SQL was, which the journal does not tell.
         return None
-    until = begun.partitions
-    start = {partition_id: before.partitions.get(partition_id, 0) for partition_id in until}
+    start = {partition_id: before.get(partition_id, 0) for partition_id in until}
     committed = {
         partition_id: min(max(next_sequence_numbers.get(partition_id, 0), start[partition_id]), end)
         - start[partition_id]
@@ -73,10 +71,3 @@ def find_mid_batch(checkpoint_dir: Path, next_sequence_numbers: Mapping[str, int
     }
     found = MidBatch(batch_id, start, until, committed)
     return found if 0 < found.committed_count < found.event_count else None
-
-
-def _last_batch_id(directory: Path) -> int | None:
-    try:
-        return max((int(entry.name) for entry in directory.iterdir() if entry.name.isdigit()), default=None)
-    except FileNotFoundError:
-        return None

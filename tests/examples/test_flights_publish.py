@@ -7,11 +7,11 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from examples.flights.data import FlightEvent, read_flights
+from examples.flights.publish import PARTITION_COUNT, expected_events_by_partition, publish
+from examples.flights.scoring import EVENT_HUB
 
 from tidegate.client import BlockingConsumer
-from tidegate.demos.flights.data import FlightEvent, read_flights
-from tidegate.demos.flights.publish import PARTITION_COUNT, expected_events_by_partition, publish
-from tidegate.demos.flights.scoring import EVENT_HUB
 from tidegate.model.errors import AlreadyExistsError
 from tidegate.testing.hub import HubService
 

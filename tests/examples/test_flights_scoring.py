@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import orjson
 import pytest
-
-from tidegate.demos.flights import corrected_pipeline, pipeline
-from tidegate.demos.flights.scoring import (
+from examples.flights import corrected_pipeline, pipeline
+from examples.flights.scoring import (
     FlightCancelledError,
     FlightDivertedError,
     flight_performance,
     record_flight,
     score_arrival,
 )
+
 from tidegate.model.events import EventContents, ReceivedEvent
 
 FLIGHT: dict[str, object] = {

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
-from sqlalchemy import ColumnElement, Table, delete, func, inspect, select
+from examples.flights.scoring import flight_performance, pipeline
+from sqlalchemy import delete, inspect
 
-from tidegate.demos.flights.scoring import flight_performance, pipeline
-from tidegate.model.errors import AlreadyExistsError
-from tidegate.sql import CheckpointReader, Database
-from tidegate.sql.core.schema import checkpoint, dead_letter, dead_letter_audit
+from tidegate import AlreadyExistsError
+from tidegate.sql import (
+    CheckpointReader,
+    Database,
+    DeadLetterFilter,
+    DeadLetters,
+    forget_consumer,
+)
 
 
 def prepare_results(database: Database, event_hub_created_at_ms: int) -> bool:
@@ -33,8 +39,7 @@ def prepare_results(database: Database, event_hub_created_at_ms: int) -> bool:
         )
     with database.writing() as connection, connection.begin():
         connection.execute(delete(flight_performance))
-        for table in (checkpoint, dead_letter, dead_letter_audit):
-            connection.execute(delete(table).where(_is_ours(table)))
+        forget_consumer(connection, pipeline.consumer)
     return True
 
 
@@ -46,16 +51,7 @@ def processed_events(database: Database) -> dict[str, int]:
 
 def dead_letters_by_partition(database: Database) -> Mapping[tuple[str, str], int]:
     """(partition id, status) → number of dead letters."""
-    row = dead_letter.c
-    with database.read() as connection:
-        found = connection.execute(
-            select(row.partition_id, row.status, func.count())
-            .where(_is_ours(dead_letter))
-            .group_by(row.partition_id, row.status)
-        )
-        return {(partition_id, str(status)): count for partition_id, status, count in found}
-
-
-def _is_ours(table: Table) -> ColumnElement[bool]:
     consumer = pipeline.consumer
-    return (table.c.event_hub == consumer.event_hub) & (table.c.consumer_group == consumer.consumer_group)
+    ours = DeadLetterFilter(event_hub=consumer.event_hub, consumer_group=consumer.consumer_group, status=None)
+    letters = DeadLetters(database).list(ours, limit=None)
+    return Counter((letter.partition_id, str(letter.status)) for letter in letters)

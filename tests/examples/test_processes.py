@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from tidegate.demos.processes import ChildFailedError, ChildSession
+from examples.support.processes import ChildFailedError, ChildSession
 
 # Like Spark's Python daemon: a grandchild in a process group of its own, which counts as long as it lives.
 COUNTING_GRANDCHILD = """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.demos.flights.accounting import StageRate, account_partitions
+from examples.flights.accounting import StageRate, account_partitions
 
 
 def test_exact_accounts() -> None:

@@ -10,9 +10,7 @@ from __future__ import annotations
 import orjson
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table
 
-from tidegate.model.errors import Fault, TidegateError
-from tidegate.model.events import ReceivedEvent
-from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate import Fault, ReceivedEvent, TidegateError
 from tidegate.sql import Pipeline
 
 EVENT_HUB = "flights"
@@ -89,7 +87,6 @@ def _row(event: ReceivedEvent, flight: dict[str, object], status: str) -> dict[s
 pipeline = Pipeline(
     name="flights",
     event_hub=EVENT_HUB,
-    consumer_group=DEFAULT_CONSUMER_GROUP,
     table=flight_performance,
     handler=score_arrival,
 )
@@ -98,7 +95,6 @@ corrected_pipeline = Pipeline(
     # The same name: it is the next version of the same pipeline, and its dead letters are the ones meant.
     name="flights",
     event_hub=EVENT_HUB,
-    consumer_group=DEFAULT_CONSUMER_GROUP,
     table=flight_performance,
     handler=record_flight,
 )

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidegate.demos.flights.crash import MidBatch, find_mid_batch
-from tidegate.demos.flights.results import processed_events
-from tidegate.demos.observer import DemoObserver
-from tidegate.demos.processes import ChildSession
-from tidegate.demos.service import STATE_VARIABLE
-from tidegate.model.errors import DatabaseUnavailableError
+from examples.flights.crash import MidBatch, find_mid_batch
+from examples.flights.results import processed_events
+from examples.support.observer import Observer
+from examples.support.processes import ChildSession
+from examples.support.service import STATE_VARIABLE
+
+from tidegate import DatabaseUnavailableError
 from tidegate.sql import Database
 
 CONNECTION_STRING_VARIABLE = "TIDEGATE_CONNECTION_STRING"
@@ -45,7 +46,7 @@ class SparkStage:
         database_url: str,
         files_dir: Path,
         events_per_trigger: int,
-        observer: DemoObserver,
+        observer: Observer,
     ) -> None:
         """database_url: with its password, for the driver."""
         self._environment = {
@@ -84,7 +85,7 @@ class SparkStage:
         """Run a driver to its end, or to the moment to kill it; returns whether it was killed."""
         started_file = self._files_dir / "driver-started"
         started_file.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "tidegate.demos.flights.driver"]
+        command = [sys.executable, "-m", "examples.flights.driver"]
         command += ["--checkpoint-dir", str(checkpoint_dir), "--started-file", str(started_file)]
         command += ["--events-per-trigger", str(self._events_per_trigger)]
         started: float | None = None

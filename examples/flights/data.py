@@ -18,7 +18,7 @@ from typing import Final
 
 import orjson
 
-from tidegate.model.errors import NotFoundError
+from tidegate import NotFoundError
 
 FLIGHT_COUNT: Final = 336_776
 """Flights in the data set."""

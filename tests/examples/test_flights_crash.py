@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from examples.flights.crash import find_mid_batch
+from examples.flights.spark_stage import SparkStage
+from examples.support.observer import Observer
+from examples.support.processes import ChildSession
 
-from tidegate.demos.flights.crash import find_mid_batch
-from tidegate.demos.flights.spark_stage import SparkStage
-from tidegate.demos.observer import DemoObserver
-from tidegate.demos.processes import ChildSession
 from tidegate.model.errors import DatabaseUnavailableError
 from tidegate.sql import Database
 
@@ -85,14 +85,14 @@ def test_a_driver_that_is_frozen_on_the_file_goes_on(
     def held(database: Database) -> dict[str, int]:
         raise DatabaseUnavailableError("The database was busy while reading: locking protocol.")
 
-    monkeypatch.setattr("tidegate.demos.flights.spark_stage.processed_events", held)
+    monkeypatch.setattr("examples.flights.spark_stage.processed_events", held)
     stage = SparkStage(
         connection_string="",
         database=cast(Database, None),
         database_url="",
         files_dir=tmp_path,
         events_per_trigger=1,
-        observer=cast(DemoObserver, None),
+        observer=cast(Observer, None),
     )
     driver = _Driver()
     assert not stage._kill_in_mid_batch(cast(ChildSession, driver), running, 1000, {"0": 20, "1": 10})

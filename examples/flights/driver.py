@@ -1,4 +1,4 @@
-"""The demo's Spark driver, a process of its own: ``python -m tidegate.demos.flights.driver``.
+"""The example's Spark driver, a process of its own: ``python -m examples.flights.driver``.
 
 It processes what the hub holds and ends. The connection string and the database's URL come in environment
 variables, because everybody on the machine can read a command line.
@@ -11,11 +11,10 @@ import os
 import sys
 from pathlib import Path
 
-from tidegate.demos.flights.scoring import pipeline
-from tidegate.demos.flights.spark_stage import CONNECTION_STRING_VARIABLE, DATABASE_VARIABLE
-from tidegate.demos.reporting import reported
-from tidegate.model.pipeline_status import PipelineState
-from tidegate.spark import Trigger, explain, run_pipeline, spark_session
+from examples.flights.scoring import pipeline
+from examples.flights.spark_stage import CONNECTION_STRING_VARIABLE, DATABASE_VARIABLE
+
+from tidegate.spark import Trigger, explain, reported_query, run_pipeline, spark_session
 from tidegate.sql import ConsumerKey
 
 TRANSACTIONS_PER_BATCH = 12
@@ -31,9 +30,9 @@ def main() -> int:
     parser.add_argument("--events-per-trigger", type=int, required=True)
     arguments = parser.parse_args()
     connection_string, database_url = os.environ[CONNECTION_STRING_VARIABLE], os.environ[DATABASE_VARIABLE]
-    spark = spark_session("tidegate demo flights")
+    spark = spark_session("tidegate example flights")
     try:
-        with reported(
+        with reported_query(
             spark,
             pipeline.name,
             ConsumerKey(pipeline.event_hub, pipeline.consumer_group),
@@ -42,7 +41,7 @@ def main() -> int:
             sink="sql",
             target=pipeline.table.name,
             checkpoint=str(arguments.checkpoint_dir),
-        ) as reporter:
+        ) as tell_running:
             query = run_pipeline(
                 spark,
                 pipeline,
@@ -53,7 +52,7 @@ def main() -> int:
                 max_events_per_trigger=arguments.events_per_trigger,
                 transaction_rows_max=max(1, arguments.events_per_trigger // TRANSACTIONS_PER_BATCH),
             )
-            reporter.report_state(PipelineState.RUNNING)
+            tell_running()
             arguments.started_file.touch()
             query.awaitTermination()
     except Exception as error:  # whatever ends a query: the log gets one sentence instead of Java's pages

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from examples.flights import pipeline
+from examples.flights.results import dead_letters_by_partition, prepare_results, processed_events
+from examples.flights.scoring import flight_performance
 
-from tidegate.demos.flights import pipeline
-from tidegate.demos.flights.results import dead_letters_by_partition, prepare_results, processed_events
-from tidegate.demos.flights.scoring import flight_performance
 from tidegate.model.errors import AlreadyExistsError
 from tidegate.model.events import EventContents, ReceivedEvent
 from tidegate.sql import Database, process_partition_batch

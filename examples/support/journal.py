@@ -1,0 +1,38 @@
+"""Where the micro-batches of a Spark query end, from Spark's own journal.
+
+``<checkpoint>/offsets/<batch id>`` is written before a micro-batch runs: a line with the format's version, a
+line of metadata, and one line per source with its end. For the source ``eventhubs`` that is a JSON object
+whose ``partitions`` has the first event of each partition behind the micro-batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+_VERSION_LINE = "v1"
+
+
+def last_batch_id(checkpoint_dir: Path) -> int | None:
+    """The micro-batch that began last; None: none has begun."""
+    try:
+        names = [entry.name for entry in (checkpoint_dir / "offsets").iterdir()]
+    except FileNotFoundError:
+        return None
+    return max((int(name) for name in names if name.isdigit()), default=None)
+
+
+def batch_end(checkpoint_dir: Path, batch_id: int) -> Mapping[str, int] | None:
+    """Partition id → one past the last event of a micro-batch of a query with one source.
+
+    None: it has not begun, or Spark has forgotten it.
+    """
+    try:
+        lines = (checkpoint_dir / "offsets" / str(batch_id)).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return None
+    if len(lines) != 3 or lines[0] != _VERSION_LINE:
+        return None
+    partitions: dict[str, int] = json.loads(lines[2])["partitions"]
+    return partitions

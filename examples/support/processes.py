@@ -1,0 +1,157 @@
+"""Child processes that are ended whole: a child gets a session of its own, and signals go to all of it.
+
+A process group would not be enough for Spark: its Python daemon makes a group of its own, so a signal to the
+driver's group would leave the workers alive, still able to commit. The session holds all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from tidegate import TidegateError
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+"""Of the clone: what children import ``examples`` from."""
+_POLL_S = 0.02
+
+
+class ChildFailedError(TidegateError):
+    """A child process ended by itself when it should not have."""
+
+
+class ChildSession:
+    """A child process and everything that it starts, as one session. A context manager that leaves none
+    behind."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, log_file: Path, environment: Mapping[str, str]
+    ) -> None:
+        """Start ``command``; its standard error goes to the end of ``log_file``, its standard output nowhere.
+
+        name: what messages call it. environment: added to this process's, and so is where ``examples`` is;
+        secrets belong there, because everybody on the machine can read a command line.
+        """
+        self.name = name
+        self.log_file = log_file
+        with log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, **environment, "PYTHONPATH": _python_path()},
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.poll()
+
+    def check_running(self) -> None:
+        """Raise ChildFailedError, with the end of its log, if the child has ended."""
+        if self.exit_code is not None:
+            raise self.failure()
+
+    def failure(self) -> ChildFailedError:
+        """The error that says how it ended and what its log says last."""
+        return ChildFailedError(
+            f"The {self.name} ended with code {self.exit_code}. Its log ends:\n{self.log_end()}",
+            next_step=f"\nThe whole log is {self.log_file}.",
+        )
+
+    def log_end(self, lines_max: int = 15) -> str:
+        """The last lines of its log."""
+        try:
+            lines = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
+        return "\n".join(lines[-lines_max:])
+
+    def freeze(self) -> None:
+        """Stop every process of the session where it is (SIGSTOP)."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen session go on (SIGCONT)."""
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End every process of the session at once (SIGKILL) and wait until the child is gone."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        # What the child had started has no parent to be waited for by: look until none is left.
+        while _session_members(self._process.pid):
+            self._signal(signal.SIGKILL)
+            time.sleep(_POLL_S)
+
+    def terminate(self, *, timeout_s: float) -> None:
+        """Ask the child to end (SIGTERM), and end it at once if it has not within ``timeout_s`` seconds."""
+        if self.exit_code is None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+        self.kill()
+
+    def _signal(self, signal_number: signal.Signals) -> None:
+        # A child that was waited for may have given its number away: then only what /proc shows is meant.
+        members = _session_members(self._process.pid)
+        if self._process.poll() is None:
+            members.add(self._process.pid)
+        for process_id in members:
+            try:
+                os.kill(process_id, signal_number)
+            except ProcessLookupError:
+                continue
+
+
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+
+
+def _session_members(session_id: int) -> set[int]:
+    """The living processes of a session. Where there is no /proc (macOS): those of the group of that
+    number."""
+    if not Path("/proc/self/stat").exists():
+        return group_members(session_id)
+    members: set[int] = set()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            text = Path(f"/proc/{entry}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        # The second field is the command in parentheses and may hold anything; count from its end.
+        state, _parent, _group, session = text.rpartition(")")[2].split()[:4]
+        if int(session) == session_id and state not in "ZX":
+            members.add(int(entry))
+    return members
+
+
+def group_members(group_id: int) -> set[int]:
+    """The living processes of a process group, zombies left out."""
+    found = subprocess.run(
+        ["/bin/ps", "-A", "-o", "pid=,pgid=,state="], capture_output=True, text=True, check=True
+    )
+    fields = (line.split() for line in found.stdout.splitlines())
+    return {int(pid) for pid, group, state in fields if int(group) == group_id and not state.startswith("Z")}
