@@ -21,6 +21,7 @@ from tidegate.cli.app import app
 from tidegate.gateway.metrics import METRICS
 from tidegate.gateway.metrics import PREFIX as METRIC_PREFIX
 from tidegate.model import errors, limits
+from tidegate.model.hub_settings import HUB_SETTINGS
 from tidegate.server.declared import DeclaredEventHub, DeclaredNamespace, DeclaredPolicy
 from tidegate.server.ready import ReadyInformation
 from tidegate.server.settings import ServerSettings
@@ -74,8 +75,9 @@ def test_every_setting_and_ready_field_is_in_the_reference() -> None:
         assert re.search(rf"^\| `{name}` \|.*\| \S[^|]+ \|$", page, flags=re.MULTILINE), name
     page = (ROOT / "docs/reference/service.md").read_text(encoding="utf-8")
     for values in (DeclaredNamespace, DeclaredEventHub, DeclaredPolicy, ReadyInformation):
-        for field in dataclasses.fields(values):
-            assert f"`{field.name}`" in page, field.name
+        names = {field.name for field in dataclasses.fields(values)} - {"settings"}
+        for name in names | {setting.name for setting in HUB_SETTINGS}:
+            assert f"`{name}`" in page, name
 
 
 def test_every_metric_is_in_the_reference() -> None:

@@ -14,6 +14,7 @@ from tests.broker.conftest import SetClock
 from tidegate.broker import Action, Actor, AuditTrail, Broker, Claim, Door, Peer, acting_as, audit
 from tidegate.broker.key_guard import KeyGuard
 from tidegate.model.errors import InvalidKeyError
+from tidegate.model.hub_settings import HubSettings
 from tidegate.storage.files import OsFiles, WritableFile
 from tidegate.transport.tasks import TaskOwner
 
@@ -57,7 +58,7 @@ async def test_every_change_is_recorded_with_the_old_value(tmp_path: Path) -> No
     assert {(each.policy, each.scope, each.address, each.door) for each in records} == {
         ("ann", "hub", "192.0.2.7", "http")
     }
-    settings = {"partition_count": 2, "retention_bytes": None, "event_bytes_max": None}
+    settings = {"partition_count": 2, **HubSettings().settings()}
     assert [(each.action, each.target, each.old, each.new) for each in records] == [
         ("createEventHub", "hub", None, {**settings, "retention_hours": 24}),
         ("updateEventHub", "hub", {"retention_hours": 24}, {"retention_hours": 48}),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.broker.conftest import SetClock
 
-from tidegate.broker import UNCHANGED, Broker, Claim, Partition
+from tidegate.broker import Broker, Claim, Partition
 from tidegate.broker.catalog import CATALOG_NAME, Catalog
 from tidegate.broker.catalog_check import check_catalog
 from tidegate.model.capture import CaptureSettings
@@ -40,7 +40,7 @@ def test_an_update_changes_what_it_names(broker: Broker) -> None:
     description = hub.description
     assert (description.retention_hours, description.retention_bytes) == (7, 9)
     assert description.event_bytes_max == 2048
-    broker.update_event_hub("hub", retention_bytes=None, event_bytes_max=4096, retention_hours=UNCHANGED)
+    broker.update_event_hub("hub", retention_bytes=None, event_bytes_max=4096)
     description = hub.description
     assert (description.retention_hours, description.retention_bytes) == (7, None)
     assert description.event_bytes_max == 4096

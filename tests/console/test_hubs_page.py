@@ -12,6 +12,7 @@ from tests.console.support import PlainBrowser, assert_accessible
 from tidegate.broker import Claim
 from tidegate.client import EventHubConsumer, EventHubProducer, run_blocking
 from tidegate.model.events import EventData
+from tidegate.model.hub_settings import HUB_SETTINGS
 from tidegate.model.position import EventPosition
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
@@ -125,7 +126,7 @@ def test_settings_left_as_they_were_shown_are_not_touched(
     hub = service.create_hub()
     page = plain_browser.get(f"/hubs/{hub}/settings").text
     fields = dict(re.findall(r'<input id="(\w+)" [^>]*value="([^"]*)"', page))
-    assert set(fields) == {"retention_hours", "retention_bytes", "event_bytes_max"}
+    assert set(fields) == {setting.name for setting in HUB_SETTINGS}
     done = plain_browser.follow(plain_browser.post(f"/hubs/{hub}/settings", fields))
     assert "Nothing was changed." in done.text
 

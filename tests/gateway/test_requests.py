@@ -215,7 +215,9 @@ async def test_description_of_hub_and_partition(pair: Pair) -> None:
 async def test_administration_over_amqp(pair: Pair, broker: Broker) -> None:
     """Hubs are made, listed and deleted with a Manage claim."""
     links = pair.request_links("$management")
-    create = ManagementRequest(Operation.CREATE_EVENT_HUB, "made", partition_count=3, retention_hours=2)
+    create = ManagementRequest(
+        Operation.CREATE_EVENT_HUB, "made", partition_count=3, settings={"retention_hours": 2}
+    )
     assert pair.request(*links, create.to_message()).status_code == 201
     assert pair.request(*links, create.to_message()).status_code == 409
     response = pair.request(*links, ManagementRequest(Operation.QUERY_EVENT_HUBS).to_message())

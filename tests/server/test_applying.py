@@ -42,9 +42,7 @@ def apply(broker: Broker) -> Callable[[DeclaredNamespace], list[str]]:
 _TELEMETRY = DeclaredEventHub(
     "telemetry",
     2,
-    retention_hours=24,
-    retention_bytes=10_000_000,
-    event_bytes_max=65_536,
+    settings={"retention_hours": 24, "retention_bytes": 10_000_000, "event_bytes_max": 65_536},
     consumer_groups=("reports",),
     policies=(DeclaredPolicy("dashboard", frozenset({Claim.LISTEN})),),
 )
@@ -95,7 +93,7 @@ def test_what_differs_is_changed(broker: Broker, apply: Callable[[DeclaredNamesp
     """A changed file changes the namespace at the next start, limits that it switches off included."""
     apply(_NAMESPACE)
     telemetry = replace(
-        _TELEMETRY, retention_hours=12, retention_bytes=Switch.OFF, event_bytes_max=Switch.OFF
+        _TELEMETRY, settings={"retention_hours": 12, "retention_bytes": None, "event_bytes_max": None}
     )
     changed = DeclaredNamespace(
         (telemetry,), (DeclaredPolicy("ingest", _SEND, "another key"),), throughput_units=Switch.OFF

@@ -52,9 +52,7 @@ _DECLARED = DeclaredNamespace(
         DeclaredEventHub(
             "telemetry",
             4,
-            retention_hours=24,
-            retention_bytes=Switch.OFF,
-            event_bytes_max=65536,
+            settings={"retention_hours": 24, "retention_bytes": None, "event_bytes_max": 65536},
             consumer_groups=("reports", "alerts"),
             policies=(DeclaredPolicy("dashboard", frozenset({Claim.LISTEN})),),
             capture=CaptureSettings("/var/lib/capture", time_window_s=60),

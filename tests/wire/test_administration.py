@@ -7,6 +7,7 @@ import pytest
 from tidegate.amqp.message import Message, decode_message, encode_message
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, RemoteProtocolError
+from tidegate.model.hub_settings import HUB_SETTINGS
 from tidegate.wire.administration import (
     Administration,
     AdministrationRequest,
@@ -19,9 +20,8 @@ from tidegate.wire.administration import (
 from tidegate.wire.request_response import Request, encode_error_response
 
 _VALUES: dict[str, object] = {
-    "retention_hours": 24,
+    **{setting.name: 24 if setting.kind is int else "text" for setting in HUB_SETTINGS},
     "retention_bytes": None,
-    "event_bytes_max": 1_048_576,
     "claims": ["Send", "Listen"],
     "is_secondary": True,
     "units": 2**40,

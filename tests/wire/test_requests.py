@@ -42,7 +42,7 @@ from tidegate.wire.management import (
 )
 from tidegate.wire.request_response import Request, Response, encode_error_response
 
-HUB = EventHubDescription("hub", 1_700_000_000_000, ("0", "1"), 24)
+HUB = EventHubDescription("hub", 1_700_000_000_000, ("0", "1"), retention_hours=24)
 PARTITION = PartitionDescription("hub", "0", 5, 16, "16", 1_700_000_000_000, False)
 
 
@@ -127,7 +127,9 @@ def test_the_official_client_reads_our_answers() -> None:
         ManagementRequest(Operation.READ_EVENT_HUB, "hub", security_token="secret"),
         ManagementRequest(Operation.READ_PARTITION, "hub", "3"),
         ManagementRequest(Operation.QUERY_PARTITIONS, "hub"),
-        ManagementRequest(Operation.CREATE_EVENT_HUB, "hub", partition_count=4, retention_hours=24),
+        ManagementRequest(
+            Operation.CREATE_EVENT_HUB, "hub", partition_count=4, settings={"retention_hours": 24}
+        ),
         ManagementRequest(Operation.CREATE_EVENT_HUB, "hub"),
         ManagementRequest(Operation.DELETE_EVENT_HUB, "hub"),
         ManagementRequest(Operation.QUERY_EVENT_HUBS),

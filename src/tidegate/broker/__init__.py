@@ -12,13 +12,7 @@ from tidegate.broker.authorization import (
     Grant,
     SharedAccessPolicy,
 )
-from tidegate.broker.event_hub import (
-    UNCHANGED,
-    EventHub,
-    EventHubDescription,
-    EventHubStatistics,
-    Unchanged,
-)
+from tidegate.broker.event_hub import EventHub, EventHubDescription, EventHubStatistics
 from tidegate.broker.namespace import Broker
 from tidegate.broker.partition import Partition, PartitionRuntimeInformation
 from tidegate.broker.peers import UNKNOWN_PEER, Door, Peer
@@ -61,6 +55,4 @@ __all__ = [
     "UNKNOWN_PEER",
     "Throughput",
     "ThroughputStatistics",
-    "Unchanged",
-    "UNCHANGED",
 ]

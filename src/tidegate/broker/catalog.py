@@ -20,7 +20,8 @@ from typing import Any, Final
 from tidegate.broker.authorization import ROOT_POLICY_NAME, Claim, SharedAccessPolicy
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError, LogCorruptError, LogFullError
-from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, TIER_DEFAULT, Tier
+from tidegate.model.hub_settings import HUB_SETTINGS, HubChanges, HubSettings, hub_changes_in
+from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, TIER_DEFAULT, Tier, TierLimits
 from tidegate.storage.files import Files, read_whole, replace_whole
 from tidegate.storage.write_errors import is_full_error, is_shortage_error, shortage_error
 
@@ -29,9 +30,9 @@ _FORMAT_VERSION = 2
 _READABLE_VERSIONS = (1, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class EventHubRecord:
-    """What the catalog keeps of an event hub."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventHubRecord(HubSettings):
+    """What the catalog keeps of an event hub: its settings, as they were chosen, and the rest."""
 
     hub_id: str
     """Names the hub's log directory; a hub created again under the same name gets another."""
@@ -39,14 +40,10 @@ class EventHubRecord:
     """As its creator wrote it; compared without regard to case."""
     partition_count: int
     retention_hours: int
-    """Hours that events are kept."""
-    retention_bytes: int | None
-    """Bytes that each partition keeps; None: no limit but time."""
+    """Never None: what the tier's default was when it was chosen."""
     created_at_ms: int
     """Milliseconds since 1970-01-01 UTC."""
     consumer_groups: tuple[str, ...] = (DEFAULT_CONSUMER_GROUP,)
-    event_bytes_max: int | None = None
-    """Largest event or batch, in bytes; None: what the tier allows."""
     policies: tuple[SharedAccessPolicy, ...] = ()
     """Policies for this hub alone."""
     revoked_publishers: tuple[str, ...] = ()
@@ -54,14 +51,18 @@ class EventHubRecord:
     capture: CaptureSettings | None = None
     """None: its events are not captured."""
 
-    def settings(self) -> dict[str, object]:
+    def choices(self) -> dict[str, object]:
         """What can be chosen of the hub itself, as plain values."""
-        return {
-            "partition_count": self.partition_count,
-            "retention_hours": self.retention_hours,
-            "retention_bytes": self.retention_bytes,
-            "event_bytes_max": self.event_bytes_max,
+        return {"partition_count": self.partition_count, **self.settings()}
+
+    def changed(self, changes: HubChanges, limits: TierLimits) -> EventHubRecord:
+        """The record with other settings. Raises InvalidArgumentError for what the tier does not allow."""
+        values: dict[str, Any] = {
+            setting.name: setting.resolve(changes.get(setting.name), limits)
+            for setting in HUB_SETTINGS
+            if setting.name in changes
         }
+        return replace(self, **values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +145,7 @@ def _encode(contents: CatalogContents) -> bytes:
             {
                 "id": hub.hub_id,
                 "name": hub.name,
-                "partition_count": hub.partition_count,
-                "retention_hours": hub.retention_hours,
-                "retention_bytes": hub.retention_bytes,
-                "event_bytes_max": hub.event_bytes_max,
+                **hub.choices(),
                 "created_at_ms": hub.created_at_ms,
                 "consumer_groups": list(hub.consumer_groups),
                 "policies": _policies_document(hub.policies),
@@ -200,15 +198,16 @@ def _read(files: Files, path: Path) -> tuple[int, CatalogContents]:
 
 def _parse_event_hub(hub: Mapping[str, Any]) -> EventHubRecord:
     capture = hub.get("capture")
+    settings: dict[str, Any] = {**hub_changes_in(hub)}
+    if settings.get("retention_hours") is None:
+        raise ValueError("an event hub without retention")
     return EventHubRecord(
+        **settings,
         hub_id=str(hub["id"]),
         name=str(hub["name"]),
         partition_count=int(hub["partition_count"]),
-        retention_hours=int(hub["retention_hours"]),
-        retention_bytes=_optional_integer(hub, "retention_bytes"),
         created_at_ms=int(hub["created_at_ms"]),
         consumer_groups=tuple(str(group) for group in hub["consumer_groups"]),
-        event_bytes_max=_optional_integer(hub, "event_bytes_max"),
         policies=_parse_policies(hub.get("policies", ())),
         revoked_publishers=tuple(str(name) for name in hub.get("revoked_publishers", ())),
         capture=None if capture is None else CaptureSettings.from_mapping(capture),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from enum import Enum
-from typing import Final
+from typing import Any, Final, Unpack
 
 from tidegate.broker.audit import Action, AuditTrail
 from tidegate.broker.authorization import Authorizer, SharedAccessPolicy
@@ -24,12 +23,11 @@ from tidegate.model.errors import (
     PublisherRevokedError,
     QuotaExceededError,
 )
+from tidegate.model.hub_settings import HubChanges, HubSettings
 from tidegate.model.limits import (
     CONSUMER_GROUP_NAME_CHARACTERS_MAX,
     DEFAULT_CONSUMER_GROUP,
-    EVENT_BYTES_MIN,
     PARTITION_KEY_CHARACTERS_MAX,
-    RETENTION_BYTES_MAX,
     REVOKED_PUBLISHERS_MAX,
     TIER_LIMITS,
     TierLimits,
@@ -38,19 +36,9 @@ from tidegate.model.partition_key import partition_for_key
 from tidegate.storage.partition_log import PartitionLog
 
 
-class Unchanged(Enum):
-    """The type of ``UNCHANGED``."""
-
-    UNCHANGED = "unchanged"
-
-
-UNCHANGED: Final = Unchanged.UNCHANGED
-"""A setting that an update leaves as it is, where None has a meaning of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class EventHubDescription:
-    """What an event hub is, as its creator set it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventHubDescription(HubSettings):
+    """What an event hub is, and the settings that hold for it now."""
 
     name: str
     hub_id: str
@@ -59,12 +47,9 @@ class EventHubDescription:
     partition_ids: tuple[str, ...]
     """"0", "1", … in order."""
     retention_hours: int
-    retention_bytes: int | None
-    """Bytes that each partition keeps; None: no limit but time."""
+    event_bytes_max: int
     consumer_groups: tuple[str, ...]
     """``$Default`` first."""
-    event_bytes_max: int
-    """Largest event or batch, in bytes."""
     capture: CaptureSettings | None
     """None: its events are not captured."""
 
@@ -140,23 +125,22 @@ class EventHub:
         """As its creator wrote it."""
         return self._record.name
 
-    def settings(self) -> dict[str, object]:
-        """See ``EventHubRecord.settings``."""
-        return self._record.settings()
+    def choices(self) -> dict[str, object]:
+        """See ``EventHubRecord.choices``."""
+        return self._record.choices()
 
     @property
     def description(self) -> EventHubDescription:
         """What it is, at this moment."""
         record = self._record
+        settings: dict[str, Any] = {**record.settings(), "event_bytes_max": self.event_bytes_max}
         return EventHubDescription(
+            **settings,
             name=record.name,
             hub_id=record.hub_id,
             created_at_ms=record.created_at_ms,
             partition_ids=tuple(self._by_id),
-            retention_hours=record.retention_hours,
-            retention_bytes=record.retention_bytes,
             consumer_groups=record.consumer_groups,
-            event_bytes_max=self.event_bytes_max,
             capture=record.capture,
         )
 
@@ -228,34 +212,18 @@ class EventHub:
         self._replace_record(replace(self._record, consumer_groups=groups))
         self._audit.record(Action.DELETE_CONSUMER_GROUP, f"{self.name}/consumergroups/{found}")
 
-    def update(
-        self,
-        *,
-        partition_count: int | None = None,
-        retention_hours: int | Unchanged | None = UNCHANGED,
-        retention_bytes: int | Unchanged | None = UNCHANGED,
-        event_bytes_max: int | Unchanged | None = UNCHANGED,
-    ) -> None:
+    def update(self, *, partition_count: int | None = None, **changes: Unpack[HubChanges]) -> None:
         """Change settings; durable on return, and all or none. See ``Broker.update_event_hub``."""
-        record, limits = self._record, self._limits
+        record = self._record
         if partition_count is not None and partition_count != record.partition_count:
             raise InvalidArgumentError(
                 f"The event hub {self.name!r} has {record.partition_count} partitions; their number is fixed "
                 "at its creation.",
                 next_step="Create another event hub.",
             )
-        if retention_hours is not UNCHANGED:
-            hours = limits.retention_hours_default if retention_hours is None else retention_hours
-            validate_retention_hours(hours, limits)
-            record = replace(record, retention_hours=hours)
-        if retention_bytes is not UNCHANGED:
-            validate_retention_bytes(retention_bytes)
-            record = replace(record, retention_bytes=retention_bytes)
-        if event_bytes_max is not UNCHANGED:
-            validate_event_bytes_max(event_bytes_max, limits)
-            record = replace(record, event_bytes_max=event_bytes_max)
+        record = record.changed(changes, self._limits)
         if record != self._record:
-            before, after = self._record.settings(), record.settings()
+            before, after = self._record.choices(), record.choices()
             self._replace_record(record)
             changed = [name for name in after if after[name] != before[name]]
             self._audit.record(
@@ -375,28 +343,6 @@ class EventHub:
 
     def __repr__(self) -> str:
         return f"<EventHub {self.name} partitions={len(self._partitions)}>"
-
-
-def validate_retention_hours(hours: int, limits: TierLimits) -> None:
-    """Raise InvalidArgumentError unless events may be kept for so many hours."""
-    if not 1 <= hours <= limits.retention_hours_max:
-        raise InvalidArgumentError(f"{hours} hours; 1 to {limits.retention_hours_max} are allowed.")
-
-
-def validate_retention_bytes(size: int | None) -> None:
-    """Raise InvalidArgumentError unless a partition may keep so many bytes (None: any number)."""
-    if size is not None and not 1 <= size <= RETENTION_BYTES_MAX:
-        raise InvalidArgumentError(
-            f"{str(size)[:40]} bytes of retention; 1 to {RETENTION_BYTES_MAX} are allowed, or none."
-        )
-
-
-def validate_event_bytes_max(size: int | None, limits: TierLimits) -> None:
-    """Raise InvalidArgumentError unless events may be limited to so many bytes (None: to the tier's)."""
-    if size is not None and not EVENT_BYTES_MIN <= size <= limits.event_bytes_max:
-        raise InvalidArgumentError(
-            f"{size} bytes as the largest event; {EVENT_BYTES_MIN} to {limits.event_bytes_max} are allowed."
-        )
 
 
 def _lower(names: Iterable[str]) -> frozenset[str]:

@@ -16,20 +16,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Final, Unpack
 
 from tidegate.broker.audit import Action, AuditTrail
 from tidegate.broker.authorization import Authorizer, Claim, Grant, SharedAccessPolicy
 from tidegate.broker.catalog import Catalog, EventHubRecord
-from tidegate.broker.event_hub import (
-    UNCHANGED,
-    EventHub,
-    EventHubStatistics,
-    Unchanged,
-    validate_event_bytes_max,
-    validate_retention_bytes,
-    validate_retention_hours,
-)
+from tidegate.broker.event_hub import EventHub, EventHubStatistics
 from tidegate.broker.key_guard import KeyGuard
 from tidegate.broker.listeners import Listeners
 from tidegate.broker.names import validate_name
@@ -47,6 +39,7 @@ from tidegate.model.errors import (
     NotFoundError,
     TidegateError,
 )
+from tidegate.model.hub_settings import HubChanges
 from tidegate.model.limits import HUB_NAME_CHARACTERS_MAX, TIER_LIMITS, Tier, TierLimits
 from tidegate.model.sas import key_name_in
 from tidegate.storage.files import Files, OsFiles
@@ -262,15 +255,12 @@ class Broker:
         name: str,
         *,
         partition_count: int,
-        retention_hours: int | None = None,
-        retention_bytes: int | None = None,
-        event_bytes_max: int | None = None,
+        **settings: Unpack[HubChanges],
     ) -> EventHub:
         """Make an event hub; durable on return.
 
-        partition_count: fixed from then on. retention_hours: None is 168, or less where the tier allows less.
-        retention_bytes: per partition, None for no limit but time. event_bytes_max: the largest event or
-        batch, None for what the tier allows. What a tier allows: ``limits``.
+        partition_count: fixed from then on. settings: as far as they are not the defaults. What a tier
+        allows: ``limits``.
         Raises InvalidArgumentError, AlreadyExistsError, LogFullError.
         """
         limits = self.limits
@@ -279,22 +269,15 @@ class Broker:
             raise InvalidArgumentError(
                 f"{partition_count} partitions; 1 to {limits.partitions_max} are allowed."
             )
-        if retention_hours is None:
-            retention_hours = limits.retention_hours_default
-        validate_retention_hours(retention_hours, limits)
-        validate_retention_bytes(retention_bytes)
-        validate_event_bytes_max(event_bytes_max, limits)
-        if name.lower() in self._event_hubs:
-            raise AlreadyExistsError(f"The event hub {name!r} exists already.")
         record = EventHubRecord(
             hub_id=secrets.token_hex(8),
             name=name,
             partition_count=partition_count,
-            retention_hours=retention_hours,
-            retention_bytes=retention_bytes,
+            retention_hours=limits.retention_hours_default,
             created_at_ms=int(self._clock.now_utc().timestamp() * 1000),
-            event_bytes_max=event_bytes_max,
-        )
+        ).changed(settings, limits)
+        if name.lower() in self._event_hubs:
+            raise AlreadyExistsError(f"The event hub {name!r} exists already.")
         self._logs.create_logs(record.hub_id, partition_count)
         for index in range(partition_count):
             # Now, since it may fail: a hub that the catalog names and nobody can use could be made twice.
@@ -305,7 +288,7 @@ class Broker:
         if name in self._authorizer.host_names:
             # Tokens whose audience began with it meant the service, and mean the event hub from now on.
             self._authorizer.announce_change()
-        self.audit.record(Action.CREATE_EVENT_HUB, name, new=record.settings())
+        self.audit.record(Action.CREATE_EVENT_HUB, name, new=record.choices())
         self._listeners.call()
         return event_hub
 
@@ -329,24 +312,16 @@ class Broker:
         name: str,
         *,
         partition_count: int | None = None,
-        retention_hours: int | Unchanged | None = UNCHANGED,
-        retention_bytes: int | Unchanged | None = UNCHANGED,
-        event_bytes_max: int | Unchanged | None = UNCHANGED,
+        **changes: Unpack[HubChanges],
     ) -> EventHub:
         """Change settings of an event hub, all or none; durable on return.
 
-        None gives ``retention_hours`` and ``event_bytes_max`` their defaults again and takes the limit off
-        ``retention_bytes``. Retention follows at the next ``apply_retention``, the largest event at once.
-        partition_count: may only repeat what it is (None: not asked).
+        changes: what is left out stays. Retention follows at the next ``apply_retention``, the largest event
+        at once. partition_count: may only repeat what it is (None: not asked).
         Raises NotFoundError, InvalidArgumentError, LogFullError.
         """
         event_hub = self.event_hub(name)
-        event_hub.update(
-            partition_count=partition_count,
-            retention_hours=retention_hours,
-            retention_bytes=retention_bytes,
-            event_bytes_max=event_bytes_max,
-        )
+        event_hub.update(partition_count=partition_count, **changes)
         return event_hub
 
     def set_capture(self, name: str, settings: CaptureSettings | None) -> None:
@@ -380,7 +355,7 @@ class Broker:
         contents = self._catalog.contents
         remaining = tuple(record for record in contents.event_hubs if record.hub_id != hub_id)
         self._catalog.replace_contents(replace(contents, event_hubs=remaining))
-        self.audit.record(Action.DELETE_EVENT_HUB, event_hub.name, old=event_hub.settings())
+        self.audit.record(Action.DELETE_EVENT_HUB, event_hub.name, old=event_hub.choices())
         del self._event_hubs[name.lower()]
         event_hub.is_deleted = True
         self._statistics_of_deleted += event_hub.statistics()

@@ -29,6 +29,7 @@ from tidegate.client.producer import EventHubProducer
 from tidegate.client.receiver import PartitionReceiver
 from tidegate.client.repeatable import HubLayout, ProducerIdentity, RepeatableProducer, RepeatableWork
 from tidegate.client.retry import RetryPolicy
+from tidegate.model.hub_settings import HubChanges
 
 __all__ = [
     "EventHubProducer",
@@ -50,6 +51,7 @@ __all__ = [
     "SharedKeyCredential",
     "SharedSignatureCredential",
     "EntraCredential",
+    "HubChanges",
     "EventHubProperties",
     "PartitionProperties",
     "PolicyProperties",

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, Unpack
 
 from tidegate.amqp.message import Message
 from tidegate.client.connector import Connector
@@ -21,6 +21,7 @@ from tidegate.model.capture import CaptureSettings
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
+from tidegate.model.hub_settings import HubChanges
 from tidegate.model.limits import Tier
 from tidegate.wire.addresses import entity_audience
 from tidegate.wire.administration import (
@@ -85,16 +86,11 @@ class EventHubAdministrator:
         )
 
     async def create_event_hub(
-        self,
-        name: str,
-        *,
-        partition_count: int | None = None,
-        retention_hours: int | None = None,
-        retention_bytes: int | None = None,
-        event_bytes_max: int | None = None,
+        self, name: str, *, partition_count: int | None = None, **settings: Unpack[HubChanges]
     ) -> EventHubProperties:
-        """Create a hub. None takes the service's default (for ``retention_bytes``, per partition: no limit).
+        """Create a hub. What is None or left out is the service's default.
 
+        settings: those of ``HubChanges``.
         Raises AlreadyExistsError, InvalidArgumentError (a bad name or number), UnauthorizedError. After a
         broken line the request is repeated: an AlreadyExistsError may then be about this very call.
         """
@@ -102,20 +98,17 @@ class EventHubAdministrator:
             Operation.CREATE_EVENT_HUB,
             name,
             partition_count=partition_count,
-            retention_hours=retention_hours,
-            retention_bytes=retention_bytes,
-            event_bytes_max=event_bytes_max,
+            settings=settings,
         )
         return to_properties(await self._ask(request, event_hub_in))
 
-    async def update_event_hub(self, name: str, **changes: int | None) -> EventHubProperties:
+    async def update_event_hub(self, name: str, **changes: Unpack[HubChanges]) -> EventHubProperties:
         """Change settings of a hub, all or none; those that are not named stay.
 
-        changes: ``retention_hours``, ``retention_bytes`` (per partition), ``event_bytes_max``; None takes a
-        setting back to the service's default, which for ``retention_bytes`` is no limit.
+        changes: those of ``HubChanges``; None takes a setting back to the service's default.
         Raises NotFoundError, InvalidArgumentError (a bad name or number), UnauthorizedError.
         """
-        found = await self._administer(Administration.UPDATE_EVENT_HUB, map_in, name, values=changes)
+        found = await self._administer(Administration.UPDATE_EVENT_HUB, map_in, name, values={**changes})
         return to_properties(EventHubDescription.from_map(found))
 
     async def list_event_hubs(self) -> list[EventHubProperties]:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from tidegate.model.errors import TidegateError
+from tidegate.model.hub_settings import HubSettings
 
 
 @dataclass(frozen=True, slots=True)
-class EventHubProperties:
+class EventHubProperties(HubSettings):
     """An event hub as its service describes it."""
 
     name: str
@@ -17,12 +18,6 @@ class EventHubProperties:
     """Aware, in UTC."""
     partition_ids: tuple[str, ...]
     """In the order of their numbers: "0", "1", …"""
-    retention_hours: int | None = None
-    """How long events are kept; None where the service does not tell (Azure)."""
-    retention_bytes: int | None = None
-    """Bytes that each partition keeps; None: no limit but time, or the service does not tell."""
-    event_bytes_max: int | None = None
-    """Largest event or batch, in bytes; None where the service does not tell."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,5 @@ def to_properties(description: EventHubDescription) -> EventHubProperties:
         name=description.name,
         created_at=_EPOCH + timedelta(milliseconds=description.created_at_ms),
         partition_ids=description.partition_ids,
-        retention_hours=description.retention_hours,
-        retention_bytes=description.retention_bytes,
-        event_bytes_max=description.event_bytes_max,
+        **description.settings(),
     )

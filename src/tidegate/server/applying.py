@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from tidegate.broker import ROOT_POLICY_NAME, UNCHANGED, Broker, Claim, SharedAccessPolicy, Unchanged
+from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, SharedAccessPolicy
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.server.declared import DeclaredEventHub, DeclaredNamespace, DeclaredPolicy, Switch
 
@@ -68,22 +68,11 @@ def set_root_key(broker: Broker, key: str) -> None:
 def _apply_event_hub(broker: Broker, wanted: DeclaredEventHub, report: Report) -> None:
     known = {hub.name.lower() for hub in broker.list_event_hubs()}
     if wanted.name.lower() not in known:
-        broker.create_event_hub(
-            wanted.name,
-            partition_count=wanted.partition_count,
-            retention_hours=wanted.retention_hours,
-            retention_bytes=_number(wanted.retention_bytes),
-            event_bytes_max=_number(wanted.event_bytes_max),
-        )
+        broker.create_event_hub(wanted.name, partition_count=wanted.partition_count, **wanted.settings)
         report(f"made the event hub {wanted.name} with {wanted.partition_count} partitions")
     else:
         before = broker.event_hub(wanted.name).description
-        broker.update_event_hub(
-            wanted.name,
-            retention_hours=_or_unchanged(wanted.retention_hours),
-            retention_bytes=_or_unchanged(wanted.retention_bytes),
-            event_bytes_max=_or_unchanged(wanted.event_bytes_max),
-        )
+        broker.update_event_hub(wanted.name, **wanted.settings)
         if broker.event_hub(wanted.name).description != before:
             report(f"changed the settings of the event hub {wanted.name}")
     event_hub = broker.event_hub(wanted.name)
@@ -130,11 +119,3 @@ def _policy_conflicts(
 
 def _named(policies: Iterable[SharedAccessPolicy], name: str) -> SharedAccessPolicy | None:
     return next((policy for policy in policies if policy.name.lower() == name.lower()), None)
-
-
-def _number(value: int | Switch | None) -> int | None:
-    return None if isinstance(value, Switch) else value
-
-
-def _or_unchanged(value: int | Switch | None) -> int | Unchanged | None:
-    return UNCHANGED if value is None else _number(value)

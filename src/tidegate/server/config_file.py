@@ -29,6 +29,7 @@ from pathlib import Path
 from tidegate.broker import Claim
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.hub_settings import HUB_SETTINGS, HubChanges, HubSetting, hub_changes_in
 from tidegate.model.limits import Tier
 from tidegate.server.declared import DeclaredEventHub, DeclaredNamespace, DeclaredPolicy, Switch
 from tidegate.server.emulator_config import declared_by_emulator_config, is_emulator_config
@@ -106,13 +107,24 @@ def _event_hub(value: object, where: str) -> DeclaredEventHub:
         return DeclaredEventHub(
             name=table.text("name"),
             partition_count=table.integer("partition_count"),
-            retention_hours=table.optional_integer("retention_hours"),
-            retention_bytes=table.integer_or_off("retention_bytes"),
-            event_bytes_max=table.integer_or_off("event_bytes_max"),
+            settings=_settings(table),
             consumer_groups=table.texts("consumer_groups"),
             policies=_policies(table, f"{where}."),
             capture=_capture(table),
         )
+
+
+def _settings(table: PlainTable) -> HubChanges:
+    found = {setting.name: _setting(table, setting) for setting in HUB_SETTINGS}
+    return hub_changes_in(
+        {name: None if value is Switch.OFF else value for name, value in found.items() if value is not None}
+    )
+
+
+def _setting(table: PlainTable, setting: HubSetting) -> int | str | Switch | None:
+    if setting.kind is str:
+        return table.optional_text(setting.name)
+    return table.integer_or_off(setting.name) if setting.has_off else table.optional_integer(setting.name)
 
 
 def _policies(table: PlainTable, prefix: str) -> tuple[DeclaredPolicy, ...]:

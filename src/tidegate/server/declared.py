@@ -13,6 +13,7 @@ from enum import Enum
 from tidegate.broker import Claim
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.hub_settings import HubChanges
 from tidegate.model.limits import Tier
 
 
@@ -34,16 +35,13 @@ class DeclaredPolicy:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredEventHub:
-    """An event hub that should be there. None: the default for a new one, unchanged for one that is there."""
+    """An event hub that should be there."""
 
     name: str
     partition_count: int
     """Fixed when the hub is made: another number than it has is a conflict."""
-    retention_hours: int | None = None
-    retention_bytes: int | Switch | None = None
-    """Bytes that each partition keeps; OFF: no limit but time."""
-    event_bytes_max: int | Switch | None = None
-    """Largest event or batch, in bytes; OFF: what the tier allows."""
+    settings: HubChanges = field(default_factory=HubChanges)
+    """What is left out is the default for a new hub, and unchanged for one that is there."""
     consumer_groups: tuple[str, ...] = ()
     """Besides ``$Default``, which every hub has."""
     policies: tuple[DeclaredPolicy, ...] = ()

@@ -4,9 +4,7 @@ Each needs a Manage claim, on the hub that it names, else on the namespace. In a
 out stays as it is, and null takes it back to its default (a limit: off).
 
     operation   type                     properties        body                          answer
-    UPDATE      com.microsoft:eventhub   name              retention_hours,              the hub's map
-                                                           retention_bytes,
-                                                           event_bytes_max
+    UPDATE      com.microsoft:eventhub   name              model.hub_settings            the hub's map
     QUERY       tidegate:policy          [name]                                          maps without keys
     READ        tidegate:policy          [name] policy                                   map
     CREATE      tidegate:policy          [name] policy     claims                        map, 201
@@ -37,6 +35,7 @@ from typing import Final
 from tidegate.amqp.message import NO_VALUE, Message, MessageId
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
+from tidegate.model.hub_settings import HUB_SETTINGS
 from tidegate.wire.names import EVENT_HUB_ENTITY
 from tidegate.wire.request_response import Request, Response, encode_response, make_request
 
@@ -80,7 +79,7 @@ class Administration(Enum):
         "UPDATE",
         EVENT_HUB_ENTITY,
         HubPart.REQUIRED,
-        values=("retention_hours", "retention_bytes", "event_bytes_max"),
+        values=tuple(setting.name for setting in HUB_SETTINGS),
     )
     QUERY_POLICIES = Form("QUERY", POLICY_ENTITY, HubPart.OPTIONAL)
     READ_POLICY = Form("READ", POLICY_ENTITY, HubPart.OPTIONAL, "policy")

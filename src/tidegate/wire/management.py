@@ -8,8 +8,8 @@ extension** over the same node is QUERY of ``com.microsoft:partition``, with the
 and CREATE, DELETE and QUERY of ``com.microsoft:eventhub`` and ``com.microsoft:consumergroup``, with a Manage
 claim:
 
-    CREATE  name=hub, body {partition_count, retention_hours, retention_bytes, event_bytes_max}: whole
-            numbers, each of which may be left out
+    CREATE  name=hub, body {partition_count, and the settings of ``model.hub_settings``}, each of which may
+            be left out
             -> 201 and the hub's map; 409 when it exists
     DELETE  name=hub                                          -> 200; 404 when there is none
     QUERY   (no name)                                         -> 200 and a list of the hubs' maps
@@ -30,6 +30,7 @@ from typing import Final
 from tidegate.amqp.message import NO_VALUE, Message, MessageId
 from tidegate.amqp.types import Array, Int, Timestamp
 from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
+from tidegate.model.hub_settings import HubChanges, HubSettings, hub_changes_in
 from tidegate.wire.names import CONSUMER_GROUP_ENTITY, EVENT_HUB_ENTITY, PARTITION_ENTITY
 from tidegate.wire.request_response import Request, Response, encode_response, make_request
 
@@ -69,10 +70,9 @@ class ManagementRequest:
     partition_id: str | None = None
     """Set when a partition is read."""
     partition_count: int | None = None
-    retention_hours: int | None = None
-    retention_bytes: int | None = None
-    event_bytes_max: int | None = None
-    """What to create; None: the service's default."""
+    """Of the hub to create; None: the service's default."""
+    settings: HubChanges = field(default_factory=HubChanges)
+    """Of the hub to create."""
     consumer_group: str | None = None
     """Set when one is created or deleted."""
     security_token: str | None = field(default=None, repr=False)
@@ -97,9 +97,7 @@ class ManagementRequest:
             "" if operation is Operation.QUERY_EVENT_HUBS else request.text("name"),
             partition_id=request.text("partition") if is_partition else None,
             partition_count=_optional_integer(wanted, "partition_count"),
-            retention_hours=_optional_integer(wanted, "retention_hours"),
-            retention_bytes=_optional_integer(wanted, "retention_bytes"),
-            event_bytes_max=_optional_integer(wanted, "event_bytes_max"),
+            settings=hub_changes_in(wanted),
             consumer_group=request.text("consumer_group") if is_group else None,
             security_token=request.optional_text("security_token"),
         )
@@ -118,45 +116,33 @@ class ManagementRequest:
             properties["security_token"] = self.security_token
         value: object = NO_VALUE
         if self.operation is Operation.CREATE_EVENT_HUB:
-            wanted = {
-                "partition_count": self.partition_count,
-                "retention_hours": self.retention_hours,
-                "retention_bytes": self.retention_bytes,
-                "event_bytes_max": self.event_bytes_max,
-            }
-            value = {name: number for name, number in wanted.items() if number is not None}
+            wanted = {"partition_count": self.partition_count, **self.settings}
+            value = {name: chosen for name, chosen in wanted.items() if chosen is not None}
         return make_request(name, properties, value)
 
 
 @dataclass(frozen=True, slots=True)
-class EventHubDescription:
+class EventHubDescription(HubSettings):
     """An event hub as ``$management`` tells it."""
 
     name: str
     created_at_ms: int
     """Milliseconds since 1970-01-01 UTC."""
     partition_ids: tuple[str, ...]
-    retention_hours: int | None = None
-    """None: the service does not tell (Azure)."""
-    retention_bytes: int | None = None
-    """Bytes that each partition keeps; None: no limit but time, or the service does not tell."""
-    event_bytes_max: int | None = None
-    """Largest event or batch, in bytes; None: the service does not tell."""
 
     def to_map(self) -> dict[object, object]:
         """The map that goes on the wire."""
-        entries: dict[object, object] = {
+        settings: dict[str, object] = {**self.settings()}
+        told: dict[object, object] = {name: value for name, value in settings.items() if value is not None}
+        return {
             "name": self.name,
             "type": EVENT_HUB_ENTITY,
             "created_at": Timestamp(self.created_at_ms),
             "partition_count": Int(len(self.partition_ids)),
             "partition_ids": Array.of(str, self.partition_ids),
             "georeplication_factor": Int(1),
+            **told,
         }
-        for name in ("retention_hours", "retention_bytes", "event_bytes_max"):
-            if getattr(self, name) is not None:
-                entries[name] = getattr(self, name)
-        return entries
 
     @classmethod
     def from_map(cls, value: object) -> EventHubDescription:
@@ -173,9 +159,7 @@ class EventHubDescription:
             _text(entries, "name"),
             _integer(entries, "created_at"),
             tuple(str(item) for item in items),
-            _optional_integer(entries, "retention_hours"),
-            _optional_integer(entries, "retention_bytes"),
-            _optional_integer(entries, "event_bytes_max"),
+            **hub_changes_in({str(name): item for name, item in entries.items()}),
         )
 
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
-from tidegate.cli.shell.administering import administer, number_or_off, open_administrator
+from tidegate.cli.entities.hub_settings import with_hub_settings
+from tidegate.cli.shell.administering import administer, open_administrator
 from tidegate.cli.shell.completing import complete_hub
 from tidegate.cli.shell.connection import ServiceConnection, impatient_namespace, resolve_connection
 from tidegate.cli.shell.options import CaFileOption, ConnectionStringOption, with_output
 from tidegate.cli.shell.render import Output
 from tidegate.model.errors import InvalidArgumentError, TidegateError
-from tidegate.model.limits import (
-    EVENT_BYTES_MIN,
-    PARTITIONS_MAX,
-    RETENTION_HOURS_DEFAULT,
-    RETENTION_HOURS_MAX,
-)
+from tidegate.model.hub_settings import HUB_SETTINGS, PARTITION_COUNT_DEFAULT, HubChanges
+from tidegate.model.limits import PARTITIONS_MAX
 
 if TYPE_CHECKING:
     from tidegate.client import EventHubProperties
@@ -33,9 +30,7 @@ NameArgument = Annotated[
 _HUB_COLUMNS = (
     "name",
     "partitions",
-    "retention_hours",
-    "retention_bytes",
-    "event_bytes_max",
+    *(setting.name for setting in HUB_SETTINGS),
     "created_at",
 )
 _PARTITION_COLUMNS = (
@@ -49,38 +44,17 @@ _PARTITION_COLUMNS = (
 
 @hub_app.command("create")
 @with_output()
+@with_hub_settings(is_change=False)
 def create(
     output: Output,
     name: NameArgument,
     partitions: Annotated[
         int,
         typer.Option(min=1, max=PARTITIONS_MAX, metavar="N", help="Partitions; cannot be changed later."),
-    ] = 4,
-    retention_hours: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=RETENTION_HOURS_MAX,
-            metavar="H",
-            help=f"Hours that events are kept. Default: {RETENTION_HOURS_DEFAULT}, or what the tier allows.",
-        ),
-    ] = None,
-    retention_bytes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Bytes that each partition keeps; whole segments of 128 MiB go. Default: no limit but time.",
-        ),
-    ] = None,
-    event_bytes_max: Annotated[
-        int | None,
-        typer.Option(
-            min=EVENT_BYTES_MIN, metavar="N", help="Largest event or batch. Default: what the tier allows."
-        ),
-    ] = None,
+    ] = PARTITION_COUNT_DEFAULT,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
+    **settings: Unpack[HubChanges],
 ) -> None:
     """Make an event hub.
 
@@ -89,13 +63,7 @@ def create(
       tidegate hub create telemetry --partitions 8 --retention-hours 24
     """
     made = administer(
-        lambda each: each.create_event_hub(
-            name,
-            partition_count=partitions,
-            retention_hours=retention_hours,
-            retention_bytes=retention_bytes,
-            event_bytes_max=event_bytes_max,
-        ),
+        lambda each: each.create_event_hub(name, partition_count=partitions, **settings),
         connection_string,
         ca_file,
     )
@@ -104,26 +72,13 @@ def create(
 
 @hub_app.command("update")
 @with_output()
+@with_hub_settings(is_change=True)
 def update(
     output: Output,
     name: NameArgument,
-    retention_hours: Annotated[
-        int | None,
-        typer.Option(min=1, max=RETENTION_HOURS_MAX, metavar="H", help="Hours that events are kept."),
-    ] = None,
-    retention_bytes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|off",
-            help="Bytes that each partition keeps; whole segments of 128 MiB go. off: no limit but time.",
-        ),
-    ] = None,
-    event_bytes_max: Annotated[
-        str | None,
-        typer.Option(metavar="N|off", help="Largest event or batch; off: what the tier allows."),
-    ] = None,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
+    **changes: Unpack[HubChanges],
 ) -> None:
     """Change settings of an event hub; those that are not given stay. Partitions cannot be changed.
 
@@ -132,13 +87,6 @@ def update(
       tidegate hub update telemetry --retention-hours 48
       tidegate hub update telemetry --retention-bytes 10000000000 --event-bytes-max off
     """
-    changes: dict[str, int | None] = {}
-    if retention_hours is not None:
-        changes["retention_hours"] = retention_hours
-    if retention_bytes is not None:
-        changes["retention_bytes"] = number_or_off("--retention-bytes", retention_bytes)
-    if event_bytes_max is not None:
-        changes["event_bytes_max"] = number_or_off("--event-bytes-max", event_bytes_max)
     if not changes:
         raise InvalidArgumentError("Nothing is given that could be changed.", next_step="See --help.")
     changed = administer(lambda each: each.update_event_hub(name, **changes), connection_string, ca_file)
@@ -250,8 +198,6 @@ def _hub_record(hub: EventHubProperties) -> dict[str, object]:
     return {
         "name": hub.name,
         "partitions": len(hub.partition_ids),
-        "retention_hours": hub.retention_hours,
-        "retention_bytes": hub.retention_bytes,
-        "event_bytes_max": hub.event_bytes_max,
+        **hub.settings(),
         "created_at": hub.created_at,
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -11,19 +10,13 @@ from starlette.routing import Route
 
 from tidegate.console.frame.context import Console
 from tidegate.console.frame.errors import status_of
-from tidegate.console.frame.forms import FieldError, optional_number, texts_of
+from tidegate.console.frame.forms import FieldError, texts_of
 from tidegate.console.frame.rendering import page
 from tidegate.console.frame.sessions import form_of, session_of
 from tidegate.console.hubs.hub import hub_to_change, hub_to_see
 from tidegate.console.hubs.namespace import Namespace
-from tidegate.console.hubs.values import Hub
+from tidegate.console.hubs.setting_fields import changed_settings, setting_fields, setting_texts
 from tidegate.model.errors import TidegateError
-
-_SETTINGS: Final = {
-    "retention_hours": "The retention",
-    "retention_bytes": "The size of a partition",
-    "event_bytes_max": "The largest event",
-}
 
 
 def routes(console: Console, namespace: Namespace) -> list[Route]:
@@ -51,14 +44,9 @@ class _Pages:
     async def change_settings(self, request: Request) -> Response:
         fields = texts_of(await form_of(request))
         hub = hub_to_change(request, self._namespace)
-        before = _settings_of(hub)
+        before = setting_texts(hub)
         try:
-            # What is left as it was shown is not touched: the tier's own limit stays the tier's.
-            changes = {
-                name: optional_number(fields, name, noun)
-                for name, noun in _SETTINGS.items()
-                if name in fields and fields[name] != before[name]
-            }
+            changes = changed_settings(fields, before)
             self._namespace.update_hub(hub.name, changes)
         except TidegateError as error:
             return self._settings(request, before | fields, error)
@@ -77,9 +65,9 @@ class _Pages:
             status_code=status_of(problem),
             tab="settings",
             hub=hub,
-            fields=_settings_of(hub) if fields is None else fields,
+            fields=setting_texts(hub) if fields is None else fields,
             problem=problem,
-            limits=self._namespace.limits(),
+            settings=setting_fields(self._namespace.limits()),
         )
 
     # -- deleting
@@ -115,11 +103,3 @@ class _Pages:
             fields={"name": ""},
             problem=problem,
         )
-
-
-def _settings_of(hub: Hub) -> dict[str, str]:
-    return {
-        "retention_hours": str(hub.retention_hours),
-        "retention_bytes": "" if hub.retention_bytes is None else str(hub.retention_bytes),
-        "event_bytes_max": str(hub.event_bytes_max),
-    }

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Self, TypeVar
 
-from tidegate.broker import UNCHANGED, EventHub, Partition, PublisherActivity
+from tidegate.broker import EventHub, Partition, PublisherActivity
 from tidegate.console.frame.paging import PAGE_SIZE, Page, page_at, page_of
 from tidegate.console.frame.parts import ConsoleParts
 from tidegate.console.hubs.sampler import Sampler
@@ -24,6 +24,7 @@ from tidegate.console.hubs.values import (
     Reader,
 )
 from tidegate.model.capture import CapturedFile, CaptureProgress, CaptureSettings, CaptureStatistics
+from tidegate.model.hub_settings import HubChanges
 from tidegate.model.limits import TierLimits
 from tidegate.transport.tasks import TaskOwner
 
@@ -99,9 +100,7 @@ class Namespace:
             name=description.name,
             created_at=_time(description.created_at_ms),
             partition_count=len(description.partition_ids),
-            retention_hours=description.retention_hours,
-            retention_bytes=description.retention_bytes,
-            event_bytes_max=description.event_bytes_max,
+            **description.settings(),
             consumer_groups=_groups(event_hub),
             capture=description.capture,
             capture_statistics=self._capture.statistics().get(description.name),
@@ -212,31 +211,23 @@ class Namespace:
         """What the namespace's tier allows."""
         return self._broker.limits
 
-    def create_hub(self, name: str, *, partition_count: int, settings: Mapping[str, int | None]) -> str:
-        """Make an event hub; returns its name. settings: ``retention_hours``, ``retention_bytes`` and
-        ``event_bytes_max``, as far as they are not the defaults.
+    def create_hub(self, name: str, *, partition_count: int, settings: HubChanges) -> str:
+        """Make an event hub; returns its name. settings: as far as they are not the defaults.
 
         Raises InvalidArgumentError, AlreadyExistsError, LogFullError.
         """
         return self._broker.create_event_hub(
             name,
             partition_count=partition_count,
-            retention_hours=settings.get("retention_hours"),
-            retention_bytes=settings.get("retention_bytes"),
-            event_bytes_max=settings.get("event_bytes_max"),
+            **settings,
         ).name
 
-    def update_hub(self, name: str, settings: Mapping[str, int | None]) -> None:
+    def update_hub(self, name: str, settings: HubChanges) -> None:
         """Change settings, all or none; see ``create_hub``. None is the default again.
 
         Raises InvalidArgumentError, LogFullError.
         """
-        self._broker.update_event_hub(
-            name,
-            retention_hours=settings.get("retention_hours", UNCHANGED),
-            retention_bytes=settings.get("retention_bytes", UNCHANGED),
-            event_bytes_max=settings.get("event_bytes_max", UNCHANGED),
-        )
+        self._broker.update_event_hub(name, **settings)
 
     async def delete_hub(self, name: str) -> None:
         """Remove an event hub with everything in it. Raises LogFullError."""

@@ -12,23 +12,19 @@ from starlette.routing import Route
 
 from tidegate.console.frame.context import Console
 from tidegate.console.frame.errors import status_of
-from tidegate.console.frame.forms import optional_number, start_of, texts_of, whole_number
+from tidegate.console.frame.forms import start_of, texts_of, whole_number
 from tidegate.console.frame.paging import pager
 from tidegate.console.frame.rendering import fragment, page
 from tidegate.console.frame.sessions import form_of, require_listen, require_manage, rights_of, session_of
 from tidegate.console.hubs.namespace import Namespace
+from tidegate.console.hubs.setting_fields import changed_settings, setting_fields, setting_texts
 from tidegate.model.errors import TidegateError
+from tidegate.model.hub_settings import PARTITION_COUNT_DEFAULT, HubSettings
 
 CREATE_PATH = "/hubs/-/create"
 """No event hub is named ``-``."""
 
-_BLANK = {
-    "name": "",
-    "partition_count": "4",
-    "retention_hours": "",
-    "retention_bytes": "",
-    "event_bytes_max": "",
-}
+_BLANK = {"name": "", "partition_count": str(PARTITION_COUNT_DEFAULT), **setting_texts(HubSettings())}
 
 
 def routes(console: Console, namespace: Namespace) -> list[Route]:
@@ -73,11 +69,7 @@ class _Pages:
             name = self._namespace.create_hub(
                 fields.get("name", ""),
                 partition_count=whole_number(fields, "partition_count", "The number of partitions"),
-                settings={
-                    "retention_hours": optional_number(fields, "retention_hours", "The retention"),
-                    "retention_bytes": optional_number(fields, "retention_bytes", "The size of a partition"),
-                    "event_bytes_max": optional_number(fields, "event_bytes_max", "The largest event"),
-                },
+                settings=changed_settings(fields, _BLANK),
             )
         except TidegateError as error:
             return self._form(request, _BLANK | fields, error)
@@ -92,6 +84,7 @@ class _Pages:
             fields=fields,
             problem=problem,
             limits=self._namespace.limits(),
+            settings=setting_fields(self._namespace.limits()),
         )
 
     def _send_only(self, request: Request) -> Response:

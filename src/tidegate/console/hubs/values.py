@@ -12,6 +12,7 @@ from typing import Final
 
 from tidegate.console.frame.paging import Page
 from tidegate.model.capture import CaptureSettings, CaptureStatistics, WindowEnd
+from tidegate.model.hub_settings import HubSettings
 
 HISTORY_SAMPLES: Final = 300
 """How many samples the service keeps of the whole namespace, one a second."""
@@ -130,17 +131,13 @@ class PartitionRow:
     receivers: int
 
 
-@dataclass(frozen=True, slots=True)
-class Hub:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hub(HubSettings):
     """An event hub."""
 
     name: str
     created_at: datetime
     partition_count: int
-    retention_hours: int
-    retention_bytes: int | None
-    """Per partition; None: no limit but time."""
-    event_bytes_max: int
     consumer_groups: tuple[ConsumerGroupRow, ...]
     capture: CaptureSettings | None
     capture_statistics: CaptureStatistics | None

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from tidegate.broker import UNCHANGED, Broker, Claim, EventHub, SharedAccessPolicy, Unchanged
+from tidegate.broker import Broker, Claim, EventHub, SharedAccessPolicy
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.hub_settings import hub_changes_in
 from tidegate.model.limits import Tier
 from tidegate.wire.administration import Administration, AdministrationRequest
 from tidegate.wire.management import EventHubDescription
@@ -32,22 +33,12 @@ def describe_event_hub(event_hub: EventHub) -> EventHubDescription:
         description.name,
         description.created_at_ms,
         description.partition_ids,
-        description.retention_hours,
-        description.retention_bytes,
-        description.event_bytes_max,
+        **description.settings(),
     )
 
 
 def _update_event_hub(broker: Broker, request: AdministrationRequest) -> object:
-    def wanted(name: str) -> int | Unchanged | None:
-        return request.integer(name) if name in request.values else UNCHANGED
-
-    event_hub = broker.update_event_hub(
-        request.event_hub,
-        retention_hours=wanted("retention_hours"),
-        retention_bytes=wanted("retention_bytes"),
-        event_bytes_max=wanted("event_bytes_max"),
-    )
+    event_hub = broker.update_event_hub(request.event_hub, **hub_changes_in(request.values))
     return describe_event_hub(event_hub).to_map()
 
 

@@ -12,6 +12,7 @@ from tidegate.broker import Actor, Broker, Partition, acting_as
 from tidegate.gateway.amqp.administration import describe_event_hub, perform_administration
 from tidegate.gateway.amqp.claims import ConnectionClaims
 from tidegate.model.audience import NAMESPACE, entity_path
+from tidegate.model.hub_settings import PARTITION_COUNT_DEFAULT
 from tidegate.wire.addresses import NodeAddress, NodeKind
 from tidegate.wire.administration import AdministrationRequest, encode_administration_response
 from tidegate.wire.delivery import NEVER_ENQUEUED_MS
@@ -22,9 +23,6 @@ from tidegate.wire.management import (
     encode_management_response,
 )
 from tidegate.wire.request_response import Request
-
-PARTITION_COUNT_DEFAULT = 4
-"""Partitions of a hub whose creator names no number (our choice)."""
 
 
 class ManagementService:
@@ -98,9 +96,7 @@ class ManagementService:
             partition_count=PARTITION_COUNT_DEFAULT
             if wanted.partition_count is None
             else wanted.partition_count,
-            retention_hours=wanted.retention_hours,
-            retention_bytes=wanted.retention_bytes,
-            event_bytes_max=wanted.event_bytes_max,
+            **wanted.settings,
         )
         return encode_management_response(message_id, describe_event_hub(event_hub), status_code=201)
 

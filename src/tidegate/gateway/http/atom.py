@@ -27,12 +27,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from tidegate.broker import UNCHANGED, Broker, EventHub, Grant, Partition
+from tidegate.broker import Broker, EventHub, Grant, Partition
 from tidegate.gateway.http.admin import AdministrationDoor
 from tidegate.gateway.http.errors import response_for
 from tidegate.gateway.http.operations import Needs
 from tidegate.model.clock import Clock
 from tidegate.model.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from tidegate.model.hub_settings import HubChanges
 from tidegate.wire.atom import (
     ENTRY_TYPE,
     FEED_TYPE,
@@ -153,17 +154,17 @@ def _put_event_hub(call: _Call) -> Answer:
         )
     if properties.get("Status", "Active") not in ("", "Active"):
         raise InvalidArgumentError("An event hub cannot be disabled.", next_step="Leave Status out.")
+    settings: HubChanges = {"retention_hours": days * 24} if days else {}
     if call.is_update:
-        hours = UNCHANGED if not days else days * 24
         name = call.parameters["hub"]
         return _event_hub(
-            call.broker.update_event_hub(name, partition_count=partition_count or None, retention_hours=hours)
+            call.broker.update_event_hub(name, partition_count=partition_count or None, **settings)
         )
     return _event_hub(
         call.broker.create_event_hub(
             call.parameters["hub"],
             partition_count=partition_count or PARTITION_COUNT_DEFAULT,
-            retention_hours=days * 24 if days else None,
+            **settings,
         )
     )
 

@@ -14,20 +14,18 @@ from enum import Enum
 from typing import Final, cast
 
 from tidegate.broker import (
-    UNCHANGED,
     Broker,
     Claim,
     EventHub,
     EventHubStatistics,
     Partition,
     SharedAccessPolicy,
-    Unchanged,
 )
-from tidegate.gateway.amqp.management import PARTITION_COUNT_DEFAULT
 from tidegate.gateway.http import shapes
 from tidegate.gateway.http.json_shapes import Shape
 from tidegate.model.capture import CaptureSettings, CaptureStatistics
 from tidegate.model.errors import NotFoundError
+from tidegate.model.hub_settings import PARTITION_COUNT_DEFAULT, hub_changes_in
 from tidegate.model.limits import Tier
 
 PREFIX: Final = "/api/v1"
@@ -81,10 +79,6 @@ class Call:
     def optional_integer(self, name: str) -> int | None:
         """A whole number of the body; None where it is left out or null."""
         return cast("int | None", self.values.get(name))
-
-    def changed_integer(self, name: str) -> int | Unchanged | None:
-        """A whole number of the body, or null; ``UNCHANGED`` where it is left out."""
-        return cast("int | None", self.values[name]) if name in self.values else UNCHANGED
 
 
 Handler = Callable[[Call], object]
@@ -159,9 +153,7 @@ def _create_event_hub(call: Call) -> object:
     event_hub = call.broker.create_event_hub(
         call.text("name"),
         partition_count=PARTITION_COUNT_DEFAULT if partition_count is None else partition_count,
-        retention_hours=call.optional_integer("retention_hours"),
-        retention_bytes=call.optional_integer("retention_bytes"),
-        event_bytes_max=call.optional_integer("event_bytes_max"),
+        **hub_changes_in(call.values),
     )
     return _event_hub(event_hub)
 
@@ -174,9 +166,7 @@ def _update_event_hub(call: Call) -> object:
     event_hub = call.broker.update_event_hub(
         call.parameters["hub"],
         partition_count=call.optional_integer("partition_count"),
-        retention_hours=call.changed_integer("retention_hours"),
-        retention_bytes=call.changed_integer("retention_bytes"),
-        event_bytes_max=call.changed_integer("event_bytes_max"),
+        **hub_changes_in(call.values),
     )
     return _event_hub(event_hub)
 
@@ -412,9 +402,7 @@ def _event_hub(event_hub: EventHub) -> dict[str, object]:
         "name": description.name,
         "created_at": _time_text(description.created_at_ms),
         "partition_ids": list(description.partition_ids),
-        "retention_hours": description.retention_hours,
-        "retention_bytes": description.retention_bytes,
-        "event_bytes_max": description.event_bytes_max,
+        **description.settings(),
         "consumer_groups": list(description.consumer_groups),
         "capture": None if description.capture is None else description.capture.to_mapping(),
     }

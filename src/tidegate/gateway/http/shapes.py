@@ -6,6 +6,7 @@ from typing import Final
 
 from tidegate.broker import Claim
 from tidegate.gateway.http.json_shapes import Field, Kind, Shape
+from tidegate.model.hub_settings import HUB_SETTINGS, PARTITION_COUNT_DEFAULT, HubSetting
 from tidegate.model.limits import Tier
 
 _TIERS: Final = tuple(tier.value for tier in Tier)
@@ -108,7 +109,16 @@ CAPTURE_STATISTICS: Final = Shape(
     ),
 )
 
-_RETENTION_BYTES: Final = "Bytes that each partition keeps; null is no limit but time."
+
+def _setting(setting: HubSetting, *, is_change: bool) -> Field:
+    words = f"{setting.sentence}."
+    if setting.is_nullable:
+        words = f"{setting.sentence}; null is {setting.default}."
+    elif is_change:
+        words = f"Null is {setting.default}."
+    kind = Kind.INTEGER if setting.kind is int else Kind.TEXT
+    return Field(setting.name, kind, words, not is_change, is_change or setting.is_nullable)
+
 
 EVENT_HUB: Final = Shape(
     "EventHub",
@@ -116,25 +126,25 @@ EVENT_HUB: Final = Shape(
         _text("name", "As its creator wrote it; compared without regard to case."),
         _text("created_at", "When it was made: ISO 8601, UTC."),
         Field("partition_ids", Kind.TEXTS, '"0", "1", … in order.'),
-        _number("retention_hours", "Hours that events are kept."),
-        _number("retention_bytes", _RETENTION_BYTES, is_nullable=True),
-        _number("event_bytes_max", "Largest event or batch, in bytes."),
+        *(_setting(setting, is_change=False) for setting in HUB_SETTINGS),
         Field("consumer_groups", Kind.TEXTS, "Their names, $Default first."),
         Field("capture", Kind.OBJECT, "Null: not captured.", is_nullable=True, shape=CAPTURE),
     ),
 )
 
-_CHANGEABLE: Final = (
-    _number("retention_hours", "Null is the tier's default.", is_nullable=True, is_required=False),
-    _number("retention_bytes", _RETENTION_BYTES, is_nullable=True, is_required=False),
-    _number("event_bytes_max", "Null is what the tier allows.", is_nullable=True, is_required=False),
-)
+_CHANGEABLE: Final = tuple(_setting(setting, is_change=True) for setting in HUB_SETTINGS)
+
+_PARTITION_COUNT: Final = f"{PARTITION_COUNT_DEFAULT} where it is left out; fixed from then on."
 
 EVENT_HUB_CREATION: Final = Shape(
     "EventHubCreation",
     (
         _text("name", "Letters, digits, '.', '-' and '_'."),
-        _number("partition_count", "4 where it is left out; fixed from then on.", is_required=False),
+        _number(
+            "partition_count",
+            f"{PARTITION_COUNT_DEFAULT} where it is left out; fixed from then on.",
+            is_required=False,
+        ),
         *_CHANGEABLE,
     ),
 )

@@ -1,0 +1,56 @@
+"""The fields of the forms for a hub's settings, made of their declaration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tidegate.console.frame.forms import optional_number
+from tidegate.model.hub_settings import HUB_SETTINGS, HubChanges, HubSetting, HubSettings, hub_changes_in
+from tidegate.model.limits import TierLimits
+
+
+@dataclass(frozen=True, slots=True)
+class SettingField:
+    """A field of a form for a hub's setting."""
+
+    name: str
+    label: str
+    hint: str
+    mode: str
+    """What keys a phone shows: ``numeric``, or empty for letters."""
+
+
+def setting_fields(limits: TierLimits) -> list[SettingField]:
+    """The fields for a hub's settings, in a namespace with these limits."""
+    return [
+        SettingField(each.name, each.sentence, _hint(each, limits), "numeric" if each.kind is int else "")
+        for each in HUB_SETTINGS
+    ]
+
+
+def _hint(setting: HubSetting, limits: TierLimits) -> str:
+    default = setting.default if setting.default_value is None else str(setting.default_value(limits))
+    most = "" if isinstance(setting.maximum, int) else f"; at most {setting.maximum(limits):,}"
+    return f"Empty: {default}{most}."
+
+
+def setting_texts(settings: HubSettings) -> dict[str, str]:
+    """A hub's settings as its form shows them."""
+    return {name: "" if value is None else str(value) for name, value in settings.settings().items()}
+
+
+def changed_settings(fields: Mapping[str, str], before: Mapping[str, str]) -> HubChanges:
+    """The settings whose fields are not as they were shown. Raises FieldError.
+
+    What is left as it was is not touched: the tier's own limit stays the tier's.
+    """
+    return hub_changes_in(
+        {
+            each.name: optional_number(fields, each.name, each.noun)
+            if each.kind is int
+            else fields[each.name] or None
+            for each in HUB_SETTINGS
+            if each.name in fields and fields[each.name] != before.get(each.name)
+        }
+    )

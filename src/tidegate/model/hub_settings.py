@@ -1,0 +1,147 @@
+"""The settings of an event hub, declared once.
+
+The rule: a setting is declared here, and used where it has its effect. The catalog, ``$management``, HTTP and
+its OpenAPI document, the client, the configuration file, the command line and the console take names, types,
+limits and sentences from ``HUB_SETTINGS``, and carry values as ``HubChanges`` and ``HubSettings``.
+
+A new setting is one entry in each of the three below, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypedDict, cast
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.limits import EVENT_BYTES_MIN, RETENTION_BYTES_MAX, TierLimits
+
+PARTITION_COUNT_DEFAULT: Final = 4
+"""Partitions of a hub whose creator names no number (our choice). Their number is fixed from then on, so it
+is none of the settings."""
+
+
+class HubChanges(TypedDict, total=False):
+    """Settings to give to an event hub: what is left out stays as it is, None is the default again."""
+
+    retention_hours: int | None
+    """Hours that events are kept; None: the tier's default."""
+    retention_bytes: int | None
+    """Bytes that each partition keeps; None: no limit but time."""
+    event_bytes_max: int | None
+    """Largest event or batch, in bytes; None: what the tier allows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubSettings:
+    """The settings of an event hub; the values that describe a hub begin with them."""
+
+    retention_hours: int | None = None
+    """Hours that events are kept; None where the service does not tell (Azure)."""
+    retention_bytes: int | None = None
+    """Bytes that each partition keeps; None: no limit but time, or the service does not tell."""
+    event_bytes_max: int | None = None
+    """Largest event or batch, in bytes; None where the service does not tell."""
+
+    def settings(self) -> HubChanges:
+        """Every setting by its name."""
+        return cast(HubChanges, {setting.name: getattr(self, setting.name) for setting in HUB_SETTINGS})
+
+
+@dataclass(frozen=True, slots=True)
+class HubSetting:
+    """What is known of one setting."""
+
+    name: str
+    kind: type[int] | type[str]
+    sentence: str
+    """What it is; without a full stop."""
+    default: str
+    """What None means."""
+    noun: str
+    """What a refusal of a form calls it."""
+    unit: str
+    """What a refusal says behind the number: of the value, or of a text's characters."""
+    minimum: int
+    maximum: int | Callable[[TierLimits], int]
+    """The largest number, or the most characters of a text; by tier where tiers differ."""
+    note: str = ""
+    """What the command line says behind the sentence."""
+    default_value: Callable[[TierLimits], int] | None = None
+    """What None becomes when it is set; None: it stays None."""
+    is_nullable: bool = False
+    """Whether a hub's description may have None."""
+    has_off: bool = False
+    """Whether people write ``off`` for None."""
+
+    def maximum_of(self, limits: TierLimits) -> int:
+        """The largest number, or the most characters, that a tier allows."""
+        return self.maximum if isinstance(self.maximum, int) else self.maximum(limits)
+
+    def read(self, value: object) -> int | str | None:
+        """A value that somebody sent. Raises InvalidArgumentError for one of another type."""
+        if value is None:
+            return None
+        if not isinstance(value, self.kind) or isinstance(value, bool):
+            wanted = "whole number" if self.kind is int else "text"
+            raise InvalidArgumentError(f"{self.name} is a {type(value).__name__}, not a {wanted}.")
+        return self.kind(value)
+
+    def resolve(self, value: object, limits: TierLimits) -> int | str | None:
+        """The value to store; an empty text is None. Raises InvalidArgumentError for one out of range."""
+        found = self.read(value)
+        if found is None or found == "":
+            return None if self.default_value is None else self.default_value(limits)
+        size, maximum = len(found) if isinstance(found, str) else found, self.maximum_of(limits)
+        if not self.minimum <= size <= maximum:
+            none = ", or none" if self.is_nullable else ""
+            raise InvalidArgumentError(
+                f"{str(size)[:40]} {self.unit}; {self.minimum} to {maximum} are allowed{none}."
+            )
+        return found
+
+
+HUB_SETTINGS: Final = (
+    HubSetting(
+        name="retention_hours",
+        kind=int,
+        sentence="Hours that events are kept",
+        default="the tier's default",
+        noun="The retention",
+        unit="hours",
+        minimum=1,
+        maximum=lambda limits: limits.retention_hours_max,
+        default_value=lambda limits: limits.retention_hours_default,
+    ),
+    HubSetting(
+        name="retention_bytes",
+        kind=int,
+        sentence="Bytes that each partition keeps",
+        default="no limit but time",
+        noun="The size of a partition",
+        unit="bytes of retention",
+        minimum=1,
+        maximum=RETENTION_BYTES_MAX,
+        note="whole segments of 128 MiB go",
+        is_nullable=True,
+        has_off=True,
+    ),
+    HubSetting(
+        name="event_bytes_max",
+        kind=int,
+        sentence="Largest event or batch, in bytes",
+        default="what the tier allows",
+        noun="The largest event",
+        unit="bytes as the largest event",
+        minimum=EVENT_BYTES_MIN,
+        maximum=lambda limits: limits.event_bytes_max,
+        has_off=True,
+    ),
+)
+"""Every setting, in the order in which people see them."""
+
+
+def hub_changes_in(values: Mapping[str, object]) -> HubChanges:
+    """The settings among ``values``. Raises InvalidArgumentError for one of another type."""
+    found = {each.name: each.read(values[each.name]) for each in HUB_SETTINGS if each.name in values}
+    return cast(HubChanges, found)

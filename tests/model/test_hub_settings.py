@@ -1,0 +1,64 @@
+"""A hub's settings: the declaration is of one piece, and values are judged by it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.hub_settings import HUB_SETTINGS, HubChanges, HubSetting, HubSettings, hub_changes_in
+from tidegate.model.limits import TIER_LIMITS, Tier
+
+_LIMITS = TIER_LIMITS[Tier.STANDARD]
+_BY_NAME = {setting.name: setting for setting in HUB_SETTINGS}
+
+
+def test_types_and_table_name_the_same_settings() -> None:
+    """One that is missing in any of the three would be lost on its way through the layers."""
+    names = [setting.name for setting in HUB_SETTINGS]
+    assert [field.name for field in fields(HubSettings)] == names
+    assert list(HubChanges.__annotations__) == names
+    assert list(HubSettings().settings()) == names
+
+
+@pytest.mark.parametrize("setting", HUB_SETTINGS, ids=lambda setting: setting.name)
+def test_the_least_and_the_most_are_taken(setting: HubSetting) -> None:
+    """And the next one on either side is not; None becomes the default."""
+    least, most = setting.minimum, setting.maximum_of(_LIMITS)
+    for size in (least, most):
+        assert setting.resolve(_value(setting, size), _LIMITS) == (_value(setting, size) or None)
+    for size in (least - 1, most + 1):
+        if size < 0:
+            continue
+        with pytest.raises(InvalidArgumentError, match=f"{size} .*; {least} to {most} are allowed"):
+            setting.resolve(_value(setting, size), _LIMITS)
+    default = None if setting.default_value is None else setting.default_value(_LIMITS)
+    assert setting.resolve(None, _LIMITS) == default
+
+
+def _value(setting: HubSetting, size: int) -> int | str:
+    return size if setting.kind is int else "x" * size
+
+
+@pytest.mark.parametrize("setting", HUB_SETTINGS, ids=lambda setting: setting.name)
+def test_values_of_another_type_are_refused(setting: HubSetting) -> None:
+    """True is no number, though Python says so."""
+    wrong: tuple[object, ...] = (True, 1.5, [], "1" if setting.kind is int else 1)
+    for value in wrong:
+        with pytest.raises(InvalidArgumentError, match=setting.name):
+            hub_changes_in({setting.name: value})
+
+
+def test_only_settings_are_taken_out_of_other_values() -> None:
+    """What is left out stays left out, and null stays null: they mean different things."""
+    values = {"name": "hub", "retention_hours": 24, "retention_bytes": None}
+    assert hub_changes_in(values) == {"retention_hours": 24, "retention_bytes": None}
+
+
+def test_limits_follow_the_tier() -> None:
+    """Basic keeps events for a day, and that is also its default."""
+    basic, hours = TIER_LIMITS[Tier.BASIC], _BY_NAME["retention_hours"]
+    assert hours.resolve(None, basic) == 24
+    with pytest.raises(InvalidArgumentError, match="25 hours; 1 to 24 are allowed"):
+        hours.resolve(25, basic)
