@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import text
 
+from tidegate.model.errors import InvalidArgumentError
 from tidegate.sql import ConsumerKey, Database, DeadLetterFilter, DeadLetters, DeadLetterStatus
 from tidegate.sql.core.schema import by_time, dead_letter, schema_version
 from tidegate.sql.dead_letters.pages import DeadLetterLine, DeadLetterPages
@@ -22,7 +23,7 @@ FILTERS = {
     "partition": DeadLetterFilter(consumer_group="$DEFAULT", partition_id="1"),
     "error": DeadLetterFilter(error_type="ValueError"),
     "reason": DeadLetterFilter(reason_contains="REASON 2", status=None),
-    "whole reason": DeadLetterFilter(reason="reason 2"),
+    "whole reason": DeadLetterFilter(reason_is="reason 2"),
     "time": DeadLetterFilter(failed_from=NOON, failed_until=NOON + timedelta(hours=1), status=None),
     "discarded": DeadLetterFilter(status=DeadLetterStatus.DISCARDED),
 }
@@ -59,6 +60,26 @@ def _fill(database: Database, seed: int, count: int = 300) -> None:
         )
     with database.writing() as connection, connection.begin():
         connection.execute(dead_letter.insert(), rows)
+
+
+def test_a_filter_survives_its_fields() -> None:
+    """What an address or a form carries means the same dead letters again; the rest is refused."""
+    filters = (
+        *FILTERS.values(),
+        DeadLetterFilter(
+            "Hub", "group", "pipeline", "7", (1, 20), None, "Error", "part", "whole ", NOON, NOON
+        ),
+    )
+    for filter in filters:
+        fields = filter.to_fields()
+        assert DeadLetterFilter.from_fields(fields, now_utc=NOON) == filter
+    assert DeadLetterFilter().to_fields() == {}
+    assert DeadLetterFilter.from_fields({"from": "2h", "hub": ""}, now_utc=NOON) == DeadLetterFilter(
+        failed_from=NOON - timedelta(hours=2)
+    )
+    for field in ({"state": "closed"}, {"number": "-1"}, {"number": "1,"}, {"until": "soon"}):
+        with pytest.raises(InvalidArgumentError):
+            DeadLetterFilter.from_fields(field, now_utc=NOON)
 
 
 def _walk(pages: DeadLetterPages, filter: DeadLetterFilter, limit: int) -> list[DeadLetterLine]:

@@ -81,7 +81,7 @@ def chosen_filter(
         status=None if status is StatusChoice.ALL else DeadLetterStatus(status.value),
         error_type=error_type,
         reason_contains=reason,
-        reason=reason_is,
+        reason_is=reason_is,
         sequence_numbers=tuple(sequence_numbers) if sequence_numbers else None,
         failed_from=None if failed_since is None else parse_time(failed_since, now_utc=now),
         failed_until=None if failed_until is None else parse_time(failed_until, now_utc=now),

@@ -33,7 +33,7 @@ def conditions_of(filter_: DeadLetterFilter) -> list[ColumnElement[bool]]:
         (row.pipeline, filter_.pipeline),
         (row.partition_id, filter_.partition_id),
         (row.error_type, filter_.error_type),
-        (row.reason, filter_.reason),
+        (row.reason, filter_.reason_is),
     ):
         if value is not None:
             conditions.append(column == value)

@@ -8,14 +8,15 @@ from __future__ import annotations
 import traceback as traceback_module
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventContents, EventData, ReceivedEvent
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate.model.position_text import parse_time
 from tidegate.wire.event_codec import decode_event, encode_event
 
 Row = Mapping[str, object]
@@ -240,12 +241,83 @@ class DeadLetterFilter:
     error_type: str | None = None
     reason_contains: str | None = None
     """Text that the reason holds, without regard to case (ASCII letters)."""
-    reason: str | None = None
+    reason_is: str | None = None
     """The whole reason, as it is stored."""
     failed_from: datetime | None = None
     """Last failed at this time or later (aware)."""
     failed_until: datetime | None = None
     """Last failed before this time (aware)."""
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, str], *, now_utc: datetime) -> Self:
+        """The filter of fields as an address or a form has them: the inverse of ``to_fields``.
+
+        A field that is empty or missing is left open, but for ``state``: only open ones; ``all`` leaves it
+        open. Times may be relative to ``now_utc`` (``2h``). Fields of other names are ignored.
+        Raises InvalidArgumentError for an invalid state, sequence number or time.
+        """
+
+        def time(name: str) -> datetime | None:
+            return parse_time(fields[name], now_utc=now_utc) if fields.get(name) else None
+
+        return cls(
+            event_hub=fields.get("hub") or None,
+            consumer_group=fields.get("group") or None,
+            pipeline=fields.get("pipeline") or None,
+            partition_id=fields.get("partition") or None,
+            sequence_numbers=_numbers(fields.get("number", "")),
+            status=_status(fields.get("state", "")),
+            error_type=fields.get("error_type") or None,
+            reason_contains=fields.get("reason") or None,
+            reason_is=fields.get("reason_is") or None,
+            failed_from=time("from"),
+            failed_until=time("until"),
+        )
+
+    def to_fields(self) -> dict[str, str]:
+        """The fields that are not left open, as texts; ``state`` only where it is not ``open``."""
+        found: dict[str, object] = {
+            "hub": self.event_hub,
+            "group": self.consumer_group,
+            "pipeline": self.pipeline,
+            "partition": self.partition_id,
+            "number": None if self.sequence_numbers is None else ",".join(map(str, self.sequence_numbers)),
+            "state": "all" if self.status is None else self.status.value,
+            "error_type": self.error_type,
+            "reason": self.reason_contains,
+            "reason_is": self.reason_is,
+            "from": None if self.failed_from is None else self.failed_from.isoformat(),
+            "until": None if self.failed_until is None else self.failed_until.isoformat(),
+        }
+        if self.status is DeadLetterStatus.OPEN:
+            del found["state"]
+        return {name: str(value) for name, value in found.items() if value is not None}
+
+    def until(self, time: datetime) -> Self:
+        """The same without those that fail at ``time`` or later."""
+        earliest = time if self.failed_until is None else min(time, self.failed_until)
+        return replace(self, failed_until=earliest)
+
+
+def _status(text: str) -> DeadLetterStatus | None:
+    try:
+        return None if text == "all" else DeadLetterStatus(text or DeadLetterStatus.OPEN)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"{text[:40]!r} is no state of a dead letter.",
+            next_step="Use open, redriven, discarded or all.",
+        ) from error
+
+
+def _numbers(text: str) -> tuple[int, ...] | None:
+    if not text:
+        return None
+    for each in text.split(","):
+        if not (each.isascii() and each.isdigit() and len(each) < 19):
+            raise InvalidArgumentError(
+                f"{each[:40]!r} is not a sequence number.", next_step="Give a number, 0 or more."
+            )
+    return tuple(map(int, text.split(",")))
 
 
 @dataclass(frozen=True, slots=True)
