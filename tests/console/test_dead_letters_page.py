@@ -32,8 +32,9 @@ from tidegate.broker import Claim
 from tidegate.client import BlockingConsumer
 from tidegate.console.dead_letters import letters as dead_letters
 from tidegate.console.dead_letters import page as dead_letters_page
+from tidegate.console.dead_letters.filter import format_place, parse_place
 from tidegate.console.dead_letters.histogram import DAYS_MAX, HOURS_MAX, histogram_of
-from tidegate.console.dead_letters.values import LetterCount, LetterEvent, LetterKey, LetterPlace
+from tidegate.console.dead_letters.values import LetterEvent
 from tidegate.console.frame import shared_answers
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData
@@ -49,6 +50,7 @@ from tidegate.sql import (
     load_pipeline,
     process_partition_batch,
 )
+from tidegate.sql.dead_letters.pages import DeadLetterPlace, HourCount
 from tidegate.testing.hub import HubService
 from tidegate.wire.event_codec import encode_event
 
@@ -516,15 +518,15 @@ def test_a_place_survives_its_address(
     at: datetime, hub: str, group: str, partition: str, number: int
 ) -> None:
     """Whatever names hold (but a NUL, which none does)."""
-    place = LetterPlace(at, LetterKey(hub, group, partition, number))
-    assert LetterPlace.parse(place.format()) == place
+    place = DeadLetterPlace(at, hub, group, partition, number)
+    assert parse_place(format_place(place)) == place
 
 
 @given(st.text() | st.binary().map(lambda raw: raw.hex()))
 def test_a_garbled_place_is_an_error_of_the_address(garbled: str) -> None:
     """And nothing else."""
     try:
-        LetterPlace.parse(garbled)
+        parse_place(garbled)
     except InvalidArgumentError:
         return
 
@@ -533,7 +535,7 @@ def test_a_garbled_place_is_an_error_of_the_address(garbled: str) -> None:
 def test_a_histogram_leaves_nothing_out(hours: dict[int, int]) -> None:
     """Bars and those before them are all there are, in order, side by side, and none outside the picture."""
     begin = datetime(2026, 1, 1, tzinfo=UTC)
-    counts = [LetterCount(begin + timedelta(hours=hour), count) for hour, count in sorted(hours.items())]
+    counts = [HourCount(begin + timedelta(hours=hour), count) for hour, count in sorted(hours.items())]
     found = histogram_of(counts)
     assert found is not None
     assert sum(bar.count for bar in found.bars) + found.earlier == sum(hours.values())

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Sequence
 
 from tidegate.console.dead_letters.redrive import RedriveProcess
-from tidegate.console.dead_letters.values import LetterFilter, RedriveRequest
+from tidegate.console.dead_letters.values import RedriveRequest
 from tidegate.console.frame.parts import OwnAddress
 from tidegate.console.jobs.job import Job, JobKind
 from tidegate.console.jobs.jobs import RunningJob
+from tidegate.sql import DeadLetterFilter
 from tidegate.transport.clock import SystemClock
 
 
@@ -24,7 +25,7 @@ class _Talking(RedriveProcess):
 async def test_long_lines_are_cut() -> None:
     """A job keeps 200 lines of 2,000 bytes each, not of a megabyte; one may be cut within a character."""
     service = OwnAddress("", None)
-    request = RedriveRequest("", LetterFilter(), None, 1, is_dry_run=True, actor="")
+    request = RedriveRequest("", DeadLetterFilter(), None, 1, is_dry_run=True, actor="")
     running = RunningJob(Job("1", JobKind.DRY_RUN, "", None, "", SystemClock().now_utc()))
     await _Talking("", service, request).run(running)
     assert running.job.output.splitlines() == ["x" + "ä" * 999 + "\N{REPLACEMENT CHARACTER}"] * 200

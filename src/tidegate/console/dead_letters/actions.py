@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from tidegate.console.dead_letters.filter import LetterQuery
 from tidegate.console.dead_letters.letters import DeadLetterView
-from tidegate.console.dead_letters.values import LetterFilter, LetterState, RedriveRequest
+from tidegate.console.dead_letters.values import RedriveRequest
 from tidegate.console.frame.context import Console, stored
 from tidegate.console.frame.errors import status_of
 from tidegate.console.frame.rendering import page
@@ -23,6 +23,7 @@ from tidegate.console.frame.sessions import actor_of, form_of, require_manage, r
 from tidegate.console.jobs.jobs import Jobs
 from tidegate.console.jobs.page import follow_job
 from tidegate.model.errors import InvalidArgumentError, TidegateError
+from tidegate.sql import DeadLetterFilter, DeadLetterStatus
 
 COUNT_S = 5.0
 """For how long a confirmation waits for its numbers."""
@@ -123,10 +124,10 @@ class _Pages:
         }
         return page(request, template, status_code=status_of(problem), **context)
 
-    def _meant(self, query: LetterQuery) -> LetterFilter:
+    def _meant(self, query: LetterQuery) -> DeadLetterFilter:
         """Open ones only, and none that fails from now on."""
         now = self._clock.now_utc()
-        fields = {**query.fields, "state": LetterState.OPEN.value}
+        fields = {**query.fields, "state": DeadLetterStatus.OPEN.value}
         return LetterQuery(fields).filter(now_utc=now).until(now)
 
 

@@ -1,17 +1,20 @@
-"""Which dead letters an address means: the fields as people write them, and as the backend has them."""
+"""Which dead letters an address or a form means, and where a page of them ended."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Self
 from urllib.parse import quote, urlencode
 
-from tidegate.console.dead_letters.values import LetterFilter, LetterKey, LetterState
 from tidegate.console.frame.rights import Rights
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.position_text import parse_time
+from tidegate.sql import AuditEntry, DeadLetter, DeadLetterFilter
+from tidegate.sql.dead_letters.pages import DeadLetterLine, DeadLetterPlace
 
 _FIELDS = (
     "hub",
@@ -25,6 +28,7 @@ _FIELDS = (
     "until",
     "number",
 )
+"""Those of ``DeadLetterFilter`` that the pages offer."""
 _TEXT_CHARACTERS_MAX = 2_000
 
 
@@ -51,30 +55,9 @@ class LetterQuery:
         """The hub that is meant; None: all."""
         return self.fields["hub"] or None
 
-    def filter(self, *, now_utc: datetime) -> LetterFilter:
+    def filter(self, *, now_utc: datetime) -> DeadLetterFilter:
         """Raises InvalidArgumentError for a time, a number or a state that cannot be meant."""
-        fields = self.fields
-        state: LetterState | None = LetterState.OPEN
-        if fields["state"]:
-            try:
-                state = None if fields["state"] == "all" else LetterState(fields["state"])
-            except ValueError as error:
-                raise InvalidArgumentError(
-                    f"{fields['state'][:40]!r} is no state of a dead letter.",
-                    next_step="Use open, redriven, discarded or all.",
-                ) from error
-        return LetterFilter(
-            event_hub=fields["hub"] or None,
-            consumer_group=fields["group"] or None,
-            partition_id=fields["partition"] or None,
-            error_type=fields["error_type"] or None,
-            reason=fields["reason"] or None,
-            reason_is=fields["reason_is"] or None,
-            state=state,
-            failed_from=parse_time(fields["from"], now_utc=now_utc) if fields["from"] else None,
-            failed_until=parse_time(fields["until"], now_utc=now_utc) if fields["until"] else None,
-            sequence_number=_number(fields["number"]),
-        )
+        return DeadLetterFilter.from_fields(self.fields, now_utc=now_utc)
 
     def query(self, **changes: str) -> str:
         """The filter as part of an address, some fields changed."""
@@ -89,17 +72,41 @@ class LetterQuery:
         return not any(value for name, value in self.fields.items() if name != "state")
 
 
-def letter_address(key: LetterKey) -> str:
+def letter_address(letter: DeadLetter | DeadLetterLine | AuditEntry) -> str:
     """The page of one dead letter."""
-    parts = (key.event_hub, key.consumer_group, key.partition_id, str(key.sequence_number))
+    parts = (letter.event_hub, letter.consumer_group, letter.partition_id, str(letter.sequence_number))
     return "/dead-letters/" + "/".join(quote(part, safe="") for part in parts)
 
 
-def _number(text: str) -> int | None:
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
+def format_place(place: DeadLetterPlace) -> str:
+    """As an address holds it."""
+    fields = [
+        place.last_failed_at.astimezone(UTC).isoformat(),
+        place.event_hub,
+        place.consumer_group,
+        place.partition_id,
+        place.sequence_number,
+    ]
+    return base64.urlsafe_b64encode(json.dumps(fields).encode()).decode().rstrip("=")
+
+
+def parse_place(text: str) -> DeadLetterPlace:
+    """Raises InvalidArgumentError for what ``format_place`` never wrote."""
+    try:
+        found = json.loads(base64.urlsafe_b64decode(text.encode() + b"=" * (-len(text) % 4)))
+        time, hub, group, partition_id, number = found
+        if not all(isinstance(each, str) for each in (time, hub, group, partition_id)):
+            raise ValueError
+        at = datetime.fromisoformat(time)
+        if (
+            at.tzinfo is None
+            or "\0" in f"{hub}{group}{partition_id}"
+            or type(number) is not int
+            or abs(number) >= 1 << 63
+        ):
+            raise ValueError
+        return DeadLetterPlace(at.astimezone(UTC), hub, group, partition_id, number)
+    except (ValueError, TypeError, OverflowError, binascii.Error, RecursionError) as error:
         raise InvalidArgumentError(
-            f"{text[:40]!r} is not a sequence number.", next_step="Give a number, 0 or more."
-        )
-    return int(text)
+            f"{text[:40]!r} is no place to go on from.", next_step="Begin at the first page."
+        ) from error

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from tidegate.console.dead_letters.values import LetterCount
+from tidegate.sql.dead_letters.pages import HourCount
 
 HOURS_MAX: Final = 96
 """A longer time is told by days. Our choice: bars of 7 pixels on a page of 700."""
@@ -44,7 +44,7 @@ class Histogram:
     height: int = _HEIGHT
 
 
-def histogram_of(hours: Sequence[LetterCount]) -> Histogram | None:
+def histogram_of(hours: Sequence[HourCount]) -> Histogram | None:
     """None where nothing is counted."""
     if not hours:
         return None

@@ -8,26 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from tidegate.amqp.errors import DecodeError
 from tidegate.broker import Broker
+from tidegate.console.dead_letters.filter import format_place
 from tidegate.console.dead_letters.redrive import RedriveProcess
-from tidegate.console.dead_letters.values import (
-    LetterAct,
-    LetterCount,
-    LetterDetail,
-    LetterEvent,
-    LetterFilter,
-    LetterKey,
-    LetterLine,
-    LetterPlace,
-    LetterReason,
-    LetterState,
-    LetterSums,
-    RedriveRequest,
-)
+from tidegate.console.dead_letters.values import LetterEvent, LetterSums, RedriveRequest
 from tidegate.console.explorer.values import property_text
 from tidegate.console.frame.lazy_database import LazyDatabase
 from tidegate.console.frame.paging import Page
@@ -43,7 +30,6 @@ from tidegate.sql import (
     DeadLetter,
     DeadLetterFilter,
     DeadLetters,
-    DeadLetterStatus,
 )
 from tidegate.sql.dead_letters.pages import DeadLetterLine, DeadLetterPages, DeadLetterPlace
 from tidegate.wire.batch import unwrap
@@ -56,8 +42,6 @@ _SUMS_S: Final = 5.0
 """Pages and sums serve all who ask for the same within so many seconds."""
 _HISTORY_MAX: Final = 100
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
 
 class DeadLetterView:
     """Reads dead letters, and starts what closes them.
@@ -69,8 +53,8 @@ class DeadLetterView:
         self._parts = parts
         self._database = database
         self._jobs = jobs
-        self._pages: SharedAnswers[object, Page[LetterLine]] = SharedAnswers(parts.clock, kept_s=_PAGES_S)
-        self._sums: SharedAnswers[LetterFilter, LetterSums] = SharedAnswers(parts.clock, kept_s=_SUMS_S)
+        self._pages: SharedAnswers[object, Page[DeadLetterLine]] = SharedAnswers(parts.clock, kept_s=_PAGES_S)
+        self._sums: SharedAnswers[DeadLetterFilter, LetterSums] = SharedAnswers(parts.clock, kept_s=_SUMS_S)
 
     @property
     def redrive_pipelines(self) -> Sequence[str]:
@@ -78,9 +62,9 @@ class DeadLetterView:
         return self._parts.redrive_pipelines
 
     async def page(
-        self, filter: LetterFilter, *, behind: LetterPlace | None, limit: int, at_most_s: float
-    ) -> Page[LetterLine] | None:
-        """Dead letters, the latest failure first; ``next`` is a ``LetterPlace`` as text.
+        self, filter: DeadLetterFilter, *, behind: DeadLetterPlace | None, limit: int, at_most_s: float
+    ) -> Page[DeadLetterLine] | None:
+        """Dead letters, the latest failure first; ``next`` is a place for ``parse_place``.
 
         None: they are not found within ``at_most_s`` seconds, and are looked for: ask again.
         """
@@ -88,17 +72,15 @@ class DeadLetterView:
             (filter, behind, limit), lambda: self._page(filter, behind, limit), at_most_s=at_most_s
         )
 
-    async def _page(self, filter: LetterFilter, behind: LetterPlace | None, limit: int) -> Page[LetterLine]:
-        stored, place = _stored_filter(filter), None if behind is None else _stored_place(behind)
+    async def _page(
+        self, filter: DeadLetterFilter, behind: DeadLetterPlace | None, limit: int
+    ) -> Page[DeadLetterLine]:
         # One more than is shown tells whether there is another page.
         found = await self._database.ask(
-            lambda database: DeadLetterPages(database).page(stored, behind=place, limit=limit + 1)
+            lambda database: DeadLetterPages(database).page(filter, behind=behind, limit=limit + 1)
         )
-        lines = [_line(each) for each in found[:limit]]
-        following = None
-        if len(found) > limit:
-            following = LetterPlace(lines[-1].last_failed_at, lines[-1].key).format()
-        return Page(lines, None, following)
+        is_more = len(found) > limit
+        return Page(found[:limit], None, format_place(found[limit - 1].place) if is_more else None)
 
     async def open_count(self, event_hub: str | None) -> int:
         """How many are open, of one hub or of all; a second old at most."""
@@ -106,45 +88,24 @@ class DeadLetterView:
             lambda database: DeadLetters(database).count(DeadLetterFilter(event_hub=event_hub))
         )
 
-    async def sums(self, filter: LetterFilter, *, at_most_s: float) -> LetterSums | None:
+    async def sums(self, filter: DeadLetterFilter, *, at_most_s: float) -> LetterSums | None:
         """Sums; None: they are not there within ``at_most_s`` seconds, and are being counted: ask again."""
         return await self._sums.ask(filter, lambda: self._count(filter), at_most_s=at_most_s)
 
-    async def letter(self, key: LetterKey) -> LetterDetail:
-        """One with its history. Raises NotFoundError."""
-        consumer = ConsumerKey(key.event_hub, key.consumer_group)
+    async def letter(
+        self, consumer: ConsumerKey, partition_id: str, sequence_number: int
+    ) -> tuple[DeadLetter, Sequence[AuditEntry]]:
+        """One, and what was done to it, the latest first. Raises NotFoundError."""
 
         def read(database: Database) -> tuple[DeadLetter, Sequence[AuditEntry]]:
             letters = DeadLetters(database)
-            found = letters.show(consumer, key.partition_id, key.sequence_number)
-            return found, letters.audit(consumer, key.partition_id, key.sequence_number, limit=_HISTORY_MAX)
+            found = letters.show(consumer, partition_id, sequence_number)
+            return found, letters.audit(consumer, partition_id, sequence_number, limit=_HISTORY_MAX)
 
-        found, history = await self._database.ask(read)
-        return LetterDetail(
-            line=LetterLine(
-                key=_key(found),
-                last_failed_at=found.last_failed_at,
-                partition_key=found.partition_key,
-                error_type=found.error_type,
-                reason=found.reason,
-                state=LetterState(found.status.value),
-                attempts=found.attempts,
-                pipeline=found.pipeline,
-            ),
-            offset=found.offset,
-            enqueued_time=_EPOCH + timedelta(milliseconds=found.enqueued_time_ms),
-            first_failed_at=found.first_failed_at,
-            traceback=found.traceback,
-            copied_bytes=None if found.payload is None else len(found.payload),
-            history=[_act(each) for each in history],
-        )
+        return await self._database.ask(read)
 
-    async def event(self, key: LetterKey) -> LetterEvent:
+    async def event(self, letter: DeadLetter) -> LetterEvent:
         """Its event: from the log, else from its copy. Raises NotFoundError where neither has it."""
-        consumer = ConsumerKey(key.event_hub, key.consumer_group)
-        letter = await self._database.ask(
-            lambda database: DeadLetters(database).show(consumer, key.partition_id, key.sequence_number)
-        )
         encoded = _encoded_in_log(self._parts.broker, letter)
         if encoded is not None:
             return _event(encoded, is_copy=False)
@@ -155,21 +116,20 @@ class DeadLetterView:
             next_step="Discard it. Copied payloads would outlive the log.",
         )
 
-    async def history(self, event_hub: str | None, *, limit: int) -> Sequence[LetterAct]:
+    async def history(self, event_hub: str | None, *, limit: int) -> Sequence[AuditEntry]:
         """What was done to dead letters, of one hub or of all, the latest first."""
 
         def read(database: Database) -> Sequence[AuditEntry]:
             return DeadLetters(database).audit(event_hub=event_hub, limit=limit)
 
-        return [_act(each) for each in await self._database.ask(read)]
+        return await self._database.ask(read)
 
-    def start_discard(self, filter: LetterFilter, *, because: str, actor: str) -> Job:
+    def start_discard(self, filter: DeadLetterFilter, *, because: str, actor: str) -> Job:
         """Close open ones for good. Raises InvalidArgumentError, QuotaExceededError (too many jobs)."""
         if not because.strip():
             raise InvalidArgumentError(
                 "Discarding needs a reason.", next_step="Say why; the audit trail keeps it."
             )
-        stored = _stored_filter(filter)
 
         async def work(running: RunningJob) -> None:
             loop = asyncio.get_running_loop()
@@ -181,9 +141,9 @@ class DeadLetterView:
 
             def discard(database: Database) -> int:
                 letters = DeadLetters(database)
-                total = letters.count(stored)
+                total = letters.count(filter)
                 loop.call_soon_threadsafe(lambda: running.tell(total=total))
-                return letters.discard(stored, reason=because, actor=actor, progress=tell)
+                return letters.discard(filter, reason=because, actor=actor, progress=tell)
 
             count = await self._database.change(discard)
             running.tell(done=count, counts={"discarded": count})
@@ -226,21 +186,15 @@ class DeadLetterView:
         await self._pages.close()
         await self._sums.close()
 
-    async def _count(self, filter: LetterFilter) -> LetterSums:
-        stored = _stored_filter(filter)
-        hours = await self._database.count(lambda database: DeadLetterPages(database).counts_by_hour(stored))
+    async def _count(self, filter: DeadLetterFilter) -> LetterSums:
+        hours = await self._database.count(lambda database: DeadLetterPages(database).counts_by_hour(filter))
         reasons = await self._database.count(
-            lambda database: DeadLetters(database).counts_by_reason(stored, limit=_REASONS_MAX)
+            lambda database: DeadLetters(database).counts_by_reason(filter, limit=_REASONS_MAX)
         )
         return LetterSums(
             total=sum(each.count for each in hours),
-            hours=[LetterCount(each.start, each.count) for each in hours],
-            reasons=[
-                LetterReason(
-                    each.error_type, each.reason, each.count, each.first_failed_at, each.last_failed_at
-                )
-                for each in reasons
-            ],
+            hours=hours,
+            reasons=reasons,
             counted_at=self._parts.clock.now_utc(),
         )
 
@@ -253,52 +207,10 @@ class _StoppedError(TidegateError):
     """Ends a discard between two transactions."""
 
 
-def _stored_filter(filter: LetterFilter) -> DeadLetterFilter:
-    return DeadLetterFilter(
-        event_hub=filter.event_hub,
-        consumer_group=filter.consumer_group,
-        partition_id=filter.partition_id,
-        sequence_numbers=None if filter.sequence_number is None else (filter.sequence_number,),
-        status=None if filter.state is None else DeadLetterStatus(filter.state.value),
-        error_type=filter.error_type,
-        reason_contains=filter.reason,
-        reason=filter.reason_is,
-        failed_from=filter.failed_from,
-        failed_until=filter.failed_until,
-    )
-
-
-def _stored_place(place: LetterPlace) -> DeadLetterPlace:
-    key = place.key
-    return DeadLetterPlace(
-        place.last_failed_at, key.event_hub, key.consumer_group, key.partition_id, key.sequence_number
-    )
-
-
-def _key(found: DeadLetter | DeadLetterLine | AuditEntry) -> LetterKey:
-    return LetterKey(found.event_hub, found.consumer_group, found.partition_id, found.sequence_number)
-
-
-def _line(found: DeadLetterLine) -> LetterLine:
-    return LetterLine(
-        key=_key(found),
-        last_failed_at=found.last_failed_at,
-        partition_key=found.partition_key,
-        error_type=found.error_type,
-        reason=found.reason,
-        state=LetterState(found.status.value),
-        attempts=found.attempts,
-        pipeline=found.pipeline,
-    )
-
-
-def _act(entry: AuditEntry) -> LetterAct:
-    return LetterAct(_key(entry), entry.action, entry.actor, entry.at, entry.detail)
-
-
-def _words(filter: LetterFilter) -> str:
-    if filter.is_one:
-        return f"event {filter.sequence_number} of partition {filter.partition_id} of {filter.event_hub}"
+def _words(filter: DeadLetterFilter) -> str:
+    numbers = filter.sequence_numbers or ()
+    if len(numbers) == 1 and None not in (filter.event_hub, filter.consumer_group, filter.partition_id):
+        return f"event {numbers[0]} of partition {filter.partition_id} of {filter.event_hub}"
     return f"dead letters of {filter.event_hub or 'all event hubs'}"
 
 

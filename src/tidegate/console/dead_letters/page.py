@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tidegate.console.dead_letters.filter import LetterQuery, letter_address
+from tidegate.console.dead_letters.filter import LetterQuery, letter_address, parse_place
 from tidegate.console.dead_letters.histogram import histogram_of
 from tidegate.console.dead_letters.letters import DeadLetterView
-from tidegate.console.dead_letters.values import (
-    LetterEvent,
-    LetterFilter,
-    LetterKey,
-    LetterPlace,
-    LetterState,
-)
+from tidegate.console.dead_letters.values import LetterEvent
 from tidegate.console.explorer.bodies import hex_lines, pretty_json, visible
 from tidegate.console.frame.context import Console
 from tidegate.console.frame.errors import status_of
@@ -27,6 +22,8 @@ from tidegate.console.frame.paging import PAGE_SIZE
 from tidegate.console.frame.rendering import fragment, page
 from tidegate.console.frame.sessions import require_listen, rights_of
 from tidegate.model.errors import NotFoundError, TidegateError
+from tidegate.sql import AuditEntry, ConsumerKey, DeadLetter, DeadLetterFilter, DeadLetterStatus
+from tidegate.sql.dead_letters.pages import DeadLetterPlace
 
 LIVE_EVERY_S = 2.0
 FIRST_PAINT_S = 0.1
@@ -37,6 +34,8 @@ BODY_SHOWN_MAX = 256 * 1024
 """Bytes of a body that a page shows; a download has all."""
 HEX_SHOWN_MAX = 4 * 1024
 HISTORY_MAX = 100
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def routes(console: Console, letters: DeadLetterView | None) -> list[Route]:
@@ -120,7 +119,7 @@ class _Pages:
         return {
             "query": query,
             "fields": query.fields,
-            "states": [state.value for state in LetterState],
+            "states": [state.value for state in DeadLetterStatus],
             "problem": None,
             "behind": behind,
             "is_hub_fixed": rights.hub is not None,
@@ -133,8 +132,8 @@ class _Pages:
         self,
         view: DeadLetterView,
         query: LetterQuery,
-        chosen: LetterFilter,
-        behind: LetterPlace | None,
+        chosen: DeadLetterFilter,
+        behind: DeadLetterPlace | None,
         *,
         at_most_s: float,
     ) -> dict[str, Any]:
@@ -148,7 +147,7 @@ class _Pages:
         }
 
     async def _sums(
-        self, view: DeadLetterView, query: LetterQuery, chosen: LetterFilter, *, at_most_s: float
+        self, view: DeadLetterView, query: LetterQuery, chosen: DeadLetterFilter, *, at_most_s: float
     ) -> dict[str, Any]:
         sums = await view.sums(chosen, at_most_s=at_most_s)
         return {"sums": sums, "histogram": None if sums is None else histogram_of(sums.hours)}
@@ -166,42 +165,34 @@ class _Pages:
     # --- one ----------------------------------------------------------------------------------------------
 
     async def show(self, request: Request) -> Response:
-        key, view = self._one(request)
-        letter = await view.letter(key)
+        view, (letter, history) = await self._one(request)
         event, missing = None, None
         try:
-            event = await view.event(key)
+            event = await view.event(letter)
         except TidegateError as error:
             missing = error
-        query = LetterQuery.of(
-            {
-                "hub": key.event_hub,
-                "group": key.consumer_group,
-                "partition": key.partition_id,
-                "number": key.sequence_number,
-            },
-            rights_of(request),
-        )
+        parts = request.path_params
         return page(
             request,
             "dead_letter.html",
             letter=letter,
-            line=letter.line,
+            history=history,
+            enqueued_time=_EPOCH + timedelta(milliseconds=letter.enqueued_time_ms),
             event=event,
             missing=missing,
             shown=None if event is None else await asyncio.to_thread(body_texts, event),
-            address=letter_address(key),
-            query=query,
-            is_open=letter.line.state is LetterState.OPEN,
-            may_act=rights_of(request).may_manage(key.event_hub),
+            address=letter_address(letter),
+            query=LetterQuery.of(parts, rights_of(request)),
+            is_open=letter.status is DeadLetterStatus.OPEN,
+            may_act=rights_of(request).may_manage(parts["hub"]),
             has_pipelines=bool(view.redrive_pipelines),
         )
 
     async def download(self, request: Request) -> Response:
         """The body as it is."""
-        key, view = self._one(request)
-        event = await view.event(key)
-        name = f"{key.event_hub}-{key.partition_id}-{key.sequence_number}.bin"
+        view, (letter, _) = await self._one(request)
+        event = await view.event(letter)
+        name = f"{request.path_params['hub']}-{letter.partition_id}-{letter.sequence_number}.bin"
         return Response(
             event.body,
             media_type="application/octet-stream",
@@ -211,14 +202,16 @@ class _Pages:
             },
         )
 
-    def _one(self, request: Request) -> tuple[LetterKey, DeadLetterView]:
+    async def _one(self, request: Request) -> tuple[DeadLetterView, tuple[DeadLetter, Sequence[AuditEntry]]]:
+        """The dead letter of an address, and what was done to it."""
         parts: Mapping[str, str] = request.path_params
         require_listen(request, parts["hub"])
         number = parts["number"]
         is_number = number.isascii() and number.isdigit() and len(number) < 19
         if self._view is None or not is_number or any("\0" in part for part in parts.values()):
             raise NotFoundError("There is no such dead letter.")
-        return LetterKey(parts["hub"], parts["group"], parts["partition"], int(number)), self._view
+        consumer = ConsumerKey(parts["hub"], parts["group"])
+        return self._view, await self._view.letter(consumer, parts["partition"], int(number))
 
     @staticmethod
     def _is_service_trouble(error: TidegateError) -> bool:
@@ -245,9 +238,9 @@ def body_texts(event: LetterEvent) -> dict[str, str | None]:
     }
 
 
-def _place_of(request: Request) -> LetterPlace | None:
+def _place_of(request: Request) -> DeadLetterPlace | None:
     text = request.query_params.get("behind", "")
-    return LetterPlace.parse(text) if text else None
+    return parse_place(text) if text else None
 
 
 def _plain(name: str) -> str:

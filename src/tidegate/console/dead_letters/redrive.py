@@ -45,6 +45,20 @@ _COUNTS: Final = (
 )
 
 
+_OPTIONS: Final = {
+    "hub": "--hub",
+    "group": "--group",
+    "partition": "--partition",
+    "error_type": "--error-type",
+    "reason": "--reason",
+    "reason_is": "--reason-is",
+    "number": "--sequence-number",
+    "from": "--failed-since",
+    "until": "--failed-until",
+}
+"""The command's options by the fields of ``DeadLetterFilter.to_fields``."""
+
+
 class RedriveFailedError(TidegateError):
     """The process of a redrive ended without a report."""
 
@@ -82,22 +96,15 @@ class RedriveProcess:
         self._tell_end(running, code, report)
 
     def _command(self) -> Sequence[str]:
-        request, filter = self._request, self._request.filter
+        request = self._request
         options: list[tuple[str, object]] = [
             ("--pipeline", request.pipeline),
             ("--max", request.maximum),
             ("--attempts-max", request.attempts_max),
             ("--actor", request.actor),
-            ("--hub", filter.event_hub),
-            ("--group", filter.consumer_group),
-            ("--partition", filter.partition_id),
-            ("--error-type", filter.error_type),
-            ("--reason", filter.reason),
-            ("--reason-is", filter.reason_is),
-            ("--sequence-number", filter.sequence_number),
-            ("--failed-since", None if filter.failed_from is None else filter.failed_from.isoformat()),
-            ("--failed-until", None if filter.failed_until is None else filter.failed_until.isoformat()),
         ]
+        fields = request.filter.to_fields()
+        options += [(option, fields.get(name)) for name, option in _OPTIONS.items()]
         command = [sys.executable, "-m", "tidegate.cli", "dlq", "redrive", "--json", "--progress"]
         # One word each: a reason that begins with a dash is no option.
         command += [f"{name}={value}" for name, value in options if value is not None]
@@ -155,22 +162,15 @@ class RedriveProcess:
         )
 
     def _follow_up(self) -> Mapping[str, str]:
-        request, filter = self._request, self._request.filter
+        request = self._request
         fields: dict[str, object] = {
             "pipeline": request.pipeline,
             "maximum": request.maximum,
             "attempts_max": request.attempts_max,
-            "hub": filter.event_hub,
-            "group": filter.consumer_group,
-            "partition": filter.partition_id,
-            "error_type": filter.error_type,
-            "reason": filter.reason,
-            "reason_is": filter.reason_is,
-            "number": filter.sequence_number,
-            "from": None if filter.failed_from is None else filter.failed_from.isoformat(),
-            "until": None if filter.failed_until is None else filter.failed_until.isoformat(),
         }
-        return {name: str(value) for name, value in fields.items() if value is not None}
+        return request.filter.to_fields() | {
+            name: str(value) for name, value in fields.items() if value is not None
+        }
 
 
 def _progress(line: bytes) -> dict[str, int] | None:
