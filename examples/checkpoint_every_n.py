@@ -16,8 +16,7 @@ import json
 import os
 from pathlib import Path
 
-from tidegate import EventPosition, ReceivedEvent
-from tidegate.client import EventHubConsumer
+from tidegate import EventHubConsumer, EventPosition, ReceivedEvent
 from tidegate.processor import ProcessorCheckpoint
 
 

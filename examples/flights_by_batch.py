@@ -19,8 +19,8 @@ import pyarrow.json
 from pyspark.sql import SparkSession
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table
 
-from tidegate.spark import Trigger, run_pipeline, spark_session
-from tidegate.sql import ArrowHandler, Pipeline
+from tidegate import Pipeline, Trigger, run_pipeline, spark_session
+from tidegate.sql import ArrowHandler
 
 pc: Any = pyarrow.compute
 

@@ -197,9 +197,9 @@ def workplace(tmp_path: Path) -> Path:
     return write_programs(tmp_path)
 
 
-@pytest.mark.parametrize("program", ["official_sdk.py", "our_client.py"])
-def test_the_tutorials_tails_show_events(program: str, workplace: Path) -> None:
-    """Both programs of the tutorial, pasted, send an event and show it; they then wait for more."""
+@pytest.mark.parametrize("program", ["first_program.py", "official_sdk.py", "our_client.py"])
+def test_the_first_programs_show_events(program: str, workplace: Path) -> None:
+    """Those of the README and the tutorial, pasted, send an event and show it; they then wait for more."""
     with HubService() as service:
         service.create_hub("telemetry", partition_count=4)
         with subprocess.Popen(

@@ -1,7 +1,7 @@
 """Tidegate: a self-hosted Event Hubs for Python, and exactly-once Spark pipelines on top of it.
 
-The values and errors that its packages share are imported from here; clients, hosts and pipelines from
-``tidegate.client``, ``.processor``, ``.sql`` and ``.spark``. Names are loaded when they are first used,
+What a first program needs is imported from here, and the values and errors that the packages share; the rest
+from ``tidegate.client``, ``.processor``, ``.sql`` and ``.spark``. Names are loaded when they are first used,
 because every process that imports anything of Tidegate, Spark's workers too, runs this module first.
 """
 
@@ -10,7 +10,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from tidegate.model.version import VERSION
+
 if TYPE_CHECKING:
+    from tidegate.client import EventHubConsumer, EventHubProducer
     from tidegate.model.errors import (
         AlreadyExistsError,
         BrokenError,
@@ -31,8 +34,11 @@ if TYPE_CHECKING:
     from tidegate.model.events import EventContents, EventData, ReceivedEvent
     from tidegate.model.partition_key import partition_for_key
     from tidegate.model.position import EventPosition
+    from tidegate.processor import DirectoryStore, EventProcessorHost, MemoryStore
+    from tidegate.spark import Trigger, run_pipeline, spark_session
+    from tidegate.sql import Database, Pipeline, SqlStore
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "EventData",
@@ -40,6 +46,17 @@ __all__ = [
     "EventContents",
     "EventPosition",
     "partition_for_key",
+    "EventHubProducer",
+    "EventHubConsumer",
+    "EventProcessorHost",
+    "MemoryStore",
+    "DirectoryStore",
+    "SqlStore",
+    "Database",
+    "Pipeline",
+    "run_pipeline",
+    "spark_session",
+    "Trigger",
     "TidegateError",
     "Fault",
     "InvalidArgumentError",
@@ -58,19 +75,34 @@ __all__ = [
 ]
 
 _MODULES = {
-    "EventData": "events",
-    "ReceivedEvent": "events",
-    "EventContents": "events",
-    "EventPosition": "position",
-    "partition_for_key": "partition_key",
+    "EventData": "model.events",
+    "ReceivedEvent": "model.events",
+    "EventContents": "model.events",
+    "EventPosition": "model.position",
+    "partition_for_key": "model.partition_key",
+    "EventHubProducer": "client",
+    "EventHubConsumer": "client",
+    "EventProcessorHost": "processor",
+    "MemoryStore": "processor",
+    "DirectoryStore": "processor",
+    "SqlStore": "sql",
+    "Database": "sql",
+    "Pipeline": "sql",
+    "run_pipeline": "spark",
+    "spark_session": "spark",
+    "Trigger": "spark",
 }
-"""Modules of ``tidegate.model``; the other names are its errors."""
+"""Where a name is loaded from; those that are not named are errors, of ``model.errors``."""
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.model.{_MODULES.get(name, 'errors')}")
+    module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'model.errors')}")
     value: object = getattr(module, name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -81,9 +81,9 @@ def version(output: Output) -> None:
     """
     import platform
 
-    from tidegate import __version__
+    from tidegate.model.version import VERSION
 
-    output.record({"tidegate": __version__, "python": platform.python_version()})
+    output.record({"tidegate": VERSION, "python": platform.python_version()})
 
 
 @app.callback(invoke_without_command=True)
@@ -93,9 +93,9 @@ def common(
 ) -> None:
     """Handle what comes before the command."""
     if is_version:
-        from tidegate import __version__
+        from tidegate.model.version import VERSION
 
-        typer.echo(__version__)
+        typer.echo(VERSION)
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

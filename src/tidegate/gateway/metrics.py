@@ -19,9 +19,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from tidegate import __version__
 from tidegate.broker import Broker, Door, EventHub
 from tidegate.model.capture import CaptureStatistics
+from tidegate.model.version import VERSION
 from tidegate.transport.admission import AdmissionStatistics
 from tidegate.transport.memory import MemoryStatistics
 
@@ -272,7 +272,7 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     ),
     MetricRow(
         "build_info", Kind.GAUGE, "1, with the release as a label.",
-        lambda _: [((__version__,), 1.0)], labels=("version",),
+        lambda _: [((VERSION,), 1.0)], labels=("version",),
     ),
 )  # fmt: skip
 """All, besides those of the process (``process_…``), which are prometheus-client's own."""

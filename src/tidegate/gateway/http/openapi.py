@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from tidegate import __version__
 from tidegate.gateway.http.operations import OPERATIONS, PREFIX, Needs, Operation
 from tidegate.gateway.http.shapes import ERROR, SHAPES
+from tidegate.model.version import VERSION
 
 _PARAMETERS: Final = {
     "hub": "The event hub, in whatever letter case.",
@@ -32,7 +32,7 @@ def openapi_document() -> dict[str, object]:
         "openapi": "3.1.0",
         "info": {
             "title": "Tidegate administration",
-            "version": __version__,
+            "version": VERSION,
             "description": "Event hubs, consumer groups, policies, publishers, throughput units and Capture.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },

@@ -14,8 +14,8 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tidegate import __version__
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.version import VERSION
 from tidegate.spark.runtime.errors import explain
 
 MODULES_NEEDED = ("numpy", "orjson", "pyarrow", "sqlalchemy")
@@ -62,16 +62,15 @@ _Answer = tuple[str, str, str | None, tuple[str, ...]]
 
 def _question(modules: tuple[str, ...]):  # type: ignore[no-untyped-def]  # a closure: pickled by value
     def answer(_: Iterator[int]) -> Iterator[_Answer]:
+        import importlib
         import importlib.util
         import socket
         import sys
 
         try:
-            from tidegate import __version__
+            version = importlib.import_module("tidegate").__version__
         except ImportError:
             version = None
-        else:
-            version = __version__
         python_version = f"{sys.version_info.major}.{sys.version_info.minor}"
         missing = tuple(name for name in modules if importlib.util.find_spec(name) is None)
         yield socket.gethostname(), python_version, version, missing
@@ -84,10 +83,9 @@ def _check(fact: ExecutorFacts) -> None:
         raise InvalidArgumentError(
             f"The executor on {fact.host} cannot import tidegate.", next_step=_PACKAGE_STEP
         )
-    if fact.tidegate_version != __version__:
+    if fact.tidegate_version != VERSION:
         raise InvalidArgumentError(
-            f"The executor on {fact.host} has Tidegate {fact.tidegate_version}, and the driver "
-            f"{__version__}.",
+            f"The executor on {fact.host} has Tidegate {fact.tidegate_version}, and the driver {VERSION}.",
             next_step=_PACKAGE_STEP,
         )
     if fact.modules_missing:
