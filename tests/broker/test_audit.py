@@ -246,3 +246,12 @@ def test_no_number_of_sign_ins_pushes_out_a_change(tmp_path: Path, monkeypatch: 
         audit.OLDER_SIGN_INS_FILE_NAME,
         audit.SIGN_INS_FILE_NAME,
     ]
+
+
+def test_long_texts_are_cut(tmp_path: Path) -> None:
+    """A record stays small, whatever somebody writes into a setting."""
+    trail = _trail(tmp_path)
+    trail.record(Action.UPDATE_EVENT_HUB, "hub", old={"note": "x" * 301, "units": 3}, new={"note": "y" * 300})
+    (record,) = trail.newest_first()
+    trail.close()
+    assert (record.old, record.new) == ({"note": "x" * 300 + "…", "units": 3}, {"note": "y" * 300})

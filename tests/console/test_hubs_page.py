@@ -126,6 +126,7 @@ def test_settings_left_as_they_were_shown_are_not_touched(
     hub = service.create_hub()
     page = plain_browser.get(f"/hubs/{hub}/settings").text
     fields = dict(re.findall(r'<input id="(\w+)" [^>]*value="([^"]*)"', page))
+    fields |= dict(re.findall(r'<textarea id="(\w+)" [^>]*>\n([^<]*)</textarea>', page))
     assert set(fields) == {setting.name for setting in HUB_SETTINGS}
     done = plain_browser.follow(plain_browser.post(f"/hubs/{hub}/settings", fields))
     assert "Nothing was changed." in done.text

@@ -50,6 +50,25 @@ def test_values_of_another_type_are_refused(setting: HubSetting) -> None:
             hub_changes_in({setting.name: value})
 
 
+_TEXT = HubSetting("note", str, "A note", "none", "The note", "characters", 0, 9)
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [(" a\r\nb\tc ", "a\nb\tc"), ("", None), (" \n", None), ("\N{GRINNING FACE}" * 9,) * 2],
+)
+def test_a_text_is_stored_as_every_door_returns_it(value: str, stored: str | None) -> None:
+    """Forms and XML drop blanks at the ends and one half of Windows' line ends."""
+    assert _TEXT.resolve(value, _LIMITS) == stored
+
+
+@pytest.mark.parametrize("value", ["a\0", "a\rb", "\x1b[31m", "\ud800", "\uffff", "x" * 10])
+def test_texts_that_some_door_cannot_return_are_refused(value: str) -> None:
+    """XML has no place for control characters and halves of pairs, and each text has its limit."""
+    with pytest.raises(InvalidArgumentError):
+        _TEXT.resolve(value, _LIMITS)
+
+
 def test_only_settings_are_taken_out_of_other_values() -> None:
     """What is left out stays left out, and null stays null: they mean different things."""
     values = {"name": "hub", "retention_hours": 24, "retention_bytes": None}

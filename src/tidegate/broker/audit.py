@@ -46,6 +46,9 @@ FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 RECORDS_MAX: Final = 5_000
 """Changes that are held, to be shown, as many by policies of hubs, and sign-ins (our choice: a few MB)."""
 
+TEXT_CHARACTERS_MAX: Final = 300
+"""Characters of a text that a record holds; more are left out (our choice: records stay small)."""
+
 SIGN_INS_MAX: Final = 60
 """Sign-ins of a policy an hour that are recorded; as many sign-outs, and refused sign-ins of all together."""
 
@@ -172,6 +175,7 @@ class AuditTrail:
                 return
             if not_recorded:
                 new = {**(new or {}), "not_recorded": not_recorded}
+        old, new = _shortened(old), _shortened(new)
         time = self._clock.now_utc().astimezone(UTC).isoformat(timespec="milliseconds")
         peer = actor.peer
         record = AuditRecord(
@@ -229,6 +233,17 @@ class AuditTrail:
         hour.recorded += 1
         left_out, hour.left_out = hour.left_out, 0
         return left_out
+
+
+def _shortened(values: Values | None) -> Values | None:
+    if values is None:
+        return None
+    return {
+        name: f"{value[:TEXT_CHARACTERS_MAX]}…"
+        if isinstance(value, str) and len(value) > TEXT_CHARACTERS_MAX
+        else value
+        for name, value in values.items()
+    }
 
 
 @dataclass(slots=True)

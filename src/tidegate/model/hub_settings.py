@@ -9,6 +9,7 @@ A new setting is one entry in each of the three below, in the same order.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypedDict, cast
@@ -19,6 +20,9 @@ from tidegate.model.limits import EVENT_BYTES_MIN, RETENTION_BYTES_MAX, TierLimi
 PARTITION_COUNT_DEFAULT: Final = 4
 """Partitions of a hub whose creator names no number (our choice). Their number is fixed from then on, so it
 is none of the settings."""
+
+_CONTROL: Final = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What XML cannot hold (XML 1.0 section 2.2), and the carriage return, which it does not keep."""
 
 
 class HubChanges(TypedDict, total=False):
@@ -79,16 +83,28 @@ class HubSetting:
         return self.maximum if isinstance(self.maximum, int) else self.maximum(limits)
 
     def read(self, value: object) -> int | str | None:
-        """A value that somebody sent. Raises InvalidArgumentError for one of another type."""
+        """A value that somebody gave; a text without blanks at its ends.
+
+        Raises InvalidArgumentError for one of another type, and for a text with control characters.
+        """
         if value is None:
             return None
         if not isinstance(value, self.kind) or isinstance(value, bool):
             wanted = "whole number" if self.kind is int else "text"
             raise InvalidArgumentError(f"{self.name} is a {type(value).__name__}, not a {wanted}.")
-        return self.kind(value)
+        if not isinstance(value, str):
+            return self.kind(value)
+        # Windows writes two characters for the end of a line; forms and XML would return one.
+        text = value.replace("\r\n", "\n").strip()
+        if control := _CONTROL.search(text):
+            raise InvalidArgumentError(f"{self.name} has the control character {control[0]!r}.")
+        return text
 
     def resolve(self, value: object, limits: TierLimits) -> int | str | None:
-        """The value to store; an empty text is None. Raises InvalidArgumentError for one out of range."""
+        """The value to store; an empty text is None.
+
+        Raises InvalidArgumentError for a number or length out of range, and as ``read``.
+        """
         found = self.read(value)
         if found is None or found == "":
             return None if self.default_value is None else self.default_value(limits)

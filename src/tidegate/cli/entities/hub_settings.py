@@ -51,6 +51,8 @@ def _parameter(setting: HubSetting, is_change: bool) -> inspect.Parameter:
     elif setting.has_off:
         words += f" {OFF}: {setting.default}."
         metavar, kind = f"{metavar}|{OFF}", str
+    elif setting.kind is str:
+        words += f' "": {setting.default}.'
     option = typer.Option(
         _option(setting), metavar=metavar, min=setting.minimum if kind is int else None, help=words
     )

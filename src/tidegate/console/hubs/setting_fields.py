@@ -17,15 +17,14 @@ class SettingField:
     name: str
     label: str
     hint: str
-    mode: str
-    """What keys a phone shows: ``numeric``, or empty for letters."""
+    is_text: bool
+    """Of several lines; else a number."""
 
 
 def setting_fields(limits: TierLimits) -> list[SettingField]:
     """The fields for a hub's settings, in a namespace with these limits."""
     return [
-        SettingField(each.name, each.sentence, _hint(each, limits), "numeric" if each.kind is int else "")
-        for each in HUB_SETTINGS
+        SettingField(each.name, each.sentence, _hint(each, limits), each.kind is str) for each in HUB_SETTINGS
     ]
 
 
@@ -45,11 +44,12 @@ def changed_settings(fields: Mapping[str, str], before: Mapping[str, str]) -> Hu
 
     What is left as it was is not touched: the tier's own limit stays the tier's.
     """
+    fields = {name: text.replace("\r\n", "\n") for name, text in fields.items()}  # as browsers end lines
     return hub_changes_in(
         {
             each.name: optional_number(fields, each.name, each.noun)
             if each.kind is int
-            else fields[each.name] or None
+            else fields[each.name]
             for each in HUB_SETTINGS
             if each.name in fields and fields[each.name] != before.get(each.name)
         }
