@@ -399,9 +399,10 @@ RUNNING: Final = (
     different(
         "Administration with Atom documents (azure-servicebus 0.21, .NET's `NamespaceManager`)",
         "Event hubs, consumer groups, partitions, revoked publishers. Make policies (`AuthorizationRules`) "
-        "with `tidegate policy` or `/api/v1`; `UserMetadata` is not kept; an unknown entity is 404. Queues, "
+        "with `tidegate policy` or `/api/v1`; an unknown entity is 404. Queues, "
         "topics, relays and Azure Resource Manager are not here. Not run here: .NET.",
         "server/test_http_atom.py::test_an_event_hubs_life",
+        "server/test_http_atom.py::test_user_metadata_is_kept",
         "server/test_http_atom.py::test_a_consumer_groups_life",
         "server/test_http_atom.py::test_partitions",
         "server/test_http_atom.py::test_who_may",

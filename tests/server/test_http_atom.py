@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from xml.etree import ElementTree
+from xml.sax.saxutils import escape
 
 import pytest
 from tests.server.test_http_admin import KEYS, Client
 
 from tidegate.broker import Claim
+from tidegate.client import EventHubAdministrator, run_blocking
 from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
@@ -118,6 +120,26 @@ def test_defaults(atom: Atom) -> None:
     zero = _description(EVENT_HUB, MessageRetentionInDays=0, PartitionCount=0)
     assert atom.ask("PUT", "/atom-zero", zero)[0] == 201
     assert atom.property("/atom-zero", "PartitionCount") == "16"
+
+
+def test_user_metadata_is_kept(service: HubService, atom: Atom) -> None:
+    """What a client writes is there at every other door, too; an update that leaves it out keeps it."""
+    note = "owner: R&D <ops@example.com>\nsince 2026"
+    assert atom.ask("PUT", "/atom-note", _description(EVENT_HUB, UserMetadata=escape(note)))[0] == 201
+    assert atom.property("/atom-note", "UserMetadata") == note
+
+    async def read() -> str | None:
+        async with EventHubAdministrator.from_connection_string(service.connection_string) as administrator:
+            return (await administrator.get_event_hub("atom-note")).user_metadata
+
+    assert run_blocking(read()) == note
+    assert atom.ask("PUT", "/atom-note", _description(EVENT_HUB), if_match="*")[0] == 200
+    assert atom.property("/atom-note", "UserMetadata") == note
+    emptied = _description(EVENT_HUB, UserMetadata="")
+    assert atom.ask("PUT", "/atom-note", emptied, if_match="*")[0] == 200
+    assert atom.property("/atom-note", "UserMetadata") is None
+    too_long = _description(EVENT_HUB, UserMetadata="x" * 1025)
+    assert atom.ask("PUT", "/atom-note", too_long, if_match="*")[0] == 400
 
 
 def test_a_consumer_groups_life(service: HubService, atom: Atom) -> None:

@@ -15,7 +15,12 @@ from dataclasses import dataclass
 from typing import Final, TypedDict, cast
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.limits import EVENT_BYTES_MIN, RETENTION_BYTES_MAX, TierLimits
+from tidegate.model.limits import (
+    EVENT_BYTES_MIN,
+    RETENTION_BYTES_MAX,
+    USER_METADATA_CHARACTERS_MAX,
+    TierLimits,
+)
 
 PARTITION_COUNT_DEFAULT: Final = 4
 """Partitions of a hub whose creator names no number (our choice). Their number is fixed from then on, so it
@@ -34,6 +39,8 @@ class HubChanges(TypedDict, total=False):
     """Bytes that each partition keeps; None: no limit but time."""
     event_bytes_max: int | None
     """Largest event or batch, in bytes; None: what the tier allows."""
+    user_metadata: str | None
+    """What people or tools note about the hub, such as who owns it; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +53,9 @@ class HubSettings:
     """Bytes that each partition keeps; None: no limit but time, or the service does not tell."""
     event_bytes_max: int | None = None
     """Largest event or batch, in bytes; None where the service does not tell."""
+    user_metadata: str | None = None
+    """What people or tools note about the hub, such as who owns it; None: nothing, or the service does not
+    tell."""
 
     def settings(self) -> HubChanges:
         """Every setting by its name."""
@@ -152,6 +162,17 @@ HUB_SETTINGS: Final = (
         minimum=EVENT_BYTES_MIN,
         maximum=lambda limits: limits.event_bytes_max,
         has_off=True,
+    ),
+    HubSetting(
+        name="user_metadata",
+        kind=str,
+        sentence="What people or tools note about the hub",
+        default="nothing",
+        noun="The note",
+        unit="characters of user metadata",
+        minimum=0,
+        maximum=USER_METADATA_CHARACTERS_MAX,
+        is_nullable=True,
     ),
 )
 """Every setting, in the order in which people see them."""

@@ -36,6 +36,9 @@ DEFAULT_CONSUMER_GROUP: Final = "$Default"
 EVENT_BYTES_MIN: Final = 1024
 """The lowest limit on events that a hub can be given, in bytes (our choice: room for an event's envelope)."""
 
+USER_METADATA_CHARACTERS_MAX: Final = 1024
+"""Characters of an event hub's user metadata (Azure REST "Event Hubs", userMetadata, 2026-09)."""
+
 POLICIES_MAX: Final = 12
 """Policies per namespace and per hub (authorization rules; Azure "Event Hubs quotas", 2026-09)."""
 

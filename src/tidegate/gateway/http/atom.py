@@ -155,6 +155,8 @@ def _put_event_hub(call: _Call) -> Answer:
     if properties.get("Status", "Active") not in ("", "Active"):
         raise InvalidArgumentError("An event hub cannot be disabled.", next_step="Leave Status out.")
     settings: HubChanges = {"retention_hours": days * 24} if days else {}
+    if "UserMetadata" in properties:
+        settings["user_metadata"] = properties["UserMetadata"]
     if call.is_update:
         name = call.parameters["hub"]
         return _event_hub(
@@ -229,6 +231,7 @@ def _event_hub(event_hub: EventHub) -> AtomEntry:
             "Status": "Active",
             "CreatedAt": created,
             "UpdatedAt": created,
+            **({"UserMetadata": description.user_metadata} if description.user_metadata else {}),
             "PartitionCount": len(description.partition_ids),
             "PartitionIds": description.partition_ids,
         },
