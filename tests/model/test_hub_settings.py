@@ -7,7 +7,14 @@ from dataclasses import fields
 import pytest
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.hub_settings import HUB_SETTINGS, HubChanges, HubSetting, HubSettings, hub_changes_in
+from tidegate.model.hub_settings import (
+    HUB_SETTINGS,
+    HubChanges,
+    HubSetting,
+    HubSettings,
+    checked_changes,
+    hub_changes_in,
+)
 from tidegate.model.limits import TIER_LIMITS, Tier
 
 _LIMITS = TIER_LIMITS[Tier.STANDARD]
@@ -73,6 +80,13 @@ def test_only_settings_are_taken_out_of_other_values() -> None:
     """What is left out stays left out, and null stays null: they mean different things."""
     values = {"name": "hub", "retention_hours": 24, "retention_bytes": None}
     assert hub_changes_in(values) == {"retention_hours": 24, "retention_bytes": None}
+
+
+def test_an_unknown_name_is_a_mistake_of_the_program() -> None:
+    """Left alone, a misspelt setting would be one that was left out."""
+    misspelt: HubChanges = {"retention_hour": 24}  # type: ignore[typeddict-unknown-key]
+    with pytest.raises(TypeError, match="retention_hour"):
+        checked_changes(misspelt)
 
 
 def test_limits_follow_the_tier() -> None:

@@ -20,7 +20,7 @@ from typing import Any, Final
 from tidegate.broker.authorization import ROOT_POLICY_NAME, Claim, SharedAccessPolicy
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError, LogCorruptError, LogFullError
-from tidegate.model.hub_settings import HUB_SETTINGS, HubChanges, HubSettings, hub_changes_in
+from tidegate.model.hub_settings import HUB_SETTINGS, HubChanges, HubSettings, checked_changes, hub_changes_in
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, TIER_DEFAULT, Tier, TierLimits
 from tidegate.storage.files import Files, read_whole, replace_whole
 from tidegate.storage.write_errors import is_full_error, is_shortage_error, shortage_error
@@ -57,10 +57,11 @@ class EventHubRecord(HubSettings):
 
     def changed(self, changes: HubChanges, limits: TierLimits) -> EventHubRecord:
         """The record with other settings. Raises InvalidArgumentError for what the tier does not allow."""
+        chosen = checked_changes(changes)
         values: dict[str, Any] = {
-            setting.name: setting.resolve(changes.get(setting.name), limits)
+            setting.name: setting.resolve(chosen.get(setting.name), limits)
             for setting in HUB_SETTINGS
-            if setting.name in changes
+            if setting.name in chosen
         }
         return replace(self, **values)
 

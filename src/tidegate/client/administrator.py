@@ -21,7 +21,7 @@ from tidegate.model.capture import CaptureSettings
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
-from tidegate.model.hub_settings import HubChanges
+from tidegate.model.hub_settings import HubChanges, checked_changes
 from tidegate.model.limits import Tier
 from tidegate.wire.addresses import entity_audience
 from tidegate.wire.administration import (
@@ -98,7 +98,7 @@ class EventHubAdministrator:
             Operation.CREATE_EVENT_HUB,
             name,
             partition_count=partition_count,
-            settings=settings,
+            settings=checked_changes(settings),
         )
         return to_properties(await self._ask(request, event_hub_in))
 
@@ -108,7 +108,9 @@ class EventHubAdministrator:
         changes: those of ``HubChanges``; None takes a setting back to the service's default.
         Raises NotFoundError, InvalidArgumentError (a bad name or number), UnauthorizedError.
         """
-        found = await self._administer(Administration.UPDATE_EVENT_HUB, map_in, name, values={**changes})
+        found = await self._administer(
+            Administration.UPDATE_EVENT_HUB, map_in, name, values={**checked_changes(changes)}
+        )
         return to_properties(EventHubDescription.from_map(found))
 
     async def list_event_hubs(self) -> list[EventHubProperties]:

@@ -182,3 +182,14 @@ def hub_changes_in(values: Mapping[str, object]) -> HubChanges:
     """The settings among ``values``. Raises InvalidArgumentError for one of another type."""
     found = {each.name: each.read(values[each.name]) for each in HUB_SETTINGS if each.name in values}
     return cast(HubChanges, found)
+
+
+def checked_changes(changes: HubChanges) -> HubChanges:
+    """Settings that came as keyword arguments.
+
+    Raises TypeError for a name that is no setting, as functions do, and as ``hub_changes_in``.
+    """
+    known = {setting.name for setting in HUB_SETTINGS}
+    if unknown := [name for name in changes if name not in known]:
+        raise TypeError(f"There is no setting {unknown[0]!r} of an event hub.")
+    return hub_changes_in({**changes})
