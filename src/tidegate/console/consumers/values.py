@@ -1,4 +1,4 @@
-"""Consumer groups: leases, checkpoints and lag; and how it moves checkpoints."""
+"""Consumer groups as pages show them: leases, checkpoints and lag; and moves of checkpoints."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +37,7 @@ NAVIGATION: Final = (
 ABSENT: Final = "–"
 """What stands where there is no value."""
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BYTE_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 _AGO_STEPS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
@@ -139,12 +140,13 @@ def duration(seconds: float | None) -> str:
     return " ".join(part for part in parts if part)
 
 
-def ago(value: datetime | None, now: datetime | None) -> Markup:
+def ago(value: datetime | int | None, now: datetime | None) -> Markup:
     """``5 s ago``, with the exact time for whoever asks; ``never`` for None."""
     if value is None:
         return Markup(ABSENT)
     if now is None:
         return utc(value)
+    value = _moment(value)
     seconds = (now - value).total_seconds()
     text = f"{duration(seconds)} ago" if seconds >= 1 else "now"
     if seconds <= -1:
@@ -152,10 +154,11 @@ def ago(value: datetime | None, now: datetime | None) -> Markup:
     return _time(value, text)
 
 
-def utc(value: datetime | None) -> Markup:
+def utc(value: datetime | int | None) -> Markup:
     """``2026-11-22 07:25:01 UTC``."""
     if value is None:
         return Markup(ABSENT)
+    value = _moment(value)
     return _time(value, f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC")
 
 
@@ -202,6 +205,11 @@ def _form_token(session: Session | None) -> Markup:
     if session is None:
         return Markup("")
     return Markup(f'<input type="hidden" name="{FORM_TOKEN}" value="{session.form_token}">')
+
+
+def _moment(value: datetime | int) -> datetime:
+    """A time, or milliseconds since 1970-01-01 UTC."""
+    return value if isinstance(value, datetime) else _EPOCH + timedelta(milliseconds=value)
 
 
 def _time(value: datetime, text: str) -> Markup:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from tidegate.broker import EventHubDescription
 from tidegate.console.frame.context import Console
 from tidegate.console.frame.errors import status_of
 from tidegate.console.frame.forms import start_of, texts_of, whole_number
@@ -18,7 +19,6 @@ from tidegate.console.frame.rendering import fragment, page
 from tidegate.console.frame.sessions import form_of, require_listen, require_manage, session_of
 from tidegate.console.hubs.hub import hub_to_change, hub_to_see
 from tidegate.console.hubs.namespace import Namespace
-from tidegate.console.hubs.values import Hub
 from tidegate.model.capture import NAME_FORMAT_DEFAULT, CaptureSettings
 from tidegate.model.errors import TidegateError
 from tidegate.model.limits import (
@@ -77,9 +77,9 @@ class _Pages:
         require_manage(request)
         hub = hub_to_change(request, self._namespace)
         try:
-            self._namespace.set_capture(hub.name, _capture_settings(fields))
+            self._namespace.broker.set_capture(hub.name, _capture_settings(fields))
         except TidegateError as error:
-            return await self._page(request, _capture_fields(hub) | _unchecked() | fields, error)
+            return await self._page(request, _capture_fields(hub.description) | _unchecked() | fields, error)
         session_of(request).flash("success", "Capture is set.")
         return RedirectResponse(f"/hubs/{hub.name}/capture", status_code=303)
 
@@ -90,7 +90,7 @@ class _Pages:
     async def end_capture(self, request: Request) -> Response:
         await form_of(request)
         hub = hub_to_change(request, self._namespace)
-        self._namespace.set_capture(hub.name, None)
+        self._namespace.broker.set_capture(hub.name, None)
         session_of(request).flash("success", f"{hub.name} is captured no longer.")
         return RedirectResponse(f"/hubs/{hub.name}/capture", status_code=303)
 
@@ -119,14 +119,14 @@ class _Pages:
             "hub_capture.html",
             status_code=status_of(problem),
             tab="capture",
-            fields=_capture_fields(context["hub"]) if fields is None else fields,
+            fields=_capture_fields(context["hub"].description) if fields is None else fields,
             problem=problem,
             capture_limits=_CAPTURE_LIMITS,
             **context,
         )
 
 
-def _capture_fields(hub: Hub) -> dict[str, str]:
+def _capture_fields(hub: EventHubDescription) -> dict[str, str]:
     """The form as the settings are; where there are none, as they would be by default."""
     settings = hub.capture
     if settings is None:

@@ -44,10 +44,10 @@ class _Pages:
     async def change_settings(self, request: Request) -> Response:
         fields = texts_of(await form_of(request))
         hub = hub_to_change(request, self._namespace)
-        before = setting_texts(hub)
+        before = setting_texts(hub.description)
         try:
             changes = changed_settings(fields, before)
-            self._namespace.update_hub(hub.name, changes)
+            self._namespace.broker.update_event_hub(hub.name, **changes)
         except TidegateError as error:
             return self._settings(request, before | fields, error)
         session_of(request).flash(
@@ -65,9 +65,9 @@ class _Pages:
             status_code=status_of(problem),
             tab="settings",
             hub=hub,
-            fields=setting_texts(hub) if fields is None else fields,
+            fields=setting_texts(hub.description) if fields is None else fields,
             problem=problem,
-            settings=setting_fields(self._namespace.limits()),
+            settings=setting_fields(self._namespace.broker.limits),
         )
 
     # -- deleting
@@ -85,7 +85,7 @@ class _Pages:
                     f"The name written was {fields.get('name', '')[:80]!r}.",
                     next_step=f"Write {hub.name} to delete it.",
                 )
-            await self._namespace.delete_hub(hub.name)
+            await self._namespace.broker.delete_event_hub(hub.name)
         except TidegateError as error:
             return self._deletion(request, error)
         session_of(request).flash("success", f"The event hub {hub.name} is gone, with everything in it.")

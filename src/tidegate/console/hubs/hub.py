@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from tidegate.broker import EventHub
 from tidegate.console.frame.context import Console
 from tidegate.console.frame.errors import status_of
 from tidegate.console.frame.forms import start_of, texts_of
@@ -36,32 +37,32 @@ def routes(console: Console, namespace: Namespace) -> list[Route]:
     ]
 
 
-def hub_to_see(request: Request, service: Namespace) -> Hub:
+def hub_to_see(request: Request, namespace: Namespace) -> Hub:
     """The event hub of the address, for who may listen to it."""
     require_listen(request, request.path_params["hub"])
-    return service.hub(request.path_params["hub"])
+    return namespace.hub(request.path_params["hub"])
 
 
-def hub_to_change(request: Request, service: Namespace) -> Hub:
+def hub_to_change(request: Request, namespace: Namespace) -> EventHub:
     """The event hub of the address, for who may manage it."""
     require_manage(request, request.path_params["hub"])
-    return service.hub(request.path_params["hub"])
+    return namespace.broker.event_hub(request.path_params["hub"])
 
 
 def change_hub(
     request: Request,
-    service: Namespace,
-    change: Callable[[str], None],
+    namespace: Namespace,
+    change: Callable[[EventHub], None],
     refuse: Callable[[TidegateError], Response],
     done: str,
     tab: str,
 ) -> Response:
-    """Do ``change``, called with the hub's name, if whoever asks may, say that it is ``done``, and go back to
+    """Do ``change``, called with the hub, if whoever asks may, say that it is ``done``, and go back to
     the tab. What is wrong is told by ``refuse``, beside the form.
     """
-    hub = hub_to_change(request, service)
+    hub = hub_to_change(request, namespace)
     try:
-        change(hub.name)
+        change(hub)
     except TidegateError as error:
         return refuse(error)
     session_of(request).flash("success", done)
@@ -101,7 +102,7 @@ class _Pages:
         return change_hub(
             request,
             self._namespace,
-            lambda hub: self._namespace.create_consumer_group(hub, name),
+            lambda hub: hub.create_consumer_group(name),
             lambda error: self._groups(request, {"name": name}, error),
             f"The consumer group {name} is there.",
             "groups",
@@ -116,7 +117,7 @@ class _Pages:
         return change_hub(
             request,
             self._namespace,
-            lambda hub: self._namespace.delete_consumer_group(hub, group),
+            lambda hub: hub.delete_consumer_group(group),
             lambda error: self._deletion_of_group(request, error),
             f"The consumer group {group} is gone.",
             "groups",
@@ -143,13 +144,13 @@ class _Pages:
             fields=fields,
             problem=problem,
             default_group=DEFAULT_CONSUMER_GROUP,
-            limits=self._namespace.limits(),
+            limits=self._namespace.broker.limits,
         )
 
     def _deletion_of_group(self, request: Request, problem: TidegateError | None) -> Response:
         hub = hub_to_see(request, self._namespace)
         wanted = request.path_params["group"].lower()
-        group = next((group for group in hub.consumer_groups if group.name.lower() == wanted), None)
+        group = next((group for group in hub.groups if group.name.lower() == wanted), None)
         if group is None:
             raise NotFoundError(f"The event hub {hub.name!r} has no consumer group {wanted[:80]!r}.")
         return page(

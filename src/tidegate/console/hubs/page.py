@@ -66,15 +66,15 @@ class _Pages:
         fields = texts_of(await form_of(request))
         require_manage(request)
         try:
-            name = self._namespace.create_hub(
+            hub = self._namespace.broker.create_event_hub(
                 fields.get("name", ""),
                 partition_count=whole_number(fields, "partition_count", "The number of partitions"),
-                settings=changed_settings(fields, _BLANK),
+                **changed_settings(fields, _BLANK),
             )
         except TidegateError as error:
             return self._form(request, _BLANK | fields, error)
-        session_of(request).flash("success", f"The event hub {name} is there.")
-        return RedirectResponse(f"/hubs/{name}", status_code=303)
+        session_of(request).flash("success", f"The event hub {hub.name} is there.")
+        return RedirectResponse(f"/hubs/{hub.name}", status_code=303)
 
     def _form(self, request: Request, fields: Mapping[str, str], problem: TidegateError | None) -> Response:
         return page(
@@ -83,8 +83,8 @@ class _Pages:
             status_code=status_of(problem),
             fields=fields,
             problem=problem,
-            limits=self._namespace.limits(),
-            settings=setting_fields(self._namespace.limits()),
+            limits=self._namespace.broker.limits,
+            settings=setting_fields(self._namespace.broker.limits),
         )
 
     def _send_only(self, request: Request) -> Response:

@@ -78,7 +78,7 @@ class _Pages:
         return change_hub(
             request,
             self._namespace,
-            lambda hub: self._namespace.revoke_publisher(hub, publisher),
+            lambda hub: hub.revoke_publisher(publisher),
             lambda error: self._list(request, {"publisher": publisher}, error),
             f"The publisher {publisher} may send no more.",
             "publishers",
@@ -89,7 +89,7 @@ class _Pages:
         return change_hub(
             request,
             self._namespace,
-            lambda hub: self._namespace.restore_publisher(hub, publisher),
+            lambda hub: hub.restore_publisher(publisher),
             lambda error: self._list(request, {"publisher": ""}, error),
             f"The publisher {publisher} may send again.",
             "publishers",

@@ -13,12 +13,11 @@ import shutil
 from array import array
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from tidegate.broker import Broker, EventHub, EventHubStatistics
-from tidegate.console.hubs.values import HISTORY_SAMPLES, RECENT_SAMPLES, Disk, Rates, Sample
+from tidegate.console.hubs.values import HISTORY_SAMPLES, NO_RATES, Disk, HubSamples, Rates, Sample
 from tidegate.model.clock import Clock
 from tidegate.model.errors import TidegateError
 
@@ -27,27 +26,8 @@ _SHARE_MAX: Final = 0.02
 """Of the event loop's time, for looking. Our choice."""
 _DISK_S: Final = 5.0
 _PARTITIONS_WATCHED_S: Final = 60.0
-_PARTITION_SAMPLES: Final = 11
-
-_NONE: Final = Rates()
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class HubSamples:
-    """What is known of one event hub."""
-
-    counts: EventHubStatistics
-    rates: Rates = _NONE
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_SAMPLES))
-    """Events that came in per second."""
-    watched_until: float = float("-inf")
-    """Until then (monotonic) its partitions are looked at one by one."""
-    partitions: deque[tuple[float, array[int]]] = field(
-        default_factory=lambda: deque(maxlen=_PARTITION_SAMPLES)
-    )
-    """When (monotonic), and the next sequence number of each."""
 
 
 class Sampler:
@@ -143,7 +123,7 @@ class Sampler:
 
 
 def _sum(rates: Iterable[Rates]) -> Rates:
-    busy = [each for each in rates if each is not _NONE]
+    busy = [each for each in rates if each is not NO_RATES]
     return Rates(
         incoming_events=sum(each.incoming_events for each in busy),
         incoming_bytes=sum(each.incoming_bytes for each in busy),
@@ -155,7 +135,7 @@ def _sum(rates: Iterable[Rates]) -> Rates:
 
 def _rates(before: EventHubStatistics, after: EventHubStatistics, seconds: float) -> Rates:
     if after == before:
-        return _NONE
+        return NO_RATES
     return Rates(
         incoming_events=(after.incoming_events - before.incoming_events) / seconds,
         incoming_bytes=(after.incoming_bytes - before.incoming_bytes) / seconds,

@@ -1,24 +1,29 @@
-"""The namespace, and does to it.
-
-Everything is done on the event loop and does not wait, but for deleting an event hub and what Capture has
-written.
-"""
+"""The namespace as pages show it, beside the values of ``tidegate.broker``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
+from tidegate.broker import (
+    EventHubDescription,
+    EventHubStatistics,
+    PartitionRuntimeInformation,
+    PublisherActivity,
+)
 from tidegate.console.frame.paging import Page
-from tidegate.model.capture import CaptureSettings, CaptureStatistics, WindowEnd
-from tidegate.model.hub_settings import HubSettings
+from tidegate.model.capture import CaptureStatistics
 
 HISTORY_SAMPLES: Final = 300
 """How many samples the service keeps of the whole namespace, one a second."""
 
 RECENT_SAMPLES: Final = 60
 """How many it keeps of each event hub."""
+
+_PARTITION_SAMPLES: Final = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,9 @@ class Rates:
     outgoing_events: float = 0.0
     outgoing_bytes: float = 0.0
     throttled_requests: float = 0.0
+
+
+NO_RATES: Final = Rates()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +64,37 @@ class Disk:
         return self.free_bytes < self.total_bytes / 20
 
 
+@dataclass(slots=True)
+class HubSamples:
+    """What is known of one event hub."""
+
+    counts: EventHubStatistics
+    rates: Rates = NO_RATES
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_SAMPLES))
+    """Events that came in per second, oldest first."""
+    watched_until: float = float("-inf")
+    """Until then (monotonic) its partitions are looked at one by one."""
+    partitions: deque[tuple[float, array[int]]] = field(
+        default_factory=lambda: deque(maxlen=_PARTITION_SAMPLES)
+    )
+    """When (monotonic), and the next sequence number of each."""
+
+
 @dataclass(frozen=True, slots=True)
 class HubRow:
     """An event hub in a list."""
 
-    name: str
-    partition_count: int
-    consumer_group_count: int
-    retention_hours: int
+    description: EventHubDescription
+    samples: HubSamples
     receivers: int
     """Open now, in all consumer groups."""
-    rates: Rates
-    recent: tuple[float, ...]
-    """Events that came in per second, oldest first, ``RECENT_SAMPLES`` at most."""
-    throttled_requests: int
-    """Since the service started."""
-    is_captured: bool
-    capture_error: str
-    """What keeps Capture from going on; empty: nothing does."""
+    capture: CaptureStatistics | None
+    """None: it is not captured now."""
+
+    @property
+    def name(self) -> str:
+        """As its creator wrote it."""
+        return self.description.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,76 +139,36 @@ class ConsumerGroupRow:
 class PartitionRow:
     """A partition of an event hub."""
 
-    partition_id: str
-    begin_sequence_number: int
-    """The first event held; where none is, the number that the next one gets."""
-    last_sequence_number: int
-    """-1 where no event was ever enqueued."""
-    events_held: int
+    ends: PartitionRuntimeInformation
     stored_bytes: int
-    last_enqueued_time: datetime | None
     incoming_events_per_s: float | None
     """None: nobody has looked for long enough."""
     receivers: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hub(HubSettings):
+@dataclass(frozen=True, slots=True)
+class Hub(HubRow):
     """An event hub."""
 
-    name: str
-    created_at: datetime
-    partition_count: int
-    consumer_groups: tuple[ConsumerGroupRow, ...]
-    capture: CaptureSettings | None
-    capture_statistics: CaptureStatistics | None
-    """None: it is not captured now."""
-    rates: Rates
-    recent: tuple[float, ...]
-    """See ``HubRow.recent``."""
+    groups: tuple[ConsumerGroupRow, ...]
     events_held: int
-    receivers: int
-    last_enqueued_time: datetime | None
-    throttled_requests: int
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureFileRow:
-    """A file that Capture has written of an event hub."""
-
-    name: str
-    """Below the destination."""
-    destination: str
-    """As the settings named it then."""
-    partition_id: str
-    written_at: datetime
-    event_count: int | None
-    """None: it cannot be told any more."""
-    file_bytes: int | None
-    """None as above."""
-    window_start: datetime
-    """The time in its name."""
-    window_s: float
-    """Seconds until the next window opened."""
-    closed_by: WindowEnd
+    last_enqueued_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class PublisherRow:
-    """A publisher of an event hub; counts are since the service started."""
+    """A publisher of an event hub."""
 
     name: str
     """As it was last spelled."""
-    is_own_address: bool
-    """False: events that came to the hub's own address say that they are its; that proves nothing."""
-    is_revoked: bool
-    last_enqueued_time: datetime | None
+    seen: PublisherActivity | None
     """None: not seen since the service started, or too long ago to be remembered."""
-    partition_id: str | None
-    """Of its last batch; None as above."""
-    events: int
-    event_bytes: int
-    """As stored."""
+    is_revoked: bool
+
+    @property
+    def is_own_address(self) -> bool:
+        """False: events that came to the hub's own address say that they are its; that proves nothing."""
+        return self.seen is None or self.seen.is_own_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +204,7 @@ class Deletion:
     events_held: int
     stored_bytes: int
     partition_count: int
-    last_enqueued_time: datetime | None
+    last_enqueued_ms: int | None
     consumer_groups: tuple[str, ...]
     readers: tuple[Reader, ...]
     policies: tuple[str, ...]
