@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.consumers.checkpoint_moves import Move, Target, plan_moves, refuse_moves
+from tidegate.cli.consumers.checkpoint_moves import Target, compared_with, plan_moves, refuse_moves
 from tidegate.cli.shell.connection import ServiceConnection, impatient_namespace, resolve_connection
 from tidegate.cli.shell.options import (
     BlobContainerOption,
@@ -26,6 +26,9 @@ from tidegate.cli.shell.render import Output
 from tidegate.cli.shell.stores import StoreChoice, time_of, view_groups
 from tidegate.model.errors import InvalidArgumentError, TidegateError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+
+if TYPE_CHECKING:
+    from tidegate.processor.moves import MovePlan
 
 checkpoint_app = typer.Typer(help="Look at checkpoints, and move them.", no_args_is_help=True)
 
@@ -168,22 +171,33 @@ def set_checkpoint(
         group,
         is_rewind_allowed=rewind,
     )
-    moves = run_interruptible(
+    plan = run_interruptible(
         change.plan(
             partition, target, may_create=not dry_run, is_forced=force, lease_duration_s=lease_duration
         )
     )
+    done: set[str] = set()
     if not dry_run:
         if not yes and sys.stdin.isatty():
-            typer.confirm(f"{_words(moves)} Set {len(moves)} checkpoints?", abort=True, err=True)
-        moves = run_interruptible(change.make(moves))
+            typer.confirm(f"{_words(plan)} Set {len(plan.moves)} checkpoints?", abort=True, err=True)
+        done = run_interruptible(change.make(plan))
     output.records(
-        (move.record(group) for move in moves),
+        (
+            {
+                "consumer_group": group,
+                "partition": move.partition_id,
+                "before": move.following_before,
+                "after": move.following,
+                "events": move.events,
+                "is_set": move.partition_id in done,
+            }
+            for move in plan.moves
+        ),
         columns=_MOVE_COLUMNS,
         title=f"Checkpoints of {hub}" + (" (dry run: nothing was set)" if dry_run else ""),
     )
-    sys.stderr.write(f"{_words(moves)}{' (Dry run: nothing was set.)' if dry_run else ''}\n")
-    left = [move.partition_id for move in moves if not move.is_set]
+    sys.stderr.write(f"{_words(plan)}{' (Dry run: nothing was set.)' if dry_run else ''}\n")
+    left = [move.partition_id for move in plan.moves if move.partition_id not in done]
     if left and not dry_run:
         raise CheckpointNotMovedError(
             f"The checkpoints of partitions {', '.join(left)} were moved by somebody else meanwhile.",
@@ -211,12 +225,13 @@ class _Change:
         may_create: bool,
         is_forced: bool,
         lease_duration_s: float,
-    ) -> list[Move]:
+    ) -> MovePlan:
         """The moves, one per partition (None: all); raises where one of them may not be made.
 
         may_create: hosts that have never run may be told where to begin, so the store may be new.
         """
         from tidegate.client import EventHubConsumer
+        from tidegate.processor.moves import MovePlan
 
         async with (
             self.choice.open(may_create=may_create) as store,
@@ -228,30 +243,28 @@ class _Change:
                 consumer, partition_ids, target, is_offset_needed=self.choice.is_offset_needed
             )
             (view,) = await view_groups(store, self.namespace, self.hub, [self.group])
-        moves = [move.compared_with(view) for move in moves]
-        refuse_moves(
-            moves,
-            is_rewind_allowed=self.is_rewind_allowed,
-            is_forced=is_forced,
-            lease_duration_s=lease_duration_s,
-        )
-        return moves
+        plan = MovePlan(tuple(compared_with(move, view, lease_duration_s=lease_duration_s) for move in moves))
+        refuse_moves(plan, is_rewind_allowed=self.is_rewind_allowed, is_forced=is_forced)
+        return plan
 
-    async def make(self, moves: list[Move]) -> list[Move]:
-        """Set the checkpoints; returns the moves with where the checkpoints are then."""
+    async def make(self, plan: MovePlan) -> set[str]:
+        """Set the checkpoints; returns the ids of the partitions whose checkpoint is there then."""
         from tidegate.processor.lease import GroupKey
 
         key = GroupKey(self.namespace, self.hub, self.group)
         async with self.choice.open(may_create=True) as store:
-            for move in moves:
+            for move in plan.moves:
                 await store.update_checkpoint(
                     key, move.after, lease=None, is_rewind_allowed=self.is_rewind_allowed
                 )
             found = await store.list_checkpoints(key)
-        return [move.seen_in(found) for move in moves]
+        return {
+            move.partition_id
+            for move in plan.moves
+            if (stored := found.get(move.partition_id)) is not None
+            and stored.sequence_number == move.after.sequence_number
+        }
 
 
-def _words(moves: list[Move]) -> str:
-    changes = [move.events for move in moves if move.events is not None]
-    skipped, again = sum(n for n in changes if n > 0), -sum(n for n in changes if n < 0)
-    return f"{skipped:,} events are skipped, {again:,} are processed again."
+def _words(plan: MovePlan) -> str:
+    return f"{plan.skipped:,} events are skipped, {plan.repeated:,} are processed again."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tidegate.client import EventHubConsumer, PartitionProperties
     from tidegate.model.events import ReceivedEvent
     from tidegate.processor.checkpoint import ProcessorCheckpoint
+    from tidegate.processor.moves import MovePlan, PlannedMove
 
 
 class MoveRefusedError(TidegateError):
@@ -65,84 +66,33 @@ class Target:
         return cls(given[0])
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """One partition's checkpoint, before and after."""
-
-    partition_id: str
-    after: ProcessorCheckpoint
-    before: ProcessorCheckpoint | None = None
-    """None: there is none."""
-    owner: str | None = None
-    """The host that has the partition, or had it; None: none."""
-    lease_age_s: float = 0.0
-    is_set: bool = False
-
-    @property
-    def events(self) -> int | None:
-        """How many are skipped; negative: processed again; None: unknown, or there was no checkpoint."""
-        if self.before is None or self.is_other_hub:
-            return None
-        before, after = self.before.sequence_number, self.after.sequence_number
-        return None if before is None or after is None else after - before
-
-    @property
-    def is_other_hub(self) -> bool:
-        """Whether the checkpoint counts in another hub of this name."""
-        before_ms = None if self.before is None else self.before.event_hub_created_at_ms
-        return before_ms is not None and before_ms != self.after.event_hub_created_at_ms
-
-    @property
-    def is_rewind(self) -> bool:
-        """Whether it may go backwards: it does, or the two cannot be compared."""
-        return self.before is not None and (self.events is None or self.events < 0)
-
-    def compared_with(self, view: GroupView) -> Move:
-        """The same with what the store has now."""
-        lease = view.leases.leases.get(self.partition_id)
-        return replace(
-            self,
-            before=view.checkpoints.get(self.partition_id),
-            owner=None if lease is None or not lease.owner else lease.owner,
-            lease_age_s=0.0 if lease is None else view.lease_age_s(lease),
-        )
-
-    def seen_in(self, checkpoints: Mapping[str, ProcessorCheckpoint]) -> Move:
-        """The same with whether the store has it now."""
-        found = checkpoints.get(self.partition_id)
-        is_there = found is not None and found.sequence_number == self.after.sequence_number
-        return replace(self, is_set=is_there)
-
-    def record(self, group: str) -> dict[str, object]:
-        """For people and scripts."""
-        return {
-            "consumer_group": group,
-            "partition": self.partition_id,
-            "before": _following(self.before),
-            "after": _following(self.after),
-            "events": self.events,
-            "is_set": self.is_set,
-        }
+def compared_with(move: PlannedMove, view: GroupView, *, lease_duration_s: float) -> PlannedMove:
+    """The move with what the store has now. lease_duration_s: an older lease is over."""
+    lease = view.leases.leases.get(move.partition_id)
+    age_s = 0.0 if lease is None else view.lease_age_s(lease)
+    is_owned = lease is not None and bool(lease.owner) and age_s < lease_duration_s
+    return replace(
+        move,
+        before=view.checkpoints.get(move.partition_id),
+        owner=lease.owner if lease is not None and is_owned else None,
+        lease_age_s=age_s,
+    )
 
 
-def refuse_moves(
-    moves: Sequence[Move], *, is_rewind_allowed: bool, is_forced: bool, lease_duration_s: float
-) -> None:
+def refuse_moves(plan: MovePlan, *, is_rewind_allowed: bool, is_forced: bool) -> None:
     """Raises MoveRefusedError, with everything that speaks against them, unless it is allowed."""
     reasons: list[str] = []
     remedies: list[str] = []
-    owned = [move for move in moves if move.owner is not None and move.lease_age_s < lease_duration_s]
-    if owned and not is_forced:
+    if plan.owned and not is_forced:
         held = ", ".join(
-            f"{move.partition_id} by {move.owner} (renewed {move.lease_age_s:.0f} s ago)" for move in owned
+            f"{move.partition_id} by {move.owner} (renewed {move.lease_age_s:.0f} s ago)"
+            for move in plan.owned
         )
         reasons.append(f"Partitions are processed now: {held}.")
         remedies.append("Stop those hosts first, or add --force.")
-    backwards = [move for move in moves if move.is_rewind]
-    if backwards and not is_rewind_allowed:
+    if plan.rewinds and not is_rewind_allowed:
         said = ", ".join(
-            f"{move.partition_id} from {_following(move.before)} to {_following(move.after)}"
-            for move in backwards
+            f"{move.partition_id} from {move.following_before} to {move.following}" for move in plan.rewinds
         )
         reasons.append(f"Checkpoints would go backwards, or into another log: partition {said}.")
         remedies.append("Add --rewind if events are to be processed again.")
@@ -156,13 +106,15 @@ async def plan_moves(
     target: Target,
     *,
     is_offset_needed: bool = False,
-) -> list[Move]:
+) -> list[PlannedMove]:
     """Find the target in each partition's log (None: in all).
 
     is_offset_needed: the store takes no checkpoint without offset. The one before the first event that is
     held, whose offset nobody knows any more, becomes one that says that nothing is processed.
     Raises NotFoundError (no such partition), PositionOutOfRangeError (not in the log), and what reading does.
     """
+    from tidegate.processor.moves import PlannedMove
+
     hub = await consumer.get_event_hub_properties()
     chosen = hub.partition_ids if partition_ids is None else tuple(dict.fromkeys(partition_ids))
     unknown = [each for each in chosen if each not in hub.partition_ids]
@@ -179,26 +131,18 @@ async def plan_moves(
         if is_offset_needed and checkpoint.offset is None and following == _bounds(partition)[0]:
             checkpoint = replace(checkpoint, sequence_number=-1)
         created_at_ms = milliseconds_of(hub.created_at)
-        moves.append(Move(partition_id, replace(checkpoint, event_hub_created_at_ms=created_at_ms)))
+        moves.append(PlannedMove(replace(checkpoint, event_hub_created_at_ms=created_at_ms)))
     return moves
 
 
 async def _find(consumer: EventHubConsumer, partition: PartitionProperties, position: EventPosition) -> int:
     """The sequence number that processing goes on with."""
+    from tidegate.processor.moves import following_of
+
     begin, until = _bounds(partition)
-    if position.kind is PositionKind.EARLIEST:
-        return begin
-    if position.kind is PositionKind.LATEST:
-        return until
-    if position.kind is PositionKind.SEQUENCE_NUMBER:
-        assert isinstance(position.value, int)
-        if not begin <= position.value <= until:
-            raise PositionOutOfRangeError(
-                f"Partition {partition.partition_id} cannot go on with event {position.value}: its log "
-                f"begins at {begin}, and its next event will be {until}.",
-                next_step=f"Give a number from {begin} to {until}, or --earliest or --latest.",
-            )
-        return position.value
+    following = following_of(position, partition.partition_id, begin=begin, until=until)
+    if following is not None:
+        return following
     if position.kind is PositionKind.OFFSET:
         if partition.is_empty:
             raise PositionOutOfRangeError(
@@ -255,9 +199,3 @@ def _bounds(partition: PartitionProperties) -> tuple[int, int]:
     # An empty partition of Azure may say -1; ours says where its next event will be.
     until = partition.next_sequence_number
     return (until if partition.is_empty else max(0, partition.begin_sequence_number)), until
-
-
-def _following(checkpoint: ProcessorCheckpoint | None) -> int | None:
-    if checkpoint is None or checkpoint.sequence_number is None:
-        return None
-    return checkpoint.sequence_number + 1

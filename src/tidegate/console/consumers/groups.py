@@ -11,18 +11,20 @@ import asyncio
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from tidegate.console.consumers.moves import PlannedMove, carry_out, plan_moves
+from tidegate.console.consumers.moves import carry_out, plan_moves
 from tidegate.console.consumers.rows import HubLog, LogEnd, StoredRows, progress_of, unread_of
-from tidegate.console.consumers.values import GroupProgress, GroupSummary, MovePlan, MoveRequest
+from tidegate.console.consumers.values import GroupProgress, GroupSummary, KeptPlan, MoveRequest
 from tidegate.console.frame.lazy_database import LazyDatabase
 from tidegate.console.frame.parts import ConsoleParts
 from tidegate.console.frame.shared_answers import SharedAnswers
 from tidegate.console.jobs.job import Job, JobKind
 from tidegate.console.jobs.jobs import Jobs, RunningJob
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
+from tidegate.processor.moves import MovePlan
 from tidegate.sql import CheckpointReader, ConsumerKey, Database, LeaseReader
 from tidegate.sql.dead_letters.pages import DeadLetterPages
 
@@ -53,7 +55,7 @@ class Consumers:
         self._each: SharedAnswers[ConsumerKey, GroupProgress] = SharedAnswers(parts.clock, kept_s=_LOOK_S)
         self._unread: OrderedDict[tuple[str, int, str, int], datetime] = OrderedDict()
         """When the event that a checkpoint waits at was enqueued: by hub, its age, partition and number."""
-        self._plans: OrderedDict[str, tuple[MovePlan, Sequence[PlannedMove]]] = OrderedDict()
+        self._plans: OrderedDict[str, KeptPlan] = OrderedDict()
 
     async def groups(self, *, at_most_s: float | None) -> Sequence[GroupSummary] | None:
         """All consumer groups with a lease or a checkpoint, by hub and name.
@@ -87,20 +89,30 @@ class Consumers:
         assert found is not None
         return found
 
-    async def plan_move(self, request: MoveRequest) -> MovePlan:
+    async def plan_move(self, request: MoveRequest) -> KeptPlan:
         """A dry run. Raises NotFoundError, PositionOutOfRangeError, InvalidArgumentError."""
         consumer = ConsumerKey(request.event_hub, request.consumer_group)
         moves = await plan_moves(self._broker.event_hub(request.event_hub), request)
         rows = await self._database.ask(lambda database: _read(database, consumer).of(consumer))
-        plan = MovePlan(secrets.token_urlsafe(12), request, [move.step(rows) for move in moves])
-        self._plans[plan.plan_id] = plan, moves
+        compared = (
+            replace(move, before=rows.checkpoint(move.partition_id), owner=rows.owner(move.partition_id))
+            for move in moves
+        )
+        plan = KeptPlan(secrets.token_urlsafe(12), request, MovePlan(tuple(compared)))
+        self._plans[plan.plan_id] = plan
         while len(self._plans) > _PLANS_MAX:
             self._plans.popitem(last=False)
         return plan
 
-    def plan(self, plan_id: str) -> MovePlan:
+    def plan(self, plan_id: str) -> KeptPlan:
         """One that was made before. Raises NotFoundError."""
-        return self._find_plan(plan_id)[0]
+        found = self._plans.get(plan_id)
+        if found is None:
+            raise NotFoundError(
+                "This dry run is not known any more: it was carried out, or others came after it.",
+                next_step="Make a new one.",
+            )
+        return found
 
     def start_move(self, plan_id: str, *, actor: str, is_rewind_allowed: bool, is_forced: bool) -> Job:
         """Move the checkpoints as planned; one that has moved since is left alone unless ``is_forced``.
@@ -108,13 +120,13 @@ class Consumers:
         is_rewind_allowed: also backwards. is_forced: also where a host has the partition.
         Raises NotFoundError (the plan is gone), InvalidArgumentError (not allowed so), QuotaExceededError.
         """
-        plan, moves = self._find_plan(plan_id)
-        if plan.rewind_count and not is_rewind_allowed:
+        kept = self.plan(plan_id)
+        request, plan = kept.request, kept.plan
+        if plan.rewinds and not is_rewind_allowed:
             raise InvalidArgumentError(
-                f"{plan.rewind_count} checkpoints would go backwards; nothing was moved.",
+                f"{len(plan.rewinds)} checkpoints would go backwards; nothing was moved.",
                 next_step="Say that events may be processed again.",
             )
-        request = plan.request
         consumer = ConsumerKey(request.event_hub, request.consumer_group)
 
         async def work(running: RunningJob) -> None:
@@ -123,7 +135,7 @@ class Consumers:
                 lambda database: carry_out(
                     database,
                     consumer,
-                    list(zip(plan.steps, moves, strict=True)),
+                    plan,
                     running,
                     lambda changes: loop.call_soon_threadsafe(lambda: running.tell(**changes)),
                     actor=actor,
@@ -144,15 +156,6 @@ class Consumers:
         # A plan is carried out once: what it compares with is no longer so afterwards.
         del self._plans[plan_id]
         return job
-
-    def _find_plan(self, plan_id: str) -> tuple[MovePlan, Sequence[PlannedMove]]:
-        found = self._plans.get(plan_id)
-        if found is None:
-            raise NotFoundError(
-                "This dry run is not known any more: it was carried out, or others came after it.",
-                next_step="Make a new one.",
-            )
-        return found
 
     async def close(self) -> None:
         """End what is being looked at."""
@@ -230,8 +233,7 @@ def _read_all(database: Database) -> StoredRows:
 
 
 def _words(request: MoveRequest) -> str:
-    if request.sequence_number is not None:
-        return f"event {request.sequence_number:,}"
-    if request.time is not None:
-        return f"{request.time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    return request.to.value
+    value = request.position.value
+    if isinstance(value, datetime):
+        return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return request.position.kind.value if value is None else f"event {value:,}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,7 +12,7 @@ from starlette.routing import Route
 
 from tidegate.console.consumers.groups import Consumers
 from tidegate.console.consumers.page import group_address, names_of
-from tidegate.console.consumers.values import MovePlan, MoveRequest, MoveTo
+from tidegate.console.consumers.values import KeptPlan, MoveRequest
 from tidegate.console.frame.context import Console, stored
 from tidegate.console.frame.errors import status_of
 from tidegate.console.frame.rendering import page
@@ -18,10 +20,28 @@ from tidegate.console.frame.sessions import actor_of, form_of, require_manage
 from tidegate.console.jobs.jobs import Jobs
 from tidegate.console.jobs.page import follow_job
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
+from tidegate.model.position import EventPosition, PositionKind
 from tidegate.model.position_text import parse_time
 
 STEPS_SHOWN_MAX = 200
 """Partitions that a dry run lists; its sums are over all."""
+
+
+class MoveTo(StrEnum):
+    """Where checkpoints are moved to, as the form says it."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    SEQUENCE_NUMBER = "sequence-number"
+    TIME = "time"
+
+
+_KINDS: Final = {
+    MoveTo.EARLIEST: PositionKind.EARLIEST,
+    MoveTo.LATEST: PositionKind.LATEST,
+    MoveTo.SEQUENCE_NUMBER: PositionKind.SEQUENCE_NUMBER,
+    MoveTo.TIME: PositionKind.ENQUEUED_TIME,
+}
 
 
 def routes(console: Console, consumers: Consumers | None, jobs: Jobs | None) -> list[Route]:
@@ -79,7 +99,7 @@ class _Pages:
         self,
         request: Request,
         fields: dict[str, str],
-        plan: MovePlan | None,
+        kept: KeptPlan | None,
         problem: TidegateError | None,
     ) -> Response:
         hub, group = names_of(request)
@@ -89,8 +109,9 @@ class _Pages:
             "address": group_address(hub, group),
             "fields": fields,
             "choices": list(MoveTo),
-            "plan": plan,
-            "steps": [] if plan is None else plan.steps[:STEPS_SHOWN_MAX],
+            "plan_id": "" if kept is None else kept.plan_id,
+            "plan": None if kept is None else kept.plan,
+            "steps": () if kept is None else kept.plan.moves[:STEPS_SHOWN_MAX],
             "problem": problem,
         }
         status = status_of(problem)
@@ -101,24 +122,24 @@ class _Pages:
             to = MoveTo(fields["to"])
         except ValueError as error:
             raise InvalidArgumentError(f"{fields['to'][:40]!r} is no place to move to.") from error
-        value, number, time = fields["value"], None, None
-        if to is MoveTo.SEQUENCE_NUMBER:
-            if not (value.isascii() and value.isdigit() and len(value) < 19):
-                raise InvalidArgumentError(
-                    f"{value[:40]!r} is not a sequence number.", next_step="Give a number, 0 or more."
-                )
-            number = int(value)
-        elif to is MoveTo.TIME:
-            time = parse_time(value, now_utc=self._clock.now_utc())
-        return MoveRequest(hub, group, fields["partition"] or None, to, number, time)
+        return MoveRequest(hub, group, fields["partition"] or None, self._position(to, fields["value"]))
+
+    def _position(self, to: MoveTo, value: str) -> EventPosition:
+        if to is MoveTo.TIME:
+            return EventPosition.from_enqueued_time(parse_time(value, now_utc=self._clock.now_utc()))
+        if to is not MoveTo.SEQUENCE_NUMBER:
+            return EventPosition.earliest() if to is MoveTo.EARLIEST else EventPosition.latest()
+        if not (value.isascii() and value.isdigit() and len(value) < 19):
+            raise InvalidArgumentError(
+                f"{value[:40]!r} is not a sequence number.", next_step="Give a number, 0 or more."
+            )
+        return EventPosition.from_sequence_number(int(value))
 
 
 def _fields_of(request: MoveRequest) -> dict[str, str]:
-    value: object = request.sequence_number
-    if request.time is not None:
-        value = request.time.isoformat()
+    value = request.position.value
     return {
-        "to": request.to.value,
-        "value": "" if value is None else str(value),
+        "to": next(to.value for to, kind in _KINDS.items() if kind is request.position.kind),
+        "value": "" if value is None else value.isoformat() if isinstance(value, datetime) else str(value),
         "partition": request.partition_id or "",
     }

@@ -7,54 +7,23 @@ the partition unless that was said, and a hub of the same name that was made ane
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from tidegate.broker import EventHub, Partition
-from tidegate.console.consumers.rows import ConsumerRows, StoredRows
-from tidegate.console.consumers.values import MoveRequest, MoveStep, MoveTo
+from tidegate.console.consumers.rows import StoredRows
+from tidegate.console.consumers.values import MoveRequest
 from tidegate.console.jobs.job import JobState, JobTable
 from tidegate.console.jobs.jobs import RunningJob
-from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
+from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.position import EventPosition
 from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor.moves import MovePlan, PlannedMove, following_of
 from tidegate.sql import CheckpointReader, ConsumerKey, Database, LeaseReader, move_checkpoint
 
 _PARTITIONS_PER_TURN: Final = 16
 """Partitions whose log is read before others on the event loop have their turn."""
 _COLUMNS: Final = ("Partition", "From", "To", "Events", "Result")
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedMove:
-    """Where one partition's checkpoint is to be."""
-
-    after: ProcessorCheckpoint
-
-    @property
-    def following(self) -> int:
-        """The event that processing goes on with."""
-        assert self.after.sequence_number is not None
-        return self.after.sequence_number + 1
-
-    def step(self, rows: ConsumerRows) -> MoveStep:
-        """Compared with what is stored."""
-        partition_id = self.after.partition_id
-        stored = rows.checkpoints.get(partition_id)
-        before = None if stored is None else stored.next_sequence_number
-        is_other_hub = stored is not None and stored.event_hub_created_at_ms not in (
-            None,
-            self.after.event_hub_created_at_ms,
-        )
-        return MoveStep(
-            partition_id=partition_id,
-            before=before,
-            after=self.following,
-            # Without a sequence number only an offset or a time is stored.
-            is_comparable=stored is None or (before is not None and not is_other_hub),
-            owner=rows.owner(partition_id),
-        )
 
 
 async def plan_moves(hub: EventHub, request: MoveRequest) -> list[PlannedMove]:
@@ -70,7 +39,7 @@ async def plan_moves(hub: EventHub, request: MoveRequest) -> list[PlannedMove]:
     for index, partition in enumerate(partitions):
         if index % _PARTITIONS_PER_TURN == _PARTITIONS_PER_TURN - 1:
             await asyncio.sleep(0)
-        following = _following(partition, request)
+        following = _following(partition, request.position)
         moves.append(PlannedMove(_checkpoint_before(partition, following, hub.description.created_at_ms)))
     return moves
 
@@ -78,7 +47,7 @@ async def plan_moves(hub: EventHub, request: MoveRequest) -> list[PlannedMove]:
 def carry_out(
     database: Database,
     consumer: ConsumerKey,
-    moves: Sequence[tuple[MoveStep, PlannedMove]],
+    plan: MovePlan,
     running: RunningJob,
     tell: Callable[[Mapping[str, object]], object],
     *,
@@ -94,7 +63,7 @@ def carry_out(
     rows = StoredRows.of_rows(
         CheckpointReader(database).read(consumer).values(), LeaseReader(database).read(consumer).values()
     ).of(consumer)
-    held = {step.partition_id: owner for step, _ in moves if (owner := rows.owner(step.partition_id))}
+    held = {id: owner for move in plan.moves if (owner := rows.owner(id := move.partition_id))}
     if held and not is_forced:
         said = ", ".join(f"{partition_id} by {owner}" for partition_id, owner in list(held.items())[:5])
         raise InvalidArgumentError(
@@ -103,13 +72,13 @@ def carry_out(
         )
     results: list[tuple[object, ...]] = []
     moved = left = 0
-    for done, (step, move) in enumerate(moves):
+    for done, move in enumerate(plan.moves):
         if running.is_cancelled:
             break
-        stored = rows.checkpoints.get(step.partition_id)
+        stored = rows.checkpoints.get(move.partition_id)
         now = None if stored is None else stored.next_sequence_number
         result = "left: somebody else has moved it since the dry run"
-        if now == step.before or is_forced:
+        if now == move.following_before or is_forced:
             outcome = move_checkpoint(
                 database, consumer, move.after, owner=actor, is_rewind_allowed=is_rewind_allowed
             )
@@ -117,13 +86,13 @@ def carry_out(
             result = "moved" if is_there else "left: it lies further already"
         is_moved = result == "moved"
         moved, left = moved + is_moved, left + (not is_moved)
-        results.append((step.partition_id, step.before, step.after, step.events, result))
+        results.append((move.partition_id, move.following_before, move.following, move.events, result))
         if done % 16 == 15:
-            tell({"done": done + 1, "total": len(moves)})
+            tell({"done": done + 1, "total": len(plan.moves)})
     tell(
         {
             "done": len(results),
-            "total": len(moves),
+            "total": len(plan.moves),
             "counts": {"moved": moved, "left": left},
             "tables": (JobTable("Checkpoints", _COLUMNS, results),),
             **({"state": JobState.INCOMPLETE} if left else {}),
@@ -131,25 +100,11 @@ def carry_out(
     )
 
 
-def _following(partition: Partition, request: MoveRequest) -> int:
+def _following(partition: Partition, position: EventPosition) -> int:
     """The sequence number that processing goes on with."""
     begin, until = partition.begin_sequence_number, partition.next_sequence_number
-    if request.to is MoveTo.EARLIEST:
-        return begin
-    if request.to is MoveTo.LATEST:
-        return until
-    if request.to is MoveTo.TIME:
-        assert request.time is not None
-        return partition.resolve(EventPosition.from_enqueued_time(request.time))
-    number = request.sequence_number
-    assert number is not None
-    if not begin <= number <= until:
-        raise PositionOutOfRangeError(
-            f"Partition {partition.partition_id} cannot go on with event {number}: its log begins at "
-            f"{begin}, and its next event will be {until}.",
-            next_step=f"Give a number from {begin} to {until}, or choose earliest or latest.",
-        )
-    return number
+    found = following_of(position, partition.partition_id, begin=begin, until=until)
+    return partition.resolve(position) if found is None else found
 
 
 def _checkpoint_before(partition: Partition, following: int, created_at_ms: int) -> ProcessorCheckpoint:

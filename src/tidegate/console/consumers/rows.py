@@ -11,6 +11,7 @@ from typing import Final
 from tidegate.broker import PartitionRuntimeInformation
 from tidegate.client.entities import PartitionProperties
 from tidegate.console.consumers.values import GroupProgress, GroupSummary, PartitionProgress
+from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lag import Lag, lag_of
 from tidegate.processor.options import PartitionManagerOptions
 from tidegate.sql import Checkpoint, ConsumerKey, LeaseRow
@@ -65,6 +66,11 @@ class ConsumerRows:
 
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
     leases: dict[str, LeaseRow] = field(default_factory=dict)
+
+    def checkpoint(self, partition_id: str) -> ProcessorCheckpoint | None:
+        """As hosts have it; None: there is none."""
+        stored = self.checkpoints.get(partition_id)
+        return None if stored is None else processor_checkpoint(stored)
 
     def owner(self, partition_id: str) -> str | None:
         """The host that has the partition now; None: nobody."""

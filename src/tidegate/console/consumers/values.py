@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
+
+from tidegate.model.position import EventPosition
+from tidegate.processor.moves import MovePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +83,6 @@ class GroupProgress:
     partitions: Sequence[PartitionProgress]
 
 
-class MoveTo(StrEnum):
-    """Where checkpoints are moved to."""
-
-    EARLIEST = "earliest"
-    LATEST = "latest"
-    SEQUENCE_NUMBER = "sequence-number"
-    TIME = "time"
-
-
 @dataclass(frozen=True, slots=True)
 class MoveRequest:
     """Which checkpoints are to be moved, and where to."""
@@ -98,67 +91,14 @@ class MoveRequest:
     consumer_group: str
     partition_id: str | None
     """None: all partitions."""
-    to: MoveTo
-    sequence_number: int | None = None
-    """Processing goes on with it (``SEQUENCE_NUMBER``)."""
-    time: datetime | None = None
-    """Processing goes on with the first event enqueued then or later (``TIME``)."""
+    position: EventPosition
+    """Processing goes on with it: earliest, latest, a sequence number or a time."""
 
 
 @dataclass(frozen=True, slots=True)
-class MoveStep:
-    """One partition's checkpoint, before and after. Numbers are those that processing goes on with."""
-
-    partition_id: str
-    before: int | None
-    """None: there is no checkpoint, or not one with a sequence number."""
-    after: int
-    is_comparable: bool
-    """False: before and after cannot be compared, so it counts as a rewind."""
-    owner: str | None
-    """The host that has the partition now; None: nobody."""
-
-    @property
-    def events(self) -> int | None:
-        """How many are skipped; negative: processed again; None: unknown."""
-        return None if self.before is None or not self.is_comparable else self.after - self.before
-
-    @property
-    def is_rewind(self) -> bool:
-        """Whether it goes back, or may."""
-        return not self.is_comparable or (self.before is not None and self.after < self.before)
-
-
-@dataclass(frozen=True, slots=True)
-class MovePlan:
-    """What a move would do: a dry run."""
+class KeptPlan:
+    """A dry run, kept for a while."""
 
     plan_id: str
-    """For ``start_move``; kept for a while."""
     request: MoveRequest
-    steps: Sequence[MoveStep]
-
-    @property
-    def skipped(self) -> int:
-        """Events that nobody would process."""
-        return sum(max(0, step.events or 0) for step in self.steps)
-
-    @property
-    def repeated(self) -> int:
-        """Events that would be processed again."""
-        return -sum(min(0, step.events or 0) for step in self.steps)
-
-    @property
-    def unknown_count(self) -> int:
-        """Partitions of which neither is known."""
-        return sum(step.events is None for step in self.steps)
-
-    @property
-    def owned_count(self) -> int:
-        """Partitions that a host has now."""
-        return sum(step.owner is not None for step in self.steps)
-
-    @property
-    def rewind_count(self) -> int:
-        """Partitions that go back."""
-        return sum(step.is_rewind for step in self.steps)
+    plan: MovePlan
