@@ -29,8 +29,8 @@ from tidegate.amqp.events import (
 )
 from tidegate.amqp.link import Link, SenderLink
 from tidegate.amqp.message import Message, Properties, decode_message, encode_message
+from tidegate.gateway.administration.operations import OPERATIONS, PREFIX
 from tidegate.gateway.http.atom import ATOM_OPERATIONS
-from tidegate.gateway.http.operations import OPERATIONS, PREFIX
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
 from tidegate.wire.management import ManagementRequest, Operation
 from tidegate.wire.request_response import Response

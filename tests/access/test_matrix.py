@@ -38,7 +38,7 @@ from tests.access.support import RawHttp
 from tests.console.support import PlainBrowser
 
 from tidegate.broker import Claim
-from tidegate.gateway.http.operations import PREFIX
+from tidegate.gateway.administration.operations import PREFIX
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openapi_schema_validator import OAS31Validator
 
-from tidegate.gateway.http.json_shapes import Field, Kind, Shape
-from tidegate.gateway.http.operations import OPERATIONS
+from tidegate.gateway.administration.json_shapes import Field, Kind, Shape
+from tidegate.gateway.administration.operations import OPERATIONS
 from tidegate.model.errors import InvalidArgumentError
 
 REQUESTS = {operation.request.name: operation.request for operation in OPERATIONS if operation.request}

@@ -20,9 +20,9 @@ from starlette.routing import Route
 
 from tidegate.broker import Claim
 from tidegate.client import EventHubAdministrator
+from tidegate.gateway.administration.operations import OPERATIONS, PREFIX, Needs, Operation
 from tidegate.gateway.http.admin import Administration
 from tidegate.gateway.http.openapi import openapi_document
-from tidegate.gateway.http.operations import OPERATIONS, PREFIX, Needs, Operation
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer

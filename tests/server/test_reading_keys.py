@@ -16,7 +16,7 @@ from tests.gateway.support import HOST, Pair
 
 from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, SharedAccessPolicy
 from tidegate.console.app import page_routes
-from tidegate.gateway.http.operations import OPERATIONS, PREFIX
+from tidegate.gateway.administration.operations import OPERATIONS, PREFIX
 from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService

@@ -21,9 +21,9 @@ import typer.main
 import tidegate
 from tidegate.cli.app import EXIT_CODE_HELP, app
 from tidegate.cli.shell.exit_codes import exit_code_of
-from tidegate.gateway.http.json_shapes import Shape
-from tidegate.gateway.http.operations import OPERATIONS, PREFIX
-from tidegate.gateway.http.shapes import SHAPES
+from tidegate.gateway.administration.json_shapes import Shape
+from tidegate.gateway.administration.operations import OPERATIONS, PREFIX
+from tidegate.gateway.administration.shapes import SHAPES
 from tidegate.gateway.metrics import METRICS
 from tidegate.gateway.metrics import PREFIX as METRIC_PREFIX
 from tidegate.model import errors, limits

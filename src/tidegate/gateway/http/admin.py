@@ -20,10 +20,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from tidegate.broker import Actor, Broker, Claim, Grant, acting_as
+from tidegate.gateway.administration.operations import OPERATIONS, PREFIX, Call, Needs, Operation
 from tidegate.gateway.http.authorization import RequestAuthorizer, peer_of
 from tidegate.gateway.http.errors import headers_for
 from tidegate.gateway.http.openapi import openapi_document
-from tidegate.gateway.http.operations import OPERATIONS, PREFIX, Call, Needs, Operation
 from tidegate.model.audience import NAMESPACE, entity_path
 from tidegate.model.capture import CaptureStatistics
 from tidegate.model.clock import Clock
@@ -152,7 +152,7 @@ def admin_error_response(error: TidegateError) -> Response:
 def admin_error(
     status: int, condition: str, message: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """An error in the shape of ``admin_shapes.ERROR``."""
+    """An error in the shape of ``administration.shapes.ERROR``."""
     error = {"status": status, "condition": str(condition), "message": message}
     return _json_response({"error": error}, status, headers)
 

@@ -19,13 +19,13 @@ from starlette.routing import BaseRoute, Route
 
 from tidegate.amqp.errors import INTERNAL_ERROR, NOT_ALLOWED, NOT_FOUND
 from tidegate.broker import Broker, Claim
+from tidegate.gateway.administration.operations import PREFIX
 from tidegate.gateway.amqp.server import AmqpGateway
 from tidegate.gateway.health import Health
 from tidegate.gateway.http.admin import Administration, admin_error
 from tidegate.gateway.http.atom import AtomAdministration
 from tidegate.gateway.http.authorization import RequestAuthorizer
 from tidegate.gateway.http.errors import error_response, response_for
-from tidegate.gateway.http.operations import PREFIX
 from tidegate.gateway.http.publish import Publishing
 from tidegate.gateway.http.server import HttpServer, listening_socket
 from tidegate.gateway.metrics import MetricsPage, Sources

@@ -28,9 +28,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from tidegate.broker import Broker, EventHub, Grant, Partition
+from tidegate.gateway.administration.operations import Needs
 from tidegate.gateway.http.admin import AdministrationDoor
 from tidegate.gateway.http.errors import response_for
-from tidegate.gateway.http.operations import Needs
 from tidegate.model.clock import Clock
 from tidegate.model.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from tidegate.model.hub_settings import HubChanges

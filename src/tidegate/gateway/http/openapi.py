@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from tidegate.gateway.http.operations import OPERATIONS, PREFIX, Needs, Operation
-from tidegate.gateway.http.shapes import ERROR, SHAPES
+from tidegate.gateway.administration.operations import OPERATIONS, PREFIX, Needs, Operation
+from tidegate.gateway.administration.shapes import ERROR, SHAPES
 from tidegate.model.version import VERSION
 
 _PARAMETERS: Final = {

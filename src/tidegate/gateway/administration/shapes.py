@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tidegate.broker import Claim
-from tidegate.gateway.http.json_shapes import Field, Kind, Shape
+from tidegate.gateway.administration.json_shapes import Field, Kind, Shape
 from tidegate.model.hub_settings import HUB_SETTINGS, PARTITION_COUNT_DEFAULT, HubSetting
 from tidegate.model.limits import Tier
 

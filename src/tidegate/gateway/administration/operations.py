@@ -1,4 +1,4 @@
-"""The administration by HTTP: every operation with its address, its claims, its values, and what it calls.
+"""The administration: every operation with its address, its claims, its values, and what it calls.
 
 The rule: one table. Routes, checks and the OpenAPI document are made of it, and a handler only translates
 between plain values and one call of the broker; ``gateway.amqp.administration`` is the other door, over AMQP.
@@ -21,8 +21,8 @@ from tidegate.broker import (
     Partition,
     SharedAccessPolicy,
 )
-from tidegate.gateway.http import shapes
-from tidegate.gateway.http.json_shapes import Shape
+from tidegate.gateway.administration import shapes
+from tidegate.gateway.administration.json_shapes import Shape
 from tidegate.model.capture import CaptureSettings, CaptureStatistics
 from tidegate.model.errors import NotFoundError
 from tidegate.model.hub_settings import PARTITION_COUNT_DEFAULT, hub_changes_in
