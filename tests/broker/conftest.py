@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker
-
-
-class SetClock:
-    """A clock that stands where it was put."""
-
-    def __init__(self) -> None:
-        self.now = datetime(2026, 11, 20, 12, 0, 0, 500_000, tzinfo=UTC)
-
-    def now_utc(self) -> datetime:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now.timestamp()
-
-    def advance(self, **parts: float) -> None:
-        self.now += timedelta(**parts)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from tests.broker.conftest import SetClock
+from tests.support.clocks import SetClock
 
 from tidegate.broker import Action, Actor, AuditTrail, Broker, Claim, Door, Peer, acting_as, audit
 from tidegate.broker.key_guard import KeyGuard

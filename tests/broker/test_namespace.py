@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tests.broker.conftest import SetClock
 from tests.storage.simulated_files import SimulatedFiles
+from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker, Partition, ProducerBatch
 from tidegate.broker.catalog import CATALOG_NAME

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from tests.broker.conftest import SetClock
 from tests.storage.simulated_files import SimulatedFiles
+from tests.support.clocks import SetClock
 
 from tidegate.broker import EMULATOR_KEY, ROOT_POLICY_NAME, Authorizer, Broker, Claim, SharedAccessPolicy
 from tidegate.broker.policies import add_policy, find_policy, remove_policy, replace_key

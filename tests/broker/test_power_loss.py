@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.broker.conftest import SetClock
 from tests.storage.simulated_files import SimulatedFiles
+from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker, Claim
 from tidegate.broker.catalog import Catalog, CatalogContents

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.broker.conftest import SetClock
+from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker, Claim
 from tidegate.model.audience import NAMESPACE, entity_path

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.broker.conftest import SetClock
+from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker, Claim, Partition
 from tidegate.broker.catalog import CATALOG_NAME, Catalog

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.broker.conftest import SetClock
+from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker, Throughput
 from tidegate.model.errors import InvalidArgumentError, ServerBusyError

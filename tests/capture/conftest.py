@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.capture.support import SetClock
+from tests.capture.support import START
+from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker
 from tidegate.capture import CaptureService
 from tidegate.capture.window import WindowLimits
 from tidegate.model.capture import CaptureSettings
-from tidegate.testing.azurite import AzuriteServer, required_azurite
-
-AZURITE_FOLDER = Path(__file__).parents[1] / "azurite"
 
 
 @pytest.fixture
 def clock() -> SetClock:
     """The clock of the broker and of Capture."""
-    return SetClock()
+    return SetClock(START)
 
 
 @pytest.fixture
@@ -45,10 +43,3 @@ async def service(broker: Broker, tmp_path: Path, clock: SetClock) -> AsyncItera
     opened.start()
     yield opened
     await opened.close()
-
-
-@pytest.fixture(scope="session")
-def azurite() -> Iterator[AzuriteServer]:
-    """A running Azurite."""
-    with required_azurite(AZURITE_FOLDER) as server:
-        yield server

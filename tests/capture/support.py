@@ -1,11 +1,11 @@
-"""What tests of Capture share: a clock that tests set, events, and the reading back of files."""
+"""What tests of Capture share: events, and the reading back of files."""
 
 from __future__ import annotations
 
 import asyncio
 from array import array
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,8 @@ from tidegate.model.events import EventData
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.event_codec import encode_event
 
-START = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
-
-
-class SetClock:
-    """A clock that stands where it was put."""
-
-    def __init__(self) -> None:
-        self.now = START
-
-    def now_utc(self) -> datetime:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now.timestamp()
-
-    def advance(self, seconds: float) -> None:
-        self.now += timedelta(seconds=seconds)
+START = datetime(2026, 11, 20, 12, tzinfo=UTC)
+"""A whole second: the start of the first window is listed as one."""
 
 
 async def append_bodies(partition: Partition, bodies: Sequence[bytes]) -> None:

@@ -13,7 +13,8 @@ from typing import TypeVar
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.capture.support import SetClock, append_bodies, capture_files, captured_numbers, read_capture_file
+from tests.capture.support import START, append_bodies, capture_files, captured_numbers, read_capture_file
+from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker, Partition
 from tidegate.capture.destination import CaptureDestinationError, Destination, DirectoryDestination
@@ -175,7 +176,7 @@ async def _run_with_crash(
     work: Path, crash_at: int | None, *, is_done: bool, error: type[BaseException]
 ) -> int:
     """Capture a fixed log with one crash or failure; check the files; returns the steps that it took."""
-    clock = SetClock()
+    clock = SetClock(START)
     broker = await Broker.open(work / "data", clock=clock)
     try:
         partition = broker.create_event_hub("hub", partition_count=1).partition("0")
@@ -212,7 +213,7 @@ _FIRST_PUBLISH = 5
 
 async def test_a_complete_file_stays_when_retention_took_its_events(tmp_path: Path) -> None:
     """The crash came between the file and the word that it is complete; the log cannot make it again."""
-    clock = SetClock()
+    clock = SetClock(START)
     broker = await Broker.open(tmp_path / "data", clock=clock)
     try:
         hub = broker.create_event_hub("hub", partition_count=1, retention_hours=1)
@@ -235,7 +236,7 @@ async def test_a_complete_file_stays_when_retention_took_its_events(tmp_path: Pa
 
 async def test_what_closed_a_window_stays_when_the_limits_change(tmp_path: Path) -> None:
     """The file is written under other limits than those that its window closed by."""
-    clock = SetClock()
+    clock = SetClock(START)
     broker = await Broker.open(tmp_path / "data", clock=clock)
     try:
         partition = broker.create_event_hub("hub", partition_count=1).partition("0")
@@ -274,7 +275,7 @@ def test_many_lives_capture_each_event_once(
 
     async def live() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            work, clock = Path(folder), SetClock()
+            work, clock = Path(folder), SetClock(START)
             broker = await Broker.open(work / "data", clock=clock)
             try:
                 partition = broker.create_event_hub("hub", partition_count=1).partition("0")

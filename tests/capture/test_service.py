@@ -11,7 +11,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tests.capture.conftest import small_limits
 from tests.capture.support import (
     START,
-    SetClock,
     append_bodies,
     append_events,
     capture_files,
@@ -19,6 +18,7 @@ from tests.capture.support import (
     read_capture_file,
     wait_until,
 )
+from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker
 from tidegate.capture import CaptureService

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.gateway.conftest import ManualClock
+from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker, EventHub
 from tidegate.console.hubs.sampler import Sampler
@@ -14,13 +14,13 @@ from tidegate.console.hubs.values import HISTORY_SAMPLES, RECENT_SAMPLES, Rates
 
 
 @pytest.fixture
-def clock() -> ManualClock:
+def clock() -> SetClock:
     """Time of broker and sampler."""
-    return ManualClock()
+    return SetClock()
 
 
 @pytest.fixture
-async def broker(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Broker]:
+async def broker(tmp_path: Path, clock: SetClock) -> AsyncIterator[Broker]:
     """A namespace with a hub of two partitions."""
     broker = await Broker.open(tmp_path, clock=clock)
     broker.create_event_hub("hub", partition_count=2)
@@ -34,7 +34,7 @@ async def _append(event_hub: EventHub, count: int, partition_id: str = "0") -> N
 
 
 async def test_rates_are_what_came_since_the_last_look(
-    broker: Broker, clock: ManualClock, tmp_path: Path
+    broker: Broker, clock: SetClock, tmp_path: Path
 ) -> None:
     """By the time that has passed, a second or not; nothing is known before the second look."""
     sampler, event_hub = Sampler(broker, clock, tmp_path), broker.event_hub("hub")
@@ -55,7 +55,7 @@ async def test_rates_are_what_came_since_the_last_look(
 
 
 async def test_a_hub_that_comes_or_goes_leaves_no_jump(
-    broker: Broker, clock: ManualClock, tmp_path: Path
+    broker: Broker, clock: SetClock, tmp_path: Path
 ) -> None:
     """A deleted hub takes its counts along, and one made under its name starts anew."""
     sampler = Sampler(broker, clock, tmp_path)
@@ -76,7 +76,7 @@ async def test_a_hub_that_comes_or_goes_leaves_no_jump(
 
 
 async def test_partitions_are_looked_at_while_somebody_does(
-    broker: Broker, clock: ManualClock, tmp_path: Path
+    broker: Broker, clock: SetClock, tmp_path: Path
 ) -> None:
     """Their rates are means of ten seconds; a minute after the last question nothing is kept of them."""
     sampler, event_hub = Sampler(broker, clock, tmp_path), broker.event_hub("hub")
@@ -95,7 +95,7 @@ async def test_partitions_are_looked_at_while_somebody_does(
     assert sampler.partition_rate(event_hub, 1) is None
 
 
-async def test_what_is_kept_is_bounded(broker: Broker, clock: ManualClock, tmp_path: Path) -> None:
+async def test_what_is_kept_is_bounded(broker: Broker, clock: SetClock, tmp_path: Path) -> None:
     """However long the service runs."""
     sampler, event_hub = Sampler(broker, clock, tmp_path), broker.event_hub("hub")
     for _ in range(HISTORY_SAMPLES + 50):

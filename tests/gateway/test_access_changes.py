@@ -7,8 +7,8 @@ import weakref
 from datetime import datetime, timedelta
 
 import pytest
-from tests.gateway.conftest import ManualClock
 from tests.gateway.support import HOST, Pair
+from tests.support.clocks import SetClock
 
 from tidegate.amqp.link import Link
 from tidegate.amqp.message import Message, encode_message
@@ -23,7 +23,7 @@ RECEIVER = "hub/ConsumerGroups/$Default/Partitions/0"
 
 
 def _connect(
-    broker: Broker, clock: ManualClock, policy: SharedAccessPolicy, *, is_secondary: bool = False
+    broker: Broker, clock: SetClock, policy: SharedAccessPolicy, *, is_secondary: bool = False
 ) -> Pair:
     """A client with a token for the hub, made with one of the policy's keys."""
     pair = Pair(broker, clock)
@@ -59,7 +59,7 @@ def _assert_ended(pair: Pair, links: tuple[Link, Link]) -> None:
 @pytest.mark.parametrize("scope", [None, "hub"])
 @pytest.mark.parametrize("is_secondary", [False, True])
 async def test_a_regenerated_key_ends_the_links_opened_with_it(
-    broker: Broker, clock: ManualClock, scope: str | None, is_secondary: bool
+    broker: Broker, clock: SetClock, scope: str | None, is_secondary: bool
 ) -> None:
     """Those of the policy's other key, and of other policies, go on; a new token opens links again."""
     policy = broker.create_policy(scope, "both", [Claim.SEND, Claim.LISTEN])
@@ -83,7 +83,7 @@ async def test_a_regenerated_key_ends_the_links_opened_with_it(
 
 
 @pytest.mark.parametrize("scope", [None, "hub"])
-async def test_a_deleted_policy_ends_its_links(broker: Broker, clock: ManualClock, scope: str | None) -> None:
+async def test_a_deleted_policy_ends_its_links(broker: Broker, clock: SetClock, scope: str | None) -> None:
     """At once, without waiting for the token's expiry; the partition is free for others."""
     policy = broker.create_policy(scope, "both", [Claim.SEND, Claim.LISTEN])
     pair = _connect(broker, clock, policy)
@@ -93,7 +93,7 @@ async def test_a_deleted_policy_ends_its_links(broker: Broker, clock: ManualCloc
     assert broker.event_hub("hub").partition("0").receivers() == []
 
 
-async def test_a_second_token_keeps_the_links(broker: Broker, clock: ManualClock) -> None:
+async def test_a_second_token_keeps_the_links(broker: Broker, clock: SetClock) -> None:
     """A link that another token of the connection covers stays, as at expiry."""
     policy = broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN])
     pair = _connect(broker, clock, policy)
@@ -104,7 +104,7 @@ async def test_a_second_token_keeps_the_links(broker: Broker, clock: ManualClock
     assert [link.is_open for link in links] == [True, True]
 
 
-async def test_sasl_plain_ends_with_its_key(broker: Broker, clock: ManualClock) -> None:
+async def test_sasl_plain_ends_with_its_key(broker: Broker, clock: SetClock) -> None:
     """A hub's policy lets in by PLAIN, to its hub only; a new key ends what was opened with the old one."""
     broker.create_event_hub("other", partition_count=1)
     policy = broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN])
@@ -123,7 +123,7 @@ async def test_sasl_plain_ends_with_its_key(broker: Broker, clock: ManualClock) 
     _assert_ended(pair, links)
 
 
-async def test_a_restored_token_works_after_a_lost_one(broker: Broker, clock: ManualClock) -> None:
+async def test_a_restored_token_works_after_a_lost_one(broker: Broker, clock: SetClock) -> None:
     """The connection itself stays: a token made with the new key opens links on it."""
     policy = broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN])
     pair = _connect(broker, clock, policy)
@@ -136,7 +136,7 @@ async def test_a_restored_token_works_after_a_lost_one(broker: Broker, clock: Ma
     assert sender.is_open
 
 
-async def test_claims_are_not_kept_alive_by_the_namespace(broker: Broker, clock: ManualClock) -> None:
+async def test_claims_are_not_kept_alive_by_the_namespace(broker: Broker, clock: SetClock) -> None:
     """A connection that is over hears of no change, and its memory is given back."""
     losses: list[str] = []
 
@@ -161,7 +161,7 @@ async def test_claims_are_not_kept_alive_by_the_namespace(broker: Broker, clock:
     assert reference() is None
 
 
-async def test_many_links_end_in_turns(broker: Broker, clock: ManualClock) -> None:
+async def test_many_links_end_in_turns(broker: Broker, clock: SetClock) -> None:
     """Protects neighbours: 100 links that lose their policy are not detached in one go, but nothing that is
     sent on one of them counts from the change on."""
     policy = broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN])
@@ -183,7 +183,7 @@ async def test_many_links_end_in_turns(broker: Broker, clock: ManualClock) -> No
 
 
 async def test_links_are_judged_without_a_search_among_tokens(
-    broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, clock: SetClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Protects neighbours: whoever has as many tokens as links does not pay for their product when one ends.
 
@@ -224,7 +224,7 @@ async def test_links_are_judged_without_a_search_among_tokens(
 
 
 async def test_the_secret_is_in_no_log_line(
-    broker: Broker, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    broker: Broker, clock: SetClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither while keys change nor when their users are thrown out or refused."""
     caplog.set_level(0)
@@ -242,7 +242,7 @@ async def test_the_secret_is_in_no_log_line(
         assert key not in caplog.text
 
 
-async def test_a_hub_made_again_knows_no_grants_of_the_one_before(broker: Broker, clock: ManualClock) -> None:
+async def test_a_hub_made_again_knows_no_grants_of_the_one_before(broker: Broker, clock: SetClock) -> None:
     """The same name, policy and key: a connection that is left over has to show its token again."""
     broker.create_event_hub("tenant", partition_count=1)
     policy = broker.create_policy("tenant", "both", [Claim.SEND])
@@ -267,7 +267,7 @@ async def test_a_hub_made_again_knows_no_grants_of_the_one_before(broker: Broker
 
 @pytest.mark.parametrize("audience", ["localhost", "localhost/hub", "localhost:5671/hub"])
 async def test_links_end_when_a_hub_takes_the_name_that_was_the_services(
-    broker: Broker, clock: ManualClock, audience: str
+    broker: Broker, clock: SetClock, audience: str
 ) -> None:
     """A token for ``HOST`` or ``HOST/HUB`` is for the service only while no event hub is called HOST."""
     pair = Pair(broker, clock)

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.gateway.conftest import ManualClock
 from tests.gateway.support import HOST, Pair
 from tests.storage.simulated_files import SimulatedFiles
+from tests.support.clocks import SetClock
 
 from tidegate.amqp.message import Message, encode_message
 from tidegate.amqp.performatives import Accepted, Rejected
@@ -27,7 +27,7 @@ def files() -> SimulatedFiles:
 
 
 @pytest.fixture
-async def simulated(files: SimulatedFiles, clock: ManualClock) -> AsyncIterator[Broker]:
+async def simulated(files: SimulatedFiles, clock: SetClock) -> AsyncIterator[Broker]:
     """A namespace on the simulated disk, with the hub ``hub`` of one partition."""
     broker = await Broker.open(Path("/data"), clock=clock, files=files)
     broker.create_event_hub("hub", partition_count=1)
@@ -40,7 +40,7 @@ def _event(text: str) -> bytes:
 
 
 async def test_full_disk_refuses_and_recovers(
-    files: SimulatedFiles, simulated: Broker, clock: ManualClock
+    files: SimulatedFiles, simulated: Broker, clock: SetClock
 ) -> None:
     """While the disk is full sends are rejected as busy; on the same link they succeed when there is room."""
     pair = Pair(simulated, clock)
@@ -65,7 +65,7 @@ async def test_full_disk_refuses_and_recovers(
 
 
 async def test_running_out_of_descriptors_refuses_and_recovers(
-    files: SimulatedFiles, simulated: Broker, clock: ManualClock
+    files: SimulatedFiles, simulated: Broker, clock: SetClock
 ) -> None:
     """While no file can be opened sends are rejected as busy, and a receiver waits; its link stays."""
     pair = Pair(simulated, clock)
@@ -113,7 +113,7 @@ async def test_a_hub_that_cannot_be_made_now_can_be_made_later(
 
 
 async def test_a_disk_that_does_not_read_stops_no_producer(
-    files: SimulatedFiles, simulated: Broker, clock: ManualClock
+    files: SimulatedFiles, simulated: Broker, clock: SetClock
 ) -> None:
     """A reader that waits at the end is woken, cannot read and is detached; senders are answered."""
     pair = Pair(simulated, clock)

@@ -6,8 +6,8 @@ from array import array
 from typing import Any
 
 import pytest
-from tests.gateway.conftest import ManualClock
 from tests.gateway.support import Pair
+from tests.support.clocks import SetClock
 
 from tidegate.amqp.events import LinkAttached, LinkDrained
 from tidegate.amqp.limits import LINK_BYTES
@@ -207,7 +207,7 @@ async def test_detach_frees_the_place(pair: Pair, broker: Broker) -> None:
         pair.exchange()
 
 
-async def test_lost_connection_frees_the_place(pair: Pair, broker: Broker, clock: ManualClock) -> None:
+async def test_lost_connection_frees_the_place(pair: Pair, broker: Broker, clock: SetClock) -> None:
     """A client that vanished does not hold its partition."""
     _attach(pair, properties={EPOCH: 5})
     pair.server.receive_eof(now=clock.monotonic())

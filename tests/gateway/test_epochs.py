@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.gateway.conftest import ManualClock
 from tests.gateway.support import HOST, Pair
+from tests.support.clocks import SetClock
 
 from tidegate.amqp.events import LinkDetached
 from tidegate.amqp.link import ReceiverLink
@@ -142,7 +142,7 @@ async def test_a_receivers_name_is_one_line_to_others(pair: Pair) -> None:
     assert told.isprintable()
 
 
-async def test_a_link_whose_answer_does_not_fit_holds_no_place(broker: Broker, clock: ManualClock) -> None:
+async def test_a_link_whose_answer_does_not_fit_holds_no_place(broker: Broker, clock: SetClock) -> None:
     """Protects a partition from a client with small frames: a link that was refused because its answer does
     not fit has no epoch, even if the client never answers the detach."""
     small = Pair(broker, clock, max_frame_size=512)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.gateway.conftest import ManualClock
 from tests.gateway.support import HOST, Pair
+from tests.support.clocks import SetClock
 
 from tidegate.amqp.link import SenderLink
 from tidegate.amqp.message import Message, encode_message
@@ -145,7 +145,7 @@ async def test_batches_in_every_shape_are_stored_once(pair: Pair, broker: Broker
 
 
 async def test_a_lost_acknowledgement_survives_a_restart(
-    pair: Pair, broker: Broker, tmp_path: Path, clock: ManualClock
+    pair: Pair, broker: Broker, tmp_path: Path, clock: SetClock
 ) -> None:
     """After a restart a producer that missed an answer says what it knows, sends again, and goes on."""
     link, (producer_id, epoch, _) = await _open(pair)

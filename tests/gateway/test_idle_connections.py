@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.gateway.conftest import ManualClock
 from tests.gateway.support import HOST, Pair
+from tests.support.clocks import SetClock
 
 from tidegate.amqp.events import ConnectionClosed
 from tidegate.amqp.message import encode_message
@@ -26,7 +26,7 @@ async def _closed_with(pair: Pair) -> str:
     return error.description or ""
 
 
-async def test_without_a_token(broker: Broker, clock: ManualClock) -> None:
+async def test_without_a_token(broker: Broker, clock: SetClock) -> None:
     """A client that presents no token is let go, also with links to $cbs, which anybody may have."""
     pair = Pair(broker, clock, idle_limits=IdleLimits(0.05, 600.0))
     pair.request_links("$cbs")
@@ -37,21 +37,21 @@ async def test_without_a_token(broker: Broker, clock: ManualClock) -> None:
     )
 
 
-async def test_with_a_token_that_was_refused(broker: Broker, clock: ManualClock) -> None:
+async def test_with_a_token_that_was_refused(broker: Broker, clock: SetClock) -> None:
     """A wrong token is none."""
     pair = Pair(broker, clock, idle_limits=IdleLimits(0.05, 600.0))
     assert pair.put_token(broker, f"sb://{HOST}/hub", key="wrong").status_code == 401
     assert "50 milliseconds" in await _closed_with(pair)
 
 
-async def test_without_a_link(broker: Broker, clock: ManualClock) -> None:
+async def test_without_a_link(broker: Broker, clock: SetClock) -> None:
     """A client that has a token, and no link for events, has longer; then it is let go, too."""
     pair = Pair(broker, clock, idle_limits=IdleLimits(0.02, 0.1))
     assert pair.put_token(broker, f"sb://{HOST}/hub").status_code == 202
     assert "100 milliseconds" in await _closed_with(pair)
 
 
-async def test_with_links(broker: Broker, clock: ManualClock) -> None:
+async def test_with_links(broker: Broker, clock: SetClock) -> None:
     """While there is a link for events, time does not count; when the last has gone, it begins anew."""
     pair = Pair(broker, clock, idle_limits=IdleLimits(0.02, 0.05))
     assert pair.put_token(broker, f"sb://{HOST}/hub").status_code == 202
@@ -72,7 +72,7 @@ async def test_with_links(broker: Broker, clock: ManualClock) -> None:
     assert "50 milliseconds" in await _closed_with(pair)
 
 
-async def test_requests_count_as_use(broker: Broker, clock: ManualClock) -> None:
+async def test_requests_count_as_use(broker: Broker, clock: SetClock) -> None:
     """Whoever asks $management now and then is not let go."""
     pair = Pair(broker, clock, idle_limits=IdleLimits(1.0, 1.0))
     assert pair.put_token(broker, f"sb://{HOST}/hub").status_code == 202

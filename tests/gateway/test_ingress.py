@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.gateway.conftest import ManualClock
 from tests.gateway.support import HOST, Pair
+from tests.support.clocks import SetClock
 
 from tidegate.amqp.link import SenderLink
 from tidegate.amqp.message import Message, encode_message
@@ -121,7 +121,7 @@ async def test_the_hubs_own_limit(pair: Pair, broker: Broker) -> None:
 
 
 async def test_over_the_throughput_units_a_batch_is_refused(
-    pair: Pair, broker: Broker, clock: ManualClock
+    pair: Pair, broker: Broker, clock: SetClock
 ) -> None:
     """What exceeds the units is refused as server-busy and may come again; the link stays usable."""
     broker.set_throughput_units(1)
@@ -337,7 +337,7 @@ async def test_an_append_under_way_to_a_deleted_hub(
     assert settled.state.error.condition == "amqp:not-found"
 
 
-async def test_a_policy_of_a_deleted_hub_is_good_for_no_other(broker: Broker, clock: ManualClock) -> None:
+async def test_a_policy_of_a_deleted_hub_is_good_for_no_other(broker: Broker, clock: SetClock) -> None:
     """Protects a hub that was created again: who held a policy of the deleted one sends nothing to it."""
     policy = broker.create_policy("hub", "senders", [Claim.SEND])
     pair = Pair(broker, clock)

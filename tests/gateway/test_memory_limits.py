@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.gateway.conftest import ManualClock
 from tests.gateway.support import HOST, Pair
+from tests.support.clocks import SetClock
 
 from tidegate.amqp.events import ConnectionClosed, DeliveriesSettled, LinkDetached
 from tidegate.amqp.link import ReceiverLink, SenderLink
@@ -99,7 +99,7 @@ async def test_a_burst_is_bounded_in_bytes(pair: Pair) -> None:
     assert 200_000 < pair.bytes_to_client - sent_before < 400_000
 
 
-async def test_new_clients_are_refused_when_memory_is_exhausted(broker: Broker, clock: ManualClock) -> None:
+async def test_new_clients_are_refused_when_memory_is_exhausted(broker: Broker, clock: SetClock) -> None:
     """A client that connects while nothing is free is told so, with the condition for it."""
     pair = Pair(broker, clock)
     pair.owner.budget = MemoryBudget(1000)
@@ -110,9 +110,7 @@ async def test_new_clients_are_refused_when_memory_is_exhausted(broker: Broker, 
     assert closed.error.condition == "amqp:resource-limit-exceeded"
 
 
-async def test_tokens_are_counted(
-    broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tokens_are_counted(broker: Broker, clock: SetClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection keeps so many tokens; expired ones make room, renewed ones take none."""
     monkeypatch.setattr(claims, "GRANTS_MAX", 3)
     pair = Pair(broker, clock)
@@ -135,7 +133,7 @@ async def test_tokens_are_counted(
     assert put(f"sb://{HOST}/hub/{'x' * 3000}") == 401
 
 
-async def test_time_before_the_handshake_counts(broker: Broker, clock: ManualClock) -> None:
+async def test_time_before_the_handshake_counts(broker: Broker, clock: SetClock) -> None:
     """The time to authenticate runs from the connection on: a TLS handshake does not prolong it."""
     early = Pair(broker, clock, idle_limits=IdleLimits(600.0, 600.0), age_s=599.95)
     late = Pair(broker, clock, idle_limits=IdleLimits(600.0, 600.0))
@@ -143,7 +141,7 @@ async def test_time_before_the_handshake_counts(broker: Broker, clock: ManualClo
     assert not late.owner.ended
 
 
-async def test_requests_without_a_token_prolong_nothing(broker: Broker, clock: ManualClock) -> None:
+async def test_requests_without_a_token_prolong_nothing(broker: Broker, clock: SetClock) -> None:
     """Who has no token cannot stay by asking $management over and over."""
     pair = Pair(broker, clock, idle_limits=IdleLimits(0.3, 600.0))
     sender, receiver = pair.request_links("$management")
@@ -189,7 +187,7 @@ async def test_large_batches_of_a_publisher_stay_in_order(
 
 
 async def test_sessions_share_what_waits_for_their_windows(
-    broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, clock: SetClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client with closed windows in many sessions is sent little; what one of them frees, the next gets."""
     monkeypatch.setattr("tidegate.gateway.amqp.connection_handler._BLOCKED_BYTES_MAX", 10_000)

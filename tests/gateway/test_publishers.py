@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.gateway.conftest import ManualClock
 from tests.gateway.support import HOST, Pair
+from tests.support.clocks import SetClock
 
 from tidegate.amqp.link import SenderLink
 from tidegate.amqp.message import Header, Message, Properties, decode_message, encode_message
@@ -169,7 +169,7 @@ async def test_another_key_is_refused(
     assert len(_received(pair, partition_for_key("device-1", 2))) == 1
 
 
-async def test_a_publishers_token_opens_its_address_only(broker: Broker, clock: ManualClock) -> None:
+async def test_a_publishers_token_opens_its_address_only(broker: Broker, clock: SetClock) -> None:
     """A token for one publisher opens neither the hub, nor a partition, nor another publisher."""
     pair = Pair(broker, clock)
     assert pair.put_token(broker, f"sb://{HOST}/hub/publishers/device-1").status_code == 202
@@ -179,7 +179,7 @@ async def test_a_publishers_token_opens_its_address_only(broker: Broker, clock: 
         assert _condition(pair, _attach(pair, address)) == "amqp:unauthorized-access", address
 
 
-async def test_names_that_an_address_quotes(broker: Broker, clock: ManualClock) -> None:
+async def test_names_that_an_address_quotes(broker: Broker, clock: SetClock) -> None:
     """A name with blanks or letters beyond ASCII is one name, quoted in the address or not."""
     pair = Pair(broker, clock)
     assert pair.put_token(broker, f"sb://{HOST}/hub/publishers/Gerät 1").status_code == 202
@@ -265,7 +265,7 @@ async def test_links_end_with_the_key_that_opened_them(
     assert _condition(pair, _attach(pair, "hub/Partitions/0")) == "amqp:unauthorized-access"
 
 
-async def test_links_of_the_other_key_go_on(broker: Broker, clock: ManualClock) -> None:
+async def test_links_of_the_other_key_go_on(broker: Broker, clock: SetClock) -> None:
     """Regenerating the primary key does not touch links that were opened with the secondary one."""
     pair = Pair(broker, clock)
     secondary = broker.policies()[0].secondary_key
@@ -276,7 +276,7 @@ async def test_links_of_the_other_key_go_on(broker: Broker, clock: ManualClock) 
     assert await _send(pair, link, _event()) == ""
 
 
-async def test_a_hubs_own_policy_opens_that_hub(broker: Broker, clock: ManualClock) -> None:
+async def test_a_hubs_own_policy_opens_that_hub(broker: Broker, clock: SetClock) -> None:
     """A policy of one hub is worth nothing on another."""
     broker.create_event_hub("other", partition_count=1)
     policy = broker.create_policy("hub", "root-of-hub", tuple(broker.policies()[0].claims))

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import cast
 
 import pytest
-from tests.gateway.conftest import ManualClock
 from tests.gateway.support import HOST, WAIT_S, Pair
+from tests.support.clocks import SetClock
 
 from tidegate.amqp.events import ConnectionClosed, DeliveriesReceived
 from tidegate.amqp.message import Message, MessageId, Properties, decode_message, encode_message
@@ -29,7 +29,7 @@ RECEIVER = "hub/ConsumerGroups/$Default/Partitions/0"
 
 
 @pytest.fixture
-async def stranger(broker: Broker, clock: ManualClock) -> Pair:
+async def stranger(broker: Broker, clock: SetClock) -> Pair:
     """A connected client that has presented no token."""
     pair = Pair(broker, clock)
     pair.exchange()
@@ -88,7 +88,7 @@ async def test_token_covers_its_entity_only(stranger: Pair, broker: Broker) -> N
     assert error.condition == "amqp:unauthorized-access"
 
 
-async def test_expired_token_ends_open_links(stranger: Pair, broker: Broker, clock: ManualClock) -> None:
+async def test_expired_token_ends_open_links(stranger: Pair, broker: Broker, clock: SetClock) -> None:
     """When a token runs out its links are detached; a renewed token keeps them."""
     expiry = int(clock.now.timestamp()) + 100
     stranger.put_token(broker, f"sb://{HOST}/hub", expiry=expiry)
@@ -109,7 +109,7 @@ async def test_expired_token_ends_open_links(stranger: Pair, broker: Broker, clo
     assert "expired" in (error.description or "")
 
 
-async def test_expiry_is_noticed_without_traffic(broker: Broker, clock: ManualClock) -> None:
+async def test_expiry_is_noticed_without_traffic(broker: Broker, clock: SetClock) -> None:
     """A timer, not the next frame, ends links whose token ran out."""
     pair = Pair(broker, clock)
     pair.put_token(broker, f"sb://{HOST}/hub", expiry=int(clock.now.timestamp()) + 1)
@@ -122,7 +122,7 @@ async def test_expiry_is_noticed_without_traffic(broker: Broker, clock: ManualCl
             await pair._changed.wait()
 
 
-async def test_plain_takes_a_policy(broker: Broker, clock: ManualClock) -> None:
+async def test_plain_takes_a_policy(broker: Broker, clock: SetClock) -> None:
     """SASL PLAIN with a policy's name and key lets in; with another key the connection ends."""
     policy = broker.authorizer.policy(ROOT_POLICY_NAME)
     assert policy is not None
@@ -244,7 +244,7 @@ async def test_management_needs_a_claim(stranger: Pair) -> None:
 
 
 async def test_a_token_in_the_request_is_good_for_it_alone(
-    stranger: Pair, broker: Broker, clock: ManualClock
+    stranger: Pair, broker: Broker, clock: SetClock
 ) -> None:
     """A request may bring its own token, as Java's does; it opens no other hub, and nothing later."""
     links = stranger.request_links("$management")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import warnings
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from tests.support.clocks import FixedClock
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.server import certificates
@@ -20,21 +21,6 @@ from tidegate.server.certificates import (
     ensure_server_certificate,
     given_server_certificate,
 )
-
-
-class FixedClock:
-    """A clock that stands where the test puts it."""
-
-    def __init__(self) -> None:
-        self.now = datetime.now(UTC)  # noqa: TID251 - OpenSSL verifies against the real clock
-
-    def now_utc(self) -> datetime:
-        """The set time."""
-        return self.now
-
-    def monotonic(self) -> float:
-        """Not used here."""
-        return 0.0
 
 
 def _handshake(

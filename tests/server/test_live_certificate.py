@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
+from tests.support.clocks import FixedClock
 
 from tidegate.server import app
 from tidegate.server.app import TidegateServer
@@ -22,21 +23,6 @@ from tidegate.server.live_certificate import LiveCertificate
 from tidegate.server.settings import ServerSettings
 
 _DEADLINE_S = 60.0
-
-
-class FixedClock:
-    """A clock that stands where the test puts it."""
-
-    def __init__(self) -> None:
-        self.now = datetime.now(UTC)  # noqa: TID251 - OpenSSL verifies against the real clock
-
-    def now_utc(self) -> datetime:
-        """The set time."""
-        return self.now
-
-    def monotonic(self) -> float:
-        """Not used here."""
-        return 0.0
 
 
 class Files:
