@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 from tests.sql.test_lost_commit import Cut, CuttingProxy
 
 from tidegate.model.errors import DatabaseUnavailableError, FencedError, LedgerMismatchError
-from tidegate.sql import ConsumerKey, Database, UnitOfWork
+from tidegate.sql import ConsumerKey, Database, UnitOfWork, forget_query, next_batch_id
 from tidegate.sql.core.schema import batch_ledger
 from tidegate.sql.ledger.ledger import BatchLedger, Decision, LedgerState, MicroBatch, decide_batch
 from tidegate.testing.postgresql import PostgresqlServer
@@ -119,6 +119,24 @@ def test_a_new_checkpoint_directory_is_refused_and_can_be_adopted(database: Data
     # The token stays in the program, and the directory is lost again.
     with pytest.raises(LedgerMismatchError):
         allowed.claim(micro_batch(0, query="newer", run="third"))
+
+
+def test_a_query_can_be_asked_about_and_forgotten(database: Database) -> None:
+    """Its next batch; then it begins at 0 again with another checkpoint directory, and no other one does."""
+    for name in ("averages", "other"):
+        assert next_batch_id(database, name) is None
+        ledger = BatchLedger(database, name)
+        epoch = ledger.claim(micro_batch(0))
+        assert next_batch_id(database, name) == 0
+        for number in range(3):
+            assert write_batch(database, ledger, micro_batch(number), epoch)
+        assert next_batch_id(database, name) == 3
+    with database.writing() as connection, connection.begin():
+        forget_query(connection, "averages")
+    assert (next_batch_id(database, "averages"), next_batch_id(database, "other")) == (None, 3)
+    again = BatchLedger(database, "averages")
+    first = micro_batch(0, query="new")
+    assert write_batch(database, again, first, again.claim(first))
 
 
 def test_old_rows_of_the_ledger_go(database: Database) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tidegate.spark.file_sink.commits import published_files
     from tidegate.spark.formats import register
     from tidegate.spark.ledger.ledger import LedgerResult, LedgerSink
+    from tidegate.spark.pipelines.identity import HadoopDirectory
     from tidegate.spark.pipelines.mapped_events import mapped_events
     from tidegate.spark.pipelines.pipeline import Transformation, run_pipeline, sink_options
     from tidegate.spark.pipelines.replay import replay_pipeline
@@ -30,14 +31,19 @@ if TYPE_CHECKING:
     from tidegate.spark.progress.reported import reported_query
     from tidegate.spark.runtime.arrow_step import ArrowStep
     from tidegate.spark.runtime.errors import explain
-    from tidegate.spark.runtime.session import spark_session
+    from tidegate.spark.runtime.session import checkpoint_path, spark_session, task_options
     from tidegate.spark.runtime.trigger import Trigger
+    from tidegate.spark.runtime.workers import freeze_loaded_modules
     from tidegate.sql.ledger.rows import LedgerTable, WriteMode
 
 __all__ = [
     "spark_session",
     "register",
     "mapped_events",
+    "task_options",
+    "checkpoint_path",
+    "HadoopDirectory",
+    "freeze_loaded_modules",
     "run_pipeline",
     "replay_pipeline",
     "sink_options",
@@ -65,6 +71,10 @@ _MODULES = {
     "spark_session": "runtime.session",
     "register": "formats",
     "mapped_events": "pipelines.mapped_events",
+    "task_options": "runtime.session",
+    "checkpoint_path": "runtime.session",
+    "HadoopDirectory": "pipelines.identity",
+    "freeze_loaded_modules": "runtime.workers",
     "run_pipeline": "pipelines.pipeline",
     "replay_pipeline": "pipelines.replay",
     "sink_options": "pipelines.pipeline",

@@ -47,6 +47,7 @@ from tidegate.sql.handlers.pipeline import (
     TransactionalPipeline,
     load_pipeline,
 )
+from tidegate.sql.ledger.queries import forget_query, next_batch_id
 from tidegate.sql.stores.checkpoint_moves import CheckpointMove, move_checkpoint
 from tidegate.sql.stores.checkpoints import CheckpointReader
 from tidegate.sql.stores.forgetting import forget_consumer
@@ -106,4 +107,6 @@ __all__ = [
     "Finding",
     "FindingKind",
     "StrayRows",
+    "next_batch_id",
+    "forget_query",
 ]

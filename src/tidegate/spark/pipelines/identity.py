@@ -210,6 +210,7 @@ class HadoopDirectory:
     """A checkpoint directory through the file systems that Spark itself writes it with."""
 
     def __init__(self, spark: SparkSession, location: str) -> None:
+        """location: as ``checkpoint_path`` gives it."""
         self._jvm: Any = spark.sparkContext._jvm
         self._location = location
         configuration = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[union-attr,unused-ignore]
