@@ -28,6 +28,19 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from examples.home_security.driver import ProgressFile
+from examples.home_security.generator import GeneratorPlan
+from examples.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB, PARTITION_COUNT
+from examples.home_security.pipeline import (
+    JAVA_OPTIONS,
+    SPARK_SETTINGS,
+    HomeSecurity,
+    changes_of_homes,
+    gathered_events,
+    start_home_security,
+)
+from examples.home_security.publish import Publishing, publish
+from examples.home_security.status import CONNECTION_STRING_VARIABLE, read_status
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -38,19 +51,6 @@ from bench.measure import Measurement
 from bench.micro_batches import ALL_PROGRESS, Run, measure_query
 from bench.probes import measure_windows, probe_process
 from bench.targets import HOMES_STATE_EVENTS_PER_S, WINDOWS_BY_HAND
-from tidegate.demos.home_security.driver import ProgressFile
-from tidegate.demos.home_security.generator import GeneratorPlan
-from tidegate.demos.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB, PARTITION_COUNT
-from tidegate.demos.home_security.pipeline import (
-    JAVA_OPTIONS,
-    SPARK_SETTINGS,
-    HomeSecurity,
-    changes_of_homes,
-    gathered_events,
-    start_home_security,
-)
-from tidegate.demos.home_security.publish import Publishing, publish
-from tidegate.demos.home_security.status import CONNECTION_STRING_VARIABLE, read_status
 from tidegate.spark import register, spark_session
 from tidegate.testing.hub import HubProcess
 from tidegate.testing.postgresql import PostgresqlServer
@@ -245,7 +245,7 @@ def _generator(
     connection_string: str, status: Path, *, rate: float, homes: int, duration_s: float
 ) -> Iterator[subprocess.Popen[bytes]]:
     plan = GeneratorPlan(homes=homes, rate=rate, seed=2, co_after_s=0)
-    words = [sys.executable, "-m", "tidegate.demos.home_security.publish", "--status-file", str(status)]
+    words = [sys.executable, "-m", "examples.home_security.publish", "--status-file", str(status)]
     words += ["--duration", str(duration_s), "--homes", str(homes), "--seed", str(plan.seed)]
     words += ["--rate", str(rate), "--speed", str(plan.speed), "--co-after", "0"]
     for name in ("malformed_share", "delayed_share", "duplicate_share"):

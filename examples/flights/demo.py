@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from sqlalchemy import make_url
+
 from examples.flights import report
 from examples.flights.accounting import PartitionAccount, StageRate, account_partitions
 from examples.flights.crash import MidBatch
@@ -31,8 +33,6 @@ from examples.flights.scoring import flight_performance, pipeline
 from examples.flights.spark_stage import PipelineRun, SparkStage
 from examples.support.observer import Observer
 from examples.support.service import ConsoleOptions, ServiceAddress, running_service
-from sqlalchemy import make_url
-
 from tidegate.sql import Database, DeadLetterFilter, DeadLetters, ReasonCount
 
 FILES_DIR_NAME = "example-flights"

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from examples.flights.scoring import pipeline
 from examples.flights.spark_stage import CONNECTION_STRING_VARIABLE, DATABASE_VARIABLE
-
 from tidegate.spark import Trigger, explain, reported_query, run_pipeline, spark_session
 from tidegate.sql import ConsumerKey
 

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 
 from examples.flights.data import FlightEvent
 from examples.flights.scoring import EVENT_HUB
-
 from tidegate import AlreadyExistsError, EventData, NotFoundError, partition_for_key
 from tidegate.client import EventHubAdministrator, EventHubConsumer, EventHubProducer
 

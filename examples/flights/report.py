@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sqlalchemy import ColumnElement, Connection, case, func, select
+
 from examples.flights.data import airline_names, airport_names
 from examples.flights.scoring import flight_performance as flights
-from sqlalchemy import ColumnElement, Connection, case, func, select
 
 ROUTE_FLIGHTS_MIN = 365
 """Routes with fewer flights in the year than one a day are left out: a few bad days would put them on top."""

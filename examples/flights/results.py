@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from examples.flights.scoring import flight_performance, pipeline
 from sqlalchemy import delete, inspect
 
+from examples.flights.scoring import flight_performance, pipeline
 from tidegate import AlreadyExistsError
 from tidegate.sql import (
     CheckpointReader,

@@ -14,7 +14,6 @@ from examples.flights.results import processed_events
 from examples.support.observer import Observer
 from examples.support.processes import ChildSession
 from examples.support.service import STATE_VARIABLE
-
 from tidegate import DatabaseUnavailableError
 from tidegate.sql import Database
 

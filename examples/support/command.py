@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import orjson
-from examples.support.service import tidegate_program
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from examples.support.service import tidegate_program
 from tidegate import (
     BrokenError,
     DatabaseUnavailableError,

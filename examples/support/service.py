@@ -14,7 +14,6 @@ from typing import Final
 
 from examples.support.observer import Observer
 from examples.support.processes import ChildSession
-
 from tidegate import OperationTimeoutError
 
 START_TIMEOUT_S = 60.0

@@ -12,7 +12,6 @@ from tidegate.cli.consumers.checkpoint import checkpoint_app
 from tidegate.cli.consumers.lag import lag
 from tidegate.cli.consumers.lease import lease_app
 from tidegate.cli.dead_letters.dlq import dlq_app
-from tidegate.cli.demo import demo_app
 from tidegate.cli.entities.capture import capture_app
 from tidegate.cli.entities.group import group_app
 from tidegate.cli.entities.hub import hub_app
@@ -48,7 +47,7 @@ EXIT_CODE_HELP = "; ".join(
 
 class _Contents(ContentsGroup):
     sections = (
-        ("The service", ("serve", "check", "demo")),
+        ("The service", ("serve", "check")),
         ("Event hubs and their events", ("hub", "group", "capture", "send", "receive")),
         ("Who may, and how much", ("policy", "publisher", "throughput", "tier")),
         ("Consumers", ("lag", "lease", "checkpoint")),
@@ -118,7 +117,6 @@ app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(dlq_app, name="dlq")
 app.add_typer(pipeline_app, name="pipeline")
 app.add_typer(spark_app, name="spark")
-app.add_typer(demo_app, name="demo")
 app.command()(check)
 app.command()(audit)
 app.add_typer(profile_app, name="profile")

@@ -1,0 +1,1 @@
+"""What a user writes with the public API of Tidegate."""

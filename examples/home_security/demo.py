@@ -1,0 +1,229 @@
+"""The demo: service, generator and pipeline as processes, one crash, and every figure against the log.
+
+this process                     children, each a session of its own
+------------                     ----------------------------------
+watches                   --->   tidegate serve
+                                 generator                  (at the rate asked for)
+kills once, starts again  --->   Spark driver               (SIGKILL in mid-batch)
+reads the log again, checks and reports
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import make_url
+
+from examples.home_security.check import (
+    count_by,
+    failures_of,
+    has_earlier_run,
+    prepare_places,
+    read_tables,
+)
+from examples.home_security.generator import GeneratorPlan
+from examples.home_security.homes import BLOCKS_DEFAULT, EVENT_HUB, PARTITION_COUNT, home_name
+from examples.home_security.stage import Crash, LiveStage, StageRun
+from examples.home_security.status import CONNECTION_STRING_VARIABLE, DATABASE_VARIABLE
+from examples.home_security.summaries import SummaryStore
+from examples.home_security.verify import recompute
+from examples.home_security.web.server import serving
+from examples.support.observer import Observer
+from examples.support.service import STATE_VARIABLE, ConsoleOptions, running_service
+from tidegate import AlreadyExistsError
+from tidegate.client import EventHubAdministrator
+from tidegate.sql import Database
+
+FILES_DIR_NAME = "example-home-security"
+"""Where the demo's own files (logs of its children, Spark's checkpoint) lie in the data directory."""
+HOME_SHOWN = 42
+"""Number of the home whose page people are told of."""
+PARTITIONS_APART_S = 3.0
+"""How far partitions may be apart in real time before an alarm's timer could fire too early."""
+
+
+@dataclass(frozen=True, slots=True)
+class HomeSecurityDemo:
+    """What the demo can be told."""
+
+    plan: GeneratorPlan = field(default_factory=GeneratorPlan)
+    duration_s: float = 60.0
+    """For how long events are made."""
+    data_dir: Path | None = None
+    """None: a new temporary directory, which stays."""
+    database_url: str | None = None
+    """None: the SQLite file ``homes.db`` in the data directory."""
+    summaries_url: str | None = None
+    """None: the directory ``summaries`` in the data directory."""
+    is_crash_wanted: bool = True
+    blocks: int = BLOCKS_DEFAULT
+    events_per_trigger: int = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class HomeSecurityReport:
+    """What came of it."""
+
+    data_dir: Path
+    database: str
+    """URL, its password hidden."""
+    summaries: str
+    events: int
+    """In the hub."""
+    status_events: int
+    """Of those: only saying that a sensor is alive."""
+    readings: int
+    """Counted in minutes, each once."""
+    duplicates: int
+    minutes: int
+    """Rows of ``home_minute``."""
+    homes: int
+    """Homes that have a summary."""
+    alarms: Mapping[str, int]
+    """By kind."""
+    dead_letters: Mapping[str, int]
+    """By reason."""
+    published_per_s: float
+    elapsed_s: float
+    """From the first event to the last commit."""
+    p50_ms: float | None
+    p99_ms: float | None
+    """From the hub's acceptance of an event to its commit in SQL; since the last start of the driver."""
+    state_bytes: int
+    crash: Crash | None
+    failures: tuple[str, ...]
+    """What does not hold, one sentence each; empty: every figure holds."""
+
+
+def run_home_security_demo(
+    demo: HomeSecurityDemo,
+    observer: Observer,
+    on_report: Callable[[HomeSecurityReport], None] = lambda report: None,
+) -> HomeSecurityReport:
+    """Run the whole demo; returns what came of it, whether or not the figures hold.
+
+    on_report: called with that while the service still runs.
+    Raises AlreadyExistsError where the data directory holds an earlier run, or the database or the place of
+    summaries what this demo did not write; MalformedPagesError where something else lies among the summaries
+    of an earlier run; ChildFailedError where a child ended on its own; and what opening the database raises.
+    Cancellation: the first KeyboardInterrupt ends the generator only, and the figures so far are checked; a
+    second one, and any other exception raised in this thread, ends the children and comes through.
+    """
+    data_dir = _make_data_dir(demo.data_dir)
+    files_dir = data_dir / FILES_DIR_NAME
+    files_dir.mkdir(mode=0o700, exist_ok=True)
+    url = demo.database_url or f"sqlite:///{data_dir / 'homes.db'}"
+    summaries_url = demo.summaries_url or str(data_dir / "summaries")
+    observer.step("Starting the service")
+    console = ConsoleOptions(url)
+    with (
+        Database.open(url) as database,
+        running_service(data_dir, files_dir, console, observer) as ready,
+        serving(summaries_url) as web,
+    ):
+        home = home_name(min(HOME_SHOWN, demo.plan.homes - 1))
+        observer.note(f"What the resident of one home sees, once it was heard of: {web}homes/{home}")
+        store = SummaryStore(summaries_url)
+        # Once before there is a hub, too: with one, the data directory would serve no other try.
+        has_earlier_run(database, store)
+        asyncio.run(_create_hub(ready.connection_string))
+        if prepare_places(database, store):
+            observer.note("There were results of an earlier run: cleared.")
+        observer.step(f"Watching {demo.plan.homes:,} homes for {demo.duration_s:.0f} s")
+        stage = LiveStage(
+            environment={
+                CONNECTION_STRING_VARIABLE: ready.connection_string,
+                DATABASE_VARIABLE: url,
+                STATE_VARIABLE: str(files_dir),
+            },
+            database=database,
+            files_dir=files_dir,
+            plan=demo.plan,
+            duration_s=demo.duration_s,
+            driver_options=_driver_options(demo, summaries_url),
+            is_crash_wanted=demo.is_crash_wanted,
+            observer=observer,
+        )
+        run = stage.run()
+        observer.step("Recomputing every figure from the log")
+        made = _report(demo, data_dir, database, ready.connection_string, summaries_url, run)
+        on_report(made)
+        return made
+
+
+def _make_data_dir(data_dir: Path | None) -> Path:
+    if data_dir is None:
+        return Path(tempfile.mkdtemp(prefix="tidegate-homes-"))
+    data_dir.mkdir(parents=True, exist_ok=True)
+    return data_dir.resolve()
+
+
+async def _create_hub(connection_string: str) -> None:
+    async with EventHubAdministrator.from_connection_string(connection_string) as administrator:
+        try:
+            await administrator.create_event_hub(EVENT_HUB, partition_count=PARTITION_COUNT)
+        except AlreadyExistsError as error:
+            raise AlreadyExistsError(
+                f"The data directory has an event hub {EVENT_HUB!r} already: of an earlier run.",
+                next_step="Give another --data-dir, or none for a fresh one.",
+            ) from error
+
+
+def _driver_options(demo: HomeSecurityDemo, summaries_url: str) -> list[str]:
+    return [
+        *("--summaries", summaries_url),
+        *("--watermark-delay", str(PARTITIONS_APART_S * demo.plan.speed)),
+        *("--blocks", str(demo.blocks)),
+        *("--events-per-trigger", str(demo.events_per_trigger)),
+    ]
+
+
+def _report(
+    demo: HomeSecurityDemo,
+    data_dir: Path,
+    database: Database,
+    connection_string: str,
+    summaries_url: str,
+    run: StageRun,
+) -> HomeSecurityReport:
+    recomputation = recompute(connection_string)
+    expected = recomputation.finish(run.driver.get("watermark_ms", 0))
+    found = read_tables(database)
+    failures = [*failures_of(expected, found, SummaryStore(summaries_url)), *_other_failures(run, expected)]
+    url = make_url(demo.database_url or database.url)
+    return HomeSecurityReport(
+        data_dir=data_dir,
+        database=url.render_as_string(hide_password=True),
+        summaries=summaries_url,
+        events=expected.event_count,
+        status_events=expected.status_count,
+        readings=sum(figures[0] for figures in found.minutes.values()),
+        duplicates=sum(figures[4] for figures in found.minutes.values()),
+        minutes=len(found.minutes),
+        homes=len(expected.summaries),
+        alarms=count_by(alarm.kind for alarm in found.alarms),
+        dead_letters=count_by(found.dead_letters.values()),
+        published_per_s=run.published / max(float(run.generated.get("elapsed_s", 0)), 0.001),
+        elapsed_s=run.elapsed_s,
+        p50_ms=run.driver.get("p50_ms"),
+        p99_ms=run.driver.get("p99_ms"),
+        state_bytes=int(run.driver.get("state_bytes", 0)),
+        crash=run.crash,
+        failures=tuple(failures),
+    )
+
+
+def _other_failures(run: StageRun, expected: Any) -> list[str]:
+    failures: list[str] = []
+    if expected.event_count != run.published:
+        failures.append(f"{expected.event_count:,} events in the hub, and {run.published:,} were published")
+    if run.driver.get("dropped"):
+        failures.append(
+            f"Spark dropped {run.driver['dropped']:,} rows as late, though rows of blocks have no event time"
+        )
+    return failures

@@ -1,0 +1,101 @@
+"""From an event's bytes to a checked reading, or to the reason why it is none.
+
+    {"home": "h000042", "sensor": "door-front", "kind": "door", "number": 17,
+     "taken": 1772431200123, "sent": 1772431200200, "value": "open"}
+
+``number`` counts a sensor's readings, so that one that is sent again is known by it; ``taken`` and ``sent``
+are the sensor's and the home's clock, in milliseconds since 1970-01-01 UTC. ``value`` is ``open`` or
+``closed`` for doors and windows, parts per million for carbon monoxide, and null for the others.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import orjson
+
+from examples.home_security.homes import CLOCK_ERROR_MS, KIND_NAMES, Kind
+
+CO_PPM_MAX: Final = 10_000.0
+"""What a detector can show; above it, it is broken."""
+NAME_CHARACTERS_MAX: Final = 64
+_NUMBER_MAX: Final = (1 << 53) - 1
+TIME_MS_MAX: Final = 4_102_444_800_000
+"""2100-01-01: later times are milliseconds mistaken for something else."""
+
+NOT_JSON: Final = "The body is not JSON."
+NOT_AN_OBJECT: Final = "The body is not a JSON object."
+WRONG_HOME: Final = "The reading's home is not its partition key."
+WRONG_SENSOR: Final = "The reading has no name of a sensor."
+WRONG_KIND: Final = "The kind of the sensor is not known."
+WRONG_NUMBER: Final = "The reading's number is not a whole number from 0 on."
+WRONG_TIME: Final = "The reading has no times."
+WRONG_CLOCK: Final = "The reading was taken after it was sent: the sensor's clock is wrong."
+WRONG_VALUE: Final = "The value is not one of this kind of sensor."
+
+_OPENINGS: Final = {"open": 1.0, "closed": 0.0}
+
+
+class Reading(NamedTuple):
+    """What a sensor saw. A tuple, because a micro-batch has a hundred thousand of them."""
+
+    home: str
+    sensor: str
+    kind: int
+    """A ``Kind``."""
+    number: int
+    taken_ms: int
+    sent_ms: int
+    value: float
+    """1 for open and 0 for closed; parts per million; 0 where there is none."""
+
+
+def parse_reading(body: bytes, partition_key: str | None) -> Reading | str:
+    """The reading in an event, or one of the reasons above. Reasons hold no values, so that they can be
+    counted."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return NOT_JSON
+    if type(fields) is not dict:
+        return NOT_AN_OBJECT
+    get = fields.get
+    home, sensor, number, taken_ms, sent_ms = (
+        get("home"),
+        get("sensor"),
+        get("number"),
+        get("taken"),
+        get("sent"),
+    )
+    kind_name = get("kind")
+    kind = KIND_NAMES.get(kind_name) if type(kind_name) is str else None
+    # A name that no database stores (it may hold a NUL) would stop the pipeline at its last step.
+    if home != partition_key or type(home) is not str or not home.isprintable():
+        return WRONG_HOME
+    if type(sensor) is not str or not 0 < len(sensor) <= NAME_CHARACTERS_MAX or not sensor.isprintable():
+        return WRONG_SENSOR
+    if kind is None:
+        return WRONG_KIND
+    if type(number) is not int or not 0 <= number <= _NUMBER_MAX:
+        return WRONG_NUMBER
+    if type(taken_ms) is not int or type(sent_ms) is not int or not 0 <= taken_ms < TIME_MS_MAX:
+        return WRONG_TIME
+    if not 0 <= sent_ms < TIME_MS_MAX:
+        return WRONG_TIME
+    if taken_ms - sent_ms > CLOCK_ERROR_MS:
+        return WRONG_CLOCK
+    value = _value_of(kind, get("value"))
+    if value is None:
+        return WRONG_VALUE
+    return Reading(home, sensor, int(kind), number, taken_ms, sent_ms, value)
+
+
+def _value_of(kind: Kind, value: object) -> float | None:
+    """The value as a number; None where this kind of sensor has no such value."""
+    if kind is Kind.DOOR or kind is Kind.WINDOW:
+        return _OPENINGS.get(value) if type(value) is str else None
+    if kind is Kind.CO:
+        # A truth value is an int to Python, and no measurement.
+        is_number = type(value) in (int, float)
+        return float(value) if is_number and 0 <= value <= CO_PPM_MAX else None  # type: ignore[arg-type,operator]
+    return 0.0

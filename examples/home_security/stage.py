@@ -1,0 +1,256 @@
+"""The live part of the demo: generator and Spark driver side by side, one crash, and how it goes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import func, select
+
+from examples.home_security.generator import GeneratorPlan
+from examples.home_security.status import read_status
+from examples.home_security.tables import NAME, home_alarm
+from examples.support.observer import Observer
+from examples.support.processes import ChildSession
+from tidegate import OperationTimeoutError
+from tidegate.sql import Database, next_batch_id
+
+_LOOK_EVERY_S = 0.5
+_CRASH_LOOK_EVERY_S = 0.01
+_STANDSTILL_MAX_S = 600.0
+"""Without a micro-batch for so long, something hangs."""
+_CRASH_AFTER_SHARE = 0.6
+_GENERATOR_STOP_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """Where the driver was killed."""
+
+    batch_id: int
+    is_in_sql: bool
+    """Whether SQL held the micro-batch already, and only Spark had not noted it."""
+
+    def describe(self) -> str:
+        """One sentence's end for people."""
+        return f"micro-batch {self.batch_id} was running and " + (
+            "SQL held it already" if self.is_in_sql else "SQL did not hold it yet"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StageRun:
+    """What the live part came to."""
+
+    published: int
+    generated: dict[str, Any]
+    """What the generator says of itself."""
+    driver: dict[str, Any]
+    """What the last driver said at its end."""
+    crash: Crash | None
+    elapsed_s: float
+    """From the first event to the last commit."""
+
+
+class LiveStage:
+    """Runs generator and driver until all is in SQL."""
+
+    def __init__(
+        self,
+        *,
+        environment: dict[str, str],
+        database: Database,
+        files_dir: Path,
+        plan: GeneratorPlan,
+        duration_s: float,
+        driver_options: list[str],
+        is_crash_wanted: bool,
+        observer: Observer,
+    ) -> None:
+        """environment: with the secrets of the children. driver_options: for every start of the driver."""
+        self._environment = environment
+        self._database = database
+        self._files_dir = files_dir
+        self._plan = plan
+        self._duration_s = duration_s
+        self._driver_options = driver_options
+        self._is_crash_wanted = is_crash_wanted
+        self._observer = observer
+        self._checkpoint_dir = files_dir / "spark-checkpoint"
+        self._driver_status = files_dir / "driver.json"
+        self._generator_status = files_dir / "generator.json"
+        self._stop_file = files_dir / "stop"
+        self._crash: Crash | None = None
+        self._is_crash_due = False
+        self._is_interrupted = False
+        self._moved = time.monotonic()
+        self._position = -1
+
+    def run(self) -> StageRun:
+        """Return once everything that was published is in SQL and the driver has ended by itself.
+
+        The first Ctrl-C ends the generator, and the rest goes on in order; the second one comes through.
+        Raises ChildFailedError, OperationTimeoutError.
+        """
+        self._driver = self._start_driver()
+        try:
+            self._wait(lambda: bool(self._status_of_driver()), "Spark did not start")
+            started = time.monotonic()
+            with self._start_generator() as generator:
+                self._watch(generator, started)
+            published = int(read_status(self._generator_status).get("events", 0))
+            self._observer.step("Bringing the rest to SQL")
+            self._wait(lambda: self._is_done(published), "The pipeline stands still")
+            elapsed_s = time.monotonic() - started
+            self._stop_file.touch()
+            self._wait(self._has_driver_ended, "Spark did not end")
+            generated = read_status(self._generator_status)
+            return StageRun(published, generated, self._status_of_driver(), self._crash, elapsed_s)
+        finally:
+            self._driver.kill()
+
+    # --- children -----------------------------------------------------------------------------------------
+
+    def _start_driver(self) -> ChildSession:
+        self._driver_status.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "examples.home_security.driver", *self._driver_options]
+        command += ["--checkpoint-dir", str(self._checkpoint_dir), "--stop-file", str(self._stop_file)]
+        command += ["--status-file", str(self._driver_status)]
+        return ChildSession(
+            "Spark driver",
+            command,
+            log_file=self._files_dir / "driver.log",
+            environment=self._environment,
+        )
+
+    def _start_generator(self) -> ChildSession:
+        plan = self._plan
+        options: dict[str, object] = {
+            "status-file": self._generator_status,
+            "duration": self._duration_s,
+            "homes": plan.homes,
+            "seed": plan.seed,
+            "rate": plan.rate,
+            "speed": plan.speed,
+            "co-after": plan.co_after_s,
+            "malformed-share": plan.malformed_share,
+            "delayed-share": plan.delayed_share,
+            "duplicate-share": plan.duplicate_share,
+        }
+        command = [sys.executable, "-m", "examples.home_security.publish"]
+        for name, value in options.items():
+            command += [f"--{name}", str(value)]
+        return ChildSession(
+            "generator",
+            command,
+            log_file=self._files_dir / "generator.log",
+            environment=self._environment,
+        )
+
+    # --- watching -----------------------------------------------------------------------------------------
+
+    def _watch(self, generator: ChildSession, started: float) -> None:
+        """Until the generator has ended."""
+        is_co_told = False
+        while generator.exit_code is None:
+            elapsed_s = time.monotonic() - started
+            try:
+                if not is_co_told and elapsed_s > self._plan.co_after_s:
+                    is_co_told = True
+                    self._observer.note("From now on the homes have detectors of carbon monoxide.")
+                self._is_crash_due |= elapsed_s > _CRASH_AFTER_SHARE * self._duration_s
+                self._look_for(_LOOK_EVERY_S)
+            except KeyboardInterrupt:
+                if self._is_interrupted:
+                    raise
+                self._is_interrupted = True
+                self._observer.note("Interrupted: no more events; what was sent is brought to SQL.")
+                generator.terminate(timeout_s=_GENERATOR_STOP_S)
+        if generator.exit_code != 0 and not self._is_interrupted:
+            raise generator.failure()
+
+    def _wait(self, condition: Callable[[], bool], problem: str) -> None:
+        self._moved = time.monotonic()
+        while not condition():
+            self._look_for(_LOOK_EVERY_S)
+            if time.monotonic() - self._moved > _STANDSTILL_MAX_S:
+                raise OperationTimeoutError(
+                    f"{problem}: nothing moved for {_STANDSTILL_MAX_S:.0f} s.",
+                    next_step=f"The driver's log is {self._driver.log_file}.",
+                )
+
+    def _look_for(self, seconds: float) -> None:
+        """Tell how it goes, and for some time look for the moment to crash, if there is to be one."""
+        self._look()
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            is_due = self._is_crash_due and self._is_crash_wanted and self._crash is None
+            if is_due and not self._is_interrupted and self._kill_in_mid_batch():
+                self._driver = self._start_driver()
+            time.sleep(min(left_s, _CRASH_LOOK_EVERY_S if is_due else left_s))
+
+    def _look(self) -> None:
+        if not self._stop_file.exists():
+            self._driver.check_running()
+        status = self._status_of_driver()
+        position = int(status.get("position", 0))
+        if position != self._position:
+            self._position, self._moved = position, time.monotonic()
+        generated = read_status(self._generator_status)
+        if not generated:
+            return
+        published = int(generated["events"])
+        with self._database.read() as connection:
+            alarms = connection.execute(select(func.count()).select_from(home_alarm)).scalar_one()
+        p50_ms, p99_ms = status.get("recent_p50_ms"), status.get("recent_p99_ms")
+        latency = "" if p50_ms is None else f"  event to SQL p50 {p50_ms:,.0f} ms, p99 {p99_ms:,.0f} ms"
+        self._observer.figures(
+            f"{published:,} events, {published / max(generated['elapsed_s'], 0.1):,.0f}/s  "
+            f"{alarms:,} alarms  lag {max(0, published - position):,}{latency}"
+        )
+
+    def _status_of_driver(self) -> dict[str, Any]:
+        return read_status(self._driver_status)
+
+    def _is_done(self, published: int) -> bool:
+        return int(self._status_of_driver().get("position", 0)) >= published
+
+    def _has_driver_ended(self) -> bool:
+        if self._driver.exit_code:
+            raise self._driver.failure()
+        return self._driver.exit_code is not None
+
+    # --- the crash ----------------------------------------------------------------------------------------
+
+    def _kill_in_mid_batch(self) -> bool:
+        if self._running_batch() is None:
+            return False
+        self._driver.freeze()
+        # Nothing moves any more: what Spark's journal says now is what the crash leaves behind.
+        batch_id = self._running_batch()
+        if batch_id is None:
+            self._driver.thaw()
+            return False
+        self._driver.kill()
+        # Only now: frozen while it held SQLite's file, the driver would keep readers out.
+        self._crash = Crash(batch_id, is_in_sql=batch_id < (next_batch_id(self._database, NAME) or 0))
+        self._observer.note(
+            f"Killed the Spark driver with SIGKILL while {self._crash.describe()}. Starting it again."
+        )
+        return True
+
+    def _running_batch(self) -> int | None:
+        """The micro-batch that Spark's journal has begun and not ended; none before the first is done."""
+        begun, ended = (_highest(self._checkpoint_dir / name) for name in ("offsets", "commits"))
+        return begun if begun > ended >= 0 else None
+
+
+def _highest(directory: Path) -> int:
+    try:
+        return max((int(entry.name) for entry in directory.iterdir() if entry.name.isdigit()), default=-1)
+    except FileNotFoundError:
+        return -1

@@ -1,0 +1,47 @@
+"""What the pipeline writes to SQL: a row per home and minute, a row per alarm."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import BigInteger, Column, Float, Integer, MetaData, String, Table
+
+from examples.home_security.homes import EVENT_HUB
+from tidegate.sql import ConsumerKey
+
+NAME: Final = "home-security"
+"""Of the query in the ledger."""
+CONSUMER: Final = ConsumerKey(EVENT_HUB, "$Default")
+"""Whose dead letters they are."""
+
+metadata = MetaData()
+
+home_minute = Table(
+    "home_minute",
+    metadata,
+    Column("home", String(128), primary_key=True),
+    Column("minute_ms", BigInteger, primary_key=True, autoincrement=False),
+    Column("readings", Integer, nullable=False),
+    Column("motions", Integer, nullable=False),
+    Column("openings", Integer, nullable=False),
+    Column("co_max_ppm", Float),
+    Column("duplicates", Integer, nullable=False),
+    # A minute is written again with each micro-batch that has a reading of it: with room in its page for the
+    # next version, PostgreSQL takes half the time.
+    postgresql_with={"fillfactor": 50},
+)
+"""What happened in a home in a minute, which is its first millisecond since 1970-01-01 UTC. Readings that
+came twice are counted once, and again in ``duplicates``. Null: no detector of carbon monoxide measured."""
+
+home_alarm = Table(
+    "home_alarm",
+    metadata,
+    # The reading that caused it as the key: an alarm that came twice would be refused by the database.
+    Column("home", String(128), primary_key=True),
+    Column("sensor", String(128), primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("kind", String(16), nullable=False),
+    Column("raised_ms", BigInteger, nullable=False),
+    Column("value", Float, nullable=False),
+)
+"""Alarms, only ever added to."""

@@ -1,0 +1,172 @@
+"""Summaries below a URL, as pages ask for them: which homes there are, and one home's summary.
+
+Which home is in which file is kept; of files that have changed since, the names are read again. Of a home's
+page, its file alone is read.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Final, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+from examples.home_security.page_files import MalformedPagesError, page_of
+from examples.home_security.summary import HomeSummary
+from examples.home_security.web.files import Index, PagesFiles
+from tidegate import Fault, InvalidArgumentError, NotFoundError, TidegateError
+
+T = TypeVar("T")
+
+PAGE_SIZE: Final = 50
+SUMMARY_BYTES_MAX: Final = 256 * 1024
+
+_MALFORMED_TRIES = 3
+_MALFORMED_WAIT_S = 0.05
+
+
+class StorageError(TidegateError):
+    """The storage of the summaries does not answer, or not with them."""
+
+    fault = Fault.WORLD
+    is_transient = True
+
+
+@dataclass(frozen=True, slots=True)
+class ShownHome:
+    """A home's summary as it was read."""
+
+    summary: HomeSummary
+    written_at: datetime | None
+    """When the pipeline wrote it last, with the pages of the other homes of its block, of which any may have
+    changed; None: the storage does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class HomeNames:
+    """A page of the names of homes."""
+
+    names: Sequence[str]
+    matching: int
+    """Homes that match."""
+    known: int
+    """Homes in all."""
+    previous: str | None
+    """What the page before begins behind; None: this is the first one."""
+    next: str | None
+    """What the page after begins behind; None: this is the last one."""
+    problem: str | None
+    """Why a file could not be read; its homes are those that it had before."""
+
+
+class Homes:
+    """The summaries below a URL. Usable from several threads."""
+
+    def __init__(self, url: str) -> None:
+        """url: as fsspec names it; credentials come from the environment, as its library has it."""
+        self.place = without_secrets(url)
+        self._files = PagesFiles(url)
+        self._index = Index()
+        self._indexing = threading.Lock()
+
+    def names(self, *, search: str, after: str) -> HomeNames:
+        """Homes whose name contains ``search`` (any case), by name, those behind ``after``.
+
+        Raises StorageError.
+        """
+        index = self._read_index()
+        wanted = search.casefold()
+        matching = [name for name in index.names if wanted in name.casefold()] if wanted else index.names
+        start = bisect_right(matching, after) if after else 0
+        names = matching[start : start + PAGE_SIZE]
+        return HomeNames(
+            names,
+            matching=len(matching),
+            known=len(index.names),
+            previous=(matching[start - PAGE_SIZE - 1] if start > PAGE_SIZE else "") if start else None,
+            next=names[-1] if start + PAGE_SIZE < len(matching) else None,
+            problem=str(_malformed(index.malformed[0])) if index.malformed else None,
+        )
+
+    def home(self, name: str) -> ShownHome:
+        """A home's summary. Raises NotFoundError, MalformedPagesError, StorageError."""
+        for attempt in range(_MALFORMED_TRIES):
+            index = self._read_index()
+            path = index.path_of.get(name)
+            try:
+                if path is not None and (found := self._read(path, name)) is not None:
+                    return found
+            except (MalformedPagesError, InvalidArgumentError) as error:
+                if attempt + 1 == _MALFORMED_TRIES:
+                    raise _malformed(path or "") from error
+                # Where a file system shows a file before it is whole, the rest is a moment away.
+                time.sleep(_MALFORMED_WAIT_S)
+                continue
+            if index.malformed:  # it may be in there
+                raise _malformed(index.malformed[0])
+        raise NotFoundError(
+            f"There is no summary of a home {name[:80]!r}.",
+            next_step="Look for it in the list; a home has one once the pipeline has seen its first reading.",
+        )
+
+    def _read(self, path: str, name: str) -> ShownHome | None:
+        """None: the home is not in the file any more."""
+        file = self._run(partial(self._files.read, path))
+        page = None if file is None else page_of(file.content, name)
+        if file is None or page is None:
+            return None
+        if len(page) > SUMMARY_BYTES_MAX:
+            raise MalformedPagesError(f"The page has more than {SUMMARY_BYTES_MAX:,} bytes.")
+        summary = HomeSummary.from_json(page)
+        if summary.home != name:
+            raise MalformedPagesError("This is the summary of another home.")
+        return ShownHome(summary, file.written_at)
+
+    def _read_index(self) -> Index:
+        with self._indexing:
+            self._index = self._run(partial(self._files.index, self._index))
+            return self._index
+
+    def _run(self, call: Callable[[], T]) -> T:
+        """What ``call`` returns; StorageError for all that a storage's library raises."""
+        try:
+            return call()
+        except MalformedPagesError:
+            raise
+        except Exception as error:  # libraries of other people raise what they like: this is the boundary
+            raise StorageError(
+                f"The storage of the summaries, {self.place}, does not serve them: {_reason(error)}.",
+                next_step="Check that it runs and lets this program in.",
+            ) from error
+
+
+def without_secrets(url: str) -> str:
+    """A URL as it may be shown: no password, no query (tokens of Azure are there)."""
+    if "://" not in url:
+        return url
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    user, colon, _ = user.partition(":")
+    return urlunsplit((parts.scheme, f"{user}{colon and ':***'}{at}{host}", parts.path, "", ""))
+
+
+def _malformed(path: str) -> MalformedPagesError:
+    return MalformedPagesError(
+        f"The summaries in {path.rpartition('/')[2]} cannot be read: the file is being replaced, or "
+        "something else than the pipeline wrote it.",
+        next_step="Wait a moment. If it stays, the pipeline's log says what to do.",
+    )
+
+
+def _reason(error: Exception) -> str:
+    """A line for people; addresses in it lose their query, where tokens are."""
+    if isinstance(error, ImportError):
+        return f"{error}; install what the URL needs (tidegate[azure] for az://)"
+    text = re.sub(r"\?\S*", "", " ".join(str(error).split()))[:200].rstrip(". ")
+    return text or type(error).__name__
