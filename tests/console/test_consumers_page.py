@@ -358,13 +358,13 @@ def test_a_stall_is_what_hosts_call_one(
     until = begin + more
     found = _seen(_rows(moved_s, lease_s, following), begin, until, waiting_s)
     is_behind = following < until
-    assert found.is_beyond_log == (following > until)
+    assert found.lag.is_beyond_log == (following > until)
     assert found.is_lease_over == (lease_s >= LEASE_DURATION_S)
     expected = is_behind and more > 0 and min(moved_s, waiting_s) >= STALL_TIMEOUT_S
     assert (found.stalled_s is not None) == expected
-    if not found.is_beyond_log:
-        assert found.lag_events == until - max(begin, following)
-        assert found.lost_events == (max(0, begin - following) if following > 0 else 0)
+    if not found.lag.is_beyond_log:
+        assert found.lag.events == until - max(begin, following)
+        assert found.lag.lost_events == (max(0, begin - following) if following > 0 else 0)
 
 
 def test_a_group_without_leases_can_stall_too() -> None:

@@ -158,7 +158,7 @@ class _Pages:
 
 def is_trouble(partition: PartitionProgress) -> bool:
     """Whether a person should look at it."""
-    return partition.stalled_s is not None or partition.is_beyond_log or bool(partition.lost_events)
+    return partition.stalled_s is not None or partition.lag.is_beyond_log or bool(partition.lag.lost_events)
 
 
 def _sentence(groups: list[GroupSummary]) -> str:

@@ -158,7 +158,7 @@ def progress_of(
         _partition(consumer, partition_id, rows, log, unread, now)
         for partition_id in sorted(ids, key=lambda each: (len(each), each))
     ]
-    lags = [each.lag_s for each in partitions]
+    lags = [each.lag.seconds for each in partitions]
     known = [lag for lag in lags if lag is not None]
     summary = GroupSummary(
         event_hub=consumer.event_hub if log is None else log.name,
@@ -168,11 +168,11 @@ def progress_of(
         owned_count=sum(each.is_owned for each in partitions),
         owner_count=len({each.owner for each in partitions if each.is_owned}),
         has_leases=bool(rows.leases),
-        lag_events=sum(each.lag_events or 0 for each in partitions),
+        lag_events=sum(each.lag.events or 0 for each in partitions),
         lag_s=max(known, default=None) if len(known) == len(lags) else None,
-        lost_events=sum(each.lost_events or 0 for each in partitions),
+        lost_events=sum(each.lag.lost_events or 0 for each in partitions),
         stalled_count=sum(each.stalled_s is not None for each in partitions),
-        beyond_log_count=sum(each.is_beyond_log for each in partitions),
+        beyond_log_count=sum(each.lag.is_beyond_log for each in partitions),
         moved_at=max((each.updated_at for each in rows.checkpoints.values()), default=None),
         open_dead_letters=open_dead_letters,
     )
@@ -190,24 +190,13 @@ def _partition(
     checkpoint, lease = rows.checkpoints.get(partition_id), rows.leases.get(partition_id)
     end = None if log is None else log.ends.get(partition_id)
     lag = _UNKNOWN if end is None else _lag(end, checkpoint, log)
-    number = None if checkpoint is None else checkpoint.next_sequence_number
-    is_owned = lease is not None and bool(lease.owner)
     return PartitionProgress(
-        partition_id=partition_id,
-        owner=lease.owner if lease is not None and is_owned else None,
-        acquired_at=lease.acquired_at if lease is not None and is_owned else None,
-        renewed_at=lease.renewed_at if lease is not None and is_owned else None,
-        lease_age_s=lease.age_s if lease is not None and is_owned else None,
-        is_lease_over=lease is not None and is_owned and is_over(lease),
-        epoch=None if lease is None else lease.epoch,
-        checkpoint=None if number is None else number - 1,
-        moved_at=None if checkpoint is None else checkpoint.updated_at,
-        moved_by=None if checkpoint is None else checkpoint.owner,
-        lag_events=lag.events,
-        lag_s=lag.seconds,
-        lost_events=lag.lost_events,
-        is_beyond_log=lag.is_beyond_log,
-        stalled_s=_stalled_s(consumer, checkpoint, log, end, lag, unread, now),
+        partition_id,
+        lease,
+        lease is not None and bool(lease.owner) and is_over(lease),
+        checkpoint,
+        lag,
+        _stalled_s(consumer, checkpoint, log, end, lag, unread, now),
     )
 
 

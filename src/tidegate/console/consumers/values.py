@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tidegate.model.position import EventPosition
+from tidegate.processor.lag import Lag
 from tidegate.processor.moves import MovePlan
+from tidegate.sql import Checkpoint, LeaseRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,30 +17,19 @@ class PartitionProgress:
     """One partition of a consumer group."""
 
     partition_id: str
-    owner: str | None
-    """The host whose lease it is, run out or not; None: no host has it."""
-    acquired_at: datetime | None
-    renewed_at: datetime | None
-    lease_age_s: float | None
-    """Seconds since it was renewed, by the database's clock."""
+    lease: LeaseRow | None
+    """None: nobody ever had one."""
     is_lease_over: bool
     """True: the owner has not renewed it for a lease's duration, so others may take it."""
-    epoch: int | None
-    checkpoint: int | None
-    """Sequence number of the last processed event; -1: none yet; None: there is no checkpoint, or only an
-    offset."""
-    moved_at: datetime | None
-    moved_by: str | None
-    lag_events: int | None
-    """Still to be read. None: unknown."""
-    lag_s: float | None
-    """Enqueued time of the last event minus that of the last processed one; None: unknown."""
-    lost_events: int | None
-    """Removed by retention before they were read."""
-    is_beyond_log: bool
-    """The checkpoint is not of this log."""
+    checkpoint: Checkpoint | None
+    lag: Lag
     stalled_s: float | None
     """For so many seconds it has had events to read and made no step; None: it is not stalled."""
+
+    @property
+    def owner(self) -> str | None:
+        """The host whose lease it is, over or not; None: no host has it."""
+        return None if self.lease is None else self.lease.owner or None
 
     @property
     def is_owned(self) -> bool:
