@@ -13,6 +13,7 @@ from tests.console.support import PlainBrowser, console_service, find_chromium
 
 from tidegate.broker import Broker
 from tidegate.console.explorer.events import BrokerEvents
+from tidegate.console.explorer.sending import EventSender
 from tidegate.storage.options import LogOptions
 from tidegate.testing.absent import not_tested
 
@@ -99,7 +100,14 @@ async def broker(tmp_path: Path, clock: StepClock) -> AsyncIterator[Broker]:
 
 
 @pytest.fixture
-async def events(broker: Broker, clock: StepClock) -> AsyncIterator[BrokerEvents]:
-    """What the explorer and sending see of the broker."""
-    async with BrokerEvents(broker, clock=clock) as made:
-        yield made
+def events(broker: Broker) -> BrokerEvents:
+    """What the explorer reads of the broker."""
+    return BrokerEvents(broker)
+
+
+@pytest.fixture
+async def sender(broker: Broker, clock: StepClock) -> AsyncIterator[EventSender]:
+    """What sends to the broker."""
+    made = EventSender(broker, clock=clock)
+    yield made
+    await made.close()

@@ -16,6 +16,7 @@ from tidegate.broker import Broker
 from tidegate.console.explorer import sending as events_sending
 from tidegate.console.explorer.encoding import EventEncoder
 from tidegate.console.explorer.events import BrokerEvents
+from tidegate.console.explorer.sending import EventSender
 from tidegate.console.explorer.values import (
     EventCursor,
     EventPage,
@@ -48,9 +49,9 @@ async def _read(events: BrokerEvents, query: EventQuery, cursor: EventCursor | N
     return await events.read(query, cursor, is_wanted=_wanted)
 
 
-async def _ended(events: BrokerEvents, run_id: str) -> RunState:
-    await _until(lambda: events.run("hub", run_id).state is not RunState.SENDING)
-    return events.run("hub", run_id).state
+async def _ended(sender: EventSender, run_id: str) -> RunState:
+    await _until(lambda: sender.run("hub", run_id).state is not RunState.SENDING)
+    return sender.run("hub", run_id).state
 
 
 async def _until(is_so: Callable[[], bool]) -> None:
@@ -65,35 +66,37 @@ def _plan(**changed: object) -> SendPlan:
     return SendPlan(**plan)  # type: ignore[arg-type]
 
 
-async def test_one_event_goes_where_it_is_sent(broker: Broker, events: BrokerEvents) -> None:
+async def test_one_event_goes_where_it_is_sent(
+    broker: Broker, events: BrokerEvents, sender: EventSender
+) -> None:
     """By key as every SDK's would, to a partition, or in turns; too large a one is refused."""
     hub = make_hub(broker, 4)
     event = OutgoingEvent(b"body", EventProperties({"n": "1"}, _TEXT))
-    sent = await events.send("hub", event, Target(partition_key="key"))
+    sent = await sender.send("hub", event, Target(partition_key="key"))
     assert sent.partition_id == hub.partition_for("key").partition_id
     found = (await events.event("hub", sent.partition_id, sent.sequence_number)).event.contents
     assert found == EventContents(b"body", {"n": "1"}, "key", "text/plain")
-    assert (await events.send("hub", event, Target(partition_id="3"))).partition_id == "3"
-    assert len({(await events.send("hub", event, Target())).partition_id for _ in range(4)}) == 4
+    assert (await sender.send("hub", event, Target(partition_id="3"))).partition_id == "3"
+    assert len({(await sender.send("hub", event, Target())).partition_id for _ in range(4)}) == 4
     with pytest.raises(EventTooLargeError):
-        await events.send("hub", OutgoingEvent(b"x" * 2_000_000), Target())
+        await sender.send("hub", OutgoingEvent(b"x" * 2_000_000), Target())
     with pytest.raises(NotFoundError):
-        await events.send("hub", event, Target(partition_id="9"))
+        await sender.send("hub", event, Target(partition_id="9"))
     broker.throughput.set_units(1)
     broker.throughput.use_up(60)
     with pytest.raises(ServerBusyError):
-        await events.send("hub", event, Target())
+        await sender.send("hub", event, Target())
 
 
-async def test_a_set_is_sent_whole(broker: Broker, events: BrokerEvents) -> None:
+async def test_a_set_is_sent_whole(broker: Broker, events: BrokerEvents, sender: EventSender) -> None:
     """Each line as often as asked for, in order per partition, with its key, type and properties."""
     hub = make_hub(broker, 4)
     target = Target(key_path=JsonPath.parse(".d"))
     standard = Properties(content_type=Symbol("application/json"))
     plan = _plan(target=target, properties=EventProperties({"set": "a"}, standard))
-    run = await events.start_run(plan, may_go_on=lambda: True)
-    assert await _ended(events, run.run_id) is RunState.DONE
-    done = events.run("hub", run.run_id)
+    run = await sender.start_run(plan, may_go_on=lambda: True)
+    assert await _ended(sender, run.run_id) is RunState.DONE
+    done = sender.run("hub", run.run_id)
     assert (done.sent, done.total, done.error) == (6, 6, "")
     contents = [event.contents for event in (await _read(events, EventQuery("hub"))).events]
     expected = [
@@ -107,49 +110,49 @@ async def test_a_set_is_sent_whole(broker: Broker, events: BrokerEvents) -> None
     }
 
 
-async def test_a_set_stops_when_told(broker: Broker, events: BrokerEvents) -> None:
+async def test_a_set_stops_when_told(broker: Broker, sender: EventSender) -> None:
     """By its button, and by the loss of the right to send; what was stored is what it says."""
     hub = make_hub(broker, 1)
-    run = await events.start_run(_plan(repeats=1_000_000, events_per_s=50), may_go_on=lambda: True)
-    events.stop_run("HUB", run.run_id)
-    assert await _ended(events, run.run_id) is RunState.STOPPED
+    run = await sender.start_run(_plan(repeats=1_000_000, events_per_s=50), may_go_on=lambda: True)
+    sender.stop_run("HUB", run.run_id)
+    assert await _ended(sender, run.run_id) is RunState.STOPPED
     steps = iter((True, True))
-    other = await events.start_run(_plan(repeats=1000, events_per_s=50), may_go_on=lambda: next(steps, False))
-    assert await _ended(events, other.run_id) is RunState.STOPPED
-    assert "may no longer send" in events.run("hub", other.run_id).error
-    told = [events.run("hub", known).sent for known in (run.run_id, other.run_id)]
+    other = await sender.start_run(_plan(repeats=1000, events_per_s=50), may_go_on=lambda: next(steps, False))
+    assert await _ended(sender, other.run_id) is RunState.STOPPED
+    assert "may no longer send" in sender.run("hub", other.run_id).error
+    told = [sender.run("hub", known).sent for known in (run.run_id, other.run_id)]
     assert sum(told) == hub.partitions[0].next_sequence_number
     assert told[1] == 10
-    assert [known.run_id for known in events.runs("hub")] == [other.run_id, run.run_id]
+    assert [known.run_id for known in sender.runs("hub")] == [other.run_id, run.run_id]
     with pytest.raises(NotFoundError):
-        events.run("other", run.run_id)
+        sender.run("other", run.run_id)
 
 
-async def test_a_busy_service_is_waited_for(broker: Broker, events: BrokerEvents) -> None:
+async def test_a_busy_service_is_waited_for(broker: Broker, sender: EventSender) -> None:
     """Throughput units hold a set up and lose nothing of it."""
     hub = make_hub(broker, 1)
     broker.throughput.set_units(1)
     broker.throughput.use_up(600)
-    run = await events.start_run(_plan(), may_go_on=lambda: True)
-    await _until(lambda: events.run("hub", run.run_id).waits > 0)
-    assert events.run("hub", run.run_id).sent == 0
+    run = await sender.start_run(_plan(), may_go_on=lambda: True)
+    await _until(lambda: sender.run("hub", run.run_id).waits > 0)
+    assert sender.run("hub", run.run_id).sent == 0
     broker.throughput.set_units(None)
-    assert await _ended(events, run.run_id) is RunState.DONE
+    assert await _ended(sender, run.run_id) is RunState.DONE
     assert hub.partitions[0].next_sequence_number == 6
 
 
-async def test_a_set_fails_with_a_reason(broker: Broker, events: BrokerEvents) -> None:
+async def test_a_set_fails_with_a_reason(broker: Broker, sender: EventSender) -> None:
     """A hub that is deleted under it, or whose limit falls below its lines."""
     make_hub(broker, 1)
-    run = await events.start_run(_plan(repeats=1000, events_per_s=20), may_go_on=lambda: True)
+    run = await sender.start_run(_plan(repeats=1000, events_per_s=20), may_go_on=lambda: True)
     await broker.delete_event_hub("hub")
-    assert await _ended(events, run.run_id) is RunState.FAILED
-    assert events.run("hub", run.run_id).error
+    assert await _ended(sender, run.run_id) is RunState.FAILED
+    assert sender.run("hub", run.run_id).error
     make_hub(broker, 1)
-    run = await events.start_run(_plan(bodies=[b"x" * 2_000]), may_go_on=lambda: True)
+    run = await sender.start_run(_plan(bodies=[b"x" * 2_000]), may_go_on=lambda: True)
     broker.update_event_hub("hub", event_bytes_max=1024)
-    assert await _ended(events, run.run_id) is RunState.FAILED
-    assert events.run("hub", run.run_id).next_step == "Send fewer events per batch, or smaller ones."
+    assert await _ended(sender, run.run_id) is RunState.FAILED
+    assert sender.run("hub", run.run_id).next_step == "Send fewer events per batch, or smaller ones."
 
 
 @pytest.mark.parametrize(
@@ -166,34 +169,34 @@ async def test_a_set_fails_with_a_reason(broker: Broker, events: BrokerEvents) -
     ids=["no-lines", "no-repeats", "too-many", "no-rate", "too-fast", "too-large", "no-key"],
 )
 async def test_sets_are_bounded(
-    broker: Broker, events: BrokerEvents, changed: dict[str, object], words: str
+    broker: Broker, sender: EventSender, changed: dict[str, object], words: str
 ) -> None:
     """What would run for ever or fill the memory is refused before anything is sent."""
     hub = make_hub(broker, 1)
     with pytest.raises(InvalidArgumentError, match=words):
-        await events.start_run(_plan(**changed), may_go_on=lambda: True)
+        await sender.start_run(_plan(**changed), may_go_on=lambda: True)
     assert hub.partitions[0].next_sequence_number == 0
 
 
-async def test_lines_are_as_large_as_any_event(broker: Broker, events: BrokerEvents) -> None:
+async def test_lines_are_as_large_as_any_event(broker: Broker, sender: EventSender) -> None:
     """The line that the hub would not take is named; the largest that it takes is sent."""
     hub = make_hub(broker, 1)
     bytes_max = hub.event_bytes_max
     with pytest.raises(EventTooLargeError, match=r"Line 2: .* bytes with its properties"):
-        await events.start_run(
+        await sender.start_run(
             _plan(bodies=[b"x", b"x" * 1000], properties=EventProperties({"p": "x" * (bytes_max - 900)})),
             may_go_on=lambda: True,
         )
     assert hub.partitions[0].next_sequence_number == 0
     largest = b"x" * (bytes_max - 8)  # a data section's beginning has 8 bytes
-    run = await events.start_run(_plan(bodies=[largest], repeats=1), may_go_on=lambda: True)
-    assert await _ended(events, run.run_id) is RunState.DONE
+    run = await sender.start_run(_plan(bodies=[largest], repeats=1), may_go_on=lambda: True)
+    assert await _ended(sender, run.run_id) is RunState.DONE
     with pytest.raises(EventTooLargeError):
-        await events.start_run(_plan(bodies=[largest + b"x"], repeats=1), may_go_on=lambda: True)
+        await sender.start_run(_plan(bodies=[largest + b"x"], repeats=1), may_go_on=lambda: True)
 
 
 async def test_a_set_with_large_properties_stays_small(
-    broker: Broker, events: BrokerEvents, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, sender: EventSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A megabyte of text cannot become gigabytes of events: what is encoded ends at the limit."""
     make_hub(broker, 1)
@@ -209,13 +212,13 @@ async def test_a_set_with_large_properties_stays_small(
     monkeypatch.setattr(events_sending, "EventEncoder", Counting)
     plan = _plan(bodies=[b"x"] * 4_000, repeats=1, properties=EventProperties({"p": "x" * 64 * 1024}))
     with pytest.raises(InvalidArgumentError, match="67,108,864 bytes, the key and the properties"):
-        await events.start_run(plan, may_go_on=lambda: True)
+        await sender.start_run(plan, may_go_on=lambda: True)
     assert encoded_bytes < 68_000_000
 
 
 @pytest.mark.parametrize("partition_id", [None, "0"], ids=["by-key", "fixed"])
 async def test_a_long_key_is_refused_unencoded(
-    broker: Broker, events: BrokerEvents, monkeypatch: pytest.MonkeyPatch, partition_id: str | None
+    broker: Broker, sender: EventSender, monkeypatch: pytest.MonkeyPatch, partition_id: str | None
 ) -> None:
     """A key over the limit is not made anything of, wherever it would go."""
     hub = make_hub(broker, 1)
@@ -226,15 +229,15 @@ async def test_a_long_key_is_refused_unencoded(
     monkeypatch.setattr(EventEncoder, "encode", unexpected)
     target = Target(partition_id, partition_key="k" * 129)
     for words, started in (
-        ("The partition key has 129 characters", events.send("hub", OutgoingEvent(b"x"), target)),
-        ("Line 1: The partition key", events.start_run(_plan(target=target), may_go_on=lambda: True)),
+        ("The partition key has 129 characters", sender.send("hub", OutgoingEvent(b"x"), target)),
+        ("Line 1: The partition key", sender.start_run(_plan(target=target), may_go_on=lambda: True)),
     ):
         with pytest.raises(InvalidArgumentError, match=words):
             await started
     monkeypatch.undo()
     long = [b'{"d": "%s"}' % (b"k" * length) for length in (128, 129)]
     with pytest.raises(InvalidArgumentError, match="Line 2: The partition key has 129"):
-        await events.start_run(
+        await sender.start_run(
             _plan(bodies=long, target=Target(key_path=JsonPath.parse(".d"))), may_go_on=lambda: True
         )
     assert hub.partitions[0].next_sequence_number == 0
@@ -245,7 +248,7 @@ class _Lines(list[Any]):  # Any: lines of either kind
 
 
 async def test_a_set_leaves_only_figures(
-    broker: Broker, events: BrokerEvents, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, sender: EventSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is sent its lines are held once, and then no more: 32 ended ones are remembered."""
     make_hub(broker, 1)
@@ -260,27 +263,27 @@ async def test_a_set_leaves_only_figures(
     monkeypatch.setattr(events_sending, "_encoded", encoded)
     bodies = _Lines([b"line 1", b"line 2"])
     given = weakref.ref(bodies)
-    run = await events.start_run(_plan(bodies=bodies, repeats=500, events_per_s=50), may_go_on=lambda: True)
+    run = await sender.start_run(_plan(bodies=bodies, repeats=500, events_per_s=50), may_go_on=lambda: True)
     del bodies
     await _until(lambda: given() is None)
     assert held[0]() is not None
-    assert events.run("hub", run.run_id).state is RunState.SENDING
-    events.stop_run("hub", run.run_id)
-    assert await _ended(events, run.run_id) is RunState.STOPPED
+    assert sender.run("hub", run.run_id).state is RunState.SENDING
+    sender.stop_run("hub", run.run_id)
+    assert await _ended(sender, run.run_id) is RunState.STOPPED
     await _until(lambda: held[0]() is None)
-    assert events.run("hub", run.run_id).total == 1000
+    assert sender.run("hub", run.run_id).total == 1000
 
 
-async def test_only_so_many_sets_at_once(broker: Broker, events: BrokerEvents) -> None:
+async def test_only_so_many_sets_at_once(broker: Broker, sender: EventSender) -> None:
     """The ninth is refused, however they are started; one that ends makes room."""
     make_hub(broker, 1)
     plan = _plan(repeats=1000, events_per_s=1)
     runs = await asyncio.gather(
-        *(events.start_run(plan, may_go_on=lambda: True) for _ in range(9)), return_exceptions=True
+        *(sender.start_run(plan, may_go_on=lambda: True) for _ in range(9)), return_exceptions=True
     )
     started = [run for run in runs if not isinstance(run, BaseException)]
     assert len(started) == 8
     assert [type(run) for run in runs if isinstance(run, BaseException)] == [QuotaExceededError]
-    events.stop_run("hub", started[0].run_id)
-    await _ended(events, started[0].run_id)
-    await events.start_run(plan, may_go_on=lambda: True)
+    sender.stop_run("hub", started[0].run_id)
+    await _ended(sender, started[0].run_id)
+    await sender.start_run(plan, may_go_on=lambda: True)

@@ -131,7 +131,7 @@ def page_routes(console: Console, views: Views) -> list[Route]:
         *hub_changes.routes(console, namespace),
         *explorer.routes(console, events),
         *explorer_event.routes(events),
-        *explorer_send.routes(console, events),
+        *explorer_send.routes(console, events, views.sender),
         *pipelines.routes(console, views.pipelines),
         *sign_in.routes(console),
         *consumers.routes(console, views.consumers),

@@ -11,6 +11,7 @@ from tidegate.broker import AuditTrail
 from tidegate.console.consumers.groups import Consumers
 from tidegate.console.dead_letters.letters import DeadLetterView
 from tidegate.console.explorer.events import BrokerEvents
+from tidegate.console.explorer.sending import EventSender
 from tidegate.console.frame.lazy_database import LazyDatabase
 from tidegate.console.frame.parts import ConsoleParts
 from tidegate.console.frame.rights import Access
@@ -28,6 +29,7 @@ class Views:
     trail: AuditTrail
     namespace: Namespace
     events: BrokerEvents
+    sender: EventSender
     pipelines: ReportedPipelines
     consumers: Consumers | None = None
     letters: DeadLetterView | None = None
@@ -41,7 +43,8 @@ async def open_views(parts: ConsoleParts) -> AsyncIterator[Views]:
     access = Access(broker, clock)
     async with AsyncExitStack() as stack:
         namespace = await stack.enter_async_context(Namespace(parts))
-        events = await stack.enter_async_context(BrokerEvents(broker, clock=clock))
+        sender = EventSender(broker, clock=clock)
+        stack.push_async_callback(sender.close)
         files = PipelineFiles.of_user(os.environ)
         pipelines = await stack.enter_async_context(ReportedPipelines(files, clock))
         consumers = letters = jobs = None
@@ -54,4 +57,5 @@ async def open_views(parts: ConsoleParts) -> AsyncIterator[Views]:
             consumers = Consumers(parts, database, jobs)
             stack.push_async_callback(consumers.close)
             stack.push_async_callback(jobs.close)
-        yield Views(access, broker.audit, namespace, events, pipelines, consumers, letters, jobs)
+        events = BrokerEvents(broker)
+        yield Views(access, broker.audit, namespace, events, sender, pipelines, consumers, letters, jobs)

@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from tidegate.broker import Broker, Partition
 from tidegate.console.explorer.decoding import event_detail, fitting_events
 from tidegate.console.explorer.reading import Bounds, FirstTimes, Merge, Run, StoredEvent, partitions_of
-from tidegate.console.explorer.sending import EventSender
 from tidegate.console.explorer.values import (
     PAGE_BYTES_MAX,
     SCANNED_BYTES_MAX,
@@ -27,17 +25,11 @@ from tidegate.console.explorer.values import (
     EventPage,
     EventQuery,
     ExploredEvent,
-    OutgoingEvent,
     PageEnd,
-    SendPlan,
-    SendRun,
-    SentEvent,
     TailState,
-    Target,
     Wanted,
     Way,
 )
-from tidegate.model.clock import Clock
 from tidegate.model.errors import NotFoundError
 
 _EVENTS_PER_TURN: Final = 250
@@ -58,31 +50,13 @@ _TAIL_EVENTS_MAX: Final = 5_000
 
 
 class BrokerEvents:
-    """Reads and sends events. Readers here take no receiver's place, and count as nobody's.
+    """Reads events, takes no receiver's place doing so, and counts as nobody's."""
 
-    ``async with`` it, within the broker's life.
-    """
-
-    def __init__(self, broker: Broker, *, clock: Clock) -> None:
-        self._broker = broker
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
         self._threads = asyncio.Semaphore(_THREADS_MAX)
         self._readers = asyncio.Semaphore(_READERS_MAX)
         self._first_times = FirstTimes()
-        self._sender = EventSender(broker, clock=clock)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Stop what is being sent; what was stored stays."""
-        await self._sender.close()
-
-    # -- reading
 
     async def read(self, query: EventQuery, cursor: EventCursor | None, *, is_wanted: Wanted) -> EventPage:
         """A page. is_wanted: asked now and then; once it says False the page ends.
@@ -96,7 +70,7 @@ class BrokerEvents:
             return await self._read(query, cursor, is_wanted)
 
     async def _read(self, query: EventQuery, cursor: EventCursor | None, is_wanted: Wanted) -> EventPage:
-        hub = self._broker.event_hub(query.hub)
+        hub = self.broker.event_hub(query.hub)
         bounds = Bounds(partitions_of(hub, query.partition_id), query.position)
         way = cursor.way if cursor is not None else Way.OLDER if query.is_newest_first else Way.NEWER
         merge = await self._merge(bounds, way, cursor)
@@ -116,7 +90,7 @@ class BrokerEvents:
 
     async def event(self, hub: str, partition_id: str, sequence_number: int) -> EventDetail:
         """One event. Raises NotFoundError, also where retention has removed it; LogCorruptError."""
-        partition = self._broker.event_hub(hub).partition(partition_id)
+        partition = self.broker.event_hub(hub).partition(partition_id)
         begin, until = partition.begin_sequence_number, partition.next_sequence_number
         stored: list[StoredEvent] = []
         if begin <= sequence_number < until:
@@ -134,24 +108,12 @@ class BrokerEvents:
                 is_last=sequence_number == until - 1,
             )
 
-    def partition_of_key(self, hub: str, partition_key: str) -> str:
-        """The id of the partition where a key's events go. Raises NotFoundError, InvalidArgumentError."""
-        return self._broker.event_hub(hub).partition_for(partition_key).partition_id
-
-    def partition_ids(self, hub: str) -> Sequence[str]:
-        """In order. Raises NotFoundError."""
-        return [partition.partition_id for partition in self._broker.event_hub(hub).partitions]
-
-    def event_bytes_max(self, hub: str) -> int:
-        """Bytes that an event of the hub may have. Raises NotFoundError."""
-        return self._broker.event_hub(hub).event_bytes_max
-
     def tail(self, query: EventQuery) -> EventTail:
         """Events from now on, the last ``count`` that fit; of large ones the last PAGE_BYTES_MAX bytes.
 
         Raises NotFoundError.
         """
-        hub = self._broker.event_hub(query.hub)
+        hub = self.broker.event_hub(query.hub)
         return EventTail(partitions_of(hub, query.partition_id), query, self._fitting)
 
     async def _merge(self, bounds: Bounds, way: Way, cursor: EventCursor | None) -> Merge:
@@ -168,35 +130,6 @@ class BrokerEvents:
             return []
         async with self._threads:
             return await asyncio.to_thread(fitting_events, stored, wanted)
-
-    # -- sending
-
-    async def send(self, hub: str, event: OutgoingEvent, target: Target) -> SentEvent:
-        """Send one event; returns once it is durable.
-
-        Raises NotFoundError, InvalidArgumentError, EventTooLargeError, ServerBusyError, LogFullError.
-        """
-        return await self._sender.send(hub, event, target)
-
-    async def start_run(self, plan: SendPlan, *, may_go_on: Callable[[], bool]) -> SendRun:
-        """Begin to send a set. may_go_on: asked between batches; False stops it.
-
-        Raises NotFoundError, InvalidArgumentError (a number out of range, a line without its key, lines that
-        are too large together), EventTooLargeError (a line), QuotaExceededError (too many at once).
-        """
-        return await self._sender.start_run(plan, may_go_on=may_go_on)
-
-    def run(self, hub: str, run_id: str) -> SendRun:
-        """How a run is. Raises NotFoundError: the console forgets the oldest that have ended."""
-        return self._sender.run(hub, run_id)
-
-    def runs(self, hub: str) -> Sequence[SendRun]:
-        """Those known, newest first."""
-        return self._sender.runs(hub)
-
-    def stop_run(self, hub: str, run_id: str) -> None:
-        """Stop a run; what it has sent stays. Harmless when it has ended. Raises NotFoundError."""
-        self._sender.stop_run(hub, run_id)
 
 
 class _Scan:

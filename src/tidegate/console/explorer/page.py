@@ -159,7 +159,9 @@ class _Pages:
         return {
             "hub": form.hub,
             "form": form,
-            "partition_ids": self._events.partition_ids(form.hub),
+            "partition_ids": [
+                each.partition_id for each in self._events.broker.event_hub(form.hub).partitions
+            ],
             "starts": STARTS,
             "counts": COUNTS,
         }
@@ -169,7 +171,7 @@ class _Pages:
         if not form.fields["key"] or form.fields["partition"]:
             return None
         try:
-            return self._events.partition_of_key(form.hub, form.fields["key"])
+            return self._events.broker.event_hub(form.hub).partition_for(form.fields["key"]).partition_id
         except InvalidArgumentError:  # no event can have such a key
             return None
 

@@ -29,6 +29,7 @@ from tidegate.console.explorer.properties import (
     parse_properties,
     typed_properties,
 )
+from tidegate.console.explorer.sending import EventSender
 from tidegate.console.explorer.values import (
     SEND_BYTES_MAX,
     SEND_EVENTS_MAX,
@@ -69,9 +70,9 @@ _EMPTY: Final[Mapping[str, str]] = {
 }
 
 
-def routes(console: Console, events: BrokerEvents) -> list[Route]:
+def routes(console: Console, events: BrokerEvents, sender: EventSender) -> list[Route]:
     """What is served."""
-    pages = _Pages(console, events)
+    pages = _Pages(console, events, sender)
     place = "/hubs/{hub}/explorer"
     return [
         Route(f"{place}/send", pages.ask, methods=["GET"]),
@@ -84,9 +85,10 @@ def routes(console: Console, events: BrokerEvents) -> list[Route]:
 
 
 class _Pages:
-    def __init__(self, console: Console, events: BrokerEvents) -> None:
+    def __init__(self, console: Console, events: BrokerEvents, sender: EventSender) -> None:
         self._console = console
         self._events = events
+        self._sender = sender
 
     async def ask(self, request: Request) -> Response:
         hub = _hub(request)
@@ -105,8 +107,10 @@ class _Pages:
         require_send(request, hub)
         fields = _texts(await form_of(request, bytes_max=_FORM_BYTES_MAX))
         try:
-            event = await asyncio.to_thread(_event, fields, self._events.event_bytes_max(hub))
-            sent = await self._events.send(hub, event, _target(fields))
+            event = await asyncio.to_thread(
+                _event, fields, self._events.broker.event_hub(hub).event_bytes_max
+            )
+            sent = await self._sender.send(hub, event, _target(fields))
         except NotFoundError:
             raise
         except TidegateError as error:
@@ -135,11 +139,13 @@ class _Pages:
                 hub,
                 await _lines(form, fields),
                 _target(fields),
-                await asyncio.to_thread(_properties, fields, self._events.event_bytes_max(hub)),
+                await asyncio.to_thread(
+                    _properties, fields, self._events.broker.event_hub(hub).event_bytes_max
+                ),
                 _number(fields["repeats"], "repeats"),
                 _number(fields["rate"], "events per second"),
             )
-            run = await self._events.start_run(plan, may_go_on=may_go_on)
+            run = await self._sender.start_run(plan, may_go_on=may_go_on)
         except NotFoundError:
             raise
         except TidegateError as error:
@@ -151,27 +157,27 @@ class _Pages:
     async def show_run(self, request: Request) -> Response:
         hub = _hub(request)
         require_send(request, hub)
-        run = self._events.run(hub, request.path_params["run"])
+        run = self._sender.run(hub, request.path_params["run"])
         return page(request, "explorer_set.html", hub=hub, run=run, is_sending=run.state is RunState.SENDING)
 
     async def stop(self, request: Request) -> Response:
         hub, run_id = _hub(request), request.path_params["run"]
         require_send(request, hub)
         await form_of(request)
-        self._events.stop_run(hub, run_id)
+        self._sender.stop_run(hub, run_id)
         return RedirectResponse(f"{_place(hub)}/sets/{quote(run_id)}", status_code=303)
 
     async def stream(self, request: Request) -> Response:
         hub, run_id = _hub(request), request.path_params["run"]
         require_send(request, hub)
-        self._events.run(hub, run_id)
+        self._sender.run(hub, run_id)
         is_over = False
 
         async def render() -> Mapping[str, str] | None:
             nonlocal is_over
             if is_over:
                 return None
-            run = self._events.run(hub, run_id)
+            run = self._sender.run(hub, run_id)
             is_over = run.state is not RunState.SENDING
             return {"progress": fragment(request, "explorer_progress.html", hub=hub, run=run)}
 
@@ -201,8 +207,8 @@ class _Pages:
             type_names=TYPE_NAMES,
             message_names=MESSAGE_NAMES,
             may_send=rights_of(request).may_send(hub),
-            partition_ids=self._events.partition_ids(hub),
-            runs=self._events.runs(hub) if rights_of(request).may_send(hub) else (),
+            partition_ids=self._events.broker.event_hub(hub).description.partition_ids,
+            runs=self._sender.runs(hub) if rights_of(request).may_send(hub) else (),
             limits={
                 "lines": SEND_LINES_MAX,
                 "bytes": SEND_BYTES_MAX,
