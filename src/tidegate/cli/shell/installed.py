@@ -10,7 +10,7 @@ from tidegate.model.errors import NotFoundError
 def check_installed(*packages: str, extras: str) -> None:
     """Raise NotFoundError where one of the packages cannot be imported, with the command that installs it.
 
-    extras: of Tidegate, as ``pip install`` names them: ``spark,demos``.
+    extras: of Tidegate, as ``pip install`` names them: ``spark,postgresql``.
     """
     for name in packages:
         try:
