@@ -30,7 +30,7 @@ from tidegate.model.errors import AlreadyExistsError
 from tidegate.sql import Database
 from tidegate.sql.core.schema import ledger_query
 
-COMMAND = (sys.executable, "-m", "tidegate.cli", "demo", "home-security")
+COMMAND = (sys.executable, "-m", "examples.home_security")
 
 
 def _environment(tmp_path: Path) -> dict[str, str]:
