@@ -1,4 +1,4 @@
-"""Fixtures for tests that need the real service."""
+"""Fixtures for tests that need the real service, Azure Blob Storage or a database."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from tidegate.testing.azurite import AzuriteServer
     from tidegate.testing.hub import HubService
+    from tidegate.testing.postgresql import PostgresqlServer
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +48,34 @@ def azurite() -> Iterator[AzuriteServer]:
 
     with required_azurite(Path(__file__).parent / "azurite") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgresqlServer]:
+    """One PostgreSQL server for the whole run; skips loudly where it is not installed."""
+    from tidegate.testing.postgresql import required_postgresql
+
+    with required_postgresql() as server:
+        yield server
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """A SQLite file that does not exist yet."""
+    return f"sqlite:///{tmp_path}/tidegate.db"
+
+
+@pytest.fixture
+def postgresql_url(postgresql: PostgresqlServer) -> str:
+    """An empty schema in PostgreSQL: as good as a database, and made in no time."""
+    return postgresql.create_schema()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """An empty database, once of each kind."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
 
 
 def pytest_configure() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import pytest
 from sqlalchemy import BigInteger, Column, MetaData, Table, Text, delete, insert
@@ -12,7 +12,6 @@ from tests.cli.support import Result, run_tidegate
 from tidegate.client import BlockingConsumer
 from tidegate.sql import ConsumerKey, Database, NewDeadLetter, Pipeline, UnitOfWork, process_partition_batch
 from tidegate.testing.hub import HubService
-from tidegate.testing.postgresql import PostgresqlServer, required_postgresql
 
 readings = Table(
     "reading",
@@ -21,25 +20,6 @@ readings = Table(
     Column("partition_id", Text, nullable=False),
     Column("text", Text, nullable=False),
 )
-
-
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[PostgresqlServer]:
-    """A PostgreSQL server for these tests; skips loudly where it is not installed."""
-    with required_postgresql() as server:
-        yield server
-
-
-@pytest.fixture
-def sqlite_url(tmp_path: object) -> str:
-    """A SQLite file that does not exist yet."""
-    return f"sqlite:///{tmp_path}/readings.db"
-
-
-@pytest.fixture
-def postgresql_url(postgresql: PostgresqlServer) -> str:
-    """An empty schema in PostgreSQL."""
-    return postgresql.create_schema()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

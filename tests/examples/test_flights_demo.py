@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 from examples.flights.data import FLIGHT_COUNT, UNSCORED_FLIGHT_COUNT
 
 from tidegate.sql import Database
-from tidegate.testing.postgresql import PostgresqlServer, required_postgresql
+from tidegate.testing.postgresql import PostgresqlServer
 
 COMMAND = (sys.executable, "-m", "examples.flights")
 SUBSET = ("--flights-max", "24000", "--events-per-trigger", "4000")
@@ -33,13 +32,6 @@ def environment(tmp_path: Path) -> dict[str, str]:
     """No service, database or profile of this user's."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
     return kept | {"TIDEGATE_CONFIG_DIR": str(tmp_path / "config")}
-
-
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[PostgresqlServer]:
-    """A throw-away server."""
-    with required_postgresql() as server:
-        yield server
 
 
 def _run_json(data_dir: Path, *options: str, environment: dict[str, str]) -> dict[str, object]:

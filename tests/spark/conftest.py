@@ -6,13 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from tidegate.spark import register, spark_session
-from tidegate.testing.postgresql import PostgresqlServer, required_postgresql
 from tidegate.testing.spark_cluster import SparkCluster
 
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -32,29 +30,6 @@ def spark() -> Iterator[SparkSession]:
     register(session)
     yield session
     session.stop()
-
-
-@pytest.fixture(scope="session")
-def postgresql() -> Iterator[PostgresqlServer]:
-    """One PostgreSQL server for the whole run; skips loudly where it is not installed."""
-    with required_postgresql() as server:
-        yield server
-
-
-@pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    """A SQLite file that does not exist yet."""
-    return f"sqlite:///{tmp_path}/tidegate.db"
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest) -> str:
-    """An empty database, once of each kind."""
-    if request.param == "sqlite":
-        url: str = request.getfixturevalue("sqlite_url")
-        return url
-    server: PostgresqlServer = request.getfixturevalue("postgresql")
-    return server.create_schema()
 
 
 @pytest.fixture(scope="session")

@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from tests.sql.cutting_proxy import CuttingProxy
 from tests.sql.support import flights
 
 from tidegate.sql import Database
-from tidegate.testing.postgresql import PostgresqlServer, required_postgresql
-
-
-@pytest.fixture(scope="session")
-def postgresql() -> Iterator[PostgresqlServer]:
-    """One PostgreSQL server for the whole run; skips loudly where it is not installed."""
-    with required_postgresql() as server:
-        yield server
-
-
-@pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    """A SQLite file that does not exist yet."""
-    return f"sqlite:///{tmp_path}/tidegate.db"
-
-
-@pytest.fixture
-def postgresql_url(postgresql: PostgresqlServer) -> str:
-    """An empty schema in PostgreSQL: as good as a database, and made in no time."""
-    return postgresql.create_schema()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest) -> str:
-    """An empty database, once of each kind."""
-    url: str = request.getfixturevalue(f"{request.param}_url")
-    return url
+from tidegate.testing.postgresql import PostgresqlServer
 
 
 @pytest.fixture
@@ -44,3 +18,11 @@ def database(database_url: str) -> Iterator[Database]:
     with Database.open(database_url) as database:
         database.ensure_table(flights)
         yield database
+
+
+@pytest.fixture
+def proxy(postgresql: PostgresqlServer) -> Iterator[CuttingProxy]:
+    """A line to the run's PostgreSQL that can be cut around a COMMIT."""
+    proxy = CuttingProxy(postgresql.port)
+    yield proxy
+    proxy.close()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import func, select
-from tests.sql.test_lost_commit import Cut, CuttingProxy
+from tests.sql.cutting_proxy import Cut, CuttingProxy
 
 from tidegate.model.errors import DatabaseUnavailableError, FencedError, LedgerMismatchError
 from tidegate.sql import ConsumerKey, Database, UnitOfWork, forget_query, next_batch_id
@@ -152,14 +151,6 @@ def test_old_rows_of_the_ledger_go(database: Database) -> None:
             select(batch_ledger.c.query_name, batch_ledger.c.batch_id).order_by(batch_ledger.c.batch_id)
         ).all()
     assert [tuple(row) for row in left] == [("other", 0), ("averages", 7), ("averages", 8), ("averages", 9)]
-
-
-@pytest.fixture
-def proxy(postgresql: PostgresqlServer) -> Iterator[CuttingProxy]:
-    """A line to PostgreSQL that can be cut around a COMMIT."""
-    proxy = CuttingProxy(postgresql.port)
-    yield proxy
-    proxy.close()
 
 
 def test_a_lost_commit_is_found_out(

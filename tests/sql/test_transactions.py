@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import CheckConstraint, Column, ForeignKey, Integer, MetaData, Table, insert, text
 from sqlalchemy.exc import IntegrityError
+from tests.sql.cutting_proxy import Cut, CuttingProxy
 from tests.sql.support import (
     CONSUMER,
     PIPELINE,
@@ -23,7 +24,6 @@ from tests.sql.support import (
     row_count,
     rows_in,
 )
-from tests.sql.test_lost_commit import Cut, CuttingProxy
 from tests.sql.transaction_support import (
     Partition,
     bad_at,
@@ -683,14 +683,6 @@ def test_a_pipelines_event_refused_at_once_hides_none_either(family: Database) -
     report = DeadLetters(family).redrive(pipeline, LogOfEvents(events))
     assert (report.redriven, report.failed) == (0, 2)
     assert dead_numbers(family) == [2, 5]
-
-
-@pytest.fixture
-def proxy(postgresql: PostgresqlServer) -> Iterator[CuttingProxy]:
-    """A proxy in front of the run's PostgreSQL."""
-    proxy = CuttingProxy(postgresql.port)
-    yield proxy
-    proxy.close()
 
 
 @pytest.fixture

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from tests.processor.faults.surroundings import chosen_seed
 
-from tidegate.testing.postgresql import PostgresqlServer, required_postgresql
+from tidegate.testing.postgresql import PostgresqlServer
 
 
 @pytest.fixture
 def seed() -> int:
     """Printed, and taken from TIDEGATE_SEED where that is set."""
     return chosen_seed()
-
-
-@pytest.fixture(scope="session")
-def postgresql() -> Iterator[PostgresqlServer]:
-    """One PostgreSQL server for the whole run; skips loudly where it is not installed."""
-    with required_postgresql() as server:
-        yield server
 
 
 @pytest.fixture
