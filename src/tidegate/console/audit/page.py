@@ -39,7 +39,7 @@ def routes(trail: AuditTrail) -> list[Route]:
             **given,
         }
         context |= pager("/audit", found, **given)
-        return page(request, "audit.html", **context)
+        return page(request, "audit/page.html", **context)
 
     return [Route("/audit", show, methods=["GET"])]
 

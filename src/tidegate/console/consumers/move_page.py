@@ -115,7 +115,7 @@ class _Pages:
             "problem": problem,
         }
         status = status_of(problem)
-        return page(request, "consumers_move.html", status_code=status, **context)
+        return page(request, "consumers/move.html", status_code=status, **context)
 
     def _request_of(self, hub: str, group: str, fields: dict[str, str]) -> MoveRequest:
         try:

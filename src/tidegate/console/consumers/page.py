@@ -58,8 +58,10 @@ class _Pages:
         require_listen(request, rights_of(request).hub)
         view = self._view
         if view is None:
-            return page(request, "processing_absent.html", title="Consumers")
-        return page(request, "consumers.html", **await self._list(request, view, at_most_s=FIRST_PAINT_S))
+            return page(request, "frame/processing_absent.html", title="Consumers")
+        return page(
+            request, "consumers/page.html", **await self._list(request, view, at_most_s=FIRST_PAINT_S)
+        )
 
     async def live_list(self, request: Request) -> Response:
         require_listen(request, rights_of(request).hub)
@@ -75,7 +77,7 @@ class _Pages:
             except TidegateError as error:
                 return {"sentence": str(error)}
             return {
-                "groups": fragment(request, "consumers_groups.html", **context),
+                "groups": fragment(request, "consumers/groups.html", **context),
                 "sentence": context["sentence"],
             }
 
@@ -109,8 +111,8 @@ class _Pages:
         require_listen(request, hub)
         view = self._view
         if view is None:
-            return page(request, "processing_absent.html", title="Consumers")
-        return page(request, "consumer.html", **await self._one(request, view))
+            return page(request, "frame/processing_absent.html", title="Consumers")
+        return page(request, "consumers/consumer.html", **await self._one(request, view))
 
     async def live(self, request: Request) -> Response:
         hub, _ = names_of(request)
@@ -125,8 +127,8 @@ class _Pages:
             except TidegateError as error:
                 return {"sentence": str(error)}
             return {
-                "sums": fragment(request, "consumer_sums.html", **context),
-                "leases": fragment(request, "consumer_leases.html", **context),
+                "sums": fragment(request, "consumers/consumer_sums.html", **context),
+                "leases": fragment(request, "consumers/consumer_leases.html", **context),
                 "sentence": context["sentence"],
             }
 

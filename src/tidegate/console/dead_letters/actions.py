@@ -56,7 +56,7 @@ class _Pages:
         """How many, by reason."""
         query = LetterQuery.of(request.query_params, rights_of(request))
         require_manage(request, query.hub)
-        return await self._page(request, "dead_letters_discard.html", query, {"because": ""}, None)
+        return await self._page(request, "dead_letters/discard.html", query, {"because": ""}, None)
 
     async def discard(self, request: Request) -> Response:
         """Close them for good."""
@@ -67,7 +67,7 @@ class _Pages:
         try:
             job = self._view.start_discard(self._meant(query), because=because, actor=actor_of(request))
         except InvalidArgumentError as error:
-            return await self._page(request, "dead_letters_discard.html", query, {"because": because}, error)
+            return await self._page(request, "dead_letters/discard.html", query, {"because": because}, error)
         return await follow_job(stored(self._jobs), request, job)
 
     async def ask_redrive(self, request: Request) -> Response:
@@ -75,7 +75,7 @@ class _Pages:
         query = LetterQuery.of(request.query_params, rights_of(request))
         require_manage(request, query.hub)
         asked = {"pipeline": "", "maximum": "", "attempts_max": str(ATTEMPTS_MAX_DEFAULT)}
-        return await self._page(request, "dead_letters_redrive.html", query, asked, None)
+        return await self._page(request, "dead_letters/redrive.html", query, asked, None)
 
     async def redrive(self, request: Request) -> Response:
         """Run them again: a dry run, unless ``mode`` says otherwise."""
@@ -96,7 +96,7 @@ class _Pages:
                 )
             )
         except InvalidArgumentError as error:
-            return await self._page(request, "dead_letters_redrive.html", query, asked, error)
+            return await self._page(request, "dead_letters/redrive.html", query, asked, error)
         return await follow_job(stored(self._jobs), request, job)
 
     async def _page(

@@ -63,7 +63,7 @@ class _Pages:
         require_listen(request, query.hub)
         view = self._view
         if view is None:
-            return page(request, "processing_absent.html", title="Dead letters")
+            return page(request, "frame/processing_absent.html", title="Dead letters")
         context = self._frame(request, query)
         try:
             chosen = query.filter(now_utc=self._console.clock.now_utc())
@@ -82,11 +82,11 @@ class _Pages:
             }
             return page(
                 request,
-                "dead_letters.html",
+                "dead_letters/page.html",
                 status_code=status_of(error),
                 **context | nothing | {"problem": error, "live": None},
             )
-        return page(request, "dead_letters.html", **context | rows | sums)
+        return page(request, "dead_letters/page.html", **context | rows | sums)
 
     async def live_list(self, request: Request) -> Response:
         query = LetterQuery.of(request.query_params, rights_of(request))
@@ -105,11 +105,11 @@ class _Pages:
                 if is_sought:
                     rows = await self._rows(view, query, chosen, behind, at_most_s=LIVE_WAIT_S)
                     is_sought = rows["is_sought"]
-                    return {"rows": fragment(request, "dead_letters_rows.html", **context | rows)}
+                    return {"rows": fragment(request, "dead_letters/rows.html", **context | rows)}
                 sums = await self._sums(view, query, chosen, at_most_s=LIVE_WAIT_S)
             except TidegateError as error:
                 return {"trouble": str(error)}
-            return {"sums": fragment(request, "dead_letters_sums.html", **context | sums), "trouble": ""}
+            return {"sums": fragment(request, "dead_letters/sums.html", **context | sums), "trouble": ""}
 
         return self._console.streams.stream(request, render, every_s=LIVE_EVERY_S)
 
@@ -158,9 +158,9 @@ class _Pages:
         require_listen(request, query.hub)
         view = self._view
         if view is None:
-            return page(request, "processing_absent.html", title="Dead letters")
+            return page(request, "frame/processing_absent.html", title="Dead letters")
         acts = await view.history(query.hub, limit=HISTORY_MAX)
-        return page(request, "dead_letters_history.html", acts=acts, hub=query.hub, address_of=letter_address)
+        return page(request, "dead_letters/history.html", acts=acts, hub=query.hub, address_of=letter_address)
 
     # --- one ----------------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class _Pages:
         parts = request.path_params
         return page(
             request,
-            "dead_letter.html",
+            "dead_letters/dead_letter.html",
             letter=letter,
             history=history,
             enqueued_time=_EPOCH + timedelta(milliseconds=letter.enqueued_time_ms),

@@ -45,7 +45,7 @@ class _Pages:
         view = None if contents is None else await asyncio.to_thread(body_view, contents, look, start)
         return page(
             request,
-            "explorer_event.html",
+            "explorer/event.html",
             hub=request.path_params["hub"],
             event=detail.event,
             detail=detail,

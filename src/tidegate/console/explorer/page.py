@@ -74,7 +74,7 @@ class _Pages:
             rows = await asyncio.to_thread(event_rows, shown)
         return page(
             request,
-            "explorer.html",
+            "explorer/page.html",
             status_code=status_of(problem),
             **context,
             pager=form,
@@ -107,7 +107,7 @@ class _Pages:
             problem = error
         return page(
             request,
-            "explorer_live.html",
+            "explorer/live.html",
             status_code=status_of(problem),
             **context,
             problem=problem,
@@ -129,15 +129,15 @@ class _Pages:
                 state = await tail.refresh()
             except NotFoundError as error:
                 is_over = True
-                return {"counts": fragment(request, "explorer_counts.html", state=None, problem=error)}
+                return {"counts": fragment(request, "explorer/counts.html", state=None, problem=error)}
             if state.seen == told:
                 return {}  # the rows that stand there are what there is
             rows = await asyncio.to_thread(event_rows, state.events)
             told = state.seen
             request.state.now = self._console.clock.now_utc()
             return {
-                "events": fragment(request, "explorer_rows.html", hub=form.hub, rows=rows),
-                "counts": fragment(request, "explorer_counts.html", state=state),
+                "events": fragment(request, "explorer/rows.html", hub=form.hub, rows=rows),
+                "counts": fragment(request, "explorer/counts.html", state=state),
             }
 
         return self._console.streams.stream(request, render)

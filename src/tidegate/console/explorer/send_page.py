@@ -158,7 +158,7 @@ class _Pages:
         hub = _hub(request)
         require_send(request, hub)
         run = self._sender.run(hub, request.path_params["run"])
-        return page(request, "explorer_set.html", hub=hub, run=run, is_sending=run.state is RunState.SENDING)
+        return page(request, "explorer/set.html", hub=hub, run=run, is_sending=run.state is RunState.SENDING)
 
     async def stop(self, request: Request) -> Response:
         hub, run_id = _hub(request), request.path_params["run"]
@@ -179,7 +179,7 @@ class _Pages:
                 return None
             run = self._sender.run(hub, run_id)
             is_over = run.state is not RunState.SENDING
-            return {"progress": fragment(request, "explorer_progress.html", hub=hub, run=run)}
+            return {"progress": fragment(request, "explorer/progress.html", hub=hub, run=run)}
 
         return self._console.streams.stream(request, render, every_s=0.5)
 
@@ -196,7 +196,7 @@ class _Pages:
         hub = _hub(request)
         return page(
             request,
-            "explorer_send.html",
+            "explorer/send.html",
             status_code=status_of(problem),
             hub=hub,
             fields=fields,

@@ -72,7 +72,7 @@ def _page(request: Request, status: int, message: str, next_step: str) -> Respon
     title = _TITLES.get(status, "This cannot be done")
     return page(
         request,
-        "error.html",
+        "frame/error.html",
         status_code=status,
         status=status,
         title=title,

@@ -1,5 +1,6 @@
 """Pages from templates: the Jinja environment, its filters, and ``page``.
 
+A template is in the folder of its page, named by its path below ``console/``: ``hubs/table.html``.
 Autoescaping is on for every template. Filters give text for people: numbers with groups of three digits,
 sizes in powers of 1,024, times in UTC.
 """
@@ -70,7 +71,7 @@ def fragment(request: Request, template: str, **context: Any) -> Markup:
 def environment() -> jinja2.Environment:
     """The one environment; templates are compiled once per process."""
     loaded = jinja2.Environment(
-        loader=jinja2.PackageLoader("tidegate.console"),
+        loader=jinja2.FileSystemLoader(STATIC_DIRECTORY.parent),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -67,7 +67,7 @@ class _Pages:
 
         async def render() -> Mapping[str, str]:
             context = await self._context(request)
-            return {name: fragment(request, f"hub_capture_{name}.html", **context) for name in _LIVE}
+            return {name: fragment(request, f"hubs/hub_capture_{name}.html", **context) for name in _LIVE}
 
         return self._console.streams.stream(request, render)
 
@@ -85,7 +85,7 @@ class _Pages:
 
     async def ask_to_end_capture(self, request: Request) -> Response:
         hub = hub_to_see(request, self._namespace)
-        return page(request, "hub_capture_off.html", tab="capture", hub=hub)
+        return page(request, "hubs/hub_capture_off.html", tab="capture", hub=hub)
 
     async def end_capture(self, request: Request) -> Response:
         await form_of(request)
@@ -116,7 +116,7 @@ class _Pages:
         context = await self._context(request)
         return page(
             request,
-            "hub_capture.html",
+            "hubs/hub_capture.html",
             status_code=status_of(problem),
             tab="capture",
             fields=_capture_fields(context["hub"].description) if fields is None else fields,

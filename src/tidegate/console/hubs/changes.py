@@ -61,7 +61,7 @@ class _Pages:
         hub = hub_to_see(request, self._namespace)
         return page(
             request,
-            "hub_settings.html",
+            "hubs/hub_settings.html",
             status_code=status_of(problem),
             tab="settings",
             hub=hub,
@@ -95,7 +95,7 @@ class _Pages:
         hub = hub_to_see(request, self._namespace)
         return page(
             request,
-            "hub_delete.html",
+            "hubs/hub_delete.html",
             status_code=status_of(problem),
             tab="settings",
             hub=hub,

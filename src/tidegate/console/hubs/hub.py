@@ -80,7 +80,7 @@ class _Pages:
         if rights.may_send(name) and not rights.may_listen(name):
             return RedirectResponse(f"/hubs/{quote(name, safe='')}/explorer/send", status_code=303)
         require_listen(request, name)
-        return page(request, "hub.html", tab="partitions", **self._partitions(request))
+        return page(request, "hubs/hub.html", tab="partitions", **self._partitions(request))
 
     async def live(self, request: Request) -> Response:
         require_listen(request, request.path_params["hub"])
@@ -88,7 +88,8 @@ class _Pages:
         async def render() -> Mapping[str, str]:
             context = self._partitions(request)
             return {
-                name: fragment(request, f"hub_{name}.html", **context) for name in ("figures", "partitions")
+                name: fragment(request, f"hubs/hub_{name}.html", **context)
+                for name in ("figures", "partitions")
             }
 
         return self._console.streams.stream(request, render)
@@ -137,7 +138,7 @@ class _Pages:
         hub = hub_to_see(request, self._namespace)
         return page(
             request,
-            "hub_groups.html",
+            "hubs/hub_groups.html",
             status_code=status_of(problem),
             tab="groups",
             hub=hub,
@@ -155,7 +156,7 @@ class _Pages:
             raise NotFoundError(f"The event hub {hub.name!r} has no consumer group {wanted[:80]!r}.")
         return page(
             request,
-            "hub_group_delete.html",
+            "hubs/hub_group_delete.html",
             status_code=status_of(problem),
             tab="groups",
             hub=hub,

@@ -49,13 +49,13 @@ class _Pages:
             return RedirectResponse(f"/hubs/{quote(rights.hub)}", status_code=303)
         if not rights.can_listen:
             return self._send_only(request)
-        return page(request, "hubs.html", **self._context(request))
+        return page(request, "hubs/page.html", **self._context(request))
 
     async def live(self, request: Request) -> Response:
         require_listen(request)
 
         async def render() -> Mapping[str, str]:
-            return {"hubs": fragment(request, "hubs_table.html", **self._context(request))}
+            return {"hubs": fragment(request, "hubs/table.html", **self._context(request))}
 
         return self._console.streams.stream(request, render)
 
@@ -79,7 +79,7 @@ class _Pages:
     def _form(self, request: Request, fields: Mapping[str, str], problem: TidegateError | None) -> Response:
         return page(
             request,
-            "hub_create.html",
+            "hubs/hub_create.html",
             status_code=status_of(problem),
             fields=fields,
             problem=problem,
@@ -92,7 +92,7 @@ class _Pages:
         wanted = request.query_params.get("name", "").strip()
         if wanted:
             return RedirectResponse(f"/hubs/{quote(wanted, safe='')}/explorer/send", status_code=303)
-        return page(request, "hubs_send_only.html")
+        return page(request, "hubs/send_only.html")
 
     def _context(self, request: Request) -> dict[str, Any]:
         search = request.query_params.get("search", "").strip()

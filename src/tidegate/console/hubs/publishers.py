@@ -53,7 +53,9 @@ class _Pages:
         require_listen(request, request.path_params["hub"])
 
         async def render() -> Mapping[str, str]:
-            return {"publishers": fragment(request, "hub_publishers_table.html", **self._context(request))}
+            return {
+                "publishers": fragment(request, "hubs/hub_publishers_table.html", **self._context(request))
+            }
 
         return self._console.streams.stream(request, render)
 
@@ -65,7 +67,7 @@ class _Pages:
         own, stated, forgotten = self._namespace.publisher(hub.name, name[:PUBLISHER_NAME_CHARACTERS_MAX])
         return page(
             request,
-            "hub_publisher.html",
+            "hubs/hub_publisher.html",
             tab="publishers",
             hub=hub,
             own=own,
@@ -120,7 +122,7 @@ class _Pages:
         require_listen(request, request.path_params["hub"])
         return page(
             request,
-            "hub_publishers.html",
+            "hubs/hub_publishers.html",
             status_code=status_of(problem),
             tab="publishers",
             fields=fields,

@@ -64,10 +64,10 @@ class _Pages:
         rights = rights_of(request)
         require_listen(request, rights.hub)
         jobs = [job for job in self._view.jobs() if rights.may_listen(job.event_hub)]
-        return page(request, "jobs.html", jobs=jobs, looks=_LOOKS, address_of=job_address)
+        return page(request, "jobs/page.html", jobs=jobs, looks=_LOOKS, address_of=job_address)
 
     async def show(self, request: Request) -> Response:
-        return page(request, "job.html", **self._context(request))
+        return page(request, "jobs/job.html", **self._context(request))
 
     async def live(self, request: Request) -> Response:
         self._context(request)
@@ -81,8 +81,8 @@ class _Pages:
             job = context["job"]
             is_told = not job.is_running
             return {
-                "job": fragment(request, "job_now.html", **context),
-                "actions": fragment(request, "job_actions.html", **context),
+                "job": fragment(request, "jobs/job_now.html", **context),
+                "actions": fragment(request, "jobs/job_actions.html", **context),
                 "sentence": f"{job.title}: {job.state.value}.",
             }
 

@@ -83,7 +83,7 @@ class _Pages:
             return RedirectResponse(f"/hubs/{rights.hub}", status_code=303)
         if not rights.can_listen:
             return RedirectResponse("/hubs", status_code=303)
-        return page(request, "overview.html", **await self._context())
+        return page(request, "overview/page.html", **await self._context())
 
     async def live(self, request: Request) -> Response:
         require_listen(request)
@@ -97,7 +97,7 @@ class _Pages:
         if now - drawn_at >= _SHARED_S:
             context = await self._context()
             drawn = {
-                name: fragment(request, f"overview_{name}.html", **context)
+                name: fragment(request, f"overview/{name}.html", **context)
                 for name in ("notices", "figures", "load", "hubs")
             }
             self._drawn[is_manager] = now, drawn

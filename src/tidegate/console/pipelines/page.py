@@ -60,7 +60,7 @@ class _Pages:
         require_listen(request, rights_of(request).hub)
         context = await self._list_context(request)
         live = urlencode({name: context[name] for name in ("search", "after") if context[name]})
-        return page(request, "pipelines.html", live=live, **context)
+        return page(request, "pipelines/page.html", live=live, **context)
 
     async def live_list(self, request: Request) -> Response:
         require_listen(request, rights_of(request).hub)
@@ -68,9 +68,9 @@ class _Pages:
         async def render() -> Mapping[str, str]:
             context = await self._list_context(request) | {"now": self._clock.now_utc()}
             parts = {
-                "notices": "pipelines_notices.html",
-                "pipelines": "pipelines_table.html",
-                "pages": "pipelines_pages.html",
+                "notices": "pipelines/notices.html",
+                "pipelines": "pipelines/table.html",
+                "pages": "pipelines/pages.html",
             }
             fragments = {name: fragment(request, template, **context) for name, template in parts.items()}
             return fragments | {"tally": context["tally"]}
@@ -97,7 +97,7 @@ class _Pages:
     async def show(self, request: Request) -> Response:
         context = await self._one_context(request)
         log = await self._view.log_tail(context["name"])
-        return page(request, "pipeline.html", log=log, **context)
+        return page(request, "pipelines/pipeline.html", log=log, **context)
 
     async def live(self, request: Request) -> Response:
         await self._one_context(request)
@@ -108,11 +108,11 @@ class _Pages:
             try:
                 context = await self._one_context(request) | {"now": self._clock.now_utc()}
                 fragments = {
-                    "pipeline": fragment(request, "pipeline_now.html", **context),
-                    "facts": fragment(request, "pipeline_facts.html", **context),
-                    "lag": fragment(request, "pipeline_lag.html", **context),
+                    "pipeline": fragment(request, "pipelines/pipeline_now.html", **context),
+                    "facts": fragment(request, "pipelines/pipeline_facts.html", **context),
+                    "lag": fragment(request, "pipelines/pipeline_lag.html", **context),
                     "state": context["sentence"],
-                    "actions": fragment(request, "pipeline_actions.html", **context),
+                    "actions": fragment(request, "pipelines/pipeline_actions.html", **context),
                 }
                 if beats % _LOG_EVERY == 0:
                     log = await self._view.log_tail(context["name"])
@@ -153,7 +153,7 @@ class _Pages:
     async def confirm_stop(self, request: Request) -> Response:
         entry = await self._entry(request)
         require_manage(request, entry.status.event_hub)
-        return page(request, "pipeline_stop.html", **_shown(entry))
+        return page(request, "pipelines/pipeline_stop.html", **_shown(entry))
 
     async def stop(self, request: Request) -> Response:
         await form_of(request)

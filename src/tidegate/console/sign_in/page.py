@@ -40,7 +40,7 @@ class _Pages:
 
     async def ask(self, request: Request) -> Response:
         wanted = _own_address(request.query_params.get("next", "/"))
-        return page(request, "sign_in.html", wanted=wanted, policy_name="", hub="", problem=None)
+        return page(request, "sign_in/page.html", wanted=wanted, policy_name="", hub="", problem=None)
 
     async def sign_in(self, request: Request) -> Response:
         form = await read_form(request, bytes_max=_FORM_BYTES_MAX)
@@ -62,7 +62,7 @@ class _Pages:
         except (UnauthorizedError, ServerBusyError, ConnectionStringError) as error:
             return page(
                 request,
-                "sign_in.html",
+                "sign_in/page.html",
                 status_code=429 if isinstance(error, ServerBusyError) else 403,
                 wanted=wanted,
                 policy_name=name,
