@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -56,6 +57,19 @@ def lag_of(
         events,
         _seconds(partition, checkpoint) if events else 0.0,
         max(0, begin - following),
+    )
+
+
+def total_of(lags: Sequence[Lag]) -> Lag:
+    """The lag of several partitions: known events summed up, and the most seconds; None where one's are not
+    known, for the most of the others would look like good news.
+    """
+    known = [lag.seconds for lag in lags if lag.seconds is not None]
+    return Lag(
+        sum(lag.events or 0 for lag in lags),
+        max(known, default=None) if len(known) == len(lags) else None,
+        sum(lag.lost_events or 0 for lag in lags),
+        any(lag.is_beyond_log for lag in lags),
     )
 
 

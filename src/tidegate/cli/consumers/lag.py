@@ -119,7 +119,7 @@ def _write(
     properties: EventHubProperties,
     partitions: Sequence[PartitionProperties],
 ) -> None:
-    from tidegate.processor.lag import lag_of
+    from tidegate.processor.lag import lag_of, total_of
 
     created_at_ms = milliseconds_of(properties.created_at)
     records: list[dict[str, object]] = []
@@ -145,17 +145,14 @@ def _write(
                     "which was restored or made anew. `tidegate checkpoint set --rewind` sets it.\n"
                 )
     if output.is_table:
-        records.append(_totals(lags))
+        records.append(_total_record(total_of(lags)))
     output.records(records, columns=_COLUMNS, title=f"Lag of {properties.name}")
 
 
-def _totals(lags: Sequence[Lag]) -> dict[str, object]:
-    # Where one partition's time is not known, "the most" of the others would look like good news.
-    seconds = [lag.seconds for lag in lags]
-    known = [each for each in seconds if each is not None]
+def _total_record(total: Lag) -> dict[str, object]:
     return {
         "consumer_group": "total",
-        "lag_events": sum(lag.events or 0 for lag in lags),
-        "lag_s": max(known, default=None) if len(known) == len(seconds) else None,
-        "lost_events": sum(lag.lost_events or 0 for lag in lags),
+        "lag_events": total.events,
+        "lag_s": total.seconds,
+        "lost_events": total.lost_events,
     }

@@ -12,7 +12,7 @@ from tidegate.broker import PartitionRuntimeInformation
 from tidegate.client.entities import PartitionProperties
 from tidegate.console.consumers.values import GroupProgress, GroupSummary, PartitionProgress
 from tidegate.processor.checkpoint import ProcessorCheckpoint
-from tidegate.processor.lag import Lag, lag_of
+from tidegate.processor.lag import Lag, lag_of, total_of
 from tidegate.processor.options import PartitionManagerOptions
 from tidegate.sql import Checkpoint, ConsumerKey, LeaseRow
 from tidegate.sql.stores.processor_store import processor_checkpoint
@@ -158,8 +158,6 @@ def progress_of(
         _partition(consumer, partition_id, rows, log, unread, now)
         for partition_id in sorted(ids, key=lambda each: (len(each), each))
     ]
-    lags = [each.lag.seconds for each in partitions]
-    known = [lag for lag in lags if lag is not None]
     summary = GroupSummary(
         event_hub=consumer.event_hub if log is None else log.name,
         consumer_group=consumer.consumer_group,
@@ -168,9 +166,7 @@ def progress_of(
         owned_count=sum(each.is_owned for each in partitions),
         owner_count=len({each.owner for each in partitions if each.is_owned}),
         has_leases=bool(rows.leases),
-        lag_events=sum(each.lag.events or 0 for each in partitions),
-        lag_s=max(known, default=None) if len(known) == len(lags) else None,
-        lost_events=sum(each.lag.lost_events or 0 for each in partitions),
+        lag=total_of([each.lag for each in partitions]),
         stalled_count=sum(each.stalled_s is not None for each in partitions),
         beyond_log_count=sum(each.lag.is_beyond_log for each in partitions),
         moved_at=max((each.updated_at for each in rows.checkpoints.values()), default=None),

@@ -53,11 +53,8 @@ class GroupSummary:
     """Hosts that have any."""
     has_leases: bool
     """False: nobody ever took a lease: a Spark pipeline, or a program that keeps checkpoints only."""
-    lag_events: int
-    """Of the partitions whose lag is known."""
-    lag_s: float | None
-    """The most of all partitions; None where one's is unknown."""
-    lost_events: int
+    lag: Lag
+    """The total of all partitions."""
     stalled_count: int
     beyond_log_count: int
     moved_at: datetime | None

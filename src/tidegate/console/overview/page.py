@@ -159,13 +159,13 @@ class _Processing:
             return
         finally:
             self._asking = None
-        behind = max(groups, key=lambda group: group.lag_s or 0.0, default=None)
-        lag_s = None if behind is None else behind.lag_s
+        behind = max(groups, key=lambda group: group.lag.seconds or 0.0, default=None)
+        lag_s = None if behind is None else behind.lag.seconds
         self._figures = ProcessingFigures(
             lag_s=lag_s,
             lag_words="no consumer group keeps a checkpoint"
             if behind is None
-            else f"{behind.consumer_group} of {behind.event_hub}, {number(behind.lag_events)} events",
+            else f"{behind.consumer_group} of {behind.event_hub}, {number(behind.lag.events)} events",
             stalled=sum(group.stalled_count for group in groups),
             open_dead_letters=open_count,
             dead_letter_words="redrive or discard them" if open_count else "none is waiting",
