@@ -21,7 +21,6 @@ _ROOTS: Final = {
     "tools": Path(__file__).parent.parent.parent,
 }
 """Top-level package → the folder that it lies in; ``tools`` for the states that only pictures know."""
-_WITHOUT_WORDS: Final = frozenset({"self", "cls"})
 _LINE_MAX: Final = 88
 
 
@@ -43,8 +42,6 @@ class Entry:
 
     name: str
     module: str
-    kind: str
-    """``class``, ``function``, ``enum`` or ``type``."""
     text: str
     words: str
     members: tuple[Member, ...] = ()
@@ -74,10 +71,10 @@ def entry_of(module: str, name: str) -> Entry:
     if isinstance(node, ast.ClassDef):
         return _class_entry(module, node)
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return Entry(name, module, "function", _signature(module, node), words)
+        return Entry(name, module, _signature(module, node), words)
     value = node.value
     assert value is not None, f"{module}.{name} has no value"
-    return Entry(name, module, "type", f"{name} = {ast.unparse(value)}", words)
+    return Entry(name, module, f"{name} = {ast.unparse(value)}", words)
 
 
 def _home(module: str, name: str) -> str:
@@ -108,7 +105,6 @@ def _class_entry(module: str, node: ast.ClassDef) -> Entry:
     constructor = members.pop("__init__", None)
     if constructor is not None:
         text = constructor.text.replace("def __init__", node.name, 1).removesuffix(" -> None")
-        text = _without_self(text)
     elif is_value or is_enum:
         text = f"class {node.name}"
     else:
@@ -116,7 +112,7 @@ def _class_entry(module: str, node: ast.ClassDef) -> Entry:
     words = ast.get_docstring(node) or ""
     if constructor is not None and constructor.words:
         words += f"\n\n{constructor.words}"
-    return Entry(node.name, module, "enum" if is_enum else "class", text, words, tuple(members.values()))
+    return Entry(node.name, module, text, words, tuple(members.values()))
 
 
 def _with_bases(module: str, node: ast.ClassDef) -> Iterator[tuple[str, ast.ClassDef]]:
@@ -195,7 +191,7 @@ def _parameters(arguments: ast.arguments, values: Mapping[str, ast.expr]) -> lis
     parts = [
         _parameter(argument, default, values)
         for argument, default in zip(positional, defaults, strict=True)
-        if argument.arg not in _WITHOUT_WORDS
+        if argument.arg not in ("self", "cls")
     ]
     if arguments.vararg is not None:
         parts.append("*" + _parameter(arguments.vararg, None, values))
@@ -215,10 +211,6 @@ def _parameter(argument: ast.arg, default: ast.expr | None, values: Mapping[str,
     if default is None:
         return f"{argument.arg}{annotation}"
     return f"{argument.arg}{annotation}{' = ' if annotation else '='}{ast.unparse(default)}"
-
-
-def _without_self(text: str) -> str:
-    return text.replace("async def ", "", 1)
 
 
 def _words_below(node: ast.stmt | None) -> str:
