@@ -16,6 +16,8 @@ from tidegate.amqp.performatives import Error, Source, Target
 from tidegate.amqp.types import Described, Short, Symbol
 from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim
 from tidegate.model.sas import make_sas_token
+from tidegate.transport.clock import SystemClock
+from tidegate.wire.administration import AdministrationRequest
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
 from tidegate.wire.management import (
     EventHubDescription,
@@ -403,3 +405,29 @@ async def test_any_message_id_can_be_answered(stranger: Pair, node: str, message
     answered = decode_message(delivery.payload).properties
     assert answered is not None
     assert answered.correlation_id == message_id
+
+
+async def test_a_hubs_manager_reaches_no_operation_of_the_namespace(broker: Broker) -> None:
+    """A hub named beside an operation whose path has none decides nothing: the request is refused."""
+    broker.create_policy("hub", "ann", [Claim.MANAGE])
+    token = make_sas_token(
+        audience="sb://localhost/hub",
+        key_name="ann",
+        key=broker.policy("hub", "ann").key,
+        expiry=4_000_000_000,
+    )
+    pair = Pair(broker, SystemClock())
+    links = pair.request_links("$management")
+    found = []
+    for operation, parameters in (
+        ("updateNamespace", {"hub": "hub"}),
+        ("updateNamespace", {}),
+        ("setCapture", {"hub": "hub"}),
+        ("createConsumerGroup", {"hub": "hub"}),
+    ):
+        values = {"throughput_units": 3} if operation == "updateNamespace" else {"name": "g"}
+        asked = AdministrationRequest(operation, parameters, values, security_token=token)
+        found.append(pair.request(*links, asked.to_message()).status_code)
+    pair.handler.claims.close()
+    assert found == [400, 401, 401, 201]
+    assert broker.throughput.units is None

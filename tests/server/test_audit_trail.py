@@ -28,7 +28,7 @@ from tidegate.server.app import TidegateServer
 from tidegate.server.log_format import LogFormat, start_logging
 from tidegate.testing.hub import HubService
 from tidegate.transport.clock import SystemClock
-from tidegate.wire.administration import Administration, AdministrationRequest
+from tidegate.wire.administration import AdministrationRequest
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
 
 KEY = "a key of the tests of the audit trail"
@@ -156,7 +156,7 @@ def test_behind_a_trusted_proxy_the_client_counts(tmp_path: Path) -> None:
                 answers.grant_credit(1)
                 message = put_token_request(PutToken(SAS_TOKEN_TYPE, "sb://127.0.0.1/", token))
                 if node == "$management":
-                    asked = AdministrationRequest(Administration.UPDATE_THROUGHPUT, values={"units": 2})
+                    asked = AdministrationRequest("updateNamespace", values={"throughput_units": 2})
                     message = asked.to_message()
                 while requests.sendable == 0:
                     client.wait(CreditGranted)
@@ -199,7 +199,7 @@ def test_all_policies_that_allow_it_are_named(service: HubService, is_root_first
         (place, make_sas_token(audience=place, key_name=name, key=key, expiry=4_000_000_000))
         for place, name, key in keys
     ]
-    asked = AdministrationRequest(Administration.REVOKE_PUBLISHER, "hub", "p")
+    asked = AdministrationRequest("revokePublisher", {"hub": "hub"}, {"name": "p"})
     with connect(
         f"ws://{service.ready.http}/$servicebus/websocket",
         subprotocols=[Subprotocol("AMQPWSB10")],

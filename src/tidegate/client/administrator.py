@@ -5,6 +5,7 @@ It speaks AMQP. Azure has no such requests: there, all this is done in its porta
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Self, TypeVar, Unpack
 from tidegate.amqp.message import Message
 from tidegate.client.connector import Connector
 from tidegate.client.entities import EventHubProperties, PolicyProperties, ThroughputProperties
-from tidegate.client.management import ask, read_event_hub, to_properties
+from tidegate.client.management import ask, event_hub_of, read_event_hub, to_properties
 from tidegate.client.namespace import Namespace
 from tidegate.client.retry import RetryPolicy
 from tidegate.model.capture import CaptureSettings
@@ -25,14 +26,12 @@ from tidegate.model.hub_settings import HubChanges, checked_changes
 from tidegate.model.limits import Tier
 from tidegate.wire.addresses import entity_audience
 from tidegate.wire.administration import (
-    Administration,
     AdministrationRequest,
     map_in,
     maps_in,
-    names_in,
+    nothing_in,
 )
 from tidegate.wire.management import (
-    EventHubDescription,
     ManagementRequest,
     Operation,
     check_management_response,
@@ -108,10 +107,8 @@ class EventHubAdministrator:
         changes: those of ``HubChanges``; None takes a setting back to the service's default.
         Raises NotFoundError, InvalidArgumentError (a bad name or number), UnauthorizedError.
         """
-        found = await self._administer(
-            Administration.UPDATE_EVENT_HUB, map_in, name, values={**checked_changes(changes)}
-        )
-        return to_properties(EventHubDescription.from_map(found))
+        values = {**checked_changes(changes)}
+        return event_hub_of(await self._administer("updateEventHub", map_in, values, hub=name))
 
     async def list_event_hubs(self) -> list[EventHubProperties]:
         """All hubs of the namespace. Raises UnauthorizedError."""
@@ -158,12 +155,13 @@ class EventHubAdministrator:
 
         Raises NotFoundError (the hub), UnauthorizedError.
         """
-        found = await self._administer(Administration.QUERY_POLICIES, maps_in, event_hub)
-        return [_policy(entries, event_hub) for entries in found]
+        found = await self._administer(_scoped("listPolicies", event_hub), maps_in, hub=event_hub)
+        return [_policy(entries, event_hub, with_keys=False) for entries in found]
 
     async def get_policy(self, name: str, *, event_hub: str | None = None) -> PolicyProperties:
         """One policy with its keys. Raises NotFoundError, UnauthorizedError."""
-        return _policy(await self._administer(Administration.READ_POLICY, map_in, event_hub, name), event_hub)
+        operation = _scoped("readPolicy", event_hub)
+        return _policy(await self._administer(operation, map_in, hub=event_hub, policy=name), event_hub)
 
     async def create_policy(
         self, name: str, claims: Iterable[str], *, event_hub: str | None = None
@@ -174,8 +172,10 @@ class EventHubAdministrator:
         InvalidArgumentError, QuotaExceededError, NotFoundError (the hub), UnauthorizedError. After a broken
         line it is repeated, as in ``create_event_hub``.
         """
-        values = {"claims": list(claims)}
-        found = await self._administer(Administration.CREATE_POLICY, map_in, event_hub, name, values)
+        by_name = {claim.lower(): claim for claim in ("Send", "Listen", "Manage")}
+        values = {"name": name, "claims": [by_name.get(claim.lower(), claim) for claim in claims]}
+        operation = _scoped("createPolicy", event_hub)
+        found = await self._administer(operation, map_in, values, hub=event_hub)
         return _policy(found, event_hub)
 
     async def delete_policy(self, name: str, *, event_hub: str | None = None) -> None:
@@ -183,7 +183,7 @@ class EventHubAdministrator:
 
         Raises NotFoundError, InvalidArgumentError (the namespace's last one with Manage), UnauthorizedError.
         """
-        await self._administer(Administration.DELETE_POLICY, check_management_response, event_hub, name)
+        await self._administer(_scoped("deletePolicy", event_hub), nothing_in, hub=event_hub, policy=name)
 
     async def regenerate_key(
         self, name: str, *, event_hub: str | None = None, is_secondary: bool = False
@@ -195,7 +195,8 @@ class EventHubAdministrator:
         Raises NotFoundError, UnauthorizedError.
         """
         values = {"is_secondary": is_secondary}
-        found = await self._administer(Administration.REGENERATE_KEY, map_in, event_hub, name, values)
+        operation = _scoped("regenerateKey", event_hub)
+        found = await self._administer(operation, map_in, values, hub=event_hub, policy=name)
         return _policy(found, event_hub)
 
     async def list_revoked_publishers(self, event_hub: str) -> list[str]:
@@ -203,7 +204,8 @@ class EventHubAdministrator:
 
         Raises NotFoundError, UnauthorizedError.
         """
-        return await self._administer(Administration.QUERY_REVOKED_PUBLISHERS, names_in, event_hub)
+        found = await self._administer("listRevokedPublishers", maps_in, hub=event_hub)
+        return [str(entries.get("name")) for entries in found]
 
     async def revoke_publisher(self, event_hub: str, name: str) -> None:
         """Let a publisher send no more, whatever its token says; its open links end.
@@ -211,41 +213,38 @@ class EventHubAdministrator:
         Raises AlreadyExistsError (it is revoked already; also after a broken line, about this very call),
         NotFoundError (the hub), InvalidArgumentError, QuotaExceededError, UnauthorizedError.
         """
-        operation = Administration.REVOKE_PUBLISHER
-        await self._administer(operation, check_management_response, event_hub, name)
+        await self._administer("revokePublisher", nothing_in, {"name": name}, hub=event_hub)
 
     async def restore_publisher(self, event_hub: str, name: str) -> None:
         """Let a revoked publisher send again. Raises NotFoundError, UnauthorizedError."""
-        operation = Administration.RESTORE_PUBLISHER
-        await self._administer(operation, check_management_response, event_hub, name)
+        await self._administer("restorePublisher", nothing_in, hub=event_hub, publisher=name)
 
     async def get_throughput(self) -> ThroughputProperties:
         """The namespace's throughput units, and what they refused. Raises UnauthorizedError."""
-        return _throughput(await self._administer(Administration.READ_THROUGHPUT, map_in))
+        return _throughput(await self._administer("readNamespace", map_in))
 
     async def set_throughput_units(self, units: int | None) -> ThroughputProperties:
         """Set the throughput units at once and for later starts; None is no limit.
 
         Raises InvalidArgumentError, UnauthorizedError.
         """
-        values = {"units": units}
-        return _throughput(await self._administer(Administration.UPDATE_THROUGHPUT, map_in, values=values))
+        values = {"throughput_units": units}
+        return _throughput(await self._administer("updateNamespace", map_in, values))
 
     async def get_tier(self) -> Tier:
         """The tier whose limits the namespace keeps. Raises UnauthorizedError."""
-        return _tier(await self._administer(Administration.READ_TIER, map_in))
+        return _tier(await self._administer("readNamespace", map_in))
 
     async def set_tier(self, tier: Tier) -> Tier:
         """Keep the limits of another tier. The largest event changes at once; what exists stays as it is.
 
         Raises UnauthorizedError.
         """
-        values = {"tier": tier.value}
-        return _tier(await self._administer(Administration.UPDATE_TIER, map_in, values=values))
+        return _tier(await self._administer("updateNamespace", map_in, {"tier": tier.value}))
 
     async def get_capture(self, event_hub: str) -> CaptureSettings | None:
         """How a hub's events are captured; None: they are not. Raises NotFoundError, UnauthorizedError."""
-        return _capture(await self._administer(Administration.READ_CAPTURE, map_in, event_hub))
+        return _capture(await self._administer("readEventHub", map_in, hub=event_hub))
 
     async def set_capture(self, event_hub: str, settings: CaptureSettings | None) -> None:
         """Have a hub's events captured in this way from now on, or (None) no longer.
@@ -253,12 +252,10 @@ class EventHubAdministrator:
         Whether the destination can be written to shows when the first file is. Raises NotFoundError,
         UnauthorizedError.
         """
-        if settings is None:
-            operation = Administration.DELETE_CAPTURE
-            await self._administer(operation, check_management_response, event_hub)
-        else:
-            values = settings.to_mapping()
-            await self._administer(Administration.UPDATE_CAPTURE, map_in, event_hub, values=values)
+        if settings is not None:
+            await self._administer("setCapture", map_in, settings.to_mapping(), hub=event_hub)
+        elif await self.get_capture(event_hub) is not None:
+            await self._administer("deleteCapture", nothing_in, hub=event_hub)
 
     async def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -277,30 +274,40 @@ class EventHubAdministrator:
 
     async def _administer(
         self,
-        operation: Administration,
+        operation_id: str,
         parse: Callable[[Message], T],
-        event_hub: str | None = None,
-        name: str = "",
         values: Mapping[str, object] | None = None,
+        **parameters: str | None,
     ) -> T:
-        request = AdministrationRequest(operation, event_hub or "", name, {} if values is None else values)
-        return await self._ask(request, parse)
+        found = {name: value for name, value in parameters.items() if value is not None}
+        return await self._ask(AdministrationRequest(operation_id, found, values or {}), parse)
 
     async def _ask(
         self, request: ManagementRequest | AdministrationRequest, parse: Callable[[Message], T]
     ) -> T:
-        return await ask(self._connector, self._audience(request.event_hub), request, parse)
+        if isinstance(request, AdministrationRequest):
+            event_hub = request.parameters.get("hub", "")
+        else:
+            event_hub = request.event_hub
+        return await ask(self._connector, self._audience(event_hub), request, parse)
 
     def _audience(self, event_hub: str) -> str:
         is_own = self._own_hub is not None and event_hub.lower() == self._own_hub.lower()
         return entity_audience(self._host, event_hub if is_own else "")
 
 
-def _policy(entries: Mapping[str, object], event_hub: str | None) -> PolicyProperties:
+def _scoped(operation_id: str, event_hub: str | None) -> str:
+    """The operation on a hub's policies that is ``operation_id`` on the namespace's."""
+    return operation_id if event_hub is None else re.sub("(?=Polic|Key)", "EventHub", operation_id)
+
+
+def _policy(
+    entries: Mapping[str, object], event_hub: str | None, *, with_keys: bool = True
+) -> PolicyProperties:
     name, claims = entries.get("name"), entries.get("claims")
     if not isinstance(name, str) or not isinstance(claims, list):
         raise RemoteProtocolError("The answer of $management is no policy.")
-    keys = [entries.get(key) for key in ("primary_key", "secondary_key")]
+    keys = [entries.get(key) if with_keys else None for key in ("primary_key", "secondary_key")]
     primary, secondary = (str(key) if isinstance(key, str) else None for key in keys)
     return PolicyProperties(str(name), event_hub, tuple(str(claim) for claim in claims), primary, secondary)
 
@@ -332,7 +339,7 @@ def _throughput(entries: Mapping[str, object]) -> ThroughputProperties:
         return int(value)
 
     return ThroughputProperties(
-        None if entries.get("units") is None else number("units"),
+        None if entries.get("throughput_units") is None else number("throughput_units"),
         number("throttled_requests"),
         number("throttled_events"),
         number("throttled_bytes"),

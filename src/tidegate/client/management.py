@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
@@ -11,7 +11,8 @@ from typing import TypeVar
 from tidegate.amqp.message import Message
 from tidegate.client.connector import AuthorizedConnection, Connector
 from tidegate.client.entities import EventHubProperties, PartitionProperties
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
+from tidegate.model.hub_settings import hub_changes_in
 from tidegate.wire.administration import AdministrationRequest
 from tidegate.wire.delivery import NEVER_ENQUEUED_MS
 from tidegate.wire.management import (
@@ -47,7 +48,11 @@ async def ask(
         channel = await authorized.management()
         return await channel.request(replace(request, security_token=token).to_message())
 
-    what = f"{request.operation.name} of {request.event_hub or 'the namespace'}"
+    if isinstance(request, AdministrationRequest):
+        what, event_hub = request.operation_id, request.parameters.get("hub")
+    else:
+        what, event_hub = request.operation.name, request.event_hub
+    what = f"{what} of {event_hub or 'the namespace'}"
     return parse(await connector.run(what, operation))
 
 
@@ -104,4 +109,20 @@ def to_properties(description: EventHubDescription) -> EventHubProperties:
         created_at=_EPOCH + timedelta(milliseconds=description.created_at_ms),
         partition_ids=description.partition_ids,
         **description.settings(),
+    )
+
+
+def event_hub_of(entries: Mapping[str, object]) -> EventHubProperties:
+    """The administration's description of a hub as the client's value.
+
+    Raises RemoteProtocolError when it is none.
+    """
+    name, created_at, ids = (entries.get(name) for name in ("name", "created_at", "partition_ids"))
+    if not isinstance(name, str) or not isinstance(created_at, str) or not isinstance(ids, list):
+        raise RemoteProtocolError("The answer of $management is no event hub.")
+    return EventHubProperties(
+        name=str(name),
+        created_at=datetime.fromisoformat(created_at),
+        partition_ids=tuple(str(each) for each in ids),
+        **hub_changes_in(entries),
     )

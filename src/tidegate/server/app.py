@@ -175,6 +175,7 @@ class TidegateServer:
             ),
             budget=budget,
             admission=self._admission(self._broker),
+            capture_statistics=self._capture.statistics,
         )
         tasks.start(_give_memory_back(budget), name="give memory back")
         console = None

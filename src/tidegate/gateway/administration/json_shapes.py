@@ -122,6 +122,10 @@ class Shape:
             raise InvalidArgumentError(f"The body is not JSON: {str(error)[:200]}.") from error
         if not isinstance(values, dict):
             raise InvalidArgumentError("The body is not a JSON object.")
+        return self.check(values)
+
+    def check(self, values: Mapping[str, object]) -> dict[str, object]:
+        """The values of a request. Raises InvalidArgumentError, naming what is wrong."""
         known = {field.name: field for field in self.fields}
         for name, value in values.items():
             if name not in known:
@@ -132,4 +136,4 @@ class Shape:
         for field in self.fields:
             if field.is_required and field.name not in values:
                 raise InvalidArgumentError(f"{field.name} is missing.")
-        return values
+        return dict(values)

@@ -1,7 +1,7 @@
 """The administration: every operation with its address, its claims, its values, and what it calls.
 
 The rule: one table. Routes, checks and the OpenAPI document are made of it, and a handler only translates
-between plain values and one call of the broker; ``gateway.amqp.administration`` is the other door, over AMQP.
+between plain values and one call of the broker. ``$management`` carries the same rows over AMQP.
 """
 
 from __future__ import annotations

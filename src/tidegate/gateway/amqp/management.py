@@ -5,18 +5,21 @@ Reading an entity takes any claim on it; making, deleting and listing event hubs
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Mapping
 
 from tidegate.amqp.message import MessageId
-from tidegate.broker import Actor, Broker, Partition, acting_as
-from tidegate.gateway.amqp.administration import describe_event_hub, perform_administration
+from tidegate.broker import Actor, Broker, EventHub, Partition, acting_as
+from tidegate.gateway.administration.operations import Call
+from tidegate.gateway.amqp.administration import operation_of, perform
 from tidegate.gateway.amqp.claims import ConnectionClaims
 from tidegate.model.audience import NAMESPACE, entity_path
+from tidegate.model.capture import CaptureStatistics
 from tidegate.model.hub_settings import PARTITION_COUNT_DEFAULT
 from tidegate.wire.addresses import NodeAddress, NodeKind
-from tidegate.wire.administration import AdministrationRequest, encode_administration_response
+from tidegate.wire.administration import AdministrationRequest
 from tidegate.wire.delivery import NEVER_ENQUEUED_MS
 from tidegate.wire.management import (
+    EventHubDescription,
     ManagementRequest,
     Operation,
     PartitionDescription,
@@ -28,8 +31,12 @@ from tidegate.wire.request_response import Request
 class ManagementService:
     """Answers the requests of all connections."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(
+        self, broker: Broker, capture_statistics: Callable[[], Mapping[str, CaptureStatistics]] = dict
+    ) -> None:
+        """capture_statistics: by the name of each hub that is captured now."""
         self._broker = broker
+        self._capture_statistics = capture_statistics
 
     def handle(self, request: Request, claims: ConnectionClaims) -> bytes | Awaitable[bytes]:
         """The encoded response, or where it takes time an awaitable of it.
@@ -39,12 +46,7 @@ class ManagementService:
         """
         administration = AdministrationRequest.from_request(request)
         if administration is not None:
-            operation = administration.operation
-            hub = "" if operation.value.is_of_namespace else administration.event_hub
-            actor = claims.actor(entity_path(hub) if hub else NAMESPACE, token=administration.security_token)
-            with acting_as(actor):
-                body = perform_administration(self._broker, administration)
-            return encode_administration_response(request.message_id, operation, body)
+            return self._administer(administration, request.message_id, claims)
         wanted = ManagementRequest.from_request(request)
         # JavaScript's client has a token for this path only, Python's one for the whole hub, which covers it.
         path = NodeAddress(NodeKind.MANAGEMENT, wanted.event_hub).entity
@@ -54,6 +56,17 @@ class ManagementService:
                 return self._perform(wanted, request.message_id, actor)
         claims.require(path, None, token=wanted.security_token)
         return self._perform(wanted, request.message_id, Actor())
+
+    def _administer(
+        self, request: AdministrationRequest, message_id: MessageId | None, claims: ConnectionClaims
+    ) -> bytes | Awaitable[bytes]:
+        operation = operation_of(request)
+        hub = None if operation.is_of_namespace else request.parameters.get("hub")
+        path = NAMESPACE if hub is None else entity_path(hub)
+        with acting_as(actor := claims.actor(path, token=request.security_token)):
+            values = {} if operation.request is None else operation.request.check(request.values)
+            call = Call(self._broker, self._capture_statistics, request.parameters, values, is_manager=True)
+            return perform(operation, call, message_id, actor)
 
     def _perform(
         self, wanted: ManagementRequest, message_id: MessageId | None, actor: Actor
@@ -104,6 +117,17 @@ class ManagementService:
         with acting_as(actor):  # In a task of its own.
             await self._broker.delete_event_hub(wanted.event_hub)
         return encode_management_response(message_id, None)
+
+
+def describe_event_hub(event_hub: EventHub) -> EventHubDescription:
+    """An event hub as ``$management`` tells it."""
+    description = event_hub.description
+    return EventHubDescription(
+        description.name,
+        description.created_at_ms,
+        description.partition_ids,
+        **description.settings(),
+    )
 
 
 def describe_partition(partition: Partition) -> PartitionDescription:

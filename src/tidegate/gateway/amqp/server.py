@@ -11,7 +11,7 @@ import logging
 import ssl
 import sys
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from tidegate.amqp.connection import ConnectionConfiguration
@@ -21,6 +21,7 @@ from tidegate.gateway.amqp.connection_handler import ConnectionHandler
 from tidegate.gateway.amqp.idle_guard import IdleLimits
 from tidegate.gateway.amqp.management import ManagementService
 from tidegate.gateway.metrics import ConnectionCounts
+from tidegate.model.capture import CaptureStatistics
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ClosedError
 from tidegate.model.limits import EVENT_BYTES_MAX
@@ -70,14 +71,15 @@ class AmqpGateway:
         idle_limits: IdleLimits = IdleLimits(),  # noqa: B008 - frozen, therefore safe to share
         budget: MemoryBudget | None = None,
         admission: Admission | None = None,
+        capture_statistics: Callable[[], Mapping[str, CaptureStatistics]] = dict,
     ) -> None:
         """unacknowledged_bytes_max: what one connection may have taken in and not yet durable; then reading
         pauses. idle_limits: how long a connection may be without use. budget: counts what is held for
         clients; None: one without a limit. admission: limits connections, with those of other faces; None:
-        one of its own."""
+        one of its own. capture_statistics: by the name of each hub that is captured now."""
         self.broker = broker
         self.clock = clock
-        self.management = ManagementService(broker)
+        self.management = ManagementService(broker, capture_statistics)
         self.idle_limits = idle_limits
         self.admission = admission or Admission()
         self.budget = MemoryBudget(sys.maxsize) if budget is None else budget
