@@ -7,13 +7,23 @@ STAMP := $(VENV)/.installed
 # Many tests wait for SDKs and Spark: two processes halve the time, files stay whole. JOBS=0: in one process.
 JOBS ?= 2
 
-.PHONY: demo test check docs site bench floods screenshots chaos chaos-hosts chaos-spark interop lock audit sbom clean npm vendor
+.PHONY: demo test quick check docs site bench floods screenshots chaos chaos-hosts chaos-spark interop lock audit sbom clean npm vendor
 
 demo: $(STAMP)  ## set up and run the main job: real flights through the log and Spark into SQL
 	$(BIN)/python -m examples.flights $(ARGS)
 
 test: $(STAMP)  ## set up and run every test; prints loudly what it had to skip
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# Left out: tests/needs.py and pyproject.toml say what a marker means, and a test without any that needs one fails.
+quick: $(STAMP)  ## lint, types, import contracts, tests without Spark, browsers, SDKs, databases
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy & types=$$!; \
+	$(BIN)/lint-imports && \
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS) \
+		-m "not (spark or postgresql or browser or azurite or sdk or faults or slow)"; \
+	tests=$$?; wait $$types && exit $$tests
 
 npm: $(NPM)  ## install what tests need of npm: Azure Storage's emulator, the JavaScript SDK, axe-core
 
@@ -22,7 +32,7 @@ check: $(STAMP)  ## lint, format, types, import contracts, docs, versions of dep
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/test_dependencies.py tests/test_docs.py tests/test_docs_site.py tests/test_docs_states.py tests/test_compatibility.py tests/examples/test_demo_guides.py tests/examples/test_public_api.py -q -m "not slow"
+	$(BIN)/python -m pytest tests/test_dependencies.py tests/test_docs.py tests/test_docs_site.py tests/test_docs_states.py tests/test_compatibility.py tests/examples/test_demo_guides.py tests/examples/test_public_api.py tests/test_needs.py -q -m "not (slow or spark)"
 
 docs: $(STAMP)  ## renew the reference pages that are made from the code
 	$(BIN)/python -m tools.reference docs/reference

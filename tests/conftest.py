@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.needs import Guard, add_markers, markers_of
 
 if TYPE_CHECKING:
     from tidegate.testing.azurite import AzuriteServer
     from tidegate.testing.hub import HubService
     from tidegate.testing.postgresql import PostgresqlServer
+
+_guard = Guard()
 
 
 @pytest.fixture(scope="session")
@@ -79,12 +82,31 @@ def database_url(request: pytest.FixtureRequest) -> str:
 
 
 def pytest_configure() -> None:
-    """Undo an ignored SIGINT, which a run in the background inherits: the commands tested here would, too."""
+    """Hold tests to their markers, and undo an ignored SIGINT, which a run in the background inherits: the
+    commands tested here would, too.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    _guard.install()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files with slow tests first, so that one of them is not what the run ends up waiting for."""
-    slow_files = {item.path for item in items if item.get_closest_marker("slow") is not None}
-    items.sort(key=lambda item: item.path not in slow_files)
+    """Mark what tests use, and put the files that use most first: the run must not end up waiting for one."""
+    for item in items:
+        add_markers(item)
+    heavy_files = {item.path for item in items if markers_of(item)}
+    items.sort(key=lambda item: item.path not in heavy_files)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Fixtures start what the test has markers for."""
+    with _guard.running(markers_of(item)):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """So does the test."""
+    with _guard.running(markers_of(item)):
+        return (yield)

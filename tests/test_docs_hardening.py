@@ -214,6 +214,7 @@ def _wait_until_listening(process: subprocess.Popen[bytes], port: int) -> None:
             time.sleep(0.01)
 
 
+@pytest.mark.sdk
 def test_a_proxy_lets_sdks_and_the_console_through(service: HubService, proxy: SdkTarget) -> None:
     """Official clients by WebSocket, signing in, live pages; cookies are for HTTPS only; nobody is local."""
     hub = service.create_hub(partition_count=1)

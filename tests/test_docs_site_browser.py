@@ -55,7 +55,6 @@ def page(chromium: Browser, address: str) -> Iterator[Page]:  # noqa: F811 - the
     assert troubles == []
 
 
-@pytest.mark.slow
 def test_the_search_finds_and_leads_to_the_place(page: Page) -> None:
     """With the index that was built, in a worker of the page's own."""
     page.goto("index.html")
@@ -66,7 +65,6 @@ def test_the_search_finds_and_leads_to_the_place(page: Page) -> None:
     assert "LedgerMismatchError" in page.locator("article").inner_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["index.html", "reference/states.html", "tutorial.html"])
 def test_pages_can_be_read_by_everybody(page: Page, name: str) -> None:
     """No serious finding of axe, light, dark and narrow."""

@@ -36,7 +36,7 @@ def _blocks() -> Iterator[tuple[list[str], list[str]]]:
         yield lines, shown.splitlines()
 
 
-@pytest.mark.slow
+@pytest.mark.spark
 def test_the_tutorial_works_as_it_stands(tmp_path: Path) -> None:
     """Somebody who types it gets what it says, over an interruption of the host, down to the last row."""
     directory = write_programs(tmp_path)

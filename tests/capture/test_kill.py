@@ -78,7 +78,7 @@ def _wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_killed_while_writing_files(tmp_path: Path) -> None:
     """Files are of the smallest window that users have; kills come at random moments after a decision."""
     seed = random.randrange(2**32)

@@ -133,7 +133,7 @@ def next_batch(process: subprocess.Popen[str]) -> dict[str, object]:
     return record
 
 
-@pytest.mark.slow
+@pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_a_pipeline_is_run_stopped_killed_and_run_again(place: Place) -> None:
     """Whatever ends it, the next start goes on where it stood: every event once, and each end is told."""
@@ -183,7 +183,7 @@ def test_a_pipeline_is_run_stopped_killed_and_run_again(place: Place) -> None:
     assert ended.dead_letters_open == outcome_of(place.database_url).dead_letters
 
 
-@pytest.mark.slow
+@pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_what_spark_tells_late_is_heard_all_the_same(place: Place) -> None:
     """Its listeners hear of the last micro-batches seconds after the query has ended."""
@@ -200,7 +200,7 @@ def test_what_spark_tells_late_is_heard_all_the_same(place: Place) -> None:
     assert (status.state, status.events_total, status.lag_events) == (PipelineState.ENDED, event_count, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_a_step_that_raises_is_named_by_its_line(place: Place) -> None:
     """With file and line, and without a pointer to Spark's log, which says nothing of it."""
@@ -214,7 +214,7 @@ def test_a_step_that_raises_is_named_by_its_line(place: Place) -> None:
     assert error.startswith(where)
 
 
-@pytest.mark.slow
+@pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_a_signal_that_ends_java_first_is_heard(place: Place) -> None:
     """SIGTERM to the whole group, as a service manager sends it: exit code 0, no traceback, nothing lost.
@@ -301,7 +301,7 @@ def test_addresses_that_name_no_pipeline(
         load_stream_pipeline(f"{tmp_path}/{name}")
 
 
-@pytest.mark.slow
+@pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_a_replay_begins_in_captured_files_and_goes_on_live(
     tmp_path: Path, hub_service: HubService, environment: dict[str, str]

@@ -477,7 +477,6 @@ def test_a_redrive_ends_with_the_service(
     assert _numbers(letters, DeadLetterStatus.OPEN) == [3, 5, 8]
 
 
-@pytest.mark.slow
 def test_in_a_browser(letters: DeadLetters, console_page: Page, place: Place) -> None:
     """Sums follow what fails; one dead letter is redriven from its page; every page is accessible."""
     console_page.goto("/dead-letters")

@@ -129,6 +129,7 @@ def _typed(values: Any) -> dict[object, tuple[type, object]]:
     return {name: (type(value), value) for name, value in dict(values).items()}
 
 
+@pytest.mark.sdk
 @pytest.mark.parametrize(
     "identity",
     [
@@ -192,7 +193,7 @@ def test_a_copy_is_received_as_the_event_is(
         ]
 
 
-@pytest.mark.slow
+@pytest.mark.sdk
 def test_a_browser_sends_the_same_copy(service: HubService, hub: str, console_page: Page) -> None:
     """Its text areas change no line and no blank; the form with all its words is accessible."""
     standard = AmqpMessageProperties(subject="\n s ", message_id=_UUID)  # type: ignore[no-untyped-call]
@@ -232,6 +233,7 @@ def test_a_copy_of_a_copy_is_the_same_bytes(
     assert len(set(service.call(payloads)[1:])) == 1
 
 
+@pytest.mark.sdk
 def test_what_a_copy_lacks_is_said(service: HubService, hub: str, plain_browser: PlainBrowser) -> None:
     """Deliveries, annotations of the sender, and a body of values: the page names them beside the form."""
     message = AmqpAnnotatedMessage(
@@ -283,6 +285,7 @@ def test_a_copy_of_a_half_garbled_message(service: HubService, hub: str, plain_b
     assert copied.properties is None
 
 
+@pytest.mark.sdk
 def test_of_much_that_a_copy_lacks_the_first_is_said(
     service: HubService, hub: str, plain_browser: PlainBrowser
 ) -> None:
@@ -297,6 +300,7 @@ def test_of_much_that_a_copy_lacks_the_first_is_said(
     assert "and 980 more" in words
 
 
+@pytest.mark.sdk
 def test_types_are_shown(service: HubService, hub: str, plain_browser: PlainBrowser) -> None:
     """An event's page names the types as the form takes them."""
     typed = {"n": {"TYPE": "LONG", "VALUE": 7}, "at": {"TYPE": "TIMESTAMP", "VALUE": 0}, "t": "x"}

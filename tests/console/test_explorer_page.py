@@ -317,7 +317,6 @@ def _live_load(service: HubService, hub: str) -> Iterator[None]:
         thread.join()
 
 
-@pytest.mark.slow
 def test_a_walk_under_live_load(service: HubService, hub: str, console_page: Page) -> None:
     """Events come by themselves, are found, opened, and sent again; each page is accessible."""
     page = console_page

@@ -91,7 +91,6 @@ def test_live_figures_can_be_held_still(service: HubService, console_page: Page)
         console_page.wait_for_function("() => document.getElementById('events-in').textContent !== 'held'")
 
 
-@pytest.mark.slow
 def test_figures_that_stand_still_do_not_look_live(service: HubService, console_page: Page) -> None:
     """While the service is away the page says so; when it is back, it goes on by itself."""
     console_page.goto("/")

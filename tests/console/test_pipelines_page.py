@@ -191,7 +191,6 @@ def test_a_pipeline_is_asked_to_stop_once(files: PipelineFiles, plain_browser: P
         assert "does not run" in page.text
 
 
-@pytest.mark.slow
 def test_a_browser_sees_it_live_and_stops_it(files: PipelineFiles, console_page: Page) -> None:
     """Figures change without a reload, a killed process is told by itself; both pages are accessible."""
     with running(files, "lively") as process:

@@ -76,6 +76,7 @@ def test_publishers_are_revoked_and_restored(service: HubService, plain_browser:
     assert plain_browser.get(f"/hubs/{hub}/publisher").status == 404
 
 
+@pytest.mark.sdk
 def test_who_publishes_is_listed(service: HubService, plain_browser: PlainBrowser) -> None:
     """Of an official SDK, and of events that only say so: what each has sent, the last one first."""
     hub = service.create_hub(partition_count=4)
@@ -182,7 +183,7 @@ def _publishing(target: SdkTarget, hub: str, names: Iterable[str]) -> Iterator[d
             assert not thread.is_alive()
 
 
-@pytest.mark.slow
+@pytest.mark.sdk
 def test_publishers_under_load_with_a_browser(service: HubService, console_page: Page) -> None:
     """Named publishers come into the open page, with counts that grow; one is revoked on its own page, and
     its open link ends; each page is accessible.

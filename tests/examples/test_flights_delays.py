@@ -86,7 +86,6 @@ def _run(
     )
 
 
-@pytest.mark.slow
 def test_windows_hold_what_the_data_set_says(
     spark: SparkSession, hub_service: HubService, event_hub: str, tmp_path: Path
 ) -> None:
@@ -112,7 +111,6 @@ def test_windows_hold_what_the_data_set_says(
         assert found[key][4] == pytest.approx(figures[4]), key
 
 
-@pytest.mark.slow
 def test_what_comes_behind_the_watermark_changes_no_window(
     spark: SparkSession,
     hub_service: HubService,

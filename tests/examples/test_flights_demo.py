@@ -24,7 +24,7 @@ SUBSET = ("--flights-max", "24000", "--events-per-trigger", "4000")
 
 OPEN = "SELECT count(*) FROM tidegate_dead_letter WHERE status = 'open'"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def _wait_for(log: Path, pattern: str, process: subprocess.Popen[bytes], *, time
             process.wait(0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_the_demo_can_be_looked_at(tmp_path: Path) -> None:
     """Nobody signs in on this machine; a resident's page is what the pipeline wrote; Ctrl-C ends it all."""

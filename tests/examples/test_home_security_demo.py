@@ -39,7 +39,7 @@ def _environment(tmp_path: Path) -> dict[str, str]:
     return kept | {"TIDEGATE_CONFIG_DIR": str(tmp_path / "config")}
 
 
-@pytest.mark.slow
+@pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_every_figure_holds_after_a_crash(tmp_path: Path) -> None:
     """500 homes for ten seconds, the driver killed once: minutes, alarms, dead letters and summaries are what
@@ -151,7 +151,7 @@ def test_only_results_of_this_demo_are_cleared(sqlite_url: str) -> None:
             assert connection.execute(select(ledger_query)).all() == []
 
 
-@pytest.mark.slow
+@pytest.mark.spark
 def test_pages_of_somebody_else_stay(tmp_path: Path) -> None:
     """As those of a driver at work: a fresh database does not know them. The demo ends before there is a hub,
     so the data directory serves another try."""

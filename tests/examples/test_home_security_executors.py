@@ -198,7 +198,7 @@ def _json_of(url: str) -> Any:
         return json.load(answer)
 
 
-@pytest.mark.slow
+@pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_executors_take_load_over(tmp_path: Path, postgresql: PostgresqlServer) -> None:
     """A second executor joins, reads the hub and gets state; then the first one's machine is gone. Events are

@@ -332,7 +332,6 @@ def test_storage_that_fails_is_told_without_its_secrets(
     assert browser.get("/homes/h000042").status == 200
 
 
-@pytest.mark.slow
 def test_homes_in_azure_are_shown_too(azurite: AzuriteServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The names, and a home as it was written last."""
     from azure.storage.blob import ContainerClient

@@ -41,7 +41,6 @@ class AcknowledgedSender(threading.Thread):
             self._producer.close()
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_acknowledged_events_survive_sigkill() -> None:
     """Over several kills at random moments no acknowledged event is lost, doubled or out of order.

@@ -30,8 +30,6 @@ from tidegate.processor.stores.blob import BlobStore
 from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.hub import HubService
 
-pytestmark = pytest.mark.slow
-
 PARTITIONS = [str(number) for number in range(8)]
 WAIT_S = 60.0
 """Longest wait for something that must happen; reached only when a test fails."""

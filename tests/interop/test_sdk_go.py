@@ -20,8 +20,6 @@ from tests.interop.support import tls_connection_string
 from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.hub import HubService
 
-pytestmark = pytest.mark.slow
-
 FOLDER = Path(__file__).parent / "go"
 BUILD_S_MAX = 240.0
 """The first build compiles the SDK: half a minute on two cores. Later ones take a second."""

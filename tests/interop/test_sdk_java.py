@@ -17,8 +17,6 @@ from tests.interop.support import tls_connection_string
 from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.hub import HubService
 
-pytestmark = pytest.mark.slow
-
 RUN_S_MAX = 120.0
 """The programs take 5 s, where the SDK waits for a busy service 15 s."""
 

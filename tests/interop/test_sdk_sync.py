@@ -394,7 +394,6 @@ def test_events_larger_than_a_frame_arrive_whole(plain: SdkTarget, event_hub: st
     assert received == [bytes([size % 251]) * size for size in sizes]
 
 
-@pytest.mark.slow
 def test_idle_consumer_stays_connected(plain: SdkTarget, event_hub: str) -> None:
     """A consumer with an idle time-out of 10 s lives through 17 s of silence on the same connection.
 

@@ -16,7 +16,7 @@ from tests.interop.suites.suite import Outcome, ToolMissingError, Transport
 
 from tidegate.testing.absent import not_tested
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.azurite  # some suites start one of their own
 
 SUBSET: dict[str, tuple[Transport, tuple[str, ...]]] = {
     "java-3": (Transport.TLS, ("send and receive", "unknown partition")),

@@ -93,6 +93,7 @@ async def test_ready_information_of_all_faces(tmp_path: Path) -> None:
         _ = server.ready
 
 
+@pytest.mark.sdk
 async def test_a_certificate_of_your_own(tmp_path: Path) -> None:
     """It is what official clients see; the connection string names its host, and no authority is made."""
     made = ensure_server_certificate(tmp_path / "mine", [], clock=SystemClock())

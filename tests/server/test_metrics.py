@@ -65,6 +65,7 @@ def _numbers(text: str) -> Numbers:
     }
 
 
+@pytest.mark.sdk
 def test_numbers_are_those_of_what_happened(service: HubService) -> None:
     """What an official client sent and read, and what was refused, is what the metrics tell."""
     hub = service.create_hub("Busy", partition_count=2)

@@ -67,6 +67,7 @@ async def _stored(service: HubProcess, hub: str) -> dict[str, list[tuple[int, in
     return found
 
 
+@pytest.mark.sdk
 @pytest.mark.timeout(180)
 async def test_a_stop_under_load_loses_nothing_and_leaves_nobody_hanging() -> None:
     """SIGTERM while official producers send, one receiver waits, one connection says nothing at all and one

@@ -212,6 +212,7 @@ def test_stop_ends_the_connection_in_order(tmp_path: Path) -> None:
     assert (received, code) == (b"", 1000)
 
 
+@pytest.mark.sdk
 @pytest.mark.parametrize("transport", ["websocket", "websocket plain"])
 def test_large_events_arrive_whole(hub_service: HubService, event_hub: str, transport: str) -> None:
     """Events of many WebSocket messages arrive unaltered, both ways, with the official SDK."""

@@ -22,8 +22,6 @@ from tidegate.spark import Trigger, explain, run_pipeline
 from tidegate.sql import ArrowHandler, Database, DeadLetterFilter, DeadLetters, PandasHandler, Pipeline
 from tidegate.testing.hub import HubService
 
-pytestmark = pytest.mark.slow
-
 _COUNT = 3000
 
 

@@ -19,8 +19,6 @@ from tidegate.spark import explain
 from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.hub import HubService
 
-pytestmark = pytest.mark.slow
-
 
 def _capture(spark: SparkSession, path: Path | str, **options: str) -> DataFrame:
     return spark.read.format("eventhubs-capture").options(path=str(path), **options).load()
@@ -67,6 +65,7 @@ def captured_hub(hub_service: HubService, tmp_path_factory: pytest.TempPathFacto
     return hub, path
 
 
+@pytest.mark.sdk
 def test_captured_events_are_the_live_ones(
     spark: SparkSession, hub_service: HubService, captured_hub: tuple[str, Path]
 ) -> None:
@@ -87,6 +86,7 @@ def test_captured_events_are_the_live_ones(
     assert few.orderBy(*order).collect() == expected.select("sequenceNumber", "partition").collect()
 
 
+@pytest.mark.sdk
 def test_captured_events_in_blob_storage(
     spark: SparkSession,
     hub_service: HubService,

@@ -18,7 +18,6 @@ from tidegate.testing.hub import HubService
 _COUNT = 1000
 
 
-@pytest.mark.slow
 def test_spark_counts_events_although_they_do_not_pass_through_it(
     spark: SparkSession,
     hub_service: HubService,
@@ -62,7 +61,6 @@ def test_spark_counts_events_although_they_do_not_pass_through_it(
     assert all(text[:60] not in plan for text in seen)
 
 
-@pytest.mark.slow
 def test_a_query_of_ones_own_goes_through_spark(
     spark: SparkSession, hub_service: HubService, sqlite_url: str, tmp_path: Path
 ) -> None:

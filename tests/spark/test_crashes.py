@@ -20,7 +20,7 @@ from tidegate.spark import explain, run_pipeline
 from tidegate.testing.hub import HubService
 from tidegate.testing.postgresql import PostgresqlServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.timeout(900)]
 
 _KILLS = 10
 _DRIVER_TIMEOUT_S = 120

@@ -35,8 +35,6 @@ from tidegate.sql import Database, DeadLetterFilter, DeadLetters, Pipeline
 from tidegate.sql.core import schema
 from tidegate.testing.hub import HubService
 
-pytestmark = pytest.mark.slow
-
 _COUNT = 4000
 
 

@@ -17,8 +17,6 @@ from tidegate.spark.file_sink.storage import SinkFolder
 from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.hub import HubService
 
-pytestmark = pytest.mark.slow
-
 _DEADLINE_S = 240
 
 

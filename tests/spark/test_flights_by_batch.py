@@ -19,8 +19,6 @@ from tidegate.model.events import EventContents, EventData, ReceivedEvent
 from tidegate.sql import Database, DeadLetters, load_pipeline
 from tidegate.testing.hub import HubService
 
-pytestmark = pytest.mark.slow
-
 _EXAMPLE = "examples/flights_by_batch.py"
 _BODIES = [flight.body for flight in itertools.islice(read_flights(), 836, 1836)]
 """A thousand flights, of which some were cancelled."""

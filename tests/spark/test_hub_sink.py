@@ -18,8 +18,6 @@ from tidegate.spark import explain
 from tidegate.testing.hub import HubService
 from tidegate.wire.event_codec import decode_event
 
-pytestmark = pytest.mark.slow
-
 _DEADLINE_S = 240
 
 

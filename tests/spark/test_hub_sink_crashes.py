@@ -18,7 +18,7 @@ from tidegate.client import BlockingConsumer
 from tidegate.spark.file_sink.commits import published_files
 from tidegate.testing.hub import HubProcess
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.timeout(900)]
 
 _COUNT = 4_000
 _KEYS = 40

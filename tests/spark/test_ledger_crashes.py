@@ -20,7 +20,7 @@ from tidegate.sql import Database
 from tidegate.sql.core.schema import ledger_query
 from tidegate.testing.postgresql import PostgresqlServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.timeout(1200)]
 
 _KILLS = 3
 _FILES = 18

@@ -22,8 +22,6 @@ from tidegate.spark.mapped.source import MappedDataSource
 from tidegate.spark.progress.batches import BatchProgress
 from tidegate.testing.hub import HubService
 
-pytestmark = pytest.mark.slow
-
 _COUNT = 600
 _SUMS = "partition string, values long, sum long"
 

@@ -19,7 +19,7 @@ from tidegate.client import EventHubProducer
 from tidegate.model.events import EventData
 from tidegate.testing.hub import HubService
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 _READINGS = {
     "a1": ['{"device": "a1", "celsius": 21.5}', '{"device": "a1", "celsius": 22.5}'],

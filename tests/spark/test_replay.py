@@ -32,7 +32,7 @@ from tidegate.spark.pipelines.replay import replay_pipeline
 from tidegate.sql import ArrowHandler, Database, Pipeline
 from tidegate.testing.hub import HubService
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.spark
 
 _NOW = Trigger(is_available_now=True)
 _DRIVER_TIMEOUT_S = 240
@@ -196,6 +196,7 @@ except Exception as error:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.faults
 def test_kills_within_capture_and_at_the_seam_leave_no_trace(
     hub_service: HubService, sqlite_url: str, tmp_path: Path
 ) -> None:

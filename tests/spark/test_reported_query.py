@@ -13,7 +13,7 @@ from tidegate.spark import Trigger, reported_query, run_pipeline
 from tidegate.testing.hub import HubService
 from tidegate.transport.status_files import PipelineFiles
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.spark
 
 
 @pytest.mark.parametrize("is_failing", [False, True], ids=["ends", "fails"])

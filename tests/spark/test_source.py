@@ -20,8 +20,6 @@ from tidegate.spark import explain
 from tidegate.sql import Database
 from tidegate.testing.hub import HubService
 
-pytestmark = pytest.mark.slow
-
 _COUNT = 400
 
 

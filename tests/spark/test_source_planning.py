@@ -22,7 +22,7 @@ from tidegate.spark.source.options import SourceOptions
 from tidegate.spark.source.reader import EventHubsBatchReader, EventHubsStreamReader
 from tidegate.testing.hub import HubService
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.spark
 
 _COUNT = 120
 

@@ -75,7 +75,6 @@ def some_flights(seed: int, count: int) -> list[dict[str, object]]:
     return flights
 
 
-@pytest.mark.slow
 def test_the_example_runs(
     spark: SparkSession, hub_service: HubService, tmp_path: Path, sqlite_url: str
 ) -> None:
@@ -132,7 +131,6 @@ def judged(events: DataFrame) -> DataFrame:
     )
 
 
-@pytest.mark.slow
 def test_policies_and_files(
     spark: SparkSession, hub_service: HubService, tmp_path: Path, sqlite_url: str
 ) -> None:
@@ -179,7 +177,6 @@ def _values(database_url: str) -> list[int]:
         return list(connection.execute(select(readings.c.value).order_by(readings.c.value)).scalars())
 
 
-@pytest.mark.slow
 def test_the_listener_tells_and_harms_nothing(
     spark: SparkSession, hub_service: HubService, tmp_path: Path
 ) -> None:

@@ -337,7 +337,7 @@ class Processor:
         assert not self._thread.is_alive()
 
 
-@pytest.mark.slow
+@pytest.mark.sdk
 def test_official_processors_balance_checkpoint_and_resume(
     database: Database, target: SdkTarget, hub: str
 ) -> None:
@@ -371,7 +371,7 @@ def test_official_processors_balance_checkpoint_and_resume(
     later.check({partition: ["d", "e"] for partition in "0123"})
 
 
-@pytest.mark.slow
+@pytest.mark.sdk
 async def test_official_asyncio_processors_balance_checkpoint_and_resume(
     database: Database, target: SdkTarget, hub: str
 ) -> None:
@@ -413,7 +413,7 @@ async def test_official_asyncio_processors_balance_checkpoint_and_resume(
     later.check({partition: ["d", "e"] for partition in "0123"})
 
 
-@pytest.mark.slow
+@pytest.mark.sdk
 def test_an_official_processor_goes_on_where_a_pipeline_stopped(
     database: Database, target: SdkTarget, hub: str
 ) -> None:

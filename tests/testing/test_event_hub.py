@@ -76,6 +76,7 @@ def _raises_soon(action: Callable[[], object], kind: type[Exception]) -> str:
     raise AssertionError("nothing was raised")
 
 
+@pytest.mark.sdk
 def test_an_sdk_sends_and_receives(hub: TestedEventHub) -> None:
     """The whole of it for most tests: what the SDK sends is seen, what the test sends is received."""
     with _producer(hub) as producer:
@@ -94,6 +95,7 @@ def test_hubs_are_fresh(service: TestedService) -> None:
             hub.send("left behind")
 
 
+@pytest.mark.sdk
 def test_a_cut_line_is_mended_by_the_sdk(hub: TestedEventHub) -> None:
     """Cutting ends present connections only: the SDK's retry gets through."""
     with _producer(hub) as producer:
@@ -103,6 +105,7 @@ def test_a_cut_line_is_mended_by_the_sdk(hub: TestedEventHub) -> None:
     assert sorted(set(_bodies(hub))) == ["after", "before"]  # a repeat of a lost answer is the SDK's right
 
 
+@pytest.mark.sdk
 def test_refused_connections(hub: TestedEventHub) -> None:
     """The service is down for new connections until it is mended."""
     hub.faults.refuse()
@@ -114,6 +117,7 @@ def test_refused_connections(hub: TestedEventHub) -> None:
     assert _bodies(hub) == ["through"]
 
 
+@pytest.mark.sdk
 def test_throttling_ends_by_itself(hub: TestedEventHub) -> None:
     """For its time every send is server-busy and stores nothing; then the same producer goes on."""
     with _producer(hub) as producer:
@@ -126,6 +130,7 @@ def test_throttling_ends_by_itself(hub: TestedEventHub) -> None:
     assert _bodies(hub) == ["before", "after"]
 
 
+@pytest.mark.sdk
 def test_a_stolen_epoch_is_told(hub: TestedEventHub) -> None:
     """A reader with an owner level is disconnected as by a new owner, and may come back."""
     hub.send("event", partition_id="0")
@@ -137,6 +142,7 @@ def test_a_stolen_epoch_is_told(hub: TestedEventHub) -> None:
         reader.wait_events(1)
 
 
+@pytest.mark.sdk
 def test_delayed_and_held_lines(service: TestedService, hub: TestedEventHub) -> None:
     """Held: nothing passes and nothing fails, until it is mended; delayed: it takes at least so long."""
     with _producer(hub) as producer:
@@ -210,7 +216,7 @@ class Child:
         self.process.stdout.close()
 
 
-@pytest.mark.slow
+@pytest.mark.sdk
 def test_a_process_for_other_languages() -> None:
     """Ready line, hubs, faults, bad commands that do not end it, and the end with its input."""
     with Child("--hub", "orders", "--partitions", "1") as child:
@@ -235,7 +241,7 @@ def test_a_process_for_other_languages() -> None:
         assert child.do(do="mend") == {"ok": True}
 
 
-@pytest.mark.slow
+@pytest.mark.sdk
 def test_it_stands_in_for_the_emulator(tmp_path: Path) -> None:
     """Its Config.json as it is, and its addresses and key as they are written into tests of others."""
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import os
 
-import pytest
 from tests.processor.faults.chaos import ChaosSettings, Fault
 from tests.processor.faults.host_process import Breakage
 from tests.processor.faults.runs import run_chaos
 from tests.processor.faults.work import PARTITION_COUNT
-
-pytestmark = pytest.mark.slow
 
 EVENTS = int(os.environ.get("TIDEGATE_CHAOS_EVENTS", "48000")) // PARTITION_COUNT * PARTITION_COUNT
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-import pytest
 from sqlalchemy import select
 from tests.processor.faults.cluster import Cluster
 from tests.processor.faults.publisher import Publisher
@@ -15,8 +14,6 @@ from tests.processor.faults.work import PARTITION_COUNT, committed_calls, consum
 
 from tidegate.sql import CheckpointReader, LeaseReader
 from tidegate.transport.tasks import TaskOwner
-
-pytestmark = pytest.mark.slow
 
 LEASE_S = 3.0
 TAKEOVER_S = LEASE_S + 5.0

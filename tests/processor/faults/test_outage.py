@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
 from tests.processor.faults.cluster import Cluster
 from tests.processor.faults.publisher import Publisher
 from tests.processor.faults.runs import check_all_transactional
@@ -17,8 +16,6 @@ from tests.processor.faults.work import consumer_of, partition_ids
 from tidegate.sql import CheckpointReader
 from tidegate.sql.core.writer_lock import WriterLock
 from tidegate.transport.tasks import TaskOwner
-
-pytestmark = pytest.mark.slow
 
 LEASE_S = 2.0
 OUTAGE_S = 3 * LEASE_S

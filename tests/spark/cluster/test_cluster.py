@@ -25,7 +25,7 @@ from tidegate.testing.hub import HubService
 from tidegate.testing.postgresql import PostgresqlServer
 from tidegate.testing.spark_cluster import SparkCluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 _WAIT_S = 240.0
 """A deadline, not a promise."""

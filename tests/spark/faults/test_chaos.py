@@ -12,7 +12,7 @@ from tests.spark.faults.runs import run_chaos
 
 from tidegate.testing.spark_cluster import SparkCluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.postgresql, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("work", ["partitions", "aggregates"])

@@ -1,0 +1,134 @@
+"""What a test uses beyond Python and a folder: markers, set from its fixtures and folder, held while it runs.
+
+`make quick` leaves out every test with one of these markers, so a missing marker costs everybody minutes.
+Hence a test that starts a JVM, PostgreSQL, Chromium or Azurite, or that connects with an official SDK, fails
+unless it carries a marker. One that has any is left out already and is not watched. What child processes
+start is held for Spark alone, by an environment in which pyspark does not find its home.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePath
+from types import FrameType
+from typing import Final
+
+import pytest
+
+MARKERS: Final = frozenset({"spark", "postgresql", "browser", "azurite", "sdk", "faults", "slow"})
+"""Those that `make quick` leaves out; pyproject.toml says what each means."""
+
+_OF_FIXTURE: Final = {
+    "azurite": "azurite",
+    "chromium": "browser",
+    "javascript": "sdk",
+    "postgresql": "postgresql",
+    "spark": "spark",
+    "spark_cluster": "spark",
+}
+_OF_FOLDER: Final = {
+    "tests/interop": "sdk",
+    "tests/processor/faults": "faults",
+    "tests/spark/faults": "faults",
+}
+_OF_PROGRAM: Final = {
+    "chromium": {"browser"},
+    "go": {"sdk"},
+    "initdb": {"postgresql"},
+    "java": {"spark", "sdk"},
+    "mvn": {"sdk"},
+    "postgres": {"postgresql"},
+    "spark-submit": {"spark"},
+}
+"""Markers of which a test needs one to start the program."""
+_SDK_PATHS: Final = ("/site-packages/azure/eventhub/_pyamqp/", "/site-packages/azure/servicebus/")
+_ROOT: Final = Path(__file__).parents[1]
+
+
+def add_markers(item: pytest.Item) -> None:
+    """Mark what the item's fixtures, its parameter ``postgresql`` and its folder say."""
+    wanted = {_OF_FIXTURE[name] for name in getattr(item, "fixturenames", ()) if name in _OF_FIXTURE}
+    parameters = getattr(item, "callspec", None)
+    if parameters is not None and "postgresql" in parameters.params.values():
+        wanted.add("postgresql")
+    folder = item.path.parent.relative_to(_ROOT).as_posix() if item.path.is_relative_to(_ROOT) else ""
+    wanted |= {marker for place, marker in _OF_FOLDER.items() if f"{folder}/".startswith(f"{place}/")}
+    for name in sorted(wanted):
+        item.add_marker(name)
+
+
+def markers_of(item: pytest.Item) -> frozenset[str]:
+    """Those of MARKERS that the item carries."""
+    return frozenset(marker.name for marker in item.iter_markers() if marker.name in MARKERS)
+
+
+def missing_marker(markers: frozenset[str], program: str, arguments: Iterable[str]) -> str | None:
+    """The marker that a test lacks to start a program; None: nothing is missing."""
+    name, line = PurePath(program).name, " ".join(arguments)
+    wanted = _OF_PROGRAM.get(name, set())
+    if name == "java" and "-version" in line:
+        return None  # which Java there is
+    if name == "node":
+        wanted = {"azurite" if "azurite" in line else "browser" if "playwright" in line else "sdk"}
+    if not wanted or wanted & markers:
+        return None
+    return min(wanted)
+
+
+class Guard:
+    """Refuses what the running test has no marker for."""
+
+    def __init__(self) -> None:
+        self._markers: frozenset[str] | None = None
+        self._refused: list[str] = []
+
+    def install(self) -> None:
+        """See every program that is started and every connection made; an audit hook stays for good."""
+        sys.addaudithook(self._audit)
+
+    @contextmanager
+    def running(self, markers: frozenset[str]) -> Iterator[None]:
+        """Watch a test without markers, and fail it where something was refused and swallowed."""
+        if markers:
+            yield
+            return
+        home = os.environ.get("SPARK_HOME")
+        os.environ["SPARK_HOME"] = "/this test has no marker spark"
+        self._markers, self._refused = markers, []
+        try:
+            yield
+        finally:
+            self._markers = None
+            os.environ.pop("SPARK_HOME", None)
+            if home is not None:
+                os.environ["SPARK_HOME"] = home
+        if self._refused:
+            pytest.fail("; ".join(self._refused), pytrace=False)
+
+    def _audit(self, event: str, arguments: tuple[object, ...]) -> None:
+        markers = self._markers
+        if markers is None:
+            return
+        if event == "subprocess.Popen":
+            words = arguments[1]
+            line = [str(word) for word in words] if isinstance(words, list | tuple) else [str(words)]
+            missing = missing_marker(markers, str(arguments[0] or line[0]), line)
+            if missing is not None:
+                self._refuse(f"starts {line[0]}", missing)
+        elif event == "socket.connect" and "sdk" not in markers and _is_called_by_sdk(sys._getframe(1)):
+            self._refuse("connects with an official SDK", "sdk")
+
+    def _refuse(self, act: str, marker: str) -> None:
+        self._refused.append(f"a test without the marker {marker} {act}")
+        raise RuntimeError(self._refused[-1])
+
+
+def _is_called_by_sdk(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if any(path in frame.f_code.co_filename for path in _SDK_PATHS):
+            return True
+        frame = frame.f_back
+    return False
