@@ -88,7 +88,7 @@ async def test_a_higher_epoch_shuts_out_the_lower_at_once(broker: Broker) -> Non
     assert first.stolen_error is not None
     first.close()
     equal.close()
-    with pytest.raises(ProducerEpochStolenError, match="has epoch 2 by now; epoch 1"):
+    with pytest.raises(ProducerEpochStolenError, match="now has epoch 2; epoch 1"):
         await _open(partition, 7, 1)
     assert winner.stolen_error is None
     await broker.close()

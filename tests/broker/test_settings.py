@@ -55,7 +55,7 @@ def test_the_partition_count_is_fixed(broker: Broker) -> None:
     """To repeat it is no change (a configuration applied twice), another one is refused, with everything."""
     hub = broker.create_event_hub("hub", partition_count=2)
     broker.update_event_hub("hub", partition_count=2, retention_hours=3)
-    with pytest.raises(InvalidArgumentError, match="2 partitions; their number is fixed"):
+    with pytest.raises(InvalidArgumentError, match="2 partitions; the number cannot be changed"):
         broker.update_event_hub("hub", partition_count=4, retention_hours=9)
     assert hub.description.retention_hours == 3
 

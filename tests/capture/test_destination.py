@@ -118,7 +118,7 @@ def test_failures_name_the_place_and_the_reason(tmp_path: Path) -> None:
     with pytest.raises(CaptureDestinationError, match=f"{tmp_path}/file.*[Nn]ot a directory") as caught:
         destination.spool("t")
     assert caught.value.is_transient
-    with pytest.raises(CaptureDestinationError, match=r"nosuch.*Install what it needs"):
+    with pytest.raises(CaptureDestinationError, match=r"nosuch.*Install the missing package"):
         open_destination("nosuch://a/b", spool_directory=tmp_path)
 
 
@@ -135,7 +135,7 @@ def test_a_destination_outside_is_not_opened(tmp_path: Path) -> None:
         str(tmp_path / "allowed" / "link"),
         "memory://bucket",
     ):
-        with pytest.raises(CaptureDestinationError, match="not one that this service writes to") as caught:
+        with pytest.raises(CaptureDestinationError, match="not allowed by this service") as caught:
             open_destination(outside, spool_directory=tmp_path, allowed=allowed)
         assert "--capture-destination" in str(caught.value)
     with pytest.raises(CaptureDestinationError, match="URL within another"):
@@ -154,7 +154,7 @@ def test_a_name_that_resolves_to_metadata_is_not_opened(
     monkeypatch.setattr("tidegate.capture.destination.socket.getaddrinfo", lookup)
     allowed = CaptureDestinations(("sftp://files.example", "abfs://c@files.example"))
     for url in ("sftp://files.example/x", "abfs://c@files.example/x"):
-        with pytest.raises(CaptureDestinationError, match="no link-local address"):
+        with pytest.raises(CaptureDestinationError, match="link-local or cloud metadata addresses"):
             open_destination(url, spool_directory=tmp_path, allowed=allowed)
 
 

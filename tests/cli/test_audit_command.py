@@ -172,7 +172,7 @@ def test_wrong_words_get_one_clear_line(sqlite_url: str, event_hub: str, environ
             unit.advance("0", unit.lock("0"), 0)
     missing = run_tidegate("audit", event_hub, "--table", "reading", environment=environment)
     for found, code, words in (
-        (missing, 2, "No database is named"),
+        (missing, 2, "No database given"),
         (
             run_tidegate(
                 "audit", event_hub, "--database", sqlite_url, "--table", "nowhere", environment=environment

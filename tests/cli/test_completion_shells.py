@@ -206,7 +206,7 @@ def test_fish_is_told_descriptions_as_a_whole(directory: Path, environment: dict
     )
     name, _, words = found.stdout.strip().partition("\t")
     assert name == "--profile"
-    assert words.endswith("else that of `tidegate serve`.")
+    assert words.endswith("the one written by `tidegate serve`.")
 
 
 class _Item:

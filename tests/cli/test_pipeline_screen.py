@@ -51,11 +51,11 @@ def test_a_terminal_has_one_line_that_is_redrawn() -> None:
     errors = Terminal()
     assert shown(OutputFormat.TABLE, errors) == ""
     frames = errors.getvalue().split("\r\x1b[2K")
-    assert frames[1:3] == ["delays  waits for events …", LINE]
+    assert frames[1:3] == ["delays  waiting for events …", LINE]
     assert frames[3] == "delays  batch 41 · idle · 500 ms · lag 17 · 2 dead letters"
     assert frames[4] == (
-        "Stopped: 3,600 events in 3 micro-batches, 17 still to be read, 2 dead letters open. The next start "
-        "goes on from there.\n"
+        "Stopped: 3,600 events in 3 micro-batches, 17 events behind, 2 dead letters open. "
+        "The next run continues from there.\n"
     )
 
 
@@ -65,8 +65,8 @@ def test_one_is_not_many() -> None:
     assert progress_line(one).startswith("delays  batch 41 · 1 event · ")
     assert progress_line(one).endswith(" · 1 row · 1 dead letter")
     assert ending(one) == (
-        "Stopped: 1 event in 1 micro-batch, 17 still to be read, 1 dead letter open. The next start goes on "
-        "from there."
+        "Stopped: 1 event in 1 micro-batch, 17 events behind, 1 dead letter open. The next "
+        "run continues from there."
     )
     none = ending(replace(one, events_total=0, batches=0))
     assert none.startswith("Stopped: 0 events in 0 micro-batches, ")
@@ -90,5 +90,5 @@ def test_programs_get_records() -> None:
 
 def test_a_state_without_a_micro_batch_has_words() -> None:
     """Spark's start takes seconds in which people want to see something."""
-    assert progress_line(replace(STATUS, state=PipelineState.STARTING)) == "delays  Spark starts …"
+    assert progress_line(replace(STATUS, state=PipelineState.STARTING)) == "delays  starting Spark …"
     assert progress_line(replace(BATCH, state=PipelineState.STOPPING)).endswith("stopping …")

@@ -85,7 +85,7 @@ def test_fields_of_a_later_release_are_left_out() -> None:
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"version": 1}', '{"version": 1, "state": "odd"}', "7"])
 def test_other_text_is_no_status(text: str) -> None:
     """Whatever it is, it is one kind of error."""
-    with pytest.raises(InvalidArgumentError, match="not the status of a pipeline"):
+    with pytest.raises(InvalidArgumentError, match="not a pipeline status"):
         PipelineStatus.from_json(text)
 
 

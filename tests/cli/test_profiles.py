@@ -73,9 +73,9 @@ def test_only_this_user_may_read_it(lonely: dict[str, str]) -> None:
 @pytest.mark.parametrize("name", ["", "..", "../a", "a/b", ".chosen", "-x", "a" * 65, "a\n"])
 def test_names_that_are_none(name: str, lonely: dict[str, str]) -> None:
     """A name is a name: it leads nowhere else in the file system."""
-    with pytest.raises(InvalidArgumentError, match="no name for a profile"):
+    with pytest.raises(InvalidArgumentError, match="Invalid profile name"):
         save_profile(name, profile("x"), lonely)
-    with pytest.raises(InvalidArgumentError, match="no name for a profile"):
+    with pytest.raises(InvalidArgumentError, match="Invalid profile name"):
         load_profile(name, lonely)
 
 
@@ -101,13 +101,13 @@ def test_a_damaged_profile_is_told_without_what_is_in_it(lonely: dict[str, str])
     path = Path(lonely["TIDEGATE_CONFIG_DIR"]) / "profiles" / "a.json"
     for text in ("{", '{"key": "s3cret"}', f'"{KEY}"'):
         path.write_text(text)
-        with pytest.raises(InvalidArgumentError, match=r"a\.json is not a profile") as raised:
+        with pytest.raises(InvalidArgumentError, match=r"a\.json is not a valid profile") as raised:
             load_profile("a", lonely)
         assert "s3cret" not in str(raised.value)
     save_profile("b", profile("b.example"), lonely)
     listed = run_tidegate("profile", "list", "--nl", environment=lonely)
     assert [json.loads(line)["name"] for line in listed.out.splitlines()] == ["b"]
-    assert "a is left out" in listed.err
+    assert "Skipped a:" in listed.err
     delete_profile("a", lonely)
     assert profile_names(lonely) == ["b"]
 
@@ -137,7 +137,7 @@ def test_commands_take_a_profile(lonely: dict[str, str], hub_service: HubService
         "tier", "show", "--profile", "mine", "--connection-string", string, environment=lonely
     )
     assert both.code == 2
-    assert "exclude each other" in both.err
+    assert "mutually exclusive" in both.err
     unknown = run_tidegate("tier", "show", "--profile", "yours", environment=lonely)
     assert unknown.code == 2
     assert "There are: mine" in unknown.err

@@ -43,7 +43,7 @@ def test_try_add_tells_full_from_hopeless() -> None:
     batch = EventDataBatch(bytes_max=400, partition_key=None, partition_id="0")
     assert batch.try_add(EventData(b"x" * 200))
     assert not batch.try_add(EventData(b"x" * 200))
-    with pytest.raises(EventTooLargeError, match="408 encoded bytes is over the limit of 392"):
+    with pytest.raises(EventTooLargeError, match="408 encoded bytes exceeds the limit of 392"):
         batch.try_add(EventData(b"x" * 400))
     assert len(batch) == 1
 

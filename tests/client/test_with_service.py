@@ -311,7 +311,7 @@ async def test_partitions_are_asked_for_one_by_one_where_they_must_be(
 
     def refuse(*_: object) -> list[PartitionProperties]:
         assert is_telling
-        raise InvalidArgumentError("$management knows no QUERY of 'com.microsoft:partition'.")
+        raise InvalidArgumentError("$management has no QUERY for 'com.microsoft:partition'.")
 
     monkeypatch.setattr("tidegate.client.management.partitions_in", refuse)
     async with EventHubConsumer.from_connection_string(

@@ -94,7 +94,7 @@ def test_a_first_page_keeps_its_events_for_the_download(
         ("from=sequence&value=x", "no sequence number"),
         ("from=offset&value=x", "offset"),
         ("from=offset&value=99&partition=0", "99"),
-        ("from=time&value=yesterday", "not a time"),
+        ("from=time&value=yesterday", "not a valid time"),
         ("from=nowhere", "nowhere"),
         ("count=0", "1 to 500"),
         ("count=9999999999999", "1 to 500"),

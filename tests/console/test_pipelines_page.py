@@ -83,7 +83,7 @@ def test_every_end_is_told_with_what_to_do(files: PipelineFiles, plain_browser: 
     for words in ("ended", "stopped", "failed", "killed", "123,456", "31 open", "1 unreadable"):
         assert words in listed
     assert "A row &lt;b&gt;was&lt;/b&gt; refused." in listed
-    assert "torn/status.json: This is not the status of a pipeline. Delete it." in listed
+    assert "torn/status.json: This is not a pipeline status. Delete it." in listed
     assert f"process {gone.pid} is gone" in plain_browser.get("/pipelines/gone").text
     one = plain_browser.get("/pipelines/broken").text
     assert "<b>was</b>" not in one

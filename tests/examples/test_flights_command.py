@@ -105,7 +105,7 @@ def test_every_table_is_there_for_people(capsys: pytest.CaptureFixture[str]) -> 
     ids=" ".join,
 )
 def test_invalid_usage_is_exit_code_2(words: list[str]) -> None:
-    """Nothing is started for options that are not there, out of range, or exclude each other."""
+    """Nothing is started for options that are not there, out of range, or mutually exclusive."""
     with pytest.raises(SystemExit) as left:
         parser().parse_args(words)
     assert left.value.code == 2

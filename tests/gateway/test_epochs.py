@@ -124,12 +124,12 @@ async def test_a_stolen_link_frees_its_place_at_once(pair: Pair) -> None:
     pair.session._links_by_name.clear()  # a client that does not keep its links' names apart
     again = _attach(pair, "reader-2", None)
     assert again.is_open
-    assert "took this one's name" in _told(pair, five[2])
+    assert "replaced this one" in _told(pair, five[2])
     owner = _attach(pair, "owner", 7)
     pair.session._links_by_name.clear()
     lower = _attach(pair, "owner", 3)
     assert lower.is_open
-    assert "took this one's name" in _told(pair, owner)
+    assert "replaced this one" in _told(pair, owner)
 
 
 async def test_a_receivers_name_is_one_line_to_others(pair: Pair) -> None:

@@ -32,9 +32,7 @@ def test_a_full_disk_is_one_clear_error_and_loses_nothing() -> None:
         with sdk.producer(hub) as producer:
             for number in range(_EVENTS_THAT_FIT):
                 producer.send_batch([_event(number)], partition_id="0")
-            with pytest.raises(
-                EventHubError, match=r"disk has no room: nothing of this was stored.*free disk"
-            ):
+            with pytest.raises(EventHubError, match=r"disk is full: nothing was stored.*free disk"):
                 producer.send_batch([_event(99)], partition_id="0")
             resource.prlimit(service.process_id, resource.RLIMIT_FSIZE, (unlimited, unlimited))
             producer.send_batch([_event(100)], partition_id="0")

@@ -117,7 +117,7 @@ def test_urls_outside_are_refused(destination: str) -> None:
 
 def test_a_prefix_with_a_password_is_refused_without_it() -> None:
     """Protects it from those who are told which destinations are allowed."""
-    with pytest.raises(InvalidArgumentError, match=r"capture_destinations.*holds a password") as caught:
+    with pytest.raises(InvalidArgumentError, match=r"capture_destinations.*contains a password") as caught:
         CaptureDestinations(("sftp://user:hunter2@files.example/x",))
     assert "hunter2" not in str(caught.value)
 
@@ -157,7 +157,7 @@ def test_letters_of_a_bucket_count() -> None:
 )
 def test_link_local_and_metadata_hosts_are_refused_whatever_is_allowed(host: str) -> None:
     """Protects the credentials that a cloud gives to its machines, and the machine's own neighbours."""
-    with pytest.raises(InvalidArgumentError, match="no link-local address and no cloud's metadata"):
+    with pytest.raises(InvalidArgumentError, match="does not write to link-local or cloud metadata"):
         CapturePlace.parse(f"sftp://{host}/folder")
     with pytest.raises(InvalidArgumentError, match="capture_destinations"):
         CaptureDestinations((f"sftp://{host}/folder",))
@@ -177,7 +177,7 @@ def test_the_refusal_says_what_is_allowed_and_which_setting_to_give() -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         allowed.check("/captured", real_path=os.path.realpath)
     assert "'/captured'" in str(caught.value)
-    assert "Allowed: /data/capture, and what is below" in str(caught.value)
+    assert "Allowed: /data/capture, and paths below" in str(caught.value)
     assert "--capture-destination" in str(caught.value)
     assert capture_destinations(["/a"], unset="/b").prefixes == ("/a",)
 

@@ -37,11 +37,11 @@ def test_bad_paths(path: str) -> None:
 @pytest.mark.parametrize("path", [".missing", ".device", ".items[1].name", ".none", ".device.id.more"])
 def test_nothing_usable_at_the_path(path: str) -> None:
     """An object, a null or nothing at the path is an error, never a made-up key."""
-    with pytest.raises(InvalidArgumentError, match="no text or number"):
+    with pytest.raises(InvalidArgumentError, match="no string or number"):
         JsonPath.parse(path).text_in(DOCUMENT)
 
 
 def test_not_json() -> None:
     """A line that is not JSON has no key."""
-    with pytest.raises(InvalidArgumentError, match="not JSON"):
+    with pytest.raises(InvalidArgumentError, match="Invalid JSON"):
         JsonPath.parse(".a").text_in(b"{")

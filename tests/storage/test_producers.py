@@ -66,7 +66,7 @@ def test_a_repeatable_producer_repeats_the_same_or_is_refused() -> None:
         (repeat, 3, 0xABCD),
         (ProducerBatch(1, 3, 1, is_repeatable=True), 3, 0xABCD),
     ):
-        with pytest.raises(RepeatDiffersError, match="other events than those stored"):
+        with pytest.raises(RepeatDiffersError, match="events that differ from those stored"):
             table.check(batch, count, lambda crc=crc: crc)  # type: ignore[misc]
 
 

@@ -112,7 +112,7 @@ def test_a_position_comes_back(position: EventPosition) -> None:
 )
 def test_what_means_no_position_is_refused(expression: str) -> None:
     """Protects a receiver from starting somewhere that was not asked for, and quickly."""
-    with pytest.raises(InvalidArgumentError, match=r"by >, >= or =, with AND between comparisons"):
+    with pytest.raises(InvalidArgumentError, match=r"with >, >= or =, and join comparisons with AND"):
         parse_selector(expression)
 
 
@@ -125,7 +125,7 @@ def test_no_expression_takes_long(text: str, blank: str) -> None:
     """Protects the event loop: blanks before a quote once took a second, by the cube of their number."""
     expression = text.format(blank * 980)
     started_s = time.thread_time()
-    with pytest.raises(InvalidArgumentError, match=r"by >, >= or =, with AND between comparisons"):
+    with pytest.raises(InvalidArgumentError, match=r"with >, >= or =, and join comparisons with AND"):
         parse_selector(expression)
     assert time.thread_time() - started_s < 0.1
 

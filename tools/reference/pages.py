@@ -86,14 +86,14 @@ def _command_page() -> str:
         "",
         _MADE,
         "",
-        "Commands that talk to a service find it by `--connection-string` or `--profile`, else "
-        "`TIDEGATE_CONNECTION_STRING`, else the profile that `TIDEGATE_PROFILE` names, else the one chosen "
-        "with `tidegate profile use`, else the one that `tidegate serve` left for this user. Profiles are in "
-        "`TIDEGATE_CONFIG_DIR`, else in `tidegate` in the user's configuration directory, readable by this "
-        "user alone.",
+        "Commands that connect to a service look for it in this order: `--connection-string` or "
+        "`--profile`, `TIDEGATE_CONNECTION_STRING`, the profile named by `TIDEGATE_PROFILE`, the profile "
+        "chosen with `tidegate profile use`, and the profile that `tidegate serve` wrote for this user. "
+        "Profiles are stored in `TIDEGATE_CONFIG_DIR` or, by default, in `tidegate` in the user's "
+        "configuration directory, readable only by this user.",
         "",
-        "Results go to standard output as a table, or as `--json` (one value), `--nl` (one object per "
-        "line) or `--csv`; progress and remarks go to standard error.",
+        "Results go to standard output as a table, or as `--json` (one value), `--nl` (one object per line) "
+        "or `--csv`; progress and warnings go to standard error.",
         "",
         f"Exit codes: {EXIT_CODE_HELP}.",
     ]
@@ -146,13 +146,13 @@ def _error_page() -> str:
         "",
         _MADE,
         "",
-        "Every error is a `TidegateError`. Import it, and those that programs mostly catch "
-        f"({_exported_errors()}), from `tidegate`; the others from `tidegate.model.errors`. *Whose* says "
-        "whose doing it is; *again* whether the same call may succeed later without anybody changing "
-        "anything. The condition is what a client gets over AMQP, the status what it gets over HTTP, the "
-        "exit code what a command ends with.",
+        "Every error is a `TidegateError`. Import it and the most commonly caught errors "
+        f"({_exported_errors()}) from `tidegate`, the others from `tidegate.model.errors`. "
+        "*Fault* says who caused it; *retry* says whether the same call may succeed later "
+        "without any change. A client gets the condition over AMQP and the status over "
+        "HTTP; a command ends with the exit code.",
         "",
-        "| error | meaning | whose | again | AMQP condition | HTTP | exit |",
+        "| error | meaning | fault | retry | AMQP condition | HTTP | exit |",
         "|---|---|---|---|---|---|---|",
     ]
     for error_type in _error_types(errors.TidegateError):
@@ -195,7 +195,7 @@ def _limit_page() -> str:
         "",
         "## By tier",
         "",
-        "`tier` of the namespace decides; changing it leaves what exists as it is.",
+        "The namespace's `tier` decides. Changing the tier does not affect existing entities.",
         "",
     ]
     lines += ["| limit | " + " | ".join(tier.value for tier in limits.Tier) + " |"]
@@ -216,12 +216,12 @@ def _value_text(value: object) -> str:
 
 def _http_api_page() -> str:
     lines = [
-        "# The administration by HTTP",
+        "# Administration over HTTP",
         "",
         _MADE,
         "",
-        f"Addresses begin with `{PREFIX}`. How to ask is in [http.md](http.md#administration); the same as "
-        "OpenAPI 3.1 is at `/openapi.json` of the service.",
+        f"All paths begin with `{PREFIX}`. [http.md](http.md#administration) describes how to send requests. "
+        "The service provides the same as OpenAPI 3.1 at `/openapi.json`.",
         "",
         "| | | claims | body | answer |",
         "|---|---|---|---|---|",
@@ -238,7 +238,7 @@ def _http_api_page() -> str:
         for field in shape.fields:
             kind = field.kind.value if field.shape is None else f"{field.kind.value}: {field.shape.name}"
             kind += ", or null" if field.is_nullable else ""
-            kind += "" if field.is_required else "; may be left out"
+            kind += "" if field.is_required else "; optional"
             choices = f" One of {', '.join(field.choices)}." if field.choices else ""
             lines.append(f"| `{field.name}` | {kind} | {field.description}{choices} |")
     return "\n".join(lines) + "\n"
@@ -250,12 +250,11 @@ def _metric_page() -> str:
         "",
         _MADE,
         "",
-        "`GET /metrics` on the HTTP and HTTPS ports, in Prometheus' text format, or in OpenMetrics where",
-        "that is asked for. From this machine, at a loopback name or address, without a token; from",
-        "elsewhere, and through a proxy, with one of the namespace that has Listen or Manage. Counters",
-        "are since the service started. *Azure*",
-        "is the metric of Azure Monitor that says the same. Besides these there are prometheus-client's",
-        "of the process (`process_…`).",
+        "`GET /metrics` on the HTTP and HTTPS ports, in Prometheus' text format, or in OpenMetrics if the",
+        "request asks for it. A request from this machine to a loopback name or address needs no token; any",
+        "other, and any that comes through a proxy, needs a token for the namespace with Listen or Manage.",
+        "Counters start when the service starts. *Azure* is the Azure Monitor metric with the same meaning.",
+        "The metrics of prometheus-client about the process (`process_…`) are served, too.",
         "",
         "| metric | kind | labels | | Azure |",
         "|---|---|---|---|---|",
@@ -268,7 +267,7 @@ def _metric_page() -> str:
         )
     lines += [
         "",
-        "In Prometheus' configuration, the token goes as",
+        "In Prometheus' configuration, the token is set as",
         "",
         "```yaml",
         "authorization:",
@@ -278,7 +277,7 @@ def _metric_page() -> str:
         "",
         "## Of a pipeline on Spark",
         "",
-        "`tidegate pipeline run --metrics-port N` serves these at `/metrics` of that port, without a token.",
+        "`tidegate pipeline run --metrics-port N` serves these at `/metrics` on that port, without a token.",
         "All have the label `pipeline`; the numbers are those of the pipeline's",
         "[status](pipelines.md#the-status). Counters are since its process started.",
         "",

@@ -14,10 +14,11 @@ def setting_page(made: str) -> str:
         "",
         made,
         "",
-        "What `tidegate serve --config FILE` reads, in TOML or JSON, and what programs give that embed the "
-        "service (`tidegate.server.settings.ServerSettings`). How the file is written, and what it may "
-        "declare besides (event hubs, policies, tier): [the service](service.md#settings-file). Ports: 0 is "
-        "any free one, left out or `None` switches a face off.",
+        "The settings that `tidegate serve --config FILE` reads from TOML or JSON, and that programs set "
+        "when they embed the service (`tidegate.server.settings.ServerSettings`). [The "
+        "service](service.md#settings-file) describes the file and what else it may declare (event hubs, "
+        "policies, tier). A port of 0 means any free port; without a port, or with `None`, that protocol is "
+        "not served.",
         "",
         "| setting | type | default | |",
         "|---|---|---|---|",
@@ -64,8 +65,8 @@ def state_files(made: str) -> dict[str, str]:
         "",
         made,
         "",
-        "Every state machine that Tidegate shows or runs by. The pictures are drawn from the steps in the "
-        "code; the table below each says the same.",
+        "Tidegate's state machines. The diagrams are drawn from the transitions in the code; the table "
+        "below each diagram lists the same transitions.",
     ]
     for machine in MACHINES:
         lines += _machine_lines(machine)

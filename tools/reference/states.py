@@ -90,7 +90,8 @@ MACHINES: Final[tuple[Machine, ...]] = (
     Machine(
         "lease",
         "Lease of a partition",
-        "As the other hosts of the consumer group see it. Whoever acquires or steals gets the next epoch.",
+        "As the other hosts of the consumer group see it. A host that acquires or steals the lease gets the "
+        "next epoch.",
         _L.ABSENT.value,
         _steps(
             [
@@ -112,7 +113,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
         _steps(
             [
                 (_P.STARTING, _P.RUNNING, "receiver is open"),
-                (_P.RUNNING, _P.STARTING, "line or handler failed"),
+                (_P.RUNNING, _P.STARTING, "connection or handler failed"),
                 (_P.RUNNING, _P.STALLED, "no progress"),
                 (_P.STALLED, _P.STARTING, "new epoch"),
                 (_P.STARTING, _P.STALLED, "hangs while it opens"),
@@ -135,7 +136,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
                 (_R.STARTING, _R.FAILED, "error"),
                 (_R.RUNNING, _R.STOPPING, "asked to stop"),
                 (_R.RUNNING, _R.STOPPED, "interrupted"),
-                (_R.RUNNING, _R.ENDED, "all there was is done"),
+                (_R.RUNNING, _R.ENDED, "all events processed"),
                 (_R.RUNNING, _R.FAILED, "error"),
                 (_R.STOPPING, _R.STOPPED, "micro-batch over"),
                 (_R.STARTING, _R.KILLED, "process gone"),

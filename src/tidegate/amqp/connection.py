@@ -450,7 +450,7 @@ class Connection:
             if frame is None:
                 return
             if frame.frame_type != AMQP_FRAME:
-                raise FramingError(f"A frame of type {frame.frame_type} came on an open connection.")
+                raise FramingError(f"Received a frame of type {frame.frame_type} on an open connection.")
             if frame.body:
                 account = self._account
                 account.count_frames(1, now=self._received_at)
@@ -485,8 +485,8 @@ class Connection:
             return
         if until - start > self._account.limits.performative_bytes_max:
             raise ResourceLimitError(
-                f"A frame of {until - start} bytes that is no transfer is larger than the "
-                f"{self._account.limits.performative_bytes_max} that are allowed."
+                f"A frame of {until - start} bytes that is not a transfer exceeds the limit "
+                f"of {self._account.limits.performative_bytes_max}."
             )
         body = memoryview(data)[start:until]
         performative, end = decode_performative(body)
@@ -546,10 +546,10 @@ class Connection:
     def _receive_begin(self, begin: Begin, channel: int) -> None:
         if channel > self.configuration.channel_max:
             raise FramingError(
-                f"Channel {channel} is above the {self.configuration.channel_max} that were agreed."
+                f"Channel {channel} exceeds the negotiated maximum of {self.configuration.channel_max}."
             )
         if channel in self._sessions_by_remote_channel:
-            raise IllegalStateError(f"A session has begun on channel {channel} already.")
+            raise IllegalStateError(f"A session has already begun on channel {channel}.")
         if begin.remote_channel is None:
             session = self._make_session(None)
             if session is None:
@@ -557,7 +557,9 @@ class Connection:
         else:
             answered = self._sessions.get(begin.remote_channel)
             if answered is None or answered.state not in (SessionState.BEGIN_SENT, SessionState.END_PIPE):
-                raise IllegalStateError(f"No session of ours waits on channel {begin.remote_channel}.")
+                raise IllegalStateError(
+                    f"No session is waiting for a begin on channel {begin.remote_channel}."
+                )
             session = answered
         self._ended_channels.discard(channel)
         self._sessions_by_remote_channel[channel] = session

@@ -151,7 +151,7 @@ def skip_value(data: Buffer, offset: int = 0) -> int:
         elif width == -4:
             end = offset + 5 + _u32(data, offset + 1)[0]
         else:
-            raise DecodeError(f"0x{code:02x} is no AMQP constructor (byte {offset}).")
+            raise DecodeError(f"0x{code:02x} is not an AMQP constructor (byte {offset}).")
     except (IndexError, struct.error) as exc:
         raise DecodeError(f"The data ends inside the value at byte {offset}.") from exc
     if end > len(data):
@@ -160,7 +160,7 @@ def skip_value(data: Buffer, offset: int = 0) -> int:
 
 
 def _refuse_described_descriptor() -> NoReturn:
-    raise DecodeError("A descriptor is itself described; nothing sends that.")
+    raise DecodeError("A descriptor is itself described, which is not supported.")
 
 
 def _make_widths() -> list[int]:
@@ -207,14 +207,14 @@ def _decode_descriptor(data: Buffer, offset: int, room: _Room) -> tuple[object, 
 def _decode_bool_byte(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
     value = data[offset]
     if value > 1:
-        raise DecodeError(f"0x{value:02x} is no boolean.")
+        raise DecodeError(f"0x{value:02x} is not a boolean.")
     return value == 1, offset + 1
 
 
 def _decode_char(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
     code = _u32(data, offset)[0]
     if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-        raise DecodeError(f"0x{code:x} is no Unicode character.")
+        raise DecodeError(f"0x{code:x} is not a Unicode character.")
     return Char(chr(code)), offset + 4
 
 
@@ -268,7 +268,7 @@ def _text(data: Buffer, start: int, end: int) -> str:
     try:
         return str(data[start:end], "utf-8")
     except UnicodeDecodeError as exc:
-        raise DecodeError(f"The text at byte {start} is not UTF-8.") from exc
+        raise DecodeError(f"The string at byte {start} is not UTF-8.") from exc
 
 
 def _decode_string8(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
@@ -366,9 +366,9 @@ def _array_items(data: Buffer, offset: int, room: _Room, width: int) -> tuple[Ar
     code = data[offset]
     offset += 1
     if code == 0:
-        raise DecodeError("The elements of an array have more than one descriptor; nothing sends that.")
+        raise DecodeError("The elements of an array have more than one descriptor, which is not supported.")
     if code not in _TYPES:
-        raise DecodeError(f"0x{code:02x} is no AMQP constructor (byte {offset - 1}).")
+        raise DecodeError(f"0x{code:02x} is not an AMQP constructor (byte {offset - 1}).")
     if count > (end - offset if _WIDTHS[code] else ZERO_WIDTH_ELEMENTS_MAX):
         raise DecodeError(f"An array of {count} elements has {end - offset} bytes.")
     decoder = _DECODERS[code]
@@ -388,7 +388,7 @@ def _compound(items: Callable[[Buffer, int, _Room, int], tuple[object, int]], wi
 
 def _unknown(code: int) -> _Decoder:
     def refuse(data: Buffer, offset: int, room: _Room) -> tuple[object, int]:
-        raise DecodeError(f"0x{code:02x} is no AMQP constructor (byte {offset - 1}).")
+        raise DecodeError(f"0x{code:02x} is not an AMQP constructor (byte {offset - 1}).")
 
     return refuse
 

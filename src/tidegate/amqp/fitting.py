@@ -50,8 +50,8 @@ def encode_within(performative: Performative, frame_bytes_max: int) -> bytes:
         body = encode_performative(_shortened(performative, len(body) - bytes_max))
         if len(body) > bytes_max:
             raise FrameTooSmallError(
-                f"The {type(performative).__name__} of {len(body)} bytes does not fit into a frame of "
-                f"{frame_bytes_max} bytes, the largest that the peer takes."
+                f"The {type(performative).__name__} of {len(body)} bytes does not fit into a "
+                f"frame of {frame_bytes_max} bytes, the peer's maximum."
             )
     return body
 

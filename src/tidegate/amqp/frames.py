@@ -170,6 +170,6 @@ class FrameSplitter:
     def _garbled(self, size: int, data_offset: int) -> FramingError:
         if size > self.frame_bytes_max and data_offset == 2:
             return FramingError(
-                f"A frame of {size} bytes is larger than the {self.frame_bytes_max} that were agreed."
+                f"A frame of {size} bytes exceeds the negotiated maximum of {self.frame_bytes_max}."
             )
-        return FramingError(f"A frame of {size} bytes with its data at byte {data_offset * 4} is none.")
+        return FramingError(f"A frame of {size} bytes with its data at byte {data_offset * 4} is malformed.")

@@ -156,7 +156,7 @@ def iter_sections(payload: Buffer) -> Iterator[Section]:
         else:
             code, value_start = _slow_descriptor(payload, offset)
         if not HEADER <= code <= FOOTER:
-            raise DecodeError(f"0x{code:x} at byte {offset} is no section of a message.")
+            raise DecodeError(f"0x{code:x} at byte {offset} is not a message section.")
         end = skip_value(payload, value_start)
         yield code, offset, value_start, end
         offset = end

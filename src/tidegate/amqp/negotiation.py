@@ -96,7 +96,7 @@ class Negotiation:
             if frame is None:
                 return None
             if frame.frame_type != SASL_FRAME:
-                raise FramingError("An AMQP frame came inside the SASL dialogue.")
+                raise FramingError("Received an AMQP frame during SASL negotiation.")
             event = self._receive_body(decode_sasl(frame.body))
             if event is not None:
                 return event
@@ -140,7 +140,7 @@ class Negotiation:
                 self._send(SaslMechanisms(self._mechanisms))
         else:
             self._answer_wrong_header()
-            raise FramingError(f"The peer asks for protocol {header.encode()!r}, which is not spoken here.")
+            raise FramingError(f"The peer asked for protocol {header.encode()!r}, which is not supported.")
 
     def _receive_body(self, body: SaslFrameBody) -> SaslReceived | None:
         if isinstance(body, SaslMechanisms):

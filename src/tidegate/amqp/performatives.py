@@ -198,7 +198,7 @@ def to_described(value: object) -> Described:
     """A composite value as a described list of all its fields."""
     layout = _LAYOUTS.get(type(value))
     if layout is None:
-        raise EncodeError(f"A {type(value).__name__} is no AMQP composite type.")
+        raise EncodeError(f"A {type(value).__name__} is not an AMQP composite type.")
     return Described(ULong(layout.code), list(_wire_fields(layout, value)))
 
 
@@ -217,7 +217,7 @@ def append_composite(output: bytearray, value: object) -> None:
     """
     layout = _LAYOUTS.get(type(value))
     if layout is None:
-        raise EncodeError(f"A {type(value).__name__} is no AMQP composite type.")
+        raise EncodeError(f"A {type(value).__name__} is not an AMQP composite type.")
     items = bytearray()
     for item in _wire_fields(layout, value):
         append_value(items, item)
@@ -543,7 +543,7 @@ def decode_performative(data: Buffer, offset: int = 0) -> tuple[Performative, in
     """
     value, end = decode_composite(data, offset)
     if not isinstance(value, _PERFORMATIVES):
-        raise DecodeError(f"A frame starts with {type(value).__name__}, which is no performative.")
+        raise DecodeError(f"A frame starts with {type(value).__name__}, which is not a performative.")
     return value, end
 
 
@@ -554,7 +554,7 @@ def decode_composite(data: Buffer, offset: int = 0) -> tuple[object, int]:
     """
     value, end = decode_value(data, offset)
     if not isinstance(value, Described):
-        raise DecodeError(f"A described value is expected, not {type(value).__name__}.")
+        raise DecodeError(f"Expected a described value, got {type(value).__name__}.")
     return from_described(value), end
 
 

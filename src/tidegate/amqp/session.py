@@ -468,7 +468,7 @@ class Session:
         if not self.is_mapped:
             raise LocalProtocolError(f"A link cannot be attached: the session is {self.state.name}.")
         if (name, role) in self._links_by_name:
-            raise LocalProtocolError(f"The session has a link {name!r} in this direction already.")
+            raise LocalProtocolError(f"The session already has a link {name!r} in this direction.")
         handle = self._take_handle()
         if handle is None:
             raise LocalProtocolError("All handles of the session are in use: begin another session.")
@@ -500,15 +500,15 @@ class Session:
         link = self._link_at(handle)
         if not isinstance(link, ReceiverLink):
             raise SessionViolationError(
-                ERRANT_LINK, f"A transfer came on handle {handle}, where this side is the sender."
+                ERRANT_LINK, f"Received a transfer on handle {handle}, where this side is the sender."
             )
         return link
 
     def _receive_attach(self, attach: Attach) -> None:
         if attach.handle > self.handle_max:
-            raise FramingError(f"Handle {attach.handle} is above the {self.handle_max} that were agreed.")
+            raise FramingError(f"Handle {attach.handle} exceeds the negotiated maximum of {self.handle_max}.")
         if attach.handle in self._links_by_remote_handle:
-            raise SessionViolationError(HANDLE_IN_USE, f"Handle {attach.handle} has a link already.")
+            raise SessionViolationError(HANDLE_IN_USE, f"Handle {attach.handle} already has a link.")
         if len(attach.name.encode()) > self.frame_bytes_max - REFUSAL_BYTES:
             raise SessionViolationError(
                 FRAME_SIZE_TOO_SMALL,
@@ -538,7 +538,7 @@ class Session:
     def _steal(self, link: Link) -> None:
         """The peer attaches another link by this link's name: the older one ends (section 2.6.1)."""
         if not link.is_detach_sent:
-            text = f"A new link {link.name!r:.100} of the same session took this one's name and place."
+            text = f"A new link {link.name!r:.100} of the same session replaced this one, with the same name."
             link.detach(Error(condition=STOLEN, description=text))
             self.events.append(LinkStolen(link))
 

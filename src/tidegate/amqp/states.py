@@ -54,7 +54,7 @@ class StateTable(Generic[S, I]):
             return following
         text = f"{step.name.lower().replace('_', ' ')} is not allowed while the {self.name} is {state.name}."
         if step.name.startswith("RECEIVE_"):
-            raise IllegalStateError(f"The peer broke the protocol: {text}")
+            raise IllegalStateError(f"The peer violated the protocol: {text}")
         raise LocalProtocolError(text[0].upper() + text[1:])
 
     def allows(self, state: S, step: I) -> bool:

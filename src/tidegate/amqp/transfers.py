@@ -199,7 +199,7 @@ def parse_transfer(data: bytes, start: int, until: int) -> IncomingTransfer:
         return parsed
     performative, end = decode_performative(memoryview(data)[start:until])
     if not isinstance(performative, Transfer):
-        raise DecodeError(f"A transfer is expected, not {type(performative).__name__}.")
+        raise DecodeError(f"Expected a transfer, got {type(performative).__name__}.")
     return IncomingTransfer(
         performative.handle,
         performative.delivery_id,

@@ -200,14 +200,15 @@ class Authorizer:
         if now_utc.timestamp() >= signature.expiry:
             raise UnauthorizedError(
                 f"ExpiredToken: The token is expired. Expiration time: '{_format_expiry(signature.expiry)}'.",
-                next_step="Make a new token, and check this machine's clock.",
+                next_step="Create a new token, and check this machine's clock.",
             )
         if not resource.covers(wanted):
             asked = audience if isinstance(audience, str) else f"/{wanted.path}"
             raise UnauthorizedError(
                 "InvalidAudience: The authorization header contains a token signed for the wrong audience.",
-                next_step=f"The token is for {signature.resource!r}, asked for was {asked!r}. Without a "
-                "scheme, a token for HOST or HOST/HUB needs HOST in the service's setting host_names.",
+                next_step=f"The token is for {signature.resource!r}, but the request is for {asked!r}. "
+                "For a token without a scheme (HOST or HOST/HUB), HOST must be in the "
+                "service's setting host_names.",
             )
         return grant
 

@@ -123,7 +123,8 @@ class Catalog:
         except OSError as error:
             if is_full_error(error):
                 raise LogFullError(
-                    f"No room to write the catalog {self._path}.", next_step="Free disk space and repeat."
+                    f"No disk space to write the catalog {self._path}.",
+                    next_step="Free disk space and try again.",
                 ) from error
             if is_shortage_error(error):
                 raise shortage_error(error, "write the catalog") from error
@@ -180,7 +181,7 @@ def _read(files: Files, path: Path) -> tuple[int, CatalogContents]:
             raise LogCorruptError(
                 f"The catalog {path} has format version {version!r}; this release reads "
                 f"{_READABLE_VERSIONS[0]} to {_FORMAT_VERSION}.",
-                next_step="Start the release that wrote it.",
+                next_step="Run the release that wrote it.",
             )
         contents = CatalogContents(
             policies=_parse_policies(document["policies"]),
@@ -191,7 +192,7 @@ def _read(files: Files, path: Path) -> tuple[int, CatalogContents]:
     except (ValueError, KeyError, TypeError, AttributeError, InvalidArgumentError) as error:
         # The parser's own message may quote the file, which holds keys: only its kind is told.
         raise LogCorruptError(
-            f"The catalog {path} does not parse ({type(error).__name__}).",
+            f"Cannot parse the catalog {path} ({type(error).__name__}).",
             next_step="Restore it from a backup; the logs beside it are not affected.",
         ) from None
     return version, contents

@@ -40,8 +40,8 @@ def _damages(data_directory: Path) -> Iterator[CatalogDamage]:
         if kept:
             yield CatalogDamage(
                 path,
-                f"the catalog is missing and {len(kept)} event hubs' logs are there: a service would start "
-                "with no event hub and a new key",
+                f"the catalog is missing but the logs of {len(kept)} event hubs exist: a "
+                "service would start with no event hub and a new key",
             )
         return
     try:

@@ -117,7 +117,7 @@ class EventHub:
         """What ends the links to ``path`` once ``is_deleted``."""
         return NotFoundError(
             f"The messaging entity '{path}' could not be found: event hub '{self.name}' was deleted.",
-            next_step="Create it again; what the deleted one held is gone.",
+            next_step="Create it again; the events of the deleted one are gone.",
         )
 
     @property
@@ -217,8 +217,8 @@ class EventHub:
         record = self._record
         if partition_count is not None and partition_count != record.partition_count:
             raise InvalidArgumentError(
-                f"The event hub {self.name!r} has {record.partition_count} partitions; their number is fixed "
-                "at its creation.",
+                f"The event hub {self.name!r} has {record.partition_count} partitions; the "
+                "number cannot be changed.",
                 next_step="Create another event hub.",
             )
         record = record.changed(changes, self._limits)
@@ -270,12 +270,12 @@ class EventHub:
         """
         validate_publisher_name(name)
         if self.is_publisher_revoked(name):
-            raise AlreadyExistsError(f"The publisher {name!r} of {self.name!r} is revoked already.")
+            raise AlreadyExistsError(f"The publisher {name!r} of {self.name!r} is already revoked.")
         revoked = self._record.revoked_publishers
         if len(revoked) >= REVOKED_PUBLISHERS_MAX:
             raise QuotaExceededError(
-                f"{len(revoked)} publishers of {self.name!r} are revoked, the most allowed.",
-                next_step="Regenerate the key that their tokens were made with, and restore them.",
+                f"{len(revoked)} publishers of {self.name!r} are revoked, the maximum.",
+                next_step="Regenerate the key that signed their tokens, and restore them.",
             )
         self._replace_record(replace(self._record, revoked_publishers=(*revoked, name)))
         self._authorizer.announce_change()
@@ -302,7 +302,7 @@ class EventHub:
         if self.is_publisher_revoked(name):
             raise PublisherRevokedError(
                 f"The publisher '{name}' of '{self.name}' is revoked.",
-                next_step="Whoever runs the service can restore it.",
+                next_step="The operator of the service can restore it.",
             )
 
     def statistics(self) -> EventHubStatistics:

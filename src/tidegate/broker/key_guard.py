@@ -50,7 +50,7 @@ class KeyGuard:
         if wait_s > 0.0:
             self._failures[peer.door] += 1
             raise ServerBusyError(
-                "Too many wrong keys came from this address: no more are looked at for now.",
+                "Too many attempts with a wrong key from this address.",
                 next_step="Try again later.",
                 retry_after_s=wait_s,
             )

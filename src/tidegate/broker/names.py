@@ -18,7 +18,7 @@ def validate_name(name: str, noun: str, characters_max: int) -> None:
     """Raise InvalidArgumentError unless ``name`` follows the naming rules of Event Hubs."""
     if len(name) > characters_max or _NAME.fullmatch(name) is None:
         raise InvalidArgumentError(
-            f"{name[:80]!r} cannot be the name of {'an' if noun[0] in 'aeiou' else 'a'} {noun}.",
+            f"{name[:80]!r} is not a valid name for {'an' if noun[0] in 'aeiou' else 'a'} {noun}.",
             next_step=f"Use 1 to {characters_max} letters, digits, '.', '-' or '_', beginning and ending "
             "with a letter or digit.",
         )
@@ -39,7 +39,7 @@ def validate_publisher_name(name: str) -> None:
         or name != name.strip()
     ):
         raise InvalidArgumentError(
-            f"{name[:80]!r} cannot be the name of a publisher.",
-            next_step=f"Use 1 to {PUBLISHER_NAME_CHARACTERS_MAX} printable characters without '/', '\\', "
-            "'%', '?' and '#', no blanks at the ends, and not '.' or '..'.",
+            f"{name[:80]!r} is not a valid name for a publisher.",
+            next_step=f"Use 1 to {PUBLISHER_NAME_CHARACTERS_MAX} printable characters without '/', "
+            "'\\', '%', '?' and '#', no leading or trailing blanks, and not '.' or '..'.",
         )

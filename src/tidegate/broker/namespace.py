@@ -100,7 +100,7 @@ class Broker:
             known = [record.hub_id for record in catalog.contents.event_hubs]
             for hub_id in logs.unknown_hub_ids(known):
                 # An older catalog may have been restored: removing the logs is for their owner to decide.
-                _logger.warning("The logs %s belong to no event hub of the catalog; they are kept.", hub_id)
+                _logger.warning("The logs %s belong to no event hub in the catalog; they are kept.", hub_id)
         except BaseException:
             await logs.close()
             raise
@@ -184,7 +184,7 @@ class Broker:
         policies = remove_policy(self.policies(event_hub), name)
         if event_hub is None and not any(Claim.MANAGE in policy.claims for policy in policies):
             raise InvalidArgumentError(
-                f"The policy {name!r} is the namespace's last one with Manage.",
+                f"The policy {name!r} is the namespace's last policy with Manage.",
                 next_step="Create another one first, or regenerate its keys.",
             )
         old = {"claims": _claim_names(self.policy(event_hub, name))}
@@ -267,7 +267,7 @@ class Broker:
         validate_name(name, "event hub", HUB_NAME_CHARACTERS_MAX)
         if not 1 <= partition_count <= limits.partitions_max:
             raise InvalidArgumentError(
-                f"{partition_count} partitions; 1 to {limits.partitions_max} are allowed."
+                f"Invalid number of partitions {partition_count}: use 1 to {limits.partitions_max}."
             )
         record = EventHubRecord(
             hub_id=secrets.token_hex(8),
@@ -277,7 +277,7 @@ class Broker:
             created_at_ms=int(self._clock.now_utc().timestamp() * 1000),
         ).changed(settings, limits)
         if name.lower() in self._event_hubs:
-            raise AlreadyExistsError(f"The event hub {name!r} exists already.")
+            raise AlreadyExistsError(f"The event hub {name!r} already exists.")
         self._logs.create_logs(record.hub_id, partition_count)
         for index in range(partition_count):
             # Now, since it may fail: a hub that the catalog names and nobody can use could be made twice.
@@ -384,7 +384,7 @@ class Broker:
                 except ClosedError:
                     continue
                 except (TidegateError, OSError) as error:
-                    _logger.error("Retention of %s: %s Trying again later.", partition, error)
+                    _logger.error("Retention of %s: %s It will be tried again.", partition, error)
         return removed
 
     # -- load

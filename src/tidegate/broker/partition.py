@@ -230,8 +230,8 @@ class Partition:
             raise PositionOutOfRangeError(
                 f"Partition {self.partition_id} no longer holds sequence number {sequence_number}: the first "
                 f"available is {begin}.",
-                next_step="Retention removed it before it was read: start from the first available, and keep "
-                "events longer or read faster.",
+                next_step="Retention removed it before it was read. Start from the first available, "
+                "and increase retention or read faster.",
             )
 
     async def apply_retention(self, *, before_ms: int, bytes_max: int | None) -> int:
@@ -316,7 +316,7 @@ def _to_ms(time_utc: datetime, *, round_up: bool = False) -> int:
 def _parse_offset(offset: str) -> int:
     if not offset.isascii() or not offset.isdigit() or len(offset) > 19:
         raise InvalidArgumentError(
-            f"The supplied offset '{offset[:40]}' is invalid: this service never gave it.",
-            next_step="Offsets are opaque: give back one that was received, '-1' or '@latest'.",
+            f"The supplied offset '{offset[:40]}' is invalid: this service did not issue it.",
+            next_step="Offsets are opaque. Use one that was received, '-1' or '@latest'.",
         )
     return int(offset)

@@ -39,7 +39,9 @@ def find_policy(policies: Policies, name: str) -> SharedAccessPolicy:
     for policy in policies:
         if policy.name == name:
             return policy
-    raise NotFoundError(f"There is no policy {name[:80]!r}.", next_step="List the policies for their names.")
+    raise NotFoundError(
+        f"There is no policy {name[:80]!r}.", next_step="List the policies to see their names."
+    )
 
 
 def add_policy(
@@ -59,15 +61,15 @@ def add_policy(
     wanted = frozenset(claims)
     if not wanted:
         raise InvalidArgumentError(
-            f"The policy {name!r} has no claims.", next_step="Give Send, Listen or Manage."
+            f"The policy {name!r} has no claims.", next_step="Use Send, Listen or Manage."
         )
     for given in (key, secondary_key):
         if given is not None:
             _validate_key(given)
     if name.lower() in (policy.name.lower() for policy in policies):
-        raise AlreadyExistsError(f"The policy {name!r} exists already.")
+        raise AlreadyExistsError(f"The policy {name!r} already exists.")
     if len(policies) >= POLICIES_MAX:
-        raise QuotaExceededError(f"There are {len(policies)} policies, the most allowed.")
+        raise QuotaExceededError(f"There are {len(policies)} policies, the maximum.")
     if Claim.MANAGE in wanted:
         wanted = frozenset(Claim)
     return (*policies, SharedAccessPolicy.generate(name, wanted, key=key, secondary_key=secondary_key))
@@ -103,8 +105,8 @@ def warn_of_short_keys(policy: SharedAccessPolicy, event_hub: str | None) -> Non
         # that it listens on.
         if size < POLICY_KEY_BYTES_SAFE and key != EMULATOR_KEY:
             _log.warning(
-                "the %s key of the policy %s of %s has %d bytes, and may be guessed: use %d or more, or have "
-                "one made (tidegate policy regenerate)",
+                "the %s key of the policy %s of %s has %d bytes and could be guessed: use "
+                "%d or more, or generate one (tidegate policy regenerate)",
                 which,
                 policy.name,
                 event_hub or "the namespace",
@@ -118,7 +120,7 @@ def _validate_key(key: str) -> None:
     if not is_long_enough or not key.isprintable() or _KEY_END in key or key != key.strip():
         # The key itself is not told: the message may be logged.
         raise InvalidArgumentError(
-            "That cannot be a key.",
-            next_step=f"Use {POLICY_KEY_CHARACTERS_MIN} to {POLICY_KEY_CHARACTERS_MAX} printable characters, "
-            "none of them ';' and no blanks at the ends; or give none and have one made.",
+            "Invalid key.",
+            next_step=f"Use {POLICY_KEY_CHARACTERS_MIN} to {POLICY_KEY_CHARACTERS_MAX} printable characters "
+            "without ';' and without leading or trailing blanks, or omit the key to generate one.",
         )

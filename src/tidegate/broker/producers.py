@@ -158,6 +158,6 @@ def _check_numbers(producer_id: int | None, epoch: int | None, last_sequence_num
 
 def _refused(producer_id: int, epoch: int, higher: int) -> ProducerEpochStolenError:
     return ProducerEpochStolenError(
-        f"The producer {producer_id} has epoch {higher} by now; epoch {epoch} may not write any more.",
-        next_step="Another instance took over: stop this one, or start again as a new producer.",
+        f"The producer {producer_id} now has epoch {higher}; epoch {epoch} can no longer write.",
+        next_step="Another instance took over. Stop this one, or start again as a new producer.",
     )

@@ -158,5 +158,6 @@ def validate_units(units: int | None) -> None:
     """Raise InvalidArgumentError unless ``units`` is None (no limit) or a number that can be set."""
     if units is not None and not 1 <= units <= THROUGHPUT_UNITS_MAX:
         raise InvalidArgumentError(
-            f"{units} throughput units; 1 to {THROUGHPUT_UNITS_MAX} are allowed, or none for no limit."
+            f"Invalid number of throughput units {units}: use 1 to {THROUGHPUT_UNITS_MAX}, "
+            "or none for no limit."
         )

@@ -180,7 +180,10 @@ class FsspecDestination:
         self.url = url
         self._spool_directory = spool_directory
         self._fs, self._root = _guarded(
-            url, "open", lambda: _file_system(url), next_step="Install what it needs, or correct the URL."
+            url,
+            "open",
+            lambda: _file_system(url),
+            next_step="Install the missing package, or correct the URL.",
         )
         protocol = self._fs.protocol
         protocols = {protocol} if isinstance(protocol, str) else set(protocol)
@@ -273,7 +276,7 @@ def _discard(directory: Path, token_prefix: str) -> None:
             (directory / name).unlink(missing_ok=True)
 
 
-_CHECK = "Check that it exists, has room and lets the service in; it is tried again."
+_CHECK = "Check that it exists, has space and allows the service to write. Capture tries again."
 
 
 def _guarded(place: str, what: str, call: Callable[[], T], *, next_step: str = _CHECK) -> T:

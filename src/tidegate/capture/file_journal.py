@@ -120,7 +120,7 @@ class FileNotes:
         try:
             self.journal.append(file, is_again=is_again)
         except OSError as error:
-            _logger.warning("%s was captured, and cannot be put into the list of files: %s", file.name, error)
+            _logger.warning("%s was captured, but cannot be added to the list of files: %s", file.name, error)
 
 
 def _place(file: CapturedFile) -> bytes:

@@ -129,7 +129,7 @@ class HubCapture:
                 destination = await self._threads.run(open_it)
             except CaptureDestinationError as error:
                 if self._open_error != str(error):
-                    _logger.error("Capture of %s is held up: %s", self._event_hub.name, error)
+                    _logger.error("Capture of %s is blocked: %s", self._event_hub.name, error)
                 self._open_error = str(error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _RETRY_S_MAX)

@@ -207,9 +207,10 @@ class PartitionCapture:
             if not self._destination.exists(name):
                 return name, candidate_s
         raise CaptureDestinationError(
-            f"Capture finds {_NAME_TRIES_MAX} names taken in {self._destination!r}, from "
-            f"{self._file_name(self.partition.partition_id, time_s)} on.",
-            next_step="Does another service capture a hub of the same name there? Give one of them a folder.",
+            f"{_NAME_TRIES_MAX} file names are taken in {self._destination!r}, starting with "
+            f"{self._file_name(self.partition.partition_id, time_s)}.",
+            next_step="If another service captures a hub of the same name there, use a separate "
+            "folder for one of them.",
         )
 
     async def _write_in_turn(self) -> None:
@@ -244,7 +245,7 @@ class PartitionCapture:
             self._tell_missing(missing)
         if encoder.undecodable_count:
             _logger.warning(
-                "%s has %d events that are no AMQP messages; they are there as they are stored.",
+                "%s has %d events that are not AMQP messages; they are written as stored.",
                 planned.name,
                 encoder.undecodable_count,
             )
@@ -364,7 +365,7 @@ class PartitionCapture:
             else:
                 if self.counts.is_failing:
                     self.counts.is_failing = False
-                    _logger.warning("Capture of %s goes on.", self._place)
+                    _logger.warning("Capture of %s has resumed.", self._place)
                 return result
 
     def _tell_failure(self, error: TidegateError | OSError) -> None:
@@ -374,7 +375,7 @@ class PartitionCapture:
             level = logging.ERROR if isinstance(error, LogCorruptError) else logging.WARNING
             _logger.log(
                 level,
-                "Capture of %s is held up, with %d events behind: %s",
+                "Capture of %s is blocked, %d events behind: %s",
                 self._place,
                 self.backlog_events,
                 error,
@@ -383,8 +384,8 @@ class PartitionCapture:
     def _tell_missing(self, count: int) -> None:
         self.counts.missing_events += count
         _logger.error(
-            "Capture of %s has lost %d events: the log did not hold them any more when their turn came. "
-            "Retention is shorter than capture was held up, or a repair gave them up.",
+            "Capture of %s has lost %d events: the log no longer had them. Capture was "
+            "blocked for longer than retention, or a repair removed them.",
             self._place,
             count,
         )

@@ -119,8 +119,8 @@ class StateFile:
 
     def _garbled(self) -> LogCorruptError:
         return LogCorruptError(
-            f"The capture state {self.path} does not parse; nothing more of this partition is captured.",
-            next_step="Restore it from a backup. Without it all events held would be captured again.",
+            f"Cannot parse the capture state {self.path}; capture of this partition has stopped.",
+            next_step="Restore it from a backup. Without it, all retained events would be captured again.",
         )
 
 

@@ -37,10 +37,10 @@ EXIT_CODE_HELP = "; ".join(
     (
         f"{ExitCode.DONE} done",
         f"{ExitCode.FAILED} the operation failed",
-        f"{ExitCode.USAGE} the words are off",
-        f"{ExitCode.UNREACHABLE} it could not reach the service or was not let in",
-        f"{ExitCode.CHECK_FAILED} a check found something wrong",
-        "128 + N ended by signal N (130: Ctrl-C; 141: nobody reads its output any more)",
+        f"{ExitCode.USAGE} invalid usage",
+        f"{ExitCode.UNREACHABLE} the service was unreachable or denied access",
+        f"{ExitCode.CHECK_FAILED} a check failed",
+        "128 + N terminated by signal N (130: Ctrl-C; 141: output pipe closed)",
     )
 )
 
@@ -48,10 +48,10 @@ EXIT_CODE_HELP = "; ".join(
 class _Contents(ContentsGroup):
     sections = (
         ("The service", ("serve", "check")),
-        ("Event hubs and their events", ("hub", "group", "capture", "send", "receive")),
-        ("Who may, and how much", ("policy", "publisher", "throughput", "tier")),
+        ("Event hubs and events", ("hub", "group", "capture", "send", "receive")),
+        ("Access and throughput", ("policy", "publisher", "throughput", "tier")),
         ("Consumers", ("lag", "lease", "checkpoint")),
-        ("Pipelines into SQL", ("pipeline", "dlq", "audit", "spark")),
+        ("Pipelines", ("pipeline", "dlq", "audit", "spark")),
         ("This command line", ("profile", "completion", "version")),
     )
 
@@ -59,7 +59,7 @@ class _Contents(ContentsGroup):
 app = typer.Typer(
     name="tidegate",
     cls=_Contents,
-    help="Tidegate: a self-hosted Event Hubs, and exactly-once Spark pipelines on top of it.",
+    help="Tidegate: a self-hosted Event Hubs, with exactly-once Spark pipelines.",
     epilog=f"Exit codes: {EXIT_CODE_HELP}.",
     no_args_is_help=True,
     add_completion=False,

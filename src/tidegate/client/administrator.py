@@ -316,7 +316,7 @@ def _tier(entries: Mapping[str, object]) -> Tier:
     try:
         return Tier(entries.get("tier"))
     except ValueError as error:
-        raise RemoteProtocolError("The answer of $management is no tier.") from error
+        raise RemoteProtocolError("The response of $management is not a tier.") from error
 
 
 def _capture(entries: Mapping[str, object]) -> CaptureSettings | None:
@@ -324,18 +324,18 @@ def _capture(entries: Mapping[str, object]) -> CaptureSettings | None:
     if found is None:
         return None
     if not isinstance(found, dict):
-        raise RemoteProtocolError("The answer of $management is no capture settings.")
+        raise RemoteProtocolError("The response of $management is not capture settings.")
     try:
         return CaptureSettings.from_mapping({str(name): value for name, value in found.items()})
     except InvalidArgumentError as error:
-        raise RemoteProtocolError(f"The answer of $management is no capture settings: {error}") from error
+        raise RemoteProtocolError(f"The response of $management is not capture settings: {error}") from error
 
 
 def _throughput(entries: Mapping[str, object]) -> ThroughputProperties:
     def number(name: str) -> int:
         value = entries.get(name)
         if not isinstance(value, int):
-            raise RemoteProtocolError(f"The answer of $management has no number {name!r}.")
+            raise RemoteProtocolError(f"The response of $management has no number {name!r}.")
         return int(value)
 
     return ThroughputProperties(

@@ -114,8 +114,8 @@ def encode_batch(
     for event in events:
         if not batch.try_add(event):
             raise EventTooLargeError(
-                f"The events are larger together than the {bytes_max} bytes that a batch may have"
-                f" ({len(batch)} of them fit).",
+                f"The events together exceed the maximum batch size of {bytes_max} bytes "
+                f"({len(batch)} of them fit).",
                 next_step="Send them in several calls, or use enqueue, which fills batches by itself.",
             )
     return batch
@@ -125,7 +125,7 @@ def check_size(encoded: bytes, bytes_max: int) -> None:
     """Raise EventTooLargeError where even a batch of its own could not hold the event."""
     if len(encoded) + _HEADER_BYTES_MAX > bytes_max:
         raise EventTooLargeError(
-            f"An event of {len(encoded)} encoded bytes is over the limit of {bytes_max - _HEADER_BYTES_MAX}.",
+            f"An event of {len(encoded)} encoded bytes exceeds the limit of {bytes_max - _HEADER_BYTES_MAX}.",
             next_step="Store large content elsewhere and send a reference to it.",
         )
 
@@ -134,11 +134,11 @@ def check_destination(partition_key: str | None, partition_id: str | None) -> No
     """Raise InvalidArgumentError where an event is sent by key *and* by partition, or by an oversize key."""
     if partition_key is not None:
         if partition_id is not None:
-            raise InvalidArgumentError("Give partition_key or partition_id, not both.")
+            raise InvalidArgumentError("Use partition_key or partition_id, not both.")
         if len(partition_key) > PARTITION_KEY_CHARACTERS_MAX:
             raise InvalidArgumentError(
-                f"A partition key of {len(partition_key)} characters is over the limit of"
-                f" {PARTITION_KEY_CHARACTERS_MAX}."
+                f"A partition key of {len(partition_key)} characters exceeds the limit of "
+                f"{PARTITION_KEY_CHARACTERS_MAX}."
             )
 
 

@@ -72,9 +72,7 @@ class _Range:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.until:
-            raise InvalidArgumentError(
-                f"No range of sequence numbers goes from {self.start} to {self.until}."
-            )
+            raise InvalidArgumentError(f"Invalid range of sequence numbers: {self.start} to {self.until}.")
 
 
 @dataclass(slots=True)
@@ -405,9 +403,9 @@ async def _next_chunks(
     parts = await receiver.receive_parts(wanted.until - next_number, timeout_s)
     if not parts:
         raise OperationTimeoutError(
-            f"Sequence number {next_number} of partition {wanted.partition_id} of"
-            f" {wanted.event_hub!r} did not come within {timeout_s:g} s.",
-            next_step="Is it written yet? The partition's properties tell where its log ends.",
+            f"Sequence number {next_number} of partition {wanted.partition_id} of "
+            f"{wanted.event_hub!r} did not arrive within {timeout_s:g} s.",
+            next_step="Check that it has been written: the partition's properties show where its log ends.",
         )
     return list(_regrouped(parts))
 

@@ -301,4 +301,4 @@ def _error_or_broken(error: Error | None, what: str) -> TidegateError:
 
 def timed_out(what: str, timeout_s: float) -> OperationTimeoutError:
     """The error of an operation that had no answer in time; ``what`` completes "No answer to …"."""
-    return OperationTimeoutError(f"No answer to {what} within {timeout_s:g} s.")
+    return OperationTimeoutError(f"No response to {what} within {timeout_s:g} s.")

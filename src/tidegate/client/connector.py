@@ -168,7 +168,7 @@ class Connector:
         except TimeoutError as error:
             # A line that swallows requests is better replaced than asked again.
             if self._current is not None:
-                self._current.connection.fail(BrokenError("The connection was given up: no answer in time."))
+                self._current.connection.fail(BrokenError("The connection was closed: no response in time."))
             raise timed_out(what, timeout_s) from error
 
     async def wait_before_retry(self, retry: int, error: TidegateError) -> None:

@@ -108,8 +108,8 @@ class EntraCredential:
             token = await self.credential.get_token(ENTRA_ID_SCOPE)
         except Exception as error:
             raise BrokenError(
-                f"The credential gave no token: {type(error).__name__}: {error}.",
-                next_step="Check the Entra ID credential and its way to the identity service.",
+                f"The credential returned no token: {type(error).__name__}: {error}.",
+                next_step="Check the Entra ID credential and its connection to the identity service.",
             ) from error
         return Token(token.token, JWT_TOKEN_TYPE, int(token.expires_on))
 
@@ -123,8 +123,8 @@ def credential_from_connection_string(connection_string: ConnectionString) -> Cr
         return SharedSignatureCredential(connection_string.shared_access_signature)
     if connection_string.shared_access_key_name is None or connection_string.shared_access_key is None:
         raise ConnectionStringError(
-            "The connection string holds neither SharedAccessKeyName and SharedAccessKey nor a"
-            " SharedAccessSignature.",
+            "The connection string has neither SharedAccessKeyName and SharedAccessKey nor "
+            "a SharedAccessSignature.",
             next_step="Copy the whole string, or use Namespace.from_credential.",
         )
     return SharedKeyCredential(connection_string.shared_access_key_name, connection_string.shared_access_key)

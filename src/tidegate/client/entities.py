@@ -91,7 +91,7 @@ class SendFailedError(TidegateError):
         partitions = ", ".join(sorted({batch.partition_id for batch in failed}))
         super().__init__(
             f"{count} events for partition {partitions} were not acknowledged: {failed[0].error}",
-            next_step="They are in this error's failed attribute: send them again, or keep them.",
+            next_step="They are in this error's failed attribute; send them again or save them.",
         )
         self.failed = failed
         """One item per batch, in the order of failing."""

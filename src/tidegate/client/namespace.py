@@ -39,7 +39,7 @@ class Namespace:
 
     def __post_init__(self) -> None:
         if self.timeout_s <= 0:
-            raise InvalidArgumentError(f"A time-out of {self.timeout_s} s leaves no time to do anything.")
+            raise InvalidArgumentError(f"timeout_s must be greater than 0, got {self.timeout_s}.")
 
     @classmethod
     def from_connection_string(
@@ -106,8 +106,8 @@ def event_hub_of(connection_string: str | ConnectionString, event_hub: str | Non
     name = event_hub if event_hub is not None else _parse(connection_string).entity_path
     if not name:
         raise ConnectionStringError(
-            "No event hub is named.",
-            next_step="Give event_hub=…, or add ;EntityPath=HUB to the connection string.",
+            "No event hub given.",
+            next_step="Pass event_hub=…, or add ;EntityPath=HUB to the connection string.",
         )
     return name
 
@@ -128,7 +128,7 @@ def _adapt(credential: TokenCredential | Credential) -> Credential:
 def _make_ssl_context(context: ssl.SSLContext | None, ca_file: str | Path | None) -> ssl.SSLContext:
     if context is not None:
         if ca_file is not None:
-            raise InvalidArgumentError("Give ssl_context or ca_file, not both.")
+            raise InvalidArgumentError("Use ssl_context or ca_file, not both.")
         return context
     made = ssl.create_default_context()
     if ca_file is not None:
@@ -136,7 +136,7 @@ def _make_ssl_context(context: ssl.SSLContext | None, ca_file: str | Path | None
             made.load_verify_locations(cafile=ca_file)
         except (OSError, ssl.SSLError) as error:
             raise InvalidArgumentError(
-                f"The certificate file {str(ca_file)!r} cannot be used: {error}.",
-                next_step="It should be a PEM file, as named by ca_file in the service's ready file.",
+                f"Cannot use the certificate file {str(ca_file)!r}: {error}.",
+                next_step="It must be a PEM file, such as ca_file in the service's ready file.",
             ) from error
     return made

@@ -406,7 +406,7 @@ class PartitionSender(LinkHandler):
 def _refusal(state: DeliveryState | None) -> TidegateError:
     if isinstance(state, Rejected) and state.error is not None:
         return error_from_amqp(state.error)
-    return BrokenError("The service did not accept a batch and gave no reason.")
+    return BrokenError("The service rejected a batch without giving a reason.")
 
 
 def _new_producer_id() -> int:

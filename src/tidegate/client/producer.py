@@ -194,7 +194,7 @@ class EventHubProducer:
         await self._start()
         if bytes_max is not None and not 0 < bytes_max <= self._batch_bytes_max:
             raise InvalidArgumentError(
-                f"A batch of {bytes_max} bytes is not between 1 and {self._batch_bytes_max}."
+                f"bytes_max must be from 1 to {self._batch_bytes_max}, got {bytes_max}."
             )
         return EventDataBatch(
             bytes_max=bytes_max or self._batch_bytes_max,
@@ -267,7 +267,7 @@ class EventHubProducer:
         Cancellation: a beginning of the events is in the buffer.
         """
         if partition_keys is not None and (partition_key is not None or partition_id is not None):
-            raise InvalidArgumentError("Give partition_keys, or partition_key or partition_id.")
+            raise InvalidArgumentError("Use only one of partition_keys, partition_key and partition_id.")
         await self._start()
         self._raise_failed()
         pairs = (
@@ -339,7 +339,7 @@ class EventHubProducer:
         finally:
             for lane in self._lanes:
                 self._seal(lane)
-                lane.sender.close(ClosedError("The producer was closed before the service answered."))
+                lane.sender.close(ClosedError("The producer was closed before the service responded."))
             await self._connector.close()
         self._raise_failed()
 
@@ -405,8 +405,9 @@ class EventHubProducer:
         if self.publisher is not None:
             if partition_id is not None or partition_key not in (None, self.publisher):
                 raise InvalidArgumentError(
-                    f"The publisher {self.publisher!r} sends neither to a partition nor with another key.",
-                    next_step="Give neither partition_id nor partition_key: its name is the key.",
+                    f"The publisher {self.publisher!r} cannot send to a partition or with "
+                    "another partition key.",
+                    next_step="Omit partition_id and partition_key: the publisher's name is the key.",
                 )
             return self._lanes[0]
         if partition_key is not None:
@@ -485,6 +486,6 @@ def _paired(
         if not str(error).startswith("zip()"):
             raise  # from inside the caller's own iterables
         raise InvalidArgumentError(
-            "enqueue_many was given another number of partition_keys than of events.",
-            next_step="What both had is in the buffer already.",
+            "enqueue_many needs as many partition_keys as events.",
+            next_step="The events that have a partition key are already in the buffer.",
         ) from error

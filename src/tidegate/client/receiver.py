@@ -159,7 +159,7 @@ class PartitionReceiver(LinkHandler):
     ) -> list[EncodedEvents]:
         """As ``receive_encoded``, in the chunks that arrived: nothing is copied to make one of them."""
         if max_events <= 0:
-            raise InvalidArgumentError(f"At least one event must be asked for, not {max_events}.")
+            raise InvalidArgumentError(f"max_events must be at least 1, got {max_events}.")
         if not self._buffer.event_count:
             await self._wait_events(max_wait_s)
         if isinstance(self._failure, (ReceiverStolenError, ClosedError)):
@@ -285,7 +285,7 @@ class PartitionReceiver(LinkHandler):
                     raise self._break
                 if isinstance(self._break, UnauthorizedError):
                     # Judged once: what the next tries meet is judged by itself.
-                    self._break = BrokenError("The link's token ran out.")
+                    self._break = BrokenError("The link's token expired.")
                 if self._break is not None and breaks_in_vain:
                     # A service that agrees and breaks at once must not be asked over and over at full speed.
                     await self._connector.wait_before_retry(breaks_in_vain, self._break)
@@ -346,7 +346,7 @@ class PartitionReceiver(LinkHandler):
         except BaseException:
             self._detach()
             if self._break is None:
-                self._break = BrokenError(f"The attach of {self._address} was given up.")
+                self._break = BrokenError(f"The attach of {self._address} was abandoned.")
             raise
 
     def _resume_position(self) -> EventPosition:
@@ -365,8 +365,8 @@ class PartitionReceiver(LinkHandler):
             raise PositionOutOfRangeError(
                 f"Partition {self.partition_id} of {self.event_hub!r} no longer holds sequence number"
                 f" {self._next}: the first available is {properties.begin_sequence_number}.",
-                next_step="Retention removed it before it was read: start from the first available,"
-                " and keep events longer or read faster.",
+                next_step="Retention removed it before it was read. Start from the first available, "
+                "and increase retention or read faster.",
             )
         self._next = max(self._next, self._jump)  # meanwhile somebody may want later ones only
         self._jump = None

@@ -67,7 +67,7 @@ class ProducerIdentity:
 
     def __post_init__(self) -> None:
         if not 0 <= self.producer_id < 1 << 63 or not 0 <= self.epoch < _EPOCHS:
-            raise InvalidArgumentError(f"There is no producer identity {self!r}.")
+            raise InvalidArgumentError(f"Invalid producer identity {self!r}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class RepeatableProducer:
 
     def _own_connector(self) -> Connector:
         if self._process_id != os.getpid():
-            raise ClosedError("A producer belongs to the process that made it.")
+            raise ClosedError("A producer can be used only in the process that created it.")
         if self._connector is None:
             self._connector = Connector(self._namespace)
         return self._connector
@@ -264,7 +264,7 @@ class RepeatableWork:
 
     async def _close(self) -> None:
         for sender in self._senders.values():
-            sender.close(ClosedError("The producer was closed before the service answered."))
+            sender.close(ClosedError("The producer was closed before the service responded."))
             sender.release()
         self._senders.clear()
 
@@ -333,9 +333,11 @@ class RepeatableSender(PartitionSender):
             self.found_count = self._stored_count
         if self._stored_count < self._acknowledged_count:
             self._failure = BrokenError(
-                f"Partition {self.partition_id} has {self._stored_count} events of the producer "
-                f"{self._producer_id}, and had acknowledged {self._acknowledged_count}.",
-                next_step="Was the event hub made anew, or did over 1,000 other producers write to it?",
+                f"Partition {self.partition_id} has {self._stored_count} events of the "
+                f"producer {self._producer_id}, but had acknowledged "
+                f"{self._acknowledged_count}.",
+                next_step="Check whether the event hub was recreated, or over 1,000 other producers "
+                "wrote to it.",
             )
 
     def _send_some(self) -> bool:
@@ -382,9 +384,10 @@ class RepeatableSender(PartitionSender):
 
     def _differs(self, what: str) -> RepeatDiffersError:
         return RepeatDiffersError(
-            f"Partition {self.partition_id} has {self._stored_count} events of an earlier run of this work "
-            f"(producer {self._producer_id}, epoch {self._producer_epoch}), and now they are {what}.",
-            next_step="What is sent again must be the same events in the same order.",
+            f"Partition {self.partition_id} has {self._stored_count} events of an earlier "
+            f"run of this work (producer {self._producer_id}, epoch {self._producer_epoch}), "
+            f"but now they are {what}.",
+            next_step="A retry must send the same events in the same order.",
         )
 
 

@@ -31,9 +31,9 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         if self.retries_max < 0 or self.delay_s < 0 or self.delay_s_max < self.delay_s:
-            raise InvalidArgumentError(f"A retry policy cannot be {self!r}.")
+            raise InvalidArgumentError(f"Invalid retry policy {self!r}.")
         if self.multiplier < 1 or not 0 <= self.jitter <= 1:
-            raise InvalidArgumentError(f"A retry policy cannot be {self!r}.")
+            raise InvalidArgumentError(f"Invalid retry policy {self!r}.")
 
     def delay_before(
         self, retry: int, *, jitter_fraction: float, error: TidegateError | None = None

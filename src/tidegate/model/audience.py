@@ -132,5 +132,5 @@ def _parse_path(path: str, text: str) -> EntityPath:
 def _invalid(text: str, why: str) -> UnauthorizedError:
     return UnauthorizedError(
         f"InvalidAudience: The audience {text[:200]!r} {why}.",
-        next_step="Make the token for sb://HOST, sb://HOST/HUB or what is beneath it.",
+        next_step="Create the token for sb://HOST, sb://HOST/HUB or a path below it.",
     )

@@ -75,7 +75,7 @@ class CaptureSettings:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise InvalidArgumentError(
-                    f"The capture setting {name} is {value!r}; {low} to {high} are allowed."
+                    f"Invalid value {value!r} for the capture setting {name}: use {low} to {high}."
                 )
         _check_destination(self.destination)
         _check_name_format(self.name_format)
@@ -94,15 +94,15 @@ class CaptureSettings:
         for name, value in values.items():
             if name not in kinds:
                 raise InvalidArgumentError(
-                    f"Unknown capture setting {name!r}.", next_step=f"Known: {', '.join(kinds)}."
+                    f"Unknown capture setting {name!r}.", next_step=f"Capture settings: {', '.join(kinds)}."
                 )
             if type(value) is not kinds[name]:
                 raise InvalidArgumentError(
-                    f"The capture setting {name} is a {kinds[name].__name__}, not {value!r}."
+                    f"The capture setting {name} must be a {kinds[name].__name__}, got {value!r}."
                 )
         if "destination" not in values:
             raise InvalidArgumentError(
-                "The capture setting destination is missing.", next_step="Name a directory or a URL."
+                "The capture setting destination is missing.", next_step="Set it to a directory or a URL."
             )
         return cls(**values)  # type: ignore[arg-type]  # each was checked above
 
@@ -194,7 +194,8 @@ def _check_destination(destination: str) -> None:
         quoted = "" if _IN_SECRETS.intersection(destination) else f" {destination[:200]!r}"
         raise InvalidArgumentError(
             f"The capture destination{quoted} is neither an absolute path nor a URL without a query.",
-            next_step="Give /a/directory, or a URL such as abfs://container@account.dfs.core.windows.net/folder.",
+            next_step="Use /a/directory, or a URL such as "
+            "abfs://container@account.dfs.core.windows.net/folder.",
         )
     user = rest.partition("/")[0].rpartition("@")[0] if separator else ""
     check_no_password(user)
@@ -214,7 +215,7 @@ def _check_name_format(name_format: str) -> None:
     elif _LITERAL.fullmatch(literal) is None:
         problem = "has characters other than letters, digits, '.', '_', '=', '-' and '/' between its fields"
     elif any(segment in ("", ".", "..") for segment in segments):
-        problem = "has an empty part, or one that leaves its folder"
+        problem = "has an empty part, or one that leads out of its folder"
     elif len(name_format) > _NAME_CHARACTERS_MAX:
         problem = f"has more than {_NAME_CHARACTERS_MAX} characters"
     if problem:

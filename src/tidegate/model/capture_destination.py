@@ -60,7 +60,7 @@ class CapturePlace:
                 raise _refused(destination, "is neither an absolute path nor a URL")
             return cls(LOCAL_SCHEME, "", destination)
         if "::" in scheme or (_SCHEME.fullmatch(scheme) is None):
-            raise _refused(destination, "is a URL within another, or no URL")
+            raise _refused(destination, "is a URL within another, or not a URL")
         scheme = scheme.lower()
         if scheme in (LOCAL_SCHEME, "local"):
             path = unquote(rest)
@@ -75,7 +75,7 @@ class CapturePlace:
         # The colons of an address in brackets are its own; "::" elsewhere is fsspec's for a URL within a URL.
         outside = re.sub(r"\[[0-9A-Fa-f:.]*\]", "", authority) + path
         if not host or "@" in user or _UNCLEAR.search(rest) or "::" in outside or is_misread:
-            raise _refused(destination, "is a URL that can be read in more than one way")
+            raise _refused(destination, "is an ambiguous URL")
         place = cls(scheme, f"{user}{at}{host.lower() if '.' in host else host}", path)
         check_host(place.host)
         return place
@@ -121,7 +121,7 @@ class CaptureDestinations:
             except InvalidArgumentError as error:
                 raise InvalidArgumentError(
                     f"The setting capture_destinations: {error.message}",
-                    next_step="Give absolute directories, or URLs with host or container and a folder.",
+                    next_step="Use absolute directories, or URLs with a host or container and a folder.",
                 ) from error
 
     def check(self, destination: str, *, real_path: Callable[[str], str]) -> None:
@@ -132,10 +132,11 @@ class CaptureDestinations:
         if any(place.is_within(CapturePlace.parse(prefix), real_path) for prefix in self.prefixes):
             return
         raise InvalidArgumentError(
-            f"The capture destination {destination[:200]!r} is not one that this service writes to. "
-            f"Allowed: {', '.join(self.prefixes)}, and what is below.",
-            next_step="Choose one of these, or have the service allow it: tidegate serve "
-            "--capture-destination PREFIX, or capture_destinations in its configuration file.",
+            f"The capture destination {destination[:200]!r} is not allowed by this service. "
+            f"Allowed: {', '.join(self.prefixes)}, and paths below.",
+            next_step="Use one of these, or allow it in the service: tidegate serve "
+            "--capture-destination PREFIX, or capture_destinations in its configuration "
+            "file.",
         )
 
 
@@ -145,8 +146,8 @@ def check_no_password(user: str) -> None:
     """
     if ":" in user:
         raise InvalidArgumentError(
-            "The capture destination holds a password.",
-            next_step="Give credentials to the service by its environment.",
+            "The capture destination contains a password.",
+            next_step="Pass credentials to the service in its environment.",
         )
 
 
@@ -163,8 +164,8 @@ def check_host(host: str) -> None:
         and (address.is_link_local or any(address in network for network in _METADATA_NETWORKS))
     ):
         raise InvalidArgumentError(
-            f"Capture writes to no link-local address and no cloud's metadata: {host[:80]}.",
-            next_step="Name the storage's own host.",
+            f"Capture does not write to link-local or cloud metadata addresses: {host[:80]}.",
+            next_step="Use the storage account's own host.",
         )
 
 
@@ -176,7 +177,7 @@ def capture_destinations(prefixes: Iterable[str], *, unset: str) -> CaptureDesti
 def _refused(destination: str, problem: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"The capture destination {destination[:200]!r} {problem}.",
-        next_step="Give /a/directory, or a URL such as abfs://container@account.dfs.core.windows.net/folder.",
+        next_step="Use /a/directory, or a URL such as abfs://container@account.dfs.core.windows.net/folder.",
     )
 
 

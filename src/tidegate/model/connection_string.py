@@ -55,7 +55,7 @@ class ConnectionString:
         if (key_name is None) != (key is None):
             raise ConnectionStringError(
                 "The connection string has only one of SharedAccessKeyName and SharedAccessKey.",
-                next_step="Copy the whole string, both parts.",
+                next_step="Copy the whole connection string.",
             )
         return cls(host, port, key_name, key, signature, entity_path, emulator)
 
@@ -106,7 +106,7 @@ def _parse_endpoint(endpoint: str) -> tuple[str, int | None]:
     if scheme.lower() not in ("sb", "amqp", "amqps") or not rest:
         raise ConnectionStringError(
             "The connection string has no usable Endpoint.",
-            next_step="It should read Endpoint=sb://HOST[:PORT]/;…",
+            next_step="It must start with Endpoint=sb://HOST[:PORT]/;…",
         )
     if rest.startswith("["):
         host, _, port_text = rest[1:].partition("]")

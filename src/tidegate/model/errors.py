@@ -167,8 +167,9 @@ class LogFailedError(TidegateError):
     """
 
     remote_text = (
-        "The service cannot read or write this partition, because its disk failed. Whoever runs the service "
-        "must check the disk and restart it; its log says more."
+        "The service cannot read or write this partition, because its disk failed. The "
+        "operator must check the disk and restart the service; see the service's log for "
+        "details."
     )
 
 
@@ -176,8 +177,9 @@ class LogCorruptError(TidegateError):
     """Stored bytes fail their checksum or structure in a place that recovery must not guess about."""
 
     remote_text = (
-        "Stored events of this partition are damaged and are not served; other partitions are not affected. "
-        "Whoever runs the service must stop it and run: tidegate check DIR. Its log says more."
+        "Stored events of this partition are damaged and cannot be read; other partitions "
+        "are not affected. The operator must stop the service and run: tidegate check DIR. "
+        "See the service's log for details."
     )
 
 
@@ -186,8 +188,8 @@ class LogFullError(TidegateError):
 
     is_transient = True
     remote_text = (
-        "The service's disk has no room: nothing of this was stored. Send it again later; whoever runs the "
-        "service must free disk space."
+        "The service's disk is full: nothing was stored. Send it again later; the operator "
+        "must free disk space."
     )
 
 

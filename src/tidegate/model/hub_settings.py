@@ -34,11 +34,11 @@ class HubChanges(TypedDict, total=False):
     """Settings to give to an event hub: what is left out stays as it is, None is the default again."""
 
     retention_hours: int | None
-    """Hours that events are kept; None: the tier's default."""
+    """Hours to keep events; None: the tier's default."""
     retention_bytes: int | None
-    """Bytes that each partition keeps; None: no limit but time."""
+    """Bytes to keep per partition; None: no limit."""
     event_bytes_max: int | None
-    """Largest event or batch, in bytes; None: what the tier allows."""
+    """Maximum size of an event or batch, in bytes; None: the tier's limit."""
     user_metadata: str | None
     """What people or tools note about the hub, such as who owns it; None: nothing."""
 
@@ -48,11 +48,11 @@ class HubSettings:
     """The settings of an event hub; the values that describe a hub begin with them."""
 
     retention_hours: int | None = None
-    """Hours that events are kept; None where the service does not tell (Azure)."""
+    """Hours to keep events; None where the service does not tell (Azure)."""
     retention_bytes: int | None = None
-    """Bytes that each partition keeps; None: no limit but time, or the service does not tell."""
+    """Bytes to keep per partition; None: no limit, or the service does not tell."""
     event_bytes_max: int | None = None
-    """Largest event or batch, in bytes; None where the service does not tell."""
+    """Maximum size of an event or batch, in bytes; None where the service does not tell."""
     user_metadata: str | None = None
     """What people or tools note about the hub, such as who owns it; None: nothing, or the service does not
     tell."""
@@ -100,8 +100,8 @@ class HubSetting:
         if value is None:
             return None
         if not isinstance(value, self.kind) or isinstance(value, bool):
-            wanted = "whole number" if self.kind is int else "text"
-            raise InvalidArgumentError(f"{self.name} is a {type(value).__name__}, not a {wanted}.")
+            wanted = "an integer" if self.kind is int else "a string"
+            raise InvalidArgumentError(f"{self.name} must be {wanted}, got {type(value).__name__}.")
         if not isinstance(value, str):
             return self.kind(value)
         # Windows writes two characters for the end of a line; forms and XML would return one.
@@ -131,7 +131,7 @@ HUB_SETTINGS: Final = (
     HubSetting(
         name="retention_hours",
         kind=int,
-        sentence="Hours that events are kept",
+        sentence="Hours to keep events",
         default="the tier's default",
         noun="The retention",
         unit="hours",
@@ -142,23 +142,23 @@ HUB_SETTINGS: Final = (
     HubSetting(
         name="retention_bytes",
         kind=int,
-        sentence="Bytes that each partition keeps",
-        default="no limit but time",
+        sentence="Bytes to keep per partition",
+        default="no limit",
         noun="The size of a partition",
         unit="bytes of retention",
         minimum=1,
         maximum=RETENTION_BYTES_MAX,
-        note="whole segments of 128 MiB go",
+        note="deleted in segments of 128 MiB",
         is_nullable=True,
         has_off=True,
     ),
     HubSetting(
         name="event_bytes_max",
         kind=int,
-        sentence="Largest event or batch, in bytes",
-        default="what the tier allows",
+        sentence="Maximum size of an event or batch, in bytes",
+        default="the tier's limit",
         noun="The largest event",
-        unit="bytes as the largest event",
+        unit="bytes as the maximum event size",
         minimum=EVENT_BYTES_MIN,
         maximum=lambda limits: limits.event_bytes_max,
         has_off=True,

@@ -33,7 +33,7 @@ class JsonPath:
             position = match.end()
         if not steps or position < len(text):
             raise InvalidArgumentError(
-                f"{text!r} is not a path into JSON.",
+                f"{text!r} is not a valid JSON path.",
                 next_step='Write it like .carrier, .device.id, .items[0].name or ["any name"].',
             )
         return cls(text, tuple(steps))
@@ -46,7 +46,7 @@ class JsonPath:
         try:
             value: object = orjson.loads(document)
         except orjson.JSONDecodeError as error:
-            raise InvalidArgumentError(f"This is not JSON: {error}.") from error
+            raise InvalidArgumentError(f"Invalid JSON: {error}.") from error
         for step in self.steps:
             if isinstance(step, str) and isinstance(value, dict):
                 value = value.get(step)
@@ -58,4 +58,4 @@ class JsonPath:
             return value
         if isinstance(value, bool | int | float):
             return orjson.dumps(value).decode()
-        raise InvalidArgumentError(f"There is no text or number at {self.text}.")
+        raise InvalidArgumentError(f"There is no string or number at {self.text}.")

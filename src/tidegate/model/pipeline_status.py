@@ -139,8 +139,8 @@ class PipelineStatus:
             version = values.pop("version")
             if version != STATUS_VERSION:
                 raise InvalidArgumentError(
-                    f"That is the status of a pipeline in version {version!r}; this Tidegate reads version "
-                    f"{STATUS_VERSION}.",
+                    f"This pipeline status has version {version!r}; this release reads "
+                    f"version {STATUS_VERSION}.",
                     next_step="Use the release that wrote it, or a newer one.",
                 )
             values["state"] = PipelineState(values["state"])
@@ -153,7 +153,7 @@ class PipelineStatus:
             known = {item.name for item in fields(cls)}
             return cls(**{name: value for name, value in values.items() if name in known})
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise InvalidArgumentError("This is not the status of a pipeline.") from error
+            raise InvalidArgumentError("This is not a pipeline status.") from error
 
 
 _TIMES = ("started_at", "updated_at", "ended_at", "watermark")

@@ -21,8 +21,8 @@ def parse_time(text: str, *, now_utc: datetime) -> datetime:
         return _time_of(text, now_utc)
     except (ValueError, OverflowError) as error:
         raise InvalidArgumentError(
-            f"{text!r} is not a time.",
-            next_step="Use a time ago (90s, 15m, 2h, 7d), or a time in ISO 8601.",
+            f"{text!r} is not a valid time.",
+            next_step="Use an age (90s, 15m, 2h, 7d), or a time in ISO 8601.",
         ) from error
 
 
@@ -43,9 +43,9 @@ def parse_position(text: str, *, now_utc: datetime) -> EventPosition:
         return EventPosition.from_enqueued_time(_time_of(text, now_utc))
     except (ValueError, OverflowError) as error:
         raise InvalidArgumentError(
-            f"{text!r} is not a place to start from.",
-            next_step="Use earliest, latest, a time ago (90s, 15m, 2h, 7d), @SEQUENCE_NUMBER, "
-            "or a time in ISO 8601.",
+            f"{text!r} is not a valid starting position.",
+            next_step="Use earliest, latest, @SEQUENCE_NUMBER, a time in ISO 8601, or an age (90s, "
+            "15m, 2h, 7d).",
         ) from error
 
 

@@ -282,7 +282,7 @@ class OsFiles:
             who = f" (process {owner})" if owner.isdigit() else ""
             raise DirectoryInUseError(
                 f"The data directory {path.parent} is in use by another service{who}.",
-                next_step="Stop that service, or give this one another --data-dir.",
+                next_step="Stop that service, or use another --data-dir for this one.",
             ) from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -177,10 +177,10 @@ class LogManager:
     def admit(self, payload_bytes: int) -> None:
         """See ``Admission``."""
         if self._is_closing:
-            raise ClosedError("The service is stopping and takes no more events.")
+            raise ClosedError("The service is stopping and accepts no more events.")
         if self._queued_bytes + payload_bytes > self._options.queued_bytes_max:
             raise ServerBusyError(
-                f"{self._queued_bytes} bytes wait for the disk already.",
+                f"{self._queued_bytes} bytes are already waiting to be written to disk.",
                 next_step="Send more slowly.",
                 retry_after_s=4.0,
             )
@@ -262,7 +262,7 @@ def _answer(command: Command) -> None:
 
 def _translate(error: OSError, directory: Path) -> Exception:
     if is_full_error(error):
-        return LogFullError(f"No room on the disk of {directory}.", next_step="Free disk space and repeat.")
+        return LogFullError(f"The disk of {directory} is full.", next_step="Free disk space and try again.")
     if is_shortage_error(error):
         return shortage_error(error, "open a log")
     return error

@@ -425,16 +425,16 @@ class PartitionWriter:
         try:
             self._file.truncate(size)
         except OSError as error:
-            _logger.error("What follows byte %d of %s was not cut off: %s.", size, self._directory, error)
+            _logger.error("Could not truncate at byte %d of %s: %s.", size, self._directory, error)
             return False
         return True
 
     def _fail(self, error: Exception, what: str) -> LogFailedError:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         self.failure = LogFailedError(
-            f"The log {self._directory} takes no more events: a {what} failed ({reason}).",
-            next_step="Check the disk and restart the service, which verifies the log; "
-            "what was acknowledged is safe.",
+            f"The log {self._directory} accepts no more events: a {what} failed ({reason}).",
+            next_step="Check the disk and restart the service, which verifies the log. Acknowledged "
+            "events are safe.",
         )
         _logger.error("%s", self.failure)
         return self.failure
@@ -451,7 +451,7 @@ class PartitionWriter:
 
     def _full_error(self) -> LogFullError:
         return LogFullError(
-            f"No room on the disk to append to {self._directory}: nothing of the batch was stored.",
-            next_step="Free disk space or keep events for less long; the log then goes on by itself.",
+            f"The disk of {self._directory} is full: nothing of the batch was stored.",
+            next_step="Free disk space or reduce retention; the log then accepts events again.",
             retry_after_s=4.0,
         )

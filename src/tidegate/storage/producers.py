@@ -74,15 +74,16 @@ class ProducerTable:
             if batch.sequence == 0 or batch.is_start:
                 return None
             raise OutOfOrderSequenceError(
-                f"The producer {batch.producer_id} is not known here, and its batch begins with number "
-                f"{batch.sequence} instead of 0.",
-                next_step="An earlier batch was not stored: send that, or start again as a new producer.",
+                f"The producer {batch.producer_id} is unknown, and its batch begins with "
+                f"number {batch.sequence} instead of 0.",
+                next_step="An earlier batch was not stored. Send that batch, or start again as a new "
+                "producer.",
             )
         if batch.epoch < state.epoch:
             raise ProducerEpochStolenError(
-                f"The producer {batch.producer_id} has epoch {state.epoch} by now; epoch {batch.epoch} may "
-                "not write any more.",
-                next_step="Another instance took over: stop this one, or start again as a new producer.",
+                f"The producer {batch.producer_id} now has epoch {state.epoch}; epoch "
+                f"{batch.epoch} can no longer write.",
+                next_step="Another instance took over. Stop this one, or start again as a new producer.",
             )
         is_beginning = batch.epoch > state.epoch and (batch.sequence == 0 or batch.is_start)
         is_next = batch.sequence == state.next_sequence
@@ -101,9 +102,9 @@ class ProducerTable:
                     start = stored.start_sequence_number + skipped
                     return AppendResult(start, start + count, stored.enqueued_time_ms, is_duplicate=True)
         raise OutOfOrderSequenceError(
-            f"The producer {batch.producer_id} sent a batch that begins with number {batch.sequence}; "
-            f"number {state.next_sequence} comes next.",
-            next_step="An earlier batch was not stored: send that, or start again as a new producer.",
+            f"The producer {batch.producer_id} sent a batch that begins with number "
+            f"{batch.sequence}; expected number {state.next_sequence}.",
+            next_step="An earlier batch was not stored. Send that batch, or start again as a new producer.",
         )
 
     def record(
@@ -142,7 +143,8 @@ def _check_same(batch: ProducerBatch, count: int, stored: StoredBatch, body_crc:
     if is_same and stored.body_crc in (None, body_crc()):
         return
     raise RepeatDiffersError(
-        f"The producer {batch.producer_id} repeats number {batch.sequence} (epoch {batch.epoch}) with other "
-        f"events than those stored: {count} events now, {stored.count} from number {stored.sequence} then.",
-        next_step="What is sent again must be the same events in the same order; nothing was stored.",
+        f"The producer {batch.producer_id} repeated number {batch.sequence} (epoch "
+        f"{batch.epoch}) with events that differ from those stored: {count} events now, "
+        f"{stored.count} from number {stored.sequence} before.",
+        next_step="A retry must send the same events in the same order. Nothing was stored.",
     )

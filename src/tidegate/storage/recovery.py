@@ -82,7 +82,7 @@ def recover_log(directory: Path, *, files: Files, options: LogOptions) -> Recove
         if recovered is not None and not _is_leftover(tail, bases, gaps, recovered):
             break
         path = segment_path(directory, bases.pop())
-        _logger.warning("Removed %s: it was being made when the service stopped and holds no event.", path)
+        _logger.warning("Removed %s: it was incomplete when the service stopped, and has no events.", path)
         files.remove(path)
         if not bases:
             return RecoveredLog(LogView((), 0, 0, None), 0, ProducerTable(options.producers_max), gaps)
@@ -332,7 +332,7 @@ class _Tail:
 
     def _cut_off(self, path: Path, end: int, size: int) -> None:
         _logger.warning(
-            "Cut %d bytes off %s at byte %d: a write that was never acknowledged was torn.",
+            "Truncated %d bytes of %s at byte %d: an incomplete write that was never acknowledged.",
             size - end,
             path,
             end,

@@ -131,6 +131,6 @@ def corrupt_error(path: Path, position: int, what: str) -> LogCorruptError:
     data_directory = path.parents[3] if len(path.parents) > 3 else path.parent
     return LogCorruptError(
         f"The log is damaged at byte {position} of {path}: {what}.",
-        next_step=f"Stop the service and run: tidegate check {data_directory} (then with --repair, which "
-        "sets the damaged bytes aside and says which events they were).",
+        next_step=f"Stop the service and run: tidegate check {data_directory} (then with --repair, "
+        "which moves the damaged bytes and reports which events they were).",
     )

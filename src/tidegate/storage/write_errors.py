@@ -33,7 +33,7 @@ def shortage_error(error: OSError, what: str) -> ServerBusyError:
     """The error for what could not be done now and was not begun; ``what`` names it. It is logged here."""
     busy = ServerBusyError(
         f"The service cannot {what} now: {error.strerror or error}.",
-        next_step="Repeat it. If that goes on, let the service open more files (ulimit -n).",
+        next_step="Try again. If the problem persists, allow the service to open more files (ulimit -n).",
         retry_after_s=_RETRY_AFTER_S,
     )
     _logger.warning("%s", busy)

@@ -87,7 +87,7 @@ class NodeAddress:
             case [_, "consumergroups", _, "partitions", _]:
                 return cls(NodeKind.CONSUMER, parts[0], partition_id=parts[4], consumer_group=parts[2])
         raise InvalidArgumentError(
-            f"The address {text[:200]!r} names no node of Event Hubs.",
+            f"The address {text[:200]!r} is not an Event Hubs address.",
             next_step="Send to HUB or HUB/Partitions/ID; receive from HUB/ConsumerGroups/G/Partitions/ID.",
         )
 

@@ -102,7 +102,7 @@ def _body(message: Message) -> object:
 
 def _as_map(value: object) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise RemoteProtocolError(f"The answer of $management is a {type(value).__name__}, not a map.")
+        raise RemoteProtocolError(f"Expected a map from $management, got {type(value).__name__}.")
     return {str(name): item for name, item in value.items()}
 
 

@@ -40,7 +40,7 @@ def merged_entries(
         if code != wanted or message[value_start] == 0x40:
             continue
         if message[value_start] not in (0xC1, 0xD1):
-            raise DecodeError(f"Annotations at byte {value_start} are no map.")
+            raise DecodeError(f"Annotations at byte {value_start} are not a map.")
         at = value_start + (3 if message[value_start] == 0xC1 else 9)
         while at < end:
             count += 1

@@ -114,7 +114,7 @@ class _Found:
         self._path.append(name)
         depth = len(self._path)
         if depth > _DEPTH_MAX:
-            raise InvalidArgumentError(f"The body has more than {_DEPTH_MAX} elements in each other.")
+            raise InvalidArgumentError(f"The body nests more than {_DEPTH_MAX} elements.")
         if name == self._wanted and self.properties is None:
             self.properties, self._is_open, self._at = {}, True, depth
         elif self.properties is not None and self._is_open and depth == self._at + 1:
@@ -130,7 +130,9 @@ class _Found:
 
 
 def _refuse_document_type(*_: object) -> None:
-    raise InvalidArgumentError("The body has a document type; none is taken.", next_step="Leave it out.")
+    raise InvalidArgumentError(
+        "The body has a document type, which is not allowed.", next_step="Remove the document type."
+    )
 
 
 def _local_name(name: str) -> str:

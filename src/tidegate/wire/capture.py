@@ -128,7 +128,9 @@ def undecodable_record(
     """
     try:
         texts, _ = decode_whole(unwrap(stored))
-        error = texts.system_properties.get(DECODE_ERROR_PROPERTY) or "Its contents have no form in Avro."
+        error = (
+            texts.system_properties.get(DECODE_ERROR_PROPERTY) or "Its value cannot be represented in Avro."
+        )
     except DecodeError as refused:
         error = str(refused)
     return {

@@ -41,7 +41,9 @@ class PutToken:
         Raises InvalidArgumentError when it is another operation, or lacks a part.
         """
         if request.operation != PUT_TOKEN:
-            raise InvalidArgumentError(f"$cbs knows the operation put-token, not {request.operation[:80]!r}.")
+            raise InvalidArgumentError(
+                f"$cbs supports only the operation put-token, not {request.operation[:80]!r}."
+            )
         token = request.value
         if isinstance(token, bytes):
             token = token.decode("utf-8", "replace")

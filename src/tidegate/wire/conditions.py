@@ -151,7 +151,7 @@ def error_description(
 
     tracking_id, now_utc: where given, the suffix that Event Hubs puts behind its texts is appended.
     """
-    text = "The service failed; its log says how."
+    text = "The service failed; see its log for details."
     if isinstance(error, TidegateError):
         # What a peer sent may be quoted in it: nothing in it starts a new line of somebody's log.
         text = "".join(letter if letter.isprintable() else "?" for letter in error.remote_text or str(error))
@@ -174,7 +174,7 @@ def error_from_condition(condition: str | None, description: str | None) -> Tide
     row = _BY_CONDITION.get(condition or "", _BY_ERROR[TidegateError])
     if row.error is PositionOutOfRangeError and (description or "").startswith(PartitionNotFoundError.TEXT):
         row = _BY_ERROR[PartitionNotFoundError]
-    text = description or f"The peer gave the condition {condition or 'none'} and no description."
+    text = description or f"The peer sent the condition {condition or 'none'} without a description."
     if row.error is TidegateError and condition:
         text = f"{text} ({condition})"
     return _make(row, text)

@@ -88,14 +88,14 @@ def encode_event(event: EventData, partition_key: str | None = None) -> bytes:
         return b"".join(parts)
     except TypeError as exc:
         raise InvalidArgumentError(
-            f"An event's body is bytes, not {type(body).__name__}.", next_step="Encode it first."
+            f"An event's body must be bytes, got {type(body).__name__}.", next_step="Encode it first."
         ) from exc
 
 
 @lru_cache(maxsize=65536)
 def _partition_key_section(partition_key: str) -> bytes:
     if not isinstance(partition_key, str):
-        raise InvalidArgumentError(f"A partition key is text, not {type(partition_key).__name__}.")
+        raise InvalidArgumentError(f"A partition key must be a string, got {type(partition_key).__name__}.")
     return b"\x00\x53\x72" + encode_value({PARTITION_KEY: partition_key})
 
 
@@ -126,7 +126,9 @@ def _application_properties(properties: Mapping[str, PropertyValue]) -> tuple[by
                 encoder = _PROPERTY_ENCODERS.get(type(value)) or _property_encoder(key, value)
                 append(encoder(value))
         except (struct.error, EncodeError, OverflowError, UnicodeEncodeError) as exc:
-            raise InvalidArgumentError(f"The property {key[:80]!r} has no AMQP form: {exc}.") from exc
+            raise InvalidArgumentError(
+                f"The property {key[:80]!r} cannot be encoded in AMQP: {exc}."
+            ) from exc
     joined = b"".join(entries)
     size, count = len(joined), 2 * len(properties)
     if size < 255 and count < 256:
@@ -141,7 +143,7 @@ class _LongNameError(Exception):
 @lru_cache(maxsize=1024)  # which keeps no exceptions
 def _encoded_key(key: str) -> bytes:
     if not isinstance(key, str):
-        raise InvalidArgumentError(f"The name of a property is text, not {type(key).__name__}.")
+        raise InvalidArgumentError(f"A property name must be a string, got {type(key).__name__}.")
     if len(key) > _KEPT_NAME_CHARACTERS_MAX:
         raise _LongNameError
     return encode_value(str(key))
@@ -178,7 +180,7 @@ def _property_encoder(key: str, value: object) -> Callable[[Any], bytes]:
     if isinstance(value, str):
         return lambda text: encode_value(str(text))
     raise InvalidArgumentError(
-        f"The property {key[:80]!r} is a {type(value).__name__}, which an event's property cannot be.",
+        f"The property {key[:80]!r} has the unsupported type {type(value).__name__}.",
         next_step="Use None, bool, int, float, str, bytes, datetime or UUID.",
     )
 
@@ -269,7 +271,7 @@ def decode_event(encoded: bytes | memoryview) -> EventContents:
             sequences.append(_decoded(data, value_start, end))
             body_value = sequences
         elif code == DATA:
-            raise DecodeError("A data section holds no binary.")
+            raise DecodeError("A data section is not binary.")
     return EventContents(
         body=bodies[0] if len(bodies) == 1 else b"".join(bodies),
         properties=properties,
@@ -326,7 +328,7 @@ def _decode_properties(data: bytes, at: int, end: int) -> dict[str, PropertyValu
     elif constructor == 0x40:
         return {}
     else:
-        raise DecodeError(f"The application properties are no map (0x{constructor:02x}).")
+        raise DecodeError(f"The application properties are not a map (0x{constructor:02x}).")
     properties: dict[str, PropertyValue] = {}
     try:
         while at < end:

@@ -87,7 +87,7 @@ class ManagementRequest:
         try:
             operation = Operation((name, entity))
         except ValueError as exc:
-            raise InvalidArgumentError(f"$management knows no {name} of {entity!r}.") from exc
+            raise InvalidArgumentError(f"$management has no {name} for {entity!r}.") from exc
         is_partition = operation is Operation.READ_PARTITION
         is_group = operation in (Operation.CREATE_CONSUMER_GROUP, Operation.DELETE_CONSUMER_GROUP)
         is_creation = operation is Operation.CREATE_EVENT_HUB
@@ -264,7 +264,7 @@ def event_hubs_in(message: Message) -> list[EventHubDescription]:
     """
     value = _successful(message).value
     if not isinstance(value, list):
-        raise RemoteProtocolError("The answer to a query for event hubs is no list.")
+        raise RemoteProtocolError("Expected a list of event hubs from $management.")
     return [EventHubDescription.from_map(item) for item in value]
 
 
@@ -275,7 +275,7 @@ def partitions_in(message: Message) -> list[PartitionDescription]:
     """
     value = _successful(message).value
     if not isinstance(value, list):
-        raise RemoteProtocolError("The answer to a query for partitions is no list.")
+        raise RemoteProtocolError("Expected a list of partitions from $management.")
     return [PartitionDescription.from_map(item) for item in value]
 
 
@@ -286,7 +286,7 @@ def consumer_groups_in(message: Message) -> list[str]:
     """
     value = _successful(message).value
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise RemoteProtocolError("The answer to a query for consumer groups is no list of names.")
+        raise RemoteProtocolError("Expected a list of consumer groups from $management.")
     return [str(item) for item in value]
 
 
@@ -303,21 +303,21 @@ def _successful(message: Message) -> Response:
 
 def _entries(value: object) -> Mapping[object, object]:
     if not isinstance(value, dict):
-        raise RemoteProtocolError(f"The answer of $management is a {type(value).__name__}, not a map.")
+        raise RemoteProtocolError(f"Expected a map from $management, got {type(value).__name__}.")
     return value
 
 
 def _text(entries: Mapping[object, object], name: str) -> str:
     value = entries.get(name)
     if not isinstance(value, str):
-        raise RemoteProtocolError(f"The answer of $management has no text {name!r}.")
+        raise RemoteProtocolError(f"The response of $management has no string {name!r}.")
     return str(value)
 
 
 def _integer(entries: Mapping[object, object], name: str) -> int:
     value = entries.get(name)
     if not isinstance(value, int):
-        raise RemoteProtocolError(f"The answer of $management has no number {name!r}.")
+        raise RemoteProtocolError(f"The response of $management has no number {name!r}.")
     return int(value)
 
 
@@ -326,5 +326,5 @@ def _optional_integer(entries: Mapping[object, object], name: str) -> int | None
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidArgumentError(f"{name} is a {type(value).__name__}, not a whole number.")
+        raise InvalidArgumentError(f"{name} must be an integer, got {type(value).__name__}.")
     return int(value)

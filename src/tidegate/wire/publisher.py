@@ -90,7 +90,7 @@ def check_key(partition_key: str | None, publisher: str) -> None:
     if partition_key is not None and partition_key != publisher:
         raise InvalidArgumentError(
             f"The partition key {partition_key[:40]!r} is not the publisher's name {publisher!r}.",
-            next_step="Give none: a publisher's partition key is its name.",
+            next_step="Omit it: a publisher's partition key is its name.",
         )
 
 

@@ -59,7 +59,7 @@ class Request:
         }
         operation = properties.get("operation")
         if not isinstance(operation, str):
-            raise InvalidArgumentError("A request names no operation.")
+            raise InvalidArgumentError("The request has no operation.")
         standard = message.properties or Properties()
         return cls(str(operation), properties, request_id(standard), standard.reply_to, message.value)
 

@@ -147,7 +147,8 @@ def positions_from_filters(filters: Mapping[object, object]) -> tuple[EventPosit
 
 def _bad_selector(expression: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"The position filter {expression[:200]!r} is not understood.",
-        next_step=f"Compare amqp.annotation.{OFFSET}, {SEQUENCE_NUMBER} or {ENQUEUED_TIME} (milliseconds "
-        f"since 1970) by >, >= or =, with AND between comparisons: amqp.annotation.{OFFSET} > '8448'.",
+        f"Cannot parse the position filter {expression[:200]!r}.",
+        next_step=f"Compare amqp.annotation.{OFFSET}, {SEQUENCE_NUMBER} or {ENQUEUED_TIME} "
+        "(milliseconds since 1970) with >, >= or =, and join comparisons with AND: "
+        f"amqp.annotation.{OFFSET} > '8448'.",
     )

@@ -50,55 +50,54 @@ def audit(
     hub: HubArgument,
     table: Annotated[
         str,
-        typer.Option(
-            "--table", metavar="NAME", help="The table with the rows; schema.table where it has a schema."
-        ),
+        typer.Option("--table", metavar="NAME", help="The table to audit: table, or schema.table."),
     ],
     database: DatabaseOption = None,
     group: Annotated[
-        str, typer.Option(metavar="NAME", help="The consumer group that wrote it.")
+        str, typer.Option(metavar="NAME", help="The consumer group that wrote the rows.")
     ] = DEFAULT_CONSUMER_GROUP,
     sequence_column: Annotated[
-        str, typer.Option(metavar="NAME", help="Its column with each row's sequence number.")
+        str, typer.Option(metavar="NAME", help="The column that holds the sequence number.")
     ] = "sequence_number",
     partition_column: Annotated[
-        str, typer.Option(metavar="NAME", help="Its column with each row's partition.")
+        str, typer.Option(metavar="NAME", help="The column that holds the partition.")
     ] = "partition_id",
     allow_gaps: Annotated[
         bool,
-        typer.Option("--allow-gaps", help="Gaps are no fault: the handler leaves events out on purpose."),
+        typer.Option("--allow-gaps", help="Accept gaps: the handler drops some events on purpose."),
     ] = False,
     allow_duplicates: Annotated[
         bool,
         typer.Option(
-            "--allow-duplicates", help="Duplicates are no fault: the handler returns several rows per event."
+            "--allow-duplicates", help="Accept duplicates: the handler returns several rows per event."
         ),
     ] = False,
     from_first_row: Annotated[
         bool,
         typer.Option(
             "--from-first-row",
-            help="Expect nothing before a partition's first row or dead letter: the consumer did not start "
-            "at the log's beginning.",
+            help="Start each partition at its first row or dead letter, for a consumer that did not read "
+            "the log from the beginning.",
         ),
     ] = False,
     limit: Annotated[
-        int, typer.Option(min=0, metavar="N", help="List this many ranges of each kind and partition.")
+        int, typer.Option(min=0, metavar="N", help="Ranges to list for each kind of finding and partition.")
     ] = 100,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
     """Compare a table with log, checkpoints and dead letters.
 
-    Every event before the checkpoint must have one row, or an open or discarded dead letter. Named are, per
-    partition, as half-open ranges of sequence numbers: gaps (neither), duplicates (more than one row), rows
-    whose dead letter is open, rows and dead letters beyond the checkpoint, and events before the checkpoint
-    that the log does not have yet (it is older than the checkpoint). Stray rows have no sequence number, or a
-    partition that the hub does not have. Lists end at --limit; the counts never do.
+    Every event before the checkpoint must have one row, or an open or discarded dead letter. The report
+    lists, per partition and as half-open ranges of sequence numbers: gaps (neither row nor dead letter),
+    duplicates (more than one row), rows with an open dead letter, rows and dead letters beyond the
+    checkpoint, and events before the checkpoint that the log does not have yet (the log is older than the
+    checkpoint). Stray rows have no sequence number, or a partition that the hub does not have. --limit limits
+    the lists, not the counts.
 
-    A partition starts where its log begins; where the table's first row lies before (retention took the
-    event since), there. A handler that returns no row for an event leaves a gap: --allow-gaps. All is read as
-    of one moment, so pipelines may go on meanwhile. Exit code 4 when something is wrong.
+    The audit starts at the beginning of each partition's log, or at the table's first row if retention has
+    already removed that event. If a handler returns no row for some events, use --allow-gaps. Everything is
+    read from one snapshot, so pipelines can keep running. Exit code 4 if the audit finds a problem.
 
     \b
     Examples:
@@ -133,7 +132,7 @@ def audit(
     if not found.is_sound(allowed=allowed):
         raise CheckFailedError(
             f"The table {table} does not match: {_problems(found, allowed)}.",
-            next_step="--json lists every range; see docs/concepts/exactly-once.md for what is promised.",
+            next_step="Use --json to list the ranges. docs/concepts/exactly-once.md says what is guaranteed.",
         )
 
 
@@ -235,7 +234,7 @@ def _summary(audit: Audit) -> str:
     listed = sum(len(item.findings) for item in partitions)
     count = sum(item.finding_count for item in partitions)
     return text + (
-        f" Listing {listed:,} of {count:,} ranges: --limit lists more.\n" if listed < count else "\n"
+        f" Listing {listed:,} of {count:,} ranges; use --limit to list more.\n" if listed < count else "\n"
     )
 
 
@@ -246,8 +245,8 @@ def _problems(audit: Audit, allowed: frozenset[FindingKind]) -> str:
         FindingKind.GAP: "{} events are missing",
         FindingKind.DUPLICATE: "{} events have more than one row",
         FindingKind.ROW_AND_DEAD_LETTER: "{} events have a row and an open dead letter",
-        FindingKind.BEYOND_CHECKPOINT: "{} events lie beyond the checkpoint",
-        FindingKind.BEYOND_LOG: "{} events before the checkpoint are not in the log yet",
+        FindingKind.BEYOND_CHECKPOINT: "{} events are beyond the checkpoint",
+        FindingKind.BEYOND_LOG: "{} events before the checkpoint are not yet in the log",
     }
     problems = [
         text.format(f"{audit.count(kind):,}")

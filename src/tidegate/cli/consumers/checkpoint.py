@@ -30,7 +30,7 @@ from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 if TYPE_CHECKING:
     from tidegate.processor.moves import MovePlan
 
-checkpoint_app = typer.Typer(help="Look at checkpoints, and move them.", no_args_is_help=True)
+checkpoint_app = typer.Typer(help="List checkpoints, and move them.", no_args_is_help=True)
 
 _LIST_COLUMNS = ("consumer_group", "partition", "checkpoint", "offset", "enqueued_time", "event_hub_created")
 _MOVE_COLUMNS = ("consumer_group", "partition", "before", "after", "events", "is_set")
@@ -55,8 +55,8 @@ def list_checkpoints(
 ) -> None:
     """List the last processed event of each partition.
 
-    checkpoint: its sequence number (-1: none yet). A partition without checkpoint is not listed. Nothing is
-    asked of the service.
+    checkpoint is its sequence number (-1: none yet). A partition without a checkpoint is not listed. The
+    service is not contacted.
 
     \b
     Example:
@@ -93,41 +93,54 @@ def set_checkpoint(
     hub: HubArgument,
     partition: Annotated[
         list[str] | None,
-        typer.Option("--partition", metavar="ID", help="A partition; may be given several times."),
+        typer.Option("--partition", metavar="ID", help="A partition; repeatable."),
     ] = None,
     is_all: Annotated[bool, typer.Option("--all", help="All partitions.")] = False,
     group: Annotated[str, typer.Option(metavar="NAME", help="The consumer group.")] = DEFAULT_CONSUMER_GROUP,
     sequence_number: Annotated[
         int | None,
-        typer.Option("--sequence-number", min=0, metavar="N", help="Go on with the event of this number."),
+        typer.Option(
+            "--sequence-number",
+            min=0,
+            metavar="N",
+            help="Continue with the event that has this sequence number.",
+        ),
     ] = None,
     offset: Annotated[
         str | None,
-        typer.Option(metavar="O", help="Go on behind the event with this offset, as checkpoints have it."),
+        typer.Option(metavar="O", help="Continue after the event with this offset, as a checkpoint does."),
     ] = None,
     enqueued_time: Annotated[
         str | None,
         typer.Option(
             metavar="T",
-            help="Go on with the first event enqueued at or after this: a time in ISO 8601, or a time ago "
-            "(90s, 15m, 2h, 7d).",
+            help="Continue with the first event enqueued at or after this time: ISO 8601, or an age (90s, "
+            "15m, 2h, 7d).",
         ),
     ] = None,
     earliest: Annotated[
-        bool, typer.Option("--earliest", help="Go on with the first event that is held.")
+        bool, typer.Option("--earliest", help="Continue with the oldest retained event.")
     ] = False,
-    latest: Annotated[bool, typer.Option("--latest", help="Go on behind the last event there is.")] = False,
+    latest: Annotated[
+        bool, typer.Option("--latest", help="Continue after the last event in the log.")
+    ] = False,
     rewind: Annotated[
-        bool, typer.Option("--rewind", help="Allow it to go backwards: events will be processed again.")
+        bool, typer.Option("--rewind", help="Allow moving backwards; events are processed again.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Also while a host has the partition.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Move it even if a host owns the partition.")
+    ] = False,
     lease_duration: Annotated[
         float,
-        typer.Option(min=0, metavar="S", help="A lease that was not renewed for so many seconds is over."),
+        typer.Option(
+            min=0, metavar="S", help="Seconds without renewal after which a lease counts as expired."
+        ),
     ] = 30.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Report what would change, and change nothing.")
+    ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Do not ask; on anything but a terminal it never asks.")
+        bool, typer.Option("--yes", help="Do not ask for confirmation. Without a terminal, it never asks.")
     ] = False,
     database: DatabaseOption = None,
     checkpoint_dir: CheckpointDirOption = None,
@@ -136,13 +149,13 @@ def set_checkpoint(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Set where a group goes on, and say what that skips or repeats.
+    """Move a group's checkpoints, and report skipped and repeated events.
 
-    before and after are the events that processing goes on with; events is how many are skipped, or, where
-    it is negative, processed again. Going backwards needs --rewind: rows that exist already are then written
-    a second time, unless the table refuses them. A partition that a host has needs --force, and is better
-    set while its hosts are stopped: a running one goes on from here only with its next batch, and without
-    transactions may overwrite it. Where one partition is refused, none is set.
+    before and after are the next events to process; events is the number skipped or, if negative,
+    reprocessed. Moving backwards requires --rewind: rows that already exist are written again, unless the
+    table rejects them. A partition with a running host requires --force. Stop the hosts first if you can: a
+    running host uses the new checkpoint only from its next batch on and, without transactions, may overwrite
+    it. If one partition cannot be moved, none is.
 
     \b
     Examples:
@@ -153,7 +166,7 @@ def set_checkpoint(
     from tidegate.transport.clock import SystemClock
 
     if bool(partition) == is_all:
-        raise InvalidArgumentError("Which partitions?", next_step="Give --partition ID, or --all.")
+        raise InvalidArgumentError("Which partitions?", next_step="Use --partition ID or --all.")
     target = Target.of_options(
         sequence_number=sequence_number,
         offset=offset,
@@ -194,14 +207,15 @@ def set_checkpoint(
             for move in plan.moves
         ),
         columns=_MOVE_COLUMNS,
-        title=f"Checkpoints of {hub}" + (" (dry run: nothing was set)" if dry_run else ""),
+        title=f"Checkpoints of {hub}" + (" (dry run: nothing changed)" if dry_run else ""),
     )
-    sys.stderr.write(f"{_words(plan)}{' (Dry run: nothing was set.)' if dry_run else ''}\n")
+    sys.stderr.write(f"{_words(plan)}{' (Dry run: nothing changed.)' if dry_run else ''}\n")
     left = [move.partition_id for move in plan.moves if move.partition_id not in done]
     if left and not dry_run:
         raise CheckpointNotMovedError(
-            f"The checkpoints of partitions {', '.join(left)} were moved by somebody else meanwhile.",
-            next_step="Stop the hosts of this group first.",
+            f"The checkpoints of partitions {', '.join(left)} were changed by another process in the "
+            "meantime.",
+            next_step="Stop the hosts of this group first, then try again.",
         )
 
 

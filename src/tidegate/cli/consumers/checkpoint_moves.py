@@ -60,8 +60,9 @@ class Target:
         given += [EventPosition.earliest()] * is_earliest + [EventPosition.latest()] * is_latest
         if len(given) != 1:
             raise InvalidArgumentError(
-                "No position is given." if not given else f"{len(given)} positions are given.",
-                next_step="Give one of --sequence-number, --offset, --enqueued-time, --earliest, --latest.",
+                "No position given." if not given else f"{len(given)} positions given.",
+                next_step="Use exactly one of --sequence-number, --offset, --enqueued-time, --earliest, "
+                "--latest.",
             )
         return cls(given[0])
 
@@ -88,16 +89,16 @@ def refuse_moves(plan: MovePlan, *, is_rewind_allowed: bool, is_forced: bool) ->
             f"{move.partition_id} by {move.owner} (renewed {move.lease_age_s:.0f} s ago)"
             for move in plan.owned
         )
-        reasons.append(f"Partitions are processed now: {held}.")
-        remedies.append("Stop those hosts first, or add --force.")
+        reasons.append(f"Hosts are processing these partitions: {held}.")
+        remedies.append("Stop them first, or add --force.")
     if plan.rewinds and not is_rewind_allowed:
         said = ", ".join(
             f"{move.partition_id} from {move.following_before} to {move.following}" for move in plan.rewinds
         )
-        reasons.append(f"Checkpoints would go backwards, or into another log: partition {said}.")
-        remedies.append("Add --rewind if events are to be processed again.")
+        reasons.append(f"Checkpoints would move backwards, or into another log: partition {said}.")
+        remedies.append("Add --rewind to process events again.")
     if reasons:
-        raise MoveRefusedError(f"Nothing was set. {' '.join(reasons)}", next_step=" ".join(remedies))
+        raise MoveRefusedError(f"Nothing changed. {' '.join(reasons)}", next_step=" ".join(remedies))
 
 
 async def plan_moves(
@@ -146,8 +147,8 @@ async def _find(consumer: EventHubConsumer, partition: PartitionProperties, posi
     if position.kind is PositionKind.OFFSET:
         if partition.is_empty:
             raise PositionOutOfRangeError(
-                f"Partition {partition.partition_id} holds no event with the offset {position.value}.",
-                next_step="Give --earliest or --latest.",
+                f"Partition {partition.partition_id} has no event with the offset {position.value}.",
+                next_step="Use --earliest or --latest.",
             )
         if position.value == partition.last_enqueued_offset:
             return until
@@ -189,8 +190,8 @@ async def _first_event(
         events = await receiver.receive(1, max_wait_s=FIRST_CONTACT_TIMEOUT_S)
     if not events:
         raise OperationTimeoutError(
-            f"Partition {partition.partition_id} gave no event from {position.kind.value} {position.value} "
-            f"on within {FIRST_CONTACT_TIMEOUT_S:.0f} s."
+            f"Partition {partition.partition_id} returned no event from {position.kind.value} "
+            f"{position.value} within {FIRST_CONTACT_TIMEOUT_S:.0f} s."
         )
     return events[0]
 

@@ -50,22 +50,22 @@ def lag(
     blob_container: BlobContainerOption = None,
     namespace: NamespaceOption = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C; with --nl or a terminal.")
+        bool, typer.Option("--watch", help="Refresh until Ctrl-C; requires a terminal or --nl.")
     ] = False,
     interval: Annotated[
-        float, typer.Option(min=0.1, metavar="S", help="Seconds between two looks with --watch.")
+        float, typer.Option(min=0.1, metavar="S", help="Seconds between refreshes with --watch.")
     ] = 2.0,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Show how far consumer groups are behind the end of the log.
+    """Show how far consumer groups are behind the log.
 
-    The lease table (consumer group, partition, owner, acquired, offset), with the age of the lease, its
-    epoch, and: checkpoint: the sequence number of the last processed event (-1: none yet); end_of_log: that
-    of the last event in the log; lag_events: how many are still to be read, all that are held where there is
-    no checkpoint; lag_s: enqueued time of the last event minus that of the last processed one, 0 when caught
-    up; lost_events: removed by retention before they were read. What is not known is left empty; a blob
-    container keeps no times. A table ends with the totals: of seconds, the most, where all are known.
+    Columns: consumer group, partition, the lease (owner, acquired, age, epoch, offset), and: checkpoint:
+    sequence number of the last processed event (-1: none yet); end_of_log: sequence number of the last event
+    in the log; lag_events: events still to be read (all retained events if there is no checkpoint); lag_s:
+    enqueued time of the last event minus that of the last processed event, 0 when caught up; lost_events:
+    events that retention removed before they were read. Unknown values are empty; a blob container stores no
+    times. A table ends with totals; the total of lag_s is the maximum, shown if all values are known.
 
     \b
     Examples:
@@ -77,7 +77,7 @@ def lag(
 
     is_redrawn = output.is_table and output.is_terminal
     if watch and not is_redrawn and output.format is not OutputFormat.NL:
-        raise InvalidArgumentError("--watch needs a terminal, or --nl.", next_step="Add --nl.")
+        raise InvalidArgumentError("--watch requires a terminal or --nl.", next_step="Add --nl.")
     choice = StoreChoice(database, checkpoint_dir, blob_container, namespace)
     connection = resolve_connection(connection_string, ca_file, os.environ)
     group_namespace = choice.group_namespace(connection_string, ca_file)
@@ -141,8 +141,9 @@ def _write(
             )
             if lag.is_beyond_log:
                 sys.stderr.write(
-                    f"Partition {partition.partition_id} of {view.name}: the checkpoint is not of this log, "
-                    "which was restored or made anew. `tidegate checkpoint set --rewind` sets it.\n"
+                    f"Partition {partition.partition_id} of {view.name}: the checkpoint belongs to another "
+                    "log; this one was restored or recreated. `tidegate checkpoint set --rewind` moves "
+                    "it.\n"
                 )
     if output.is_table:
         records.append(_total_record(total_of(lags)))

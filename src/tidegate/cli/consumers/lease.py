@@ -18,7 +18,7 @@ from tidegate.cli.shell.options import (
 from tidegate.cli.shell.render import Output
 from tidegate.cli.shell.stores import LEASE_COLUMNS, StoreChoice, view_groups
 
-lease_app = typer.Typer(help="Look at the leases of Event Processor Hosts.", no_args_is_help=True)
+lease_app = typer.Typer(help="List the leases of Event Processor Hosts.", no_args_is_help=True)
 
 
 @lease_app.command("list")
@@ -34,10 +34,9 @@ def list_leases(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """List who has which partition, since when, and when it was renewed.
+    """List each partition's owner, and the age of its lease.
 
-    A partition that no host ever had is not listed; one that was released has no owner. Nothing is asked of
-    the service.
+    A partition that was never owned is not listed; a released one has no owner. The service is not contacted.
 
     \b
     Example:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tidegate.model.events import ReceivedEvent
     from tidegate.sql import DeadLetter
 
-dlq_app = typer.Typer(help="Look at dead letters, run them again, or close them.", no_args_is_help=True)
+dlq_app = typer.Typer(help="List dead letters, redrive them, or discard them.", no_args_is_help=True)
 
 
 _LIST_COLUMNS = (
@@ -60,7 +60,7 @@ OutputFileOption = Annotated[
     typer.Option(
         "--output",
         metavar="FILE",
-        help="Write into this file instead, which only you may read: events may be personal.",
+        help="Write to this file, readable only by you (events may contain personal data).",
     ),
 ]
 
@@ -71,10 +71,8 @@ def list_dead_letters(
     output: Output,
     database: DatabaseOption = None,
     status: Annotated[StatusChoice, typer.Option(help="Which ones.")] = StatusChoice.OPEN,
-    by_reason: Annotated[
-        bool, typer.Option("--by-reason", help="How many there are of each error and reason.")
-    ] = False,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Show this many at most.")] = 100,
+    by_reason: Annotated[bool, typer.Option("--by-reason", help="Count them by error and reason.")] = False,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number to show.")] = 100,
     hub: HubFilter = None,
     group: GroupFilter = None,
     partition: PartitionFilter = None,
@@ -86,7 +84,7 @@ def list_dead_letters(
     failed_until: UntilFilter = None,
     output_file: OutputFileOption = None,
 ) -> None:
-    """List dead letters, open ones unless told otherwise.
+    """List dead letters, by default the open ones.
 
     \b
     Examples:
@@ -126,7 +124,7 @@ def list_dead_letters(
         )
     if count > len(found):
         sys.stderr.write(
-            f"Showing {len(found):,} of {count:,}: --limit shows more, --by-reason counts them.\n"
+            f"Showing {len(found):,} of {count:,}; use --limit to show more, or --by-reason to count them.\n"
         )
 
 
@@ -141,21 +139,21 @@ def show(
     ],
     database: DatabaseOption = None,
     group: Annotated[
-        str, typer.Option(metavar="NAME", help="The consumer group that put it aside.")
+        str, typer.Option(metavar="NAME", help="The consumer group that dead-lettered the event.")
     ] = DEFAULT_CONSUMER_GROUP,
     event: Annotated[
         bool,
-        typer.Option("--event", help="Also read the event itself back from the log, else from its copy."),
+        typer.Option("--event", help="Also show the event, read from the log or from its copy."),
     ] = False,
     data_dir: DataDirOption = None,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
     output_file: OutputFileOption = None,
 ) -> None:
-    """Show one dead letter with its traceback, and the event if asked.
+    """Show one dead letter, its traceback and, if asked, its event.
 
-    The event comes from the log; where that no longer holds it, or cannot be reached, from the copy that the
-    dead letter keeps, if it keeps one.
+    The event is read from the log. If the log is unreachable or no longer has it, the copy in the dead letter
+    is used, if there is one.
 
     \b
     Example:
@@ -192,16 +190,17 @@ def history(
     output: Output,
     hub: HubArgument,
     partition: Annotated[
-        str | None, typer.Argument(metavar="[PARTITION]", help="The partition; else all.")
+        str | None, typer.Argument(metavar="[PARTITION]", help="The partition. Default: all.")
     ] = None,
     sequence_number: Annotated[
-        int | None, typer.Argument(metavar="[SEQUENCE_NUMBER]", help="The event's sequence number; else all.")
+        int | None,
+        typer.Argument(metavar="[SEQUENCE_NUMBER]", help="The event's sequence number. Default: all."),
     ] = None,
     database: DatabaseOption = None,
     group: Annotated[str, typer.Option(metavar="NAME", help="The consumer group.")] = DEFAULT_CONSUMER_GROUP,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Show this many at most.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number to show.")] = 100,
 ) -> None:
-    """Show who redrove or discarded which dead letters, the latest first.
+    """Show who redrove or discarded which dead letters, latest first.
 
     \b
     Example:
@@ -224,7 +223,7 @@ def history(
             for entry in entries
         ),
         columns=("at", "partition", "sequence_number", "action", "actor", "detail"),
-        title="What was done to dead letters",
+        title="Dead letter history",
     )
 
 
@@ -233,11 +232,13 @@ dlq_app.command("redrive")(redrive)
 
 @dlq_app.command("discard")
 def discard(
-    because: Annotated[str, typer.Option(metavar="TEXT", help="Why; the audit trail keeps it.")],
+    because: Annotated[str, typer.Option(metavar="TEXT", help="The reason, recorded in the audit trail.")],
     database: DatabaseOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Report how many would be discarded, and discard none.")
+    ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Do not ask; on anything but a terminal it never asks.")
+        bool, typer.Option("--yes", help="Do not ask for confirmation. Without a terminal, it never asks.")
     ] = False,
     hub: HubFilter = None,
     group: GroupFilter = None,
@@ -249,7 +250,7 @@ def discard(
     failed_since: SinceFilter = None,
     failed_until: UntilFilter = None,
 ) -> None:
-    """Close open dead letters for good, without running them.
+    """Close open dead letters permanently, without processing them.
 
     \b
     Example:
@@ -293,7 +294,7 @@ def _event_of(
         copy = event_of_copy(letter)
         if copy is None:
             raise
-        sys.stderr.write(f"This is the copy that the dead letter keeps: {error}\n")
+        sys.stderr.write(f"Showing the copy stored with the dead letter: {error}\n")
         return copy
 
 

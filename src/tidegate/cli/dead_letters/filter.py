@@ -20,39 +20,40 @@ class StatusChoice(Enum):
     ALL = "all"
 
 
-HubFilter = Annotated[str | None, typer.Option("--hub", metavar="HUB", help="Only of this event hub.")]
-GroupFilter = Annotated[
-    str | None, typer.Option("--group", metavar="NAME", help="Only of this consumer group.")
-]
+HubFilter = Annotated[str | None, typer.Option("--hub", metavar="HUB", help="Only this event hub.")]
+GroupFilter = Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only this consumer group.")]
 PartitionFilter = Annotated[
-    str | None, typer.Option("--partition", metavar="ID", help="Only of this partition.")
+    str | None, typer.Option("--partition", metavar="ID", help="Only this partition.")
 ]
 ErrorTypeFilter = Annotated[
-    str | None, typer.Option("--error-type", metavar="NAME", help="Only with this error, e.g. ValueError.")
+    str | None, typer.Option("--error-type", metavar="NAME", help="Only this error type, e.g. ValueError.")
 ]
 ReasonFilter = Annotated[
-    str | None, typer.Option("--reason", metavar="TEXT", help="Only those whose reason holds this text.")
+    str | None, typer.Option("--reason", metavar="TEXT", help="Only those whose reason contains this text.")
 ]
 ReasonIsFilter = Annotated[
     str | None,
-    typer.Option("--reason-is", metavar="TEXT", help="Only those whose reason is this text, whole."),
+    typer.Option("--reason-is", metavar="TEXT", help="Only those whose reason is exactly this text."),
 ]
 NumberFilter = Annotated[
     list[int] | None,
     typer.Option(
         "--sequence-number",
         metavar="N",
-        help="Only this event of each partition; may be given several times.",
+        help="Only events with this sequence number; repeatable.",
     ),
 ]
 SinceFilter = Annotated[
     str | None,
     typer.Option(
-        "--failed-since", metavar="TIME", help="Only those that last failed then or later: 2h, 7d, ISO."
+        "--failed-since",
+        metavar="TIME",
+        help="Only those that last failed at or after this time: ISO 8601, or an age (2h, 7d).",
     ),
 ]
 UntilFilter = Annotated[
-    str | None, typer.Option("--failed-until", metavar="TIME", help="Only those that last failed before.")
+    str | None,
+    typer.Option("--failed-until", metavar="TIME", help="Only those that last failed before this time."),
 ]
 
 

@@ -55,7 +55,7 @@ DataDirOption = Annotated[
     typer.Option(
         "--data-dir",
         metavar="DIR",
-        help="Read events from this directory, not from a service; no running service may have it open.",
+        help="Read events from this data directory instead of a service. No running service may be using it.",
     ),
 ]
 
@@ -67,29 +67,29 @@ def redrive(
         str,
         typer.Option(
             metavar="MODULE:ATTRIBUTE",
-            help="The Pipeline or TransactionalPipeline to run them through: package.module:attribute or "
+            help="The Pipeline or TransactionalPipeline to process them with: package.module:attribute or "
             "path/to/file.py:attribute.",
         ),
     ],
     database: DatabaseOption = None,
     data_dir: DataDirOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Do all of it, and roll it back: nothing is written.")
+        bool, typer.Option("--dry-run", help="Process everything, then roll back: nothing is written.")
     ] = False,
     max_: Annotated[
-        int | None, typer.Option("--max", min=1, metavar="N", help="Take this many at most.")
+        int | None, typer.Option("--max", min=1, metavar="N", help="Maximum number to redrive.")
     ] = None,
     attempts_max: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Leave those alone that have failed so often.")
+        int, typer.Option(min=1, metavar="N", help="Skip dead letters that have already failed N times.")
     ] = 10,
     actor: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Who does it, for the audit trail; else USER@HOST."),
+        typer.Option(metavar="TEXT", help="The name recorded in the audit trail. Default: USER@HOST."),
     ] = None,
     progress: Annotated[
         bool,
         typer.Option(
-            "--progress", help="For programs: a line of JSON on standard error after each transaction."
+            "--progress", help="Write a line of JSON to standard error after each transaction, for programs."
         ),
     ] = False,
     hub: HubFilter = None,
@@ -104,12 +104,13 @@ def redrive(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Run open dead letters through a (corrected) pipeline again.
+    """Process open dead letters again with a corrected pipeline.
 
-    Events are read back from the log. What the handler writes, the dead letter's new status and the audit
-    trail are one transaction, so it may be interrupted and repeated: nothing is written twice. What fails
-    again stays open, and so does what waits behind an earlier event of its partition key. Only dead letters
-    of the pipeline's own name, hub and consumer group are run; --hub and --group refuse another's pipeline.
+    Events are read from the log. The handler's rows, the dead letter's new status and the audit trail are
+    written in one transaction, so a redrive can be interrupted and repeated without writing anything twice. A
+    dead letter stays open if it fails again, or if an earlier event with the same partition key is still
+    open. Only dead letters of the pipeline's own name, hub and consumer group are processed; --hub and
+    --group make the command fail if the pipeline is for another.
 
     \b
     Example:
@@ -217,7 +218,7 @@ def _check_consumer(consumer: ConsumerKey, hub: str | None, group: str | None) -
     if said != consumer:
         raise InvalidArgumentError(
             f"The pipeline is for {consumer}, not for {said}.",
-            next_step="Name the pipeline whose dead letters are meant, or leave out --hub and --group.",
+            next_step="Use the pipeline that owns these dead letters, or omit --hub and --group.",
         )
 
 
@@ -254,10 +255,12 @@ def _write_report(output: Output, report: RedriveReport) -> None:
         output.record(counts, title=title)
         if reasons:
             output.line("")
-            output.records(reasons, columns=_REASON_COLUMNS, title="By the reason they had before")
+            output.records(reasons, columns=_REASON_COLUMNS, title="By previous reason")
         if failures:
             output.line("")
-            output.records(failures, columns=_FAILURE_COLUMNS, title="Why they failed again, with the first")
+            output.records(
+                failures, columns=_FAILURE_COLUMNS, title="New failures, with the first event of each"
+            )
     elif output.format is OutputFormat.CSV:
         output.record(counts)
     else:
@@ -269,14 +272,14 @@ def _raise_if_incomplete(report: RedriveReport) -> None:
     if report.failed:
         problems.append(f"{report.failed:,} failed again")
     if report.lost:
-        problems.append(f"{len(report.lost):,} are no longer in the log and were not copied")
+        problems.append(f"{len(report.lost):,} are no longer in the log and have no copy")
     if report.waiting:
         problems.append(f"{report.waiting:,} wait behind an earlier event of their partition key")
     if report.exhausted:
-        problems.append(f"{report.exhausted:,} had failed too often to be tried")
+        problems.append(f"{report.exhausted:,} were skipped because they had failed too often")
     if not problems:
         return
     text = f"{'; '.join(problems)}. They stay open."
     if report.is_dry_run:
-        raise CheckFailedError(f"In this dry run {text}", next_step="Correct the pipeline first.")
+        raise CheckFailedError(f"In this dry run {text}", next_step="Fix the pipeline first.")
     raise IncompleteRedriveError(text, next_step="See `tidegate dlq list --by-reason`.")

@@ -23,9 +23,7 @@ from tidegate.model.limits import (
 if TYPE_CHECKING:
     from tidegate.client import EventHubAdministrator
 
-capture_app = typer.Typer(
-    help="Capture: an event hub's events in Avro files, each event once.", no_args_is_help=True
-)
+capture_app = typer.Typer(help="Capture events in Avro files, each event exactly once.", no_args_is_help=True)
 
 
 @capture_app.command("show")
@@ -36,7 +34,7 @@ def show(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Show how an event hub is captured. Where it is not, destination is empty.
+    """Show the capture settings of an event hub. Without capture, destination is empty.
 
     \b
     Example:
@@ -55,7 +53,7 @@ def set_capture(
         str,
         typer.Argument(
             metavar="DIR|URL",
-            help="An absolute directory on the service's machine, or a URL that fsspec knows, such as "
+            help="An absolute directory on the service's machine, or a URL that fsspec supports, such as "
             "abfs://container@account.dfs.core.windows.net/folder.",
         ),
     ],
@@ -65,7 +63,7 @@ def set_capture(
             min=CAPTURE_SIZE_WINDOW_BYTES_MIN,
             max=CAPTURE_SIZE_WINDOW_BYTES_MAX,
             metavar="N",
-            help="Bytes of events after which a file is closed.",
+            help="Close a file after this many bytes of events.",
         ),
     ] = CAPTURE_SIZE_WINDOW_BYTES_DEFAULT,
     time_window_s: Annotated[
@@ -74,26 +72,29 @@ def set_capture(
             min=CAPTURE_TIME_WINDOW_S_MIN,
             max=CAPTURE_TIME_WINDOW_S_MAX,
             metavar="S",
-            help="Seconds after which a file is closed.",
+            help="Close a file after this many seconds.",
         ),
     ] = CAPTURE_TIME_WINDOW_S_DEFAULT,
     skip_empty: Annotated[
         bool, typer.Option("--skip-empty", help="Write no file for a time window without events.")
     ] = False,
     name_format: Annotated[
-        str, typer.Option(metavar="FORMAT", help="What files are called; every field has to be in it.")
+        str, typer.Option(metavar="FORMAT", help="Format of file names; must contain every field.")
     ] = NAME_FORMAT_DEFAULT,
     paused: Annotated[
-        bool, typer.Option("--paused", help="Keep the settings and write nothing until set without it.")
+        bool,
+        typer.Option(
+            "--paused", help="Save the settings but write nothing until they are set again without --paused."
+        ),
     ] = False,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Have an event hub's events captured. All its capture settings are replaced.
+    """Turn on capture for an event hub. All its capture settings are replaced.
 
-    Capture begins with the oldest event held, or goes on where it stopped.
+    Capture begins with the oldest retained event, or continues where it stopped.
 
-    Credentials for the destination come from the service's environment (see docs/concepts/capture.md).
+    The service reads credentials for the destination from its environment (see docs/concepts/capture.md).
 
     \b
     Examples:
@@ -122,14 +123,15 @@ def off(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Capture an event hub no longer. Files that are there stay; set again, capture goes on where it stopped.
+    """Turn off capture for an event hub. Existing files stay; turned on again, capture continues where it
+    stopped.
 
     \b
     Example:
       tidegate capture off telemetry
     """
     administer(lambda each: each.set_capture(hub, None), connection_string, ca_file)
-    sys.stderr.write(f"{hub} is not captured any more.\n")
+    sys.stderr.write(f"Turned off capture for {hub}.\n")
 
 
 def _record(hub: str, settings: CaptureSettings | None) -> dict[str, object]:

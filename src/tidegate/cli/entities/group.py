@@ -12,7 +12,7 @@ from tidegate.cli.shell.completing import complete_group
 from tidegate.cli.shell.options import CaFileOption, ConnectionStringOption, HubArgument, with_output
 from tidegate.cli.shell.render import Output
 
-group_app = typer.Typer(help="Make, list and delete consumer groups.", no_args_is_help=True)
+group_app = typer.Typer(help="Create, list and delete consumer groups.", no_args_is_help=True)
 
 GroupArgument = Annotated[
     str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)
@@ -26,14 +26,14 @@ def create(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Make a consumer group.
+    """Create a consumer group.
 
     \b
     Example:
       tidegate group create telemetry reports
     """
     administer(lambda each: each.create_consumer_group(hub, group), connection_string, ca_file)
-    sys.stderr.write(f"Made the consumer group {group} of {hub}.\n")
+    sys.stderr.write(f"Created the consumer group {group} of {hub}.\n")
 
 
 @group_app.command("list")
@@ -62,7 +62,7 @@ def delete(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Delete a consumer group. Its checkpoints, which lie elsewhere, stay.
+    """Delete a consumer group. Its checkpoints, which are stored elsewhere, stay.
 
     \b
     Example:

@@ -21,7 +21,7 @@ from tidegate.model.limits import PARTITIONS_MAX
 if TYPE_CHECKING:
     from tidegate.client import EventHubProperties
 
-hub_app = typer.Typer(help="Make, list, show, change and delete event hubs.", no_args_is_help=True)
+hub_app = typer.Typer(help="Create, list, show, update and delete event hubs.", no_args_is_help=True)
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="The event hub.", autocompletion=complete_hub)
@@ -50,13 +50,15 @@ def create(
     name: NameArgument,
     partitions: Annotated[
         int,
-        typer.Option(min=1, max=PARTITIONS_MAX, metavar="N", help="Partitions; cannot be changed later."),
+        typer.Option(
+            min=1, max=PARTITIONS_MAX, metavar="N", help="Number of partitions; cannot be changed later."
+        ),
     ] = PARTITION_COUNT_DEFAULT,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
     **settings: Unpack[HubChanges],
 ) -> None:
-    """Make an event hub.
+    """Create an event hub.
 
     \b
     Example:
@@ -80,7 +82,7 @@ def update(
     ca_file: CaFileOption = None,
     **changes: Unpack[HubChanges],
 ) -> None:
-    """Change settings of an event hub; those that are not given stay. Partitions cannot be changed.
+    """Update the given settings of an event hub. The number of partitions cannot be changed.
 
     \b
     Examples:
@@ -88,7 +90,7 @@ def update(
       tidegate hub update telemetry --retention-bytes 10000000000 --event-bytes-max off
     """
     if not changes:
-        raise InvalidArgumentError("Nothing is given that could be changed.", next_step="See --help.")
+        raise InvalidArgumentError("No setting to change was given.", next_step="See --help.")
     changed = administer(lambda each: each.update_event_hub(name, **changes), connection_string, ca_file)
     output.record(_hub_record(changed))
 
@@ -116,10 +118,10 @@ def show(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Show an event hub's partitions and what each one holds.
+    """Show an event hub's partitions and their contents.
 
-    Where the namespace has another number of throughput units than the hub has partitions, a remark says so:
-    as many of one as of the other is the balance that Azure's documentation recommends.
+    Prints a warning if the number of throughput units differs from the number of partitions: Azure's
+    documentation recommends as many of one as of the other.
 
     \b
     Example:
@@ -138,12 +140,12 @@ def show(
 def delete(
     name: NameArgument,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Do not ask; on anything but a terminal it never asks.")
+        bool, typer.Option("--yes", help="Do not ask for confirmation. Without a terminal, it never asks.")
     ] = False,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Delete an event hub with all its events, for good.
+    """Permanently delete an event hub and all its events.
 
     \b
     Example:
@@ -189,8 +191,8 @@ async def _balance_remark(connection: ServiceConnection, partition_count: int) -
     if units is None or units == partition_count:
         return ""
     return (
-        f"Warning: the hub has {partition_count} partitions and the namespace {units} throughput units. The "
-        f"documented balance is as many units as partitions: `tidegate throughput set {partition_count}`.\n"
+        f"Warning: the hub has {partition_count} partitions and the namespace {units} throughput units. "
+        f"Azure recommends as many units as partitions: `tidegate throughput set {partition_count}`.\n"
     )
 
 

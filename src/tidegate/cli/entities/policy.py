@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tidegate.client import PolicyProperties
 
 policy_app = typer.Typer(
-    help="Policies: who may send, listen and manage.",
+    help="Manage policies: who may send, listen and manage.",
     no_args_is_help=True,
 )
 
@@ -31,7 +31,7 @@ HubOption = Annotated[
     typer.Option(
         "--hub",
         metavar="HUB",
-        help="A policy of this event hub. Else the namespace's.",
+        help="The event hub that the policy belongs to. Default: the namespace.",
         autocompletion=complete_hub,
     ),
 ]
@@ -39,7 +39,7 @@ WithConnectionStringOption = Annotated[
     bool,
     typer.Option(
         "--with-connection-string",
-        help="Also show the connection strings with its keys: treat them as passwords.",
+        help="Also show the connection strings with their keys; treat them as passwords.",
     ),
 ]
 
@@ -53,14 +53,14 @@ def create(
     name: NameArgument,
     claim: Annotated[
         list[str],
-        typer.Option(metavar="CLAIM", help="Send, Listen or Manage (which brings both); repeatable."),
+        typer.Option(metavar="CLAIM", help="Send, Listen or Manage (which includes both); repeatable."),
     ],
     hub: HubOption = None,
     with_connection_string: WithConnectionStringOption = False,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Make a policy with random keys; it is in force at once.
+    """Create a policy with random keys, effective immediately.
 
     \b
     Examples:
@@ -79,7 +79,7 @@ def list_policies(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """List the policies of the namespace, or of an event hub. Their keys are not shown.
+    """List the policies of the namespace or of an event hub. Keys are not shown.
 
     \b
     Example:
@@ -100,7 +100,7 @@ def show(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Show a policy, and on request its connection strings.
+    """Show a policy and, on request, its connection strings.
 
     \b
     Example:
@@ -117,7 +117,7 @@ def delete(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Delete a policy; whoever came in with it is out at once.
+    """Delete a policy. Clients that use it lose access immediately.
 
     \b
     Example:
@@ -134,16 +134,16 @@ def regenerate(
     name: NameArgument,
     hub: HubOption = None,
     secondary: Annotated[
-        bool, typer.Option("--secondary", help="The secondary key, not the primary.")
+        bool, typer.Option("--secondary", help="Replace the secondary key instead of the primary.")
     ] = False,
     with_connection_string: WithConnectionStringOption = False,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Replace a policy's primary key by a random one. The old one is worth nothing at once.
+    """Replace a policy's primary key with a random one. The old key stops working immediately.
 
-    To change keys without an interruption: give everybody the secondary key's connection string, regenerate
-    the primary, give them the primary's, regenerate the secondary.
+    To rotate keys without interruption: switch all clients to the secondary key, regenerate the primary key,
+    switch the clients to it, then regenerate the secondary key.
 
     \b
     Examples:

@@ -15,7 +15,7 @@ from tidegate.cli.shell.render import Output
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError
 
-profile_app = typer.Typer(help="Names for services: saved connections of this user.", no_args_is_help=True)
+profile_app = typer.Typer(help="Manage this user's saved connections.", no_args_is_help=True)
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="The profile.", autocompletion=complete_profile)
@@ -26,25 +26,25 @@ _COLUMNS = ("name", "used", "endpoint", "event_hub", "key_name", "ca_file")
 
 @profile_app.command("save")
 def save(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The profile; one of that name is replaced.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The profile; an existing one is replaced.")],
     text: Annotated[
         str | None,
         typer.Option(
             "--connection-string",
             metavar="TEXT",
-            help="Where the service is, and the key. Else it is read from standard input, or asked for.",
+            help="The service's connection string. Default: read from standard input, or prompted for.",
         ),
     ] = None,
     trusted: Annotated[
         Path | None,
         typer.Option(
-            "--ca-file", metavar="FILE", help="Certificate authority to trust for TLS. Else the system's."
+            "--ca-file", metavar="FILE", help="Certificate authority to trust for TLS. Default: the system's."
         ),
     ] = None,
 ) -> None:
-    """Save a connection under a name, readable by this user alone.
+    """Save a connection under a name, readable only by this user.
 
-    Given on the command line, the key would stay in the shell's history.
+    Prefer standard input: a key given on the command line stays in the shell's history.
 
     \b
     Examples:
@@ -60,7 +60,7 @@ def save(
     text = text.strip()
     ConnectionString.parse(text)
     save_profile(name, Profile(text, None if trusted is None else str(trusted.absolute())), os.environ)
-    sys.stderr.write(f"Saved the profile {name}. Commands take it by --profile {name}.\n")
+    sys.stderr.write(f"Saved the profile {name}. Use it with --profile {name}.\n")
 
 
 @profile_app.command("list")
@@ -68,7 +68,7 @@ def save(
 def list_profiles(output: Output) -> None:
     """List the profiles, without their keys.
 
-    The one that is used is what commands take when nothing else is said.
+    The active profile is the one that commands use by default.
 
     \b
     Example:
@@ -81,14 +81,14 @@ def list_profiles(output: Output) -> None:
         try:
             records.append(_record(name))
         except InvalidArgumentError as error:
-            sys.stderr.write(f"{name} is left out: {error}\n")
+            sys.stderr.write(f"Skipped {name}: {error}\n")
     output.records(records, columns=_COLUMNS)
 
 
 @profile_app.command("show")
 @with_output()
 def show(output: Output, name: NameArgument) -> None:
-    """Show where a profile leads, without its key.
+    """Show a profile, without its key.
 
     \b
     Example:
@@ -99,10 +99,10 @@ def show(output: Output, name: NameArgument) -> None:
 
 @profile_app.command("use")
 def use(name: NameArgument) -> None:
-    """Have commands use a profile from now on.
+    """Make a profile the default for all commands.
 
-    local is the one that `tidegate serve` leaves. --connection-string, --profile, TIDEGATE_CONNECTION_STRING
-    and TIDEGATE_PROFILE come before it.
+    The profile local is written by `tidegate serve`. --connection-string, --profile,
+    TIDEGATE_CONNECTION_STRING and TIDEGATE_PROFILE take precedence over the default profile.
 
     \b
     Example:
@@ -111,12 +111,12 @@ def use(name: NameArgument) -> None:
     from tidegate.cli.shell.profiles import choose_profile
 
     choose_profile(name, os.environ)
-    sys.stderr.write(f"Commands use the profile {name}.\n")
+    sys.stderr.write(f"Commands now use the profile {name}.\n")
 
 
 @profile_app.command("delete")
 def delete(name: NameArgument) -> None:
-    """Forget a profile; the service is not touched.
+    """Delete a profile. The service is not affected.
 
     \b
     Example:

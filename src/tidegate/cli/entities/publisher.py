@@ -12,7 +12,7 @@ from tidegate.cli.shell.options import CaFileOption, ConnectionStringOption, Hub
 from tidegate.cli.shell.render import Output
 
 publisher_app = typer.Typer(
-    help="Publishers, who send as HUB/publishers/NAME: revoke and restore.", no_args_is_help=True
+    help="Revoke and restore publishers (who send to HUB/publishers/NAME).", no_args_is_help=True
 )
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The publisher.")]
@@ -25,7 +25,7 @@ def revoke(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Let a publisher send no more, whatever its token says. Its open links end.
+    """Block a publisher from sending, even with a valid token. Its open links are closed.
 
     \b
     Example:
@@ -60,7 +60,7 @@ def list_publishers(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """List the revoked publishers of an event hub. Others are known to nobody before they send.
+    """List the revoked publishers of an event hub. Other publishers are not recorded.
 
     \b
     Example:

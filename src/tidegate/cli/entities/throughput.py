@@ -11,9 +11,7 @@ from tidegate.cli.shell.administering import administer, number_or_off
 from tidegate.cli.shell.options import CaFileOption, ConnectionStringOption, with_output
 from tidegate.cli.shell.render import Output
 
-throughput_app = typer.Typer(
-    help="Throughput units: how much the namespace takes in and gives out.", no_args_is_help=True
-)
+throughput_app = typer.Typer(help="Show or set the namespace's throughput units.", no_args_is_help=True)
 
 
 @throughput_app.command("show")
@@ -21,9 +19,9 @@ throughput_app = typer.Typer(
 def show(
     output: Output, connection_string: ConnectionStringOption = None, ca_file: CaFileOption = None
 ) -> None:
-    """Show the throughput units, and what was refused and delayed. None is no limit.
+    """Show the throughput units, and the traffic rejected and delayed. No value means no limit.
 
-    What was refused and delayed counts from the start of the service.
+    Rejected and delayed traffic is counted since the service started.
 
     \b
     Example:
@@ -40,10 +38,10 @@ def set_units(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Set the throughput units of the namespace. It counts at once and for later starts.
+    """Set the namespace's throughput units. Effective immediately and after restarts.
 
-    A unit is 1 MB or 1,000 events per second in, and 2 MB or 4,096 events per second out. Producers beyond it
-    are told to come back later (some SDKs do so by themselves); readers beyond it are slowed.
+    A unit is 1 MB or 1,000 events per second in, and 2 MB or 4,096 events per second out. Above the limit,
+    producers get a server-busy error (some SDKs retry by themselves), and readers are slowed.
 
     \b
     Examples:

@@ -12,7 +12,7 @@ from tidegate.cli.shell.options import CaFileOption, ConnectionStringOption, wit
 from tidegate.cli.shell.render import Output
 from tidegate.model.limits import TIER_LIMITS, Tier
 
-tier_app = typer.Typer(help="The tier of Event Hubs whose limits the namespace keeps.", no_args_is_help=True)
+tier_app = typer.Typer(help="Show or set the Event Hubs tier whose limits apply.", no_args_is_help=True)
 
 
 @tier_app.command("show")
@@ -37,7 +37,7 @@ def set_tier(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Keep the limits of another tier, at once and for later starts. What exists stays as it is.
+    """Apply another tier's limits. Effective immediately and after restarts. Existing entities are unchanged.
 
     \b
     Example:

@@ -24,26 +24,26 @@ def receive(
         typer.Option(
             "--from",
             metavar="POSITION",
-            help="earliest, latest, a time ago (90s, 15m, 2h, 7d), @SEQUENCE_NUMBER, or a time in ISO 8601.",
+            help="earliest, latest, @SEQUENCE_NUMBER, a time in ISO 8601, or an age (90s, 15m, 2h, 7d).",
         ),
     ] = "earliest",
     max_: Annotated[
-        int | None, typer.Option("--max", min=1, metavar="N", help="End after this many events.")
+        int | None, typer.Option("--max", min=1, metavar="N", help="Stop after this many events.")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow/--no-follow", help="Wait for new events, or end where the log ended.")
+        bool, typer.Option("--follow/--no-follow", help="Wait for new events, or stop at the end of the log.")
     ] = True,
     partition: Annotated[str | None, typer.Option(metavar="ID", help="Only this partition.")] = None,
     group: Annotated[
         str, typer.Option(metavar="NAME", help="Consumer group to read as.", autocompletion=complete_group)
     ] = DEFAULT_CONSUMER_GROUP,
-    body: Annotated[bool, typer.Option("--body", help="Only the bodies, one a line.")] = False,
+    body: Annotated[bool, typer.Option("--body", help="Print only the bodies, one per line.")] = False,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Show events as they come; Ctrl-C ends it.
+    """Show events as they arrive, until Ctrl-C.
 
-    Reading changes nothing for other readers. Order holds within a partition, not between partitions.
+    Reading does not affect other readers. Events are ordered within a partition, not across partitions.
 
     \b
     Examples:

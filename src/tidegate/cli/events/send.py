@@ -18,29 +18,32 @@ def send(
     hub: HubArgument,
     file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Read the lines of this file instead of standard input."),
+        typer.Option(metavar="FILE", help="Read lines from this file instead of standard input."),
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="Partition key from each line's JSON, e.g. .carrier or .device.id"),
+        typer.Option(
+            metavar="PATH",
+            help="JSON field of each line to use as partition key, e.g. .carrier or .device.id",
+        ),
     ] = None,
     partition_key: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="One partition key for all of them.")
+        str | None, typer.Option(metavar="TEXT", help="One partition key for all events.")
     ] = None,
     partition: Annotated[
         str | None,
         typer.Option(
             metavar="ID",
-            help="Send to this partition. Without key and partition, events take turns over the partitions.",
+            help="Send to this partition. Without a key or a partition, events are distributed round-robin.",
         ),
     ] = None,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Send each line of standard input, or of a file, as one event.
+    """Send each line of standard input or of a file as one event.
 
-    Empty lines are left out. It ends when every line is acknowledged, that is: on the service's disk. Ctrl-C
-    sends what was read and tells how much that was.
+    Empty lines are skipped. The command returns when every event is acknowledged, that is, on the service's
+    disk. Ctrl-C sends the lines read so far and reports their number.
 
     \b
     Examples:
@@ -52,7 +55,7 @@ def send(
     from tidegate.model.json_path import JsonPath
 
     if sum(option is not None for option in (key, partition_key, partition)) > 1:
-        raise InvalidArgumentError("--key, --partition-key and --partition exclude each other.")
+        raise InvalidArgumentError("--key, --partition-key and --partition are mutually exclusive.")
     routing = Routing(None if key is None else JsonPath.parse(key), partition_key, partition)
     connection = resolve_connection(connection_string, ca_file, os.environ)
     try:

@@ -11,12 +11,12 @@ from tidegate.cli.pipelines.replay import replay
 from tidegate.cli.pipelines.run import run
 from tidegate.cli.pipelines.status import status, stop
 
-pipeline_app = typer.Typer(help="Run pipelines on Spark, and see how they do.", no_args_is_help=True)
+pipeline_app = typer.Typer(help="Run and monitor pipelines on Spark.", no_args_is_help=True)
 
 
 @pipeline_app.callback()
 def pipeline() -> None:
-    """Run pipelines on Spark, and see how they do."""
+    """Run and monitor pipelines on Spark."""
 
 
 pipeline_app.command("run")(run)

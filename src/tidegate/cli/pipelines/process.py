@@ -143,7 +143,7 @@ class PipelineRun:
 
         error = error_of(exception, steps=self.pipeline.steps)
         if isinstance(error, PipelineFailedError) and not isinstance(error, StepFailedError):
-            error.next_step = f"Spark says more in {log_file}."
+            error.next_step = f"See Spark's log for details: {log_file}."
         return error
 
     def _run_spark(self, reporter: PipelineReporter, stop: StopSignals, log_file: Path) -> None:
@@ -237,9 +237,7 @@ def _stop_query(query: StreamingQuery, listener: ProgressListener) -> None:
     thread.join(STOP_TIMEOUT_S)
     if thread.is_alive():
         assert sys.__stderr__ is not None
-        sys.__stderr__.write(
-            f"Spark did not stop the query within {STOP_TIMEOUT_S:.0f} s; ended without it.\n"
-        )
+        sys.__stderr__.write(f"Spark did not stop the query within {STOP_TIMEOUT_S:.0f} s; exiting anyway.\n")
     elif has_stopped.is_set():
         listener.wait_over(silence_s=REPORTS_SILENCE_S)
 

@@ -38,27 +38,28 @@ def replay(
         str,
         typer.Option(
             metavar="PATH",
-            help="Where Capture writes: a directory, or a URL such as az://container/folder, whose account "
-            f"{STORAGE_VARIABLE} names.",
+            help="Capture's destination: a directory, or a URL such as az://container/folder, in the account "
+            f"given by {STORAGE_VARIABLE}.",
         ),
     ],
     name_format: Annotated[
         str | None,
-        typer.Option(metavar="FORMAT", help="Capture's naming format, where it is not the default one."),
+        typer.Option(metavar="FORMAT", help="Capture's file name format, if not the default."),
     ] = None,
     namespace: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The namespace in the files' names, where there are several."),
+        typer.Option(metavar="NAME", help="The namespace in the file names, if there are several."),
     ] = None,
     starting_time: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Look at no files of before, e.g. 2026-11-20T12:00:00Z. Default: at all."
+            metavar="TIME",
+            help="Ignore files from before this time, e.g. 2026-11-20T12:00:00Z. Default: read all files.",
         ),
     ] = None,
     allow_gap: Annotated[
         bool,
-        typer.Option("--allow-gap", help="Pass over events that are neither in the log nor in the files."),
+        typer.Option("--allow-gap", help="Skip events that are neither in the log nor in the files."),
     ] = False,
     database: DatabaseOption = None,
     checkpoint_dir: SparkCheckpointOption = None,
@@ -68,15 +69,15 @@ def replay(
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Run a pipeline over captured events, then go on live.
+    """Run a pipeline over captured events, then over live ones.
 
-    Captured events stand in for what retention has dropped.
+    Captured events replace those that retention has removed.
 
-    It begins where the pipeline's SQL checkpoint stands, or with the first captured event, reads each
-    partition from Capture's files up to where its log begins, and goes on in the log like `pipeline run`:
-    no event is left out and none comes twice, whatever ends it in between. Events that are in neither end it
-    with an error that names them. The pipeline writes rows to SQL per partition (a tidegate.sql.Pipeline, or
-    a StreamPipeline with a SqlSink).
+    It starts at the pipeline's SQL checkpoint, or with the first captured event; reads each partition from
+    Capture's files up to the beginning of its log; and continues with the log like `pipeline run`. No event
+    is skipped or processed twice, even if it is interrupted. If events are in neither place, it stops with an
+    error that lists them. The pipeline must write rows to SQL per partition (a tidegate.sql.Pipeline, or a
+    StreamPipeline with a SqlSink).
 
     \b
     Examples:

@@ -31,29 +31,32 @@ def run(
     available_now: AvailableNowOption = False,
     metrics_port: MetricsPortOption = None,
     metrics_host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to serve metrics at.")
+        str, typer.Option(metavar="ADDRESS", help="Address to serve metrics on.")
     ] = "127.0.0.1",
     spark_log: Annotated[
         str,
-        typer.Option(metavar="LEVEL", help="What Spark writes to its log: OFF, ERROR, WARN or INFO."),
+        typer.Option(metavar="LEVEL", help="Spark's log level: OFF, ERROR, WARN or INFO."),
     ] = "ERROR",
     adopt: Annotated[
         str | None,
-        typer.Option(metavar="TOKEN", help="Go on where the ledger of a SqlBatchSink refused to, once."),
+        typer.Option(
+            metavar="TOKEN",
+            help="Continue once, where a SqlBatchSink's ledger stopped the query with this token.",
+        ),
     ] = None,
     connection_string: ConnectionStringOption = None,
     ca_file: CaFileOption = None,
 ) -> None:
-    """Run a pipeline that a Python file declares.
+    """Run a pipeline defined in a Python file.
 
     It runs until Ctrl-C, SIGTERM or `tidegate pipeline stop`.
 
-    The file's NAME is a tidegate.spark.StreamPipeline or a tidegate.sql.Pipeline. Each micro-batch is a line
-    on standard error (on a terminal one line that is redrawn), or with --nl, --json or --csv a record on
-    standard output; Spark's own log lies beside its status. Stopped, it lets its micro-batch come to an end,
-    or abandons it after 5 s without harm, and ends with exit code 0; a second Ctrl-C ends it at once. Started
-    again, it goes on where it was. A checkpoint directory of another pipeline, or of an event hub that was
-    made anew, is refused.
+    NAME is a tidegate.spark.StreamPipeline or a tidegate.sql.Pipeline in that file. Each micro-batch is
+    reported as a line on standard error (on a terminal, one line that is updated) or, with --nl, --json or
+    --csv, as a record on standard output. Spark's own log is next to the status file. When stopped, it
+    finishes its micro-batch, or safely abandons it after 5 s, and exits with code 0; a second Ctrl-C ends it
+    immediately. The next run continues where it stopped. A checkpoint directory that belongs to another
+    pipeline, or to an event hub that was deleted and recreated, is rejected.
 
     \b
     Examples:

@@ -84,7 +84,7 @@ def batch_record(status: PipelineStatus) -> dict[str, object]:
 def progress_line(status: PipelineStatus) -> str:
     """The pipeline now, for people."""
     if status.batch_id is None:
-        words = {PipelineState.STARTING: "Spark starts …", PipelineState.RUNNING: "waits for events …"}
+        words = {PipelineState.STARTING: "starting Spark …", PipelineState.RUNNING: "waiting for events …"}
         return f"{status.name}  {words.get(status.state, status.state.value)}"
     parts = [f"batch {status.batch_id}", _counted(status.events, "event")]
     if status.is_idle:
@@ -112,10 +112,10 @@ def ending(status: PipelineStatus) -> str:
     events, batches = _counted(status.events_total, "event"), _counted(status.batches, "micro-batch", "es")
     text = f"{done}: {events} in {batches}"
     if status.lag_events:
-        text += f", {status.lag_events:,} still to be read"
+        text += f", {status.lag_events:,} events behind"
     if status.dead_letters_open:
         text += f", {_counted(status.dead_letters_open, 'dead letter')} open"
-    return f"{text}. The next start goes on from there."
+    return f"{text}. The next run continues from there."
 
 
 def _counted(count: int, noun: str, ending: str = "s") -> str:

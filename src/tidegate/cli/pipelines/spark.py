@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-spark_app = typer.Typer(help="Run Tidegate on a Spark cluster.", no_args_is_help=True)
+spark_app = typer.Typer(help="Package pipelines for a Spark cluster.", no_args_is_help=True)
 
 
 @spark_app.callback()
 def spark() -> None:
-    """Run Tidegate on a Spark cluster."""
+    """Package pipelines for a Spark cluster."""
 
 
 @spark_app.command("package")
@@ -22,36 +22,37 @@ def package(
         list[Path] | None,
         typer.Argument(
             metavar="[FILE.py]...",
-            help="The program for spark-submit, then the modules and packages that it imports.",
+            help="The program for spark-submit, followed by the modules and packages that it imports.",
         ),
     ] = None,
     output: Annotated[
-        Path, typer.Option("--output", metavar="DIR", help="Where the package is written.")
+        Path, typer.Option("--output", metavar="DIR", help="Directory to write the package to.")
     ] = Path("dist"),
     environment: Annotated[
         bool,
         typer.Option(
             "--environment",
-            help="Pack all Python packages that executors need, too, as they are installed here; else "
-            "executors have to have them.",
+            help="Also pack the Python packages that executors need, as installed here. Without it, they "
+            "must be installed on the executors.",
         ),
     ] = False,
     master: Annotated[
-        str, typer.Option("--master", metavar="URL", help="The cluster, for the command to use next.")
+        str,
+        typer.Option("--master", metavar="URL", help="The cluster's master, for the spark-submit command."),
     ] = "spark://HOST:7077",
     python: Annotated[
         str | None,
         typer.Option(
             "--python",
             metavar="NAME",
-            help="The executors' Python, by a name that the driver's machine has, too. Else this one's "
+            help="Name of the Python command on the executors and the driver. Default: this Python's "
             "python3.N.",
         ),
     ] = None,
 ) -> None:
-    """Write what executors need to run a pipeline, and how to submit it.
+    """Build the package that a pipeline's executors need.
 
-    The package's path goes to standard output; what it holds, and the spark-submit command to use next, to
+    Prints the package's path to standard output, and its contents and the spark-submit command to use next to
     standard error.
 
     \b
@@ -67,12 +68,12 @@ def package(
     size = f"{made.path.stat().st_size / 1e6:,.1f} MB"
     if made.is_environment:
         lines = [
-            f"{size}: Tidegate and {len(made.requirements)} packages. Executors need {PYTHON_NAME} and this "
-            "machine's kind of system, nothing else."
+            f"{size}: Tidegate and {len(made.requirements)} packages. Executors need only {PYTHON_NAME} and "
+            "the same kind of system as this machine."
         ]
     else:
         lines = [
-            f"{size}: Tidegate for {PYTHON_NAME}. Executors need it with these packages (or use "
+            f"{size}: Tidegate for {PYTHON_NAME}. Executors need it with these packages installed (or use "
             "--environment):",
             f"  {' '.join(made.requirements)}",
         ]

@@ -27,23 +27,25 @@ SparkCheckpointOption = Annotated[
     str | None,
     typer.Option(
         metavar="DIR",
-        help="Spark's checkpoint directory, or an address that Spark can write to. Default: one of the "
+        help="Spark's checkpoint directory, or a URL that Spark can write to. Default: a directory with the "
         "pipeline's name in this user's state directory.",
     ),
 ]
 
 MasterOption = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="Spark's master. Default: all cores of this machine, no cluster."),
+    typer.Option(metavar="URL", help="Spark's master. Default: local, with all cores of this machine."),
 ]
 
 AvailableNowOption = Annotated[
-    bool, typer.Option("--available-now", "--once", help="Process what is there now, then end.")
+    bool, typer.Option("--available-now", "--once", help="Process all events available now, then stop.")
 ]
 
 MetricsPortOption = Annotated[
     int | None,
-    typer.Option(min=0, max=65535, metavar="N", help="Serve metrics for Prometheus there; 0: any port."),
+    typer.Option(
+        min=0, max=65535, metavar="N", help="Port to serve Prometheus metrics on; 0: any free port."
+    ),
 ]
 
 
@@ -119,14 +121,15 @@ def _database_url(pipeline: StreamPipeline, given: str | None) -> str | None:
     if not isinstance(pipeline.sink, SqlSink | SqlBatchSink):
         if given is not None:
             raise InvalidArgumentError(
-                f"--database is given, and the pipeline {pipeline.name} writes to no database.",
-                next_step="Leave it out.",
+                f"--database was given, but the pipeline {pipeline.name} does not write to a database.",
+                next_step="Omit --database.",
             )
         return None
     chosen = given or os.environ.get(DATABASE_VARIABLE)
     if not chosen:
         raise InvalidArgumentError(
-            f"The pipeline {pipeline.name} writes to a table, and no database is named.",
-            next_step=f"Give --database or {DATABASE_VARIABLE}, e.g. --database sqlite:///{pipeline.name}.db",
+            f"The pipeline {pipeline.name} writes to a table, but no database was given.",
+            next_step=f"Use --database or set {DATABASE_VARIABLE}, e.g. --database "
+            f"sqlite:///{pipeline.name}.db",
         )
     return absolute_url(chosen)

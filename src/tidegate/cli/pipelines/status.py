@@ -39,17 +39,18 @@ def status(
         str | None,
         typer.Argument(
             metavar="[NAME]",
-            help="The pipeline; else all that ever ran here.",
+            help="The pipeline. Default: all that have run on this machine.",
             autocompletion=complete_pipeline,
         ),
     ] = None,
 ) -> None:
-    """Show which pipelines of this machine run, and how others ended.
+    """Show the pipelines that run on this machine, and how others ended.
 
-    state is one of starting, running, stopping, stopped (it was asked to), ended (all there was is done),
-    failed, and killed (its process is gone without a word); since: when it came to its end, else when its
-    process started; batch: the last micro-batch; rates and lag_events are of that one, events since the
-    process started. With a NAME also the lag of each partition, and what else its status file holds.
+    state is one of starting, running, stopping, stopped (on request), ended (all available events are
+    processed), failed, and killed (the process is gone without reporting why). since is when it ended or,
+    while it runs, when its process started; batch is the last micro-batch; the rates and lag_events are for
+    that micro-batch, and events is counted since the process started. With a NAME, the lag of each partition
+    and the other fields of the status file are shown, too.
 
     \b
     Examples:
@@ -78,13 +79,13 @@ def stop(
         str, typer.Argument(metavar="NAME", help="The pipeline.", autocompletion=complete_pipeline)
     ],
     timeout: Annotated[
-        float, typer.Option(min=0.1, metavar="S", help="How long to wait for its end, in seconds.")
+        float, typer.Option(min=0.1, metavar="S", help="Seconds to wait for it to stop.")
     ] = 60.0,
 ) -> None:
-    """Stop a running pipeline in order, and wait until it has.
+    """Stop a running pipeline gracefully, and wait until it has stopped.
 
-    It lets its micro-batch come to an end, or abandons it without harm. One that does not run is left as it
-    is, with exit code 0.
+    It finishes its micro-batch, or abandons it safely. If it is not running, the command does nothing and
+    exits with code 0.
 
     \b
     Example:
@@ -93,7 +94,7 @@ def stop(
     files = PipelineFiles.of_user(os.environ)
     found = files.read(name)
     if found.state.is_over:
-        sys.stderr.write(f"{name} does not run: {_since(found)}.\n")
+        sys.stderr.write(f"{name} is not running: {_since(found)}.\n")
     else:
         found = _stop(files, found, timeout)
         sys.stderr.write(f"{name} has stopped after {found.events_total:,} events.\n")
@@ -110,9 +111,9 @@ def _stop(files: PipelineFiles, found: PipelineStatus, timeout_s: float) -> Pipe
     while is_there(process):
         if time.monotonic() >= deadline:
             raise OperationTimeoutError(
-                f"The pipeline {found.name} was asked to stop and has not within {timeout_s:g} s.",
-                next_step=f"Wait for it, or end process {process.pid} with `kill -KILL {process.pid}`: what "
-                "it has committed stays, and the next start repeats the rest.",
+                f"The pipeline {found.name} did not stop within {timeout_s:g} s.",
+                next_step=f"Wait longer, or kill it with `kill -KILL {process.pid}`: what it has committed "
+                "stays, and the next run repeats the rest.",
             )
         time.sleep(_POLL_S)
     return files.read(found.name)
@@ -137,7 +138,7 @@ def _summary(found: PipelineStatus) -> dict[str, object]:
 def _details(found: PipelineStatus) -> dict[str, object]:
     values = found.to_values()
     if found.state is PipelineState.KILLED:
-        values["error"] = f"Its process {found.process.pid} is gone, and left no word."
+        values["error"] = f"Its process {found.process.pid} is gone without reporting why."
     return values
 
 

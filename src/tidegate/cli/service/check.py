@@ -26,20 +26,20 @@ _COLUMNS = ("file", "position", "damage", "lost_from", "lost_until", "set_aside"
 def check(
     output: Output,
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A service's data directory; no service may run on it.")
+        Path, typer.Argument(metavar="DIR", help="A service's data directory. The service must be stopped.")
     ],
     repair: Annotated[
         bool,
         typer.Option(
-            "--repair", help="Make damaged logs usable again; damaged files are set aside, not deleted."
+            "--repair", help="Make damaged logs usable again; damaged files are moved, not deleted."
         ),
     ] = False,
 ) -> None:
     """Verify every checksum of a data directory: its catalog and logs.
 
-    Each damage is listed with the half-open range of sequence numbers that it costs. Exit code 4 if there is
-    damage and it was not repaired. A damaged catalog cannot be repaired: it comes back from a backup.
-    It may be interrupted: a check changes nothing, and a repair goes on where it is run again.
+    Damage is listed with the half-open range of sequence numbers that it affects. Exit code 4 if there is
+    damage that was not repaired. A damaged catalog cannot be repaired; restore it from a backup. The command
+    can be interrupted: a check changes nothing, and a repair continues when it is run again.
 
     \b
     Examples:
@@ -53,8 +53,8 @@ def check(
         catalog_damages = check_catalog(directory)
     except FileNotFoundError as error:
         raise NotFoundError(
-            f"{directory} holds no service's data.",
-            next_step="Name the directory that `tidegate serve --data-dir` uses.",
+            f"{directory} is not a service's data directory.",
+            next_step="Use the directory given to `tidegate serve --data-dir`.",
         ) from error
     records = [*map(_catalog_record, catalog_damages), *map(_record, report.damages)]
     if records or not output.is_table:
@@ -62,13 +62,13 @@ def check(
     sys.stderr.write(_summary(report, is_catalog_sound=not catalog_damages))
     if not report.is_sound and not report.is_repaired:
         raise CheckFailedError(
-            f"{len(records)} damages found.",
-            next_step=f"`tidegate check {directory} --repair` keeps everything that is intact.",
+            f"Found damage in {len(records)} places.",
+            next_step=f"Run `tidegate check {directory} --repair` to repair it; intact events are kept.",
         )
     if catalog_damages:
         raise CheckFailedError(
-            f"{len(catalog_damages)} damages of the catalog found.",
-            next_step="Restore catalog.json from a backup; intact logs need nothing.",
+            f"Found damage in {len(catalog_damages)} places of the catalog.",
+            next_step="Restore catalog.json from a backup; the intact logs can stay.",
         )
 
 
@@ -83,7 +83,11 @@ def _check_logs(directory: Path, *, repair: bool, is_shown: bool) -> CheckReport
         with shown as bar:
             return check_log_directory(directory, repair=repair, files=CountedFiles(bar))
     except KeyboardInterrupt:
-        left = "What is repaired stays; run it again for the rest." if repair else "Nothing was changed."
+        left = (
+            "Repairs made so far are kept; run the command again for the rest."
+            if repair
+            else "Nothing changed."
+        )
         sys.stderr.write(f"Interrupted. {left}\n")
         raise
 
@@ -110,13 +114,13 @@ def _summary(report: CheckReport, *, is_catalog_sound: bool) -> str:
         f"{report.segments:,} segments, {report.partitions:,} partitions."
     ]
     lines += [
-        f"{path}: a write was cut short at {position}; nothing acknowledged is in it, and the next start "
-        "cuts it off."
+        f"{path}: an incomplete write at {position}; it contains nothing acknowledged, and the next start "
+        "removes it."
         for path, position in report.torn_tails
     ]
-    lines += [f"{path}: a file where a directory belongs; nobody reads it." for path in report.strays]
+    lines += [f"{path}: unexpected file in place of a directory; ignored." for path in report.strays]
     if report.is_repaired:
-        lines.append(f"Repaired {len(report.damages)} damages.")
+        lines.append(f"Repaired damage in {len(report.damages)} places.")
     elif report.is_sound and is_catalog_sound:
-        lines.append("All of it is sound.")
+        lines.append("No damage found.")
     return "\n".join(lines) + "\n"

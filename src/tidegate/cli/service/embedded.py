@@ -29,7 +29,7 @@ def embedded_service(data_dir: Path) -> Iterator[ReadyInformation]:
 
     if not (data_dir / "catalog.json").is_file():
         raise NotFoundError(
-            f"{data_dir} holds no service's data.",
+            f"{data_dir} is not a service's data directory.",
             next_step="Name the directory that `tidegate serve --data-dir` or an example used.",
         )
     thread = _ServiceThread(ServerSettings(data_dir=data_dir, amqp_port=0, http_port=None))

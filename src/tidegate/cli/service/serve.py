@@ -24,8 +24,8 @@ def serve(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Where the log, the catalog and the certificates lie. "
-            "Default: tidegate in this user's data directory.",
+            help="Directory for the log, the catalog and the certificates. Default: tidegate in this "
+            "user's data directory.",
         ),
     ] = None,
     host: Annotated[
@@ -33,25 +33,29 @@ def serve(
     ] = None,
     amqp_port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, metavar="N", help="Plain AMQP. Default, with no port given: 5672."),
+        typer.Option(
+            min=0, max=65535, metavar="N", help="Port for plain AMQP. Default if no port is given: 5672."
+        ),
     ] = None,
     amqps_port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, metavar="N", help="AMQP over TLS; SDKs without a port use 5671."),
+        typer.Option(min=0, max=65535, metavar="N", help="Port for AMQP over TLS; SDKs use 5671 by default."),
     ] = None,
     http_port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, metavar="N", help="Plain HTTP. Default, with no port given: 5300."),
+        typer.Option(
+            min=0, max=65535, metavar="N", help="Port for plain HTTP. Default if no port is given: 5300."
+        ),
     ] = None,
     https_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, metavar="N", help="HTTP over TLS.")
+        int | None, typer.Option(min=0, max=65535, metavar="N", help="Port for Port for HTTP over TLS.")
     ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Settings, event hubs and policies in TOML or JSON, or the official emulator's Config.json; "
-            "options given here win over it.",
+            help="Settings, event hubs and policies in TOML or JSON, or the official emulator's Config.json. "
+            "Options on the command line take precedence.",
         ),
     ] = None,
     root_key: Annotated[
@@ -60,46 +64,46 @@ def serve(
             metavar="KEY",
             envvar=ROOT_KEY_VARIABLE,
             show_envvar=False,
-            help="Make this the key of RootManageSharedAccessKey, so that connection strings with it work: "
-            "SAS_KEY_VALUE for the official emulator's. Others on this machine may see it: a key that is a "
-            f"secret goes into {ROOT_KEY_VARIABLE}.",
+            help="Key of RootManageSharedAccessKey; use SAS_KEY_VALUE for the official emulator's connection "
+            f"strings. Other users of this machine can see the command line, so set {ROOT_KEY_VARIABLE} "
+            "instead for a secret key.",
         ),
     ] = None,
     ready_file: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Written once it serves: one JSON object with addresses and connection string.",
+            help="File to write when the service is ready: a JSON object with its addresses and connection "
+            "string.",
         ),
     ] = None,
     tls_name: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Name that the self-made certificate also holds; repeatable."),
+        typer.Option(metavar="NAME", help="Additional name for the self-signed certificate; repeatable."),
     ] = None,
     tls_certificate: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Your own certificate with its chain, PEM, instead of a self-made one; needs --tls-key.",
+            help="Your own certificate with its chain (PEM) instead of a self-signed one; requires "
+            "--tls-key.",
         ),
     ] = None,
     tls_key: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The key of --tls-certificate, PEM, without a password."),
+        typer.Option(metavar="FILE", help="The key of --tls-certificate (PEM, without a password)."),
     ] = None,
     capture_destination: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PREFIX",
-            help="Directory or URL below which event hubs may be captured; repeatable. "
-            "Default: capture in the data directory.",
+            help="Directory or URL under which capture may write; repeatable. Default: capture in the data "
+            "directory.",
         ),
     ] = None,
     console: Annotated[
         bool | None,
-        typer.Option(
-            "--console/--no-console", help="Whether the HTTP ports show the console. Default: they do."
-        ),
+        typer.Option("--console/--no-console", help="Serve the console on the HTTP ports. Default: yes."),
     ] = None,
     database: Annotated[
         str | None,
@@ -107,29 +111,30 @@ def serve(
             metavar="URL",
             envvar=DATABASE_VARIABLE,
             show_envvar=False,
-            help="SQL database whose leases, checkpoints and dead letters the console shows. "
-            f"Else {DATABASE_VARIABLE}.",
+            help="SQL database whose leases, checkpoints and dead letters the console shows. Default: "
+            f"{DATABASE_VARIABLE}.",
         ),
     ] = None,
     redrive_pipeline: Annotated[
         list[str] | None,
         typer.Option(
             metavar="MODULE:NAME",
-            help="Pipeline that the console may redrive dead letters with; repeatable.",
+            help="Pipeline that the console may use to redrive dead letters; repeatable.",
         ),
     ] = None,
     log_format: Annotated[
         LogFormat,
         typer.Option(
-            help="How the log on standard error is written; with json there is no start message, and no "
-            "secret in anything that is written."
+            help="Format of the log on standard error. json omits the start message and never contains a "
+            "secret."
         ),
     ] = LogFormat.TEXT,
 ) -> None:
-    """Run the service that every official Event Hubs SDK can talk to.
+    """Run the service that official Event Hubs SDKs connect to.
 
-    Port 0 is any free one. Once any port is given, a face without one is off. Stop it with Ctrl-C or SIGTERM:
-    connections get time to finish, and everything acknowledged is on disk either way.
+    Port 0 means any free port. If any port is given, only the protocols with a port are served. Stop the
+    service with Ctrl-C or SIGTERM: connections get time to finish, and everything acknowledged is on disk in
+    any case.
 
     \b
     Examples:
@@ -225,12 +230,12 @@ def _announce(ready: ReadyInformation, *, is_first_start: bool) -> None:
     lines = ["Tidegate serves."]
     lines += [f"  {name:<14}{value}" for name, value in rows if value is not None]
     if is_first_start:
-        lines.append("This is its first start: it made the data directory and a key of its own.")
-    lines.append("Connection string for any Event Hubs SDK (it holds the key: treat it as a password):")
+        lines.append("First start: created the data directory and a random key.")
+    lines.append("Connection string for any Event Hubs SDK (contains the key; treat it as a password):")
     lines.append(f"  {ready.connection_string}")
     if ready.connection_string_plain not in (None, ready.connection_string):
-        lines.append("The same without TLS, for clients on this machine:")
+        lines.append("Without TLS, for clients on this machine:")
         lines.append(f"  {ready.connection_string_plain}")
-    lines.append("Other commands of this user find it by themselves, e.g.: tidegate hub create NAME")
+    lines.append("Other commands of this user find the service automatically, e.g.: tidegate hub create NAME")
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()

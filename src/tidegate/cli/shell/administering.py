@@ -53,5 +53,7 @@ def number_or_off(option: str, text: str) -> int | None:
     if text.lower() == OFF:
         return None
     if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise InvalidArgumentError(f"{option} is {text[:40]!r}.", next_step=f"Give a whole number, or {OFF}.")
+        raise InvalidArgumentError(
+            f"Invalid value {text[:40]!r} for {option}.", next_step=f"Use an integer, or {OFF}."
+        )
     return int(text)

@@ -22,12 +22,12 @@ class Shell(Enum):
 
 
 def completion(
-    shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="The shell to write it for.")],
+    shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="The shell: bash, zsh or fish.")],
 ) -> None:
-    """Write what makes a shell complete commands, options and names.
+    """Print a completion script for commands, options and names.
 
-    Names of event hubs, consumer groups and policies are asked of the service; of one that does not answer at
-    once there are none. Zsh wants its compinit before this, or the file in its fpath before its compinit.
+    Names of event hubs, consumer groups and policies come from the service, if it answers quickly. In zsh,
+    run compinit before sourcing the script, or put the file into fpath before running compinit.
 
     \b
     Examples:

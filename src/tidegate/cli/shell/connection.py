@@ -50,9 +50,8 @@ def resolve_connection(
     name = chosen_profile(environment)
     if name == LOCAL and not profile_path(environment).exists():
         raise NoConnectionError(
-            "Nothing says where the service is: there is no --connection-string, no --profile, no "
-            f"{CONNECTION_STRING_VARIABLE}, no {PROFILE_VARIABLE}, and no profile at "
-            f"{profile_path(environment)}.",
+            f"No service given: found no --connection-string, --profile, {CONNECTION_STRING_VARIABLE} or "
+            f"{PROFILE_VARIABLE}, and no profile at {profile_path(environment)}.",
             next_step="Start one with `tidegate serve`, or save a connection: `tidegate profile save NAME`.",
         )
     return connection_of_profile(name, ca_file, environment)

@@ -19,6 +19,6 @@ def check_installed(*packages: str, extras: str) -> None:
             found = None
         if found is None:
             raise NotFoundError(
-                f"This command needs the package {name}, which is not installed.",
+                f"This command requires the package {name}, which is not installed.",
                 next_step=f"Run `pip install 'tidegate[{extras}]'`; in a clone, `make demo`.",
             )

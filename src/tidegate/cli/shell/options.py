@@ -28,7 +28,7 @@ ConnectionStringOption = Annotated[
     typer.Option(
         "--connection-string",
         metavar="TEXT",
-        help=f"Where the service is, and the key. Else {CONNECTION_STRING_VARIABLE}, else a profile.",
+        help=f"The service's connection string. Default: {CONNECTION_STRING_VARIABLE}, then a profile.",
     ),
 ]
 
@@ -37,8 +37,8 @@ ProfileOption = Annotated[
     typer.Option(
         "--profile",
         metavar="NAME",
-        help=f"A connection saved with `tidegate profile`. Else {PROFILE_VARIABLE}, else the one in use, "
-        "else that of `tidegate serve`.",
+        help=f"A connection saved with `tidegate profile`. Default: {PROFILE_VARIABLE}, then the active "
+        "profile, then the one written by `tidegate serve`.",
         autocompletion=complete_profile,
     ),
 ]
@@ -50,7 +50,7 @@ HubArgument = Annotated[
 CaFileOption = Annotated[
     Path | None,
     typer.Option(
-        "--ca-file", metavar="FILE", help="Certificate authority to trust for TLS. Else the system's."
+        "--ca-file", metavar="FILE", help="Certificate authority to trust for TLS. Default: the system's."
     ),
 ]
 
@@ -59,8 +59,8 @@ DatabaseOption = Annotated[
     typer.Option(
         "--database",
         metavar="URL",
-        help="SQL database in SQLAlchemy's form, e.g. sqlite:///flights.db or postgresql://user@host/name. "
-        f"Else {DATABASE_VARIABLE}.",
+        help="SQLAlchemy URL of the database, e.g. sqlite:///flights.db or postgresql://user@host/name. "
+        f"Default: {DATABASE_VARIABLE}.",
     ),
 ]
 
@@ -69,7 +69,8 @@ CheckpointDirOption = Annotated[
     typer.Option(
         "--checkpoint-dir",
         metavar="DIR",
-        help="Leases and checkpoints are in this directory (hosts with a DirectoryStore), not in a database.",
+        help="Read leases and checkpoints from this directory (hosts with a DirectoryStore) instead of a "
+        "database.",
     ),
 ]
 
@@ -78,8 +79,8 @@ BlobContainerOption = Annotated[
     typer.Option(
         "--blob-container",
         metavar="NAME|URL",
-        help="Leases and checkpoints are in this Azure blob container, as official processors have them: its "
-        f"URL with a shared access signature, or its name in the account of {STORAGE_VARIABLE}.",
+        help="Read leases and checkpoints from this Azure blob container (official processors): its URL "
+        f"with a shared access signature, or its name in the account given by {STORAGE_VARIABLE}.",
     ),
 ]
 
@@ -88,7 +89,7 @@ NamespaceOption = Annotated[
     typer.Option(
         "--namespace",
         metavar="HOST",
-        help="The namespace as directory and blob names have it. Else the connection's host name.",
+        help="The namespace used in directory and blob names. Default: the connection's host name.",
     ),
 ]
 
@@ -97,7 +98,7 @@ GroupsOption = Annotated[
     typer.Option(
         "--group",
         metavar="NAME",
-        help="A consumer group; may be given several times. Else $Default.",
+        help="A consumer group; repeatable. Default: $Default.",
         autocompletion=complete_group,
     ),
 ]
@@ -125,7 +126,9 @@ def with_output(
             chosen = [name for name in offered if arguments.pop(_parameter_name(name))]
             if len(chosen) > 1:
                 options = " and ".join(f"--{name.value}" for name in chosen)
-                raise InvalidArgumentError(f"{options} exclude each other.", next_step="Give one of them.")
+                raise InvalidArgumentError(
+                    f"{options} are mutually exclusive.", next_step="Use only one of them."
+                )
             output = Output(chosen[0] if chosen else OutputFormat.TABLE)
             command(output, **arguments)  # type: ignore[call-arg,arg-type]  # typer calls with keywords only
 
@@ -154,7 +157,8 @@ def with_profile(command: Callable[..., None]) -> Callable[..., None]:
         if profile is not None:
             if arguments["connection_string"] is not None:
                 raise InvalidArgumentError(
-                    "--profile and --connection-string exclude each other.", next_step="Give one of them."
+                    "--profile and --connection-string are mutually exclusive.",
+                    next_step="Use only one of them.",
                 )
             found = connection_of_profile(profile, arguments["ca_file"], os.environ)
             arguments["connection_string"] = found.connection_string

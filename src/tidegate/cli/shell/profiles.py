@@ -44,8 +44,8 @@ def load_profile(name: str, environment: Mapping[str, str]) -> Profile:
         left = read_profile(environment)
         if left is None:
             raise InvalidArgumentError(
-                "There is no profile 'local': no `tidegate serve` of this user has left one.",
-                next_step="Start one with `tidegate serve`.",
+                "There is no profile 'local': this user has not run `tidegate serve`.",
+                next_step="Start a service with `tidegate serve`.",
             )
         return Profile(left.connection_string, left.ca_file)
     path = _path(name, environment)
@@ -54,14 +54,16 @@ def load_profile(name: str, environment: Mapping[str, str]) -> Profile:
     except FileNotFoundError:
         raise _missing(name, environment) from None
     except (ValueError, TypeError) as error:
-        raise InvalidArgumentError(f"{path} is not a profile.", next_step="Save it again.") from error
+        raise InvalidArgumentError(
+            f"{path} is not a valid profile.", next_step="Save the profile again."
+        ) from error
 
 
 def save_profile(name: str, profile: Profile, environment: Mapping[str, str]) -> None:
     """Keep a profile, in place of an earlier one of that name. Raises InvalidArgumentError for the name."""
     if name == LOCAL:
         raise InvalidArgumentError(
-            "The profile 'local' is the one that `tidegate serve` writes.", next_step="Choose another name."
+            "The profile 'local' is reserved for `tidegate serve`.", next_step="Choose another name."
         )
     path = _path(name, environment)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -75,8 +77,8 @@ def delete_profile(name: str, environment: Mapping[str, str]) -> None:
     """
     if name == LOCAL:
         raise InvalidArgumentError(
-            "The profile 'local' is the one that `tidegate serve` writes.",
-            next_step=f"Delete {profile_path(environment)} if no service of yours is to be found any more.",
+            "The profile 'local' is reserved for `tidegate serve`.",
+            next_step=f"Delete {profile_path(environment)} if you no longer run a service.",
         )
     try:
         _path(name, environment).unlink()
@@ -113,7 +115,7 @@ def _missing(name: str, environment: Mapping[str, str]) -> InvalidArgumentError:
     names = ", ".join(profile_names(environment)) or "none"
     return InvalidArgumentError(
         f"There is no profile {name!r}.",
-        next_step=f"Save it with `tidegate profile save {name}`. There are: {names}.",
+        next_step=f"Save it with `tidegate profile save {name}`. Existing profiles: {names}.",
     )
 
 
@@ -124,7 +126,7 @@ def _directory(environment: Mapping[str, str]) -> Path:
 def _path(name: str, environment: Mapping[str, str]) -> Path:
     if not _NAME.fullmatch(name):
         raise InvalidArgumentError(
-            f"{name[:80]!r} is no name for a profile.",
+            f"Invalid profile name {name[:80]!r}.",
             next_step="Use up to 64 letters, digits, dots, dashes and underscores.",
         )
     return _directory(environment) / f"{name}.json"

@@ -77,8 +77,8 @@ class Output:
             os.replace(temporary, path)
         except OSError as error:
             raise InvalidArgumentError(
-                f"{path} cannot be written: {error.strerror or error}.",
-                next_step="Name a file in a directory that you may write to.",
+                f"Cannot write {path}: {error.strerror or error}.",
+                next_step="Choose a file in a directory that you can write to.",
             ) from error
         finally:
             with suppress(OSError):

@@ -43,14 +43,15 @@ def open_database(url: str | None, *, may_create: bool = False) -> Database:
     chosen = url or os.environ.get(DATABASE_VARIABLE)
     if not chosen:
         raise InvalidArgumentError(
-            f"No database is named: there is no --database and no {DATABASE_VARIABLE}.",
-            next_step="Give the one that the pipeline writes to, e.g. --database sqlite:///flights.db",
+            f"No database given: found no --database and no {DATABASE_VARIABLE}.",
+            next_step="Use the database that the pipeline writes to, e.g. --database sqlite:///flights.db",
         )
     file = sqlite_file(chosen)
     if file is not None and not may_create and not file.exists():
         raise NotFoundError(
             f"There is no SQLite database {file}.",
-            next_step="Name the one that hosts or pipelines write to (an absolute path has four slashes).",
+            next_step="Use the database that the hosts or pipelines write to (an absolute path needs four "
+            "slashes).",
         )
     return Database.open(chosen)
 
@@ -76,7 +77,7 @@ class StoreChoice:
         given = [name for name, value in named.items() if value]
         if len(given) > 1:
             raise InvalidArgumentError(
-                f"{' and '.join(given)} exclude each other.", next_step="Give one of them."
+                f"{' and '.join(given)} are mutually exclusive.", next_step="Use only one of them."
             )
 
     @property
@@ -130,7 +131,7 @@ def _directory_store(directory: Path, *, may_create: bool) -> ProcessorStore:
     if not may_create and not directory.is_dir():
         raise NotFoundError(
             f"There is no directory {directory}.",
-            next_step="Name the one that the hosts' DirectoryStore was given.",
+            next_step="Use the directory given to the hosts' DirectoryStore.",
         )
     return DirectoryStore(directory)
 
@@ -145,8 +146,8 @@ def _blob_store(container: str) -> ProcessorStore:
     account = os.environ.get(STORAGE_VARIABLE)
     if not account:
         raise InvalidArgumentError(
-            f"Nothing says in which storage account the container {container} is.",
-            next_step=f"Set {STORAGE_VARIABLE}, or give the container's URL with a shared access signature.",
+            f"Unknown storage account for the container {container}.",
+            next_step=f"Set {STORAGE_VARIABLE}, or use the container's URL with a shared access signature.",
         )
     return BlobStore.from_connection_string(account, container)
 
