@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -61,3 +62,33 @@ async def test_turns_come_back_from_whatever_ends_a_call() -> None:
         let_go.set()
         assert await holding
         assert await threads.run_whole(lambda: 3) == 3
+
+
+@pytest.mark.parametrize("is_ended_first", [False, True])
+async def test_what_a_cancelled_call_opened_is_released(is_ended_first: bool) -> None:
+    """Protects against files that stay open: the task that wanted one ended while the thread opened it."""
+    threads = Threads(1, name="test")
+    is_begun, let_go, is_released = threading.Event(), threading.Event(), threading.Event()
+    released: list[str] = []
+
+    def open_file() -> str:
+        is_begun.set()
+        assert let_go.wait(DEADLINE_S)
+        return "a file"
+
+    def release(file: str) -> None:
+        released.append(file)
+        is_released.set()
+
+    async with asyncio.timeout(DEADLINE_S), TaskOwner("test") as tasks:
+        opening = tasks.start(threads.run(open_file, release=release), name="open")
+        assert await asyncio.to_thread(is_begun.wait, DEADLINE_S)
+        if is_ended_first:
+            let_go.set()
+            time.sleep(0.05)  # noqa: ASYNC251  # the loop has not heard of the end yet
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        let_go.set()
+        assert await asyncio.to_thread(is_released.wait, DEADLINE_S)
+    assert released == ["a file"]

@@ -225,7 +225,7 @@ class PartitionCapture:
         # Never a token again: a call that was given up with its task may still be sending its own spool.
         token = f"{self._token}-{secrets.token_hex(6)}"
         encoder = AvroEncoder(planned.name)
-        spool = await self._threads.run(lambda: Spool(self._destination.spool(token)))
+        spool = await self._threads.run(lambda: Spool(self._destination.spool(token)), release=Spool.discard)
         try:
             missing = await self._copy(planned, encoder, spool)
             if missing and await self._threads.run(lambda: self._destination.exists(planned.name)):

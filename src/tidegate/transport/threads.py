@@ -8,6 +8,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -20,13 +21,19 @@ class Threads:
         self._turns = asyncio.Semaphore(count)
         self._name = name
 
-    async def run(self, call: Callable[[], T]) -> T:
+    async def run(self, call: Callable[[], T], *, release: Callable[[T], None] | None = None) -> T:
         """What ``call`` returns or raises.
 
-        Cancellation: the call goes on, and nobody hears of its end; its turn ends with it, not before.
+        Cancellation: the call continues, and its turn ends with it, not before. Its result is handed to
+        ``release``, which must not raise and runs in a thread.
         """
         future = await self._begin(call)
-        await asyncio.wait([future])  # a cancellation does not reach the call's future
+        try:
+            await asyncio.wait([future])  # a cancellation does not reach the call's future
+        except asyncio.CancelledError:
+            if release is not None:
+                future.add_done_callback(partial(self._release, release))
+            raise
         return future.result()
 
     async def run_whole(self, call: Callable[[], T]) -> T:
@@ -52,6 +59,10 @@ class Threads:
             raise
         future.add_done_callback(self._note_end)
         return future
+
+    def _release(self, release: Callable[[T], None], future: asyncio.Future[T]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self.leave(partial(release, future.result()))
 
     def _note_end(self, future: asyncio.Future[T]) -> None:
         self._turns.release()
