@@ -125,4 +125,4 @@ def test_a_file_that_cannot_be_listed_is_told(tmp_path: Path, caplog: pytest.Log
         written_at_ms=3000,
         is_again=False,
     )
-    assert "a.avro was captured, and cannot be put into the list" in caplog.text
+    assert "a.avro was captured, but cannot be added to the list of files" in caplog.text

@@ -232,8 +232,8 @@ async def test_a_destination_that_fails_is_tried_again_and_stops_nothing_else(
     assert captured_numbers(bad) == [0, 1]
     await wait_until(lambda: not service.statistics()["bad"].is_failing)
     told = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert ["held up" in record.getMessage() for record in told].count(True) == 1
-    assert "goes on" in told[-1].getMessage()
+    assert ["is blocked" in record.getMessage() for record in told].count(True) == 1
+    assert "has resumed" in told[-1].getMessage()
 
 
 async def test_an_unknown_kind_of_destination_is_told(

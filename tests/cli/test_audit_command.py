@@ -119,7 +119,7 @@ def test_what_is_wrong_is_named(processed_url: str, event_hub: str, environment:
     assert (records[2]["partition"], records[2]["stray_rows"]) == ("north", 1)
     assert (
         "3 events are missing; 1 events have more than one row; 1 events have a row and an open dead letter; "
-        "1 events lie beyond the checkpoint; 1 rows belong to no event" in found.err
+        "1 events are beyond the checkpoint; 1 rows belong to no event" in found.err
     )
     table = _audit(event_hub, processed_url, "--limit", "1", environment=environment)
     assert table.code == 4

@@ -137,7 +137,7 @@ async def test_an_interrupted_check_does_no_harm(
     assert b"Interrupted. " in said
     assert b"Traceback" not in said
     if not repair:
-        assert b"Nothing was changed." in said
+        assert b"Nothing changed." in said
         after = _contents(data_directory)
         assert {name: after[name] for name in before} == before
         return

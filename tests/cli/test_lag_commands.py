@@ -209,7 +209,7 @@ def test_a_checkpoint_of_another_log_is_told(sql_place: Place) -> None:
     found = sql_place.run("lag", sql_place.hub, "--json")
     assert found.code == 0
     assert json.loads(found.out)[0]["lag_events"] is None
-    assert "Partition 0 of $Default: the checkpoint is not of this log" in found.err
+    assert "Partition 0 of $Default: the checkpoint belongs to another log" in found.err
 
 
 def test_leases_are_listed(place: Place) -> None:
@@ -279,7 +279,7 @@ def test_all_partitions_are_set_and_said(sql_place: Place) -> None:
     words = ("checkpoint", "set", sql_place.hub, "--all", "--latest", "--force")
     dry = sql_place.run(*words, "--dry-run", "--nl")
     assert dry.code == 0, dry.err
-    assert "6 events skipped, 0 to be processed again. (Dry run: nothing changed.)" in dry.err
+    assert "6 events are skipped, 0 are processed again. (Dry run: nothing changed.)" in dry.err
     assert [json.loads(line)["is_set"] for line in dry.out.splitlines()] == [False, False]
     assert sql_place.following() == {"0": 4}
     assert sql_place.json(*words) == [

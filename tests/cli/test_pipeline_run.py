@@ -278,7 +278,7 @@ def test_refusals_come_before_spark(place: Place) -> None:
     (claimed / "tidegate-pipeline.json").write_text(json.dumps(identity))
     assert "which was deleted" in refused(f"{place.file}:renamed", code=1)
     place.environment.pop("TIDEGATE_DATABASE")
-    assert "no database is named" in refused(f"{place.file}:scored", code=2)
+    assert "no database was given" in refused(f"{place.file}:scored", code=2)
 
 
 @pytest.mark.parametrize(

@@ -309,10 +309,10 @@ def test_status_and_stop_of_what_does_not_run(tmp_path: Path) -> None:
     assert isinstance(one, dict)
     assert (one["lag_by_partition"], one["error"]) == (
         {"0": 3},
-        f"Its process {child.pid} is gone, and left no word.",
+        f"Its process {child.pid} is gone without reporting why.",
     )
     stopped = run_tidegate("pipeline", "stop", "delays", environment=environment)
-    assert (stopped.code, "delays does not run: killed" in stopped.err) == (0, True)
+    assert (stopped.code, "delays is not running: killed" in stopped.err) == (0, True)
 
 
 def test_whether_it_waits_is_said_of_one_that_runs(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_commands_take_a_profile(lonely: dict[str, str], hub_service: HubService
     assert "mutually exclusive" in both.err
     unknown = run_tidegate("tier", "show", "--profile", "yours", environment=lonely)
     assert unknown.code == 2
-    assert "There are: mine" in unknown.err
+    assert "Existing profiles: mine" in unknown.err
     assert run_tidegate("profile", "use", "mine", environment=lonely).code == 0
     assert run_tidegate("tier", "show", environment=lonely).code == 0
     assert run_tidegate("profile", "delete", "mine", environment=lonely).code == 0

@@ -68,7 +68,7 @@ def test_first_start_prints_what_people_need(tmp_path: Path, lonely: dict[str, s
     ):
         assert str(ready[name]) in text, name
     assert ready["https"] is None
-    assert "first start" in text
+    assert "First start" in text
     plain = ConnectionString.parse(str(ready["connection_string_plain"]))
     assert plain.use_development_emulator
     assert plain.shared_access_key
@@ -91,7 +91,7 @@ def test_data_survives_a_restart(tmp_path: Path, lonely: dict[str, str]) -> None
                 assert "kept" in run_tidegate("hub", "list", environment=lonely).out
             process.send_signal(signal.SIGINT)
             out, _ = process.communicate(timeout=60)
-        assert (b"first start" in out) == (number == 0)
+        assert (b"First start" in out) == (number == 0)
     assert keys[0] == keys[1]
 
 

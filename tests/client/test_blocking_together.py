@@ -138,7 +138,7 @@ def test_what_is_wrong_with_one_range_is_no_matter_of_the_others(consumer: Block
     assert isinstance(beyond.error, PositionOutOfRangeError)
     assert isinstance(unknown.error, NotFoundError)
     assert (_numbers(late), type(late.error)) == (list(range(45, _COUNT)), OperationTimeoutError)
-    with pytest.raises(InvalidArgumentError, match="from 3 to 2"):
+    with pytest.raises(InvalidArgumentError, match="3 to 2"):
         consumer.read_together([("0", 3, 2)])
 
 

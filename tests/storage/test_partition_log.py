@@ -184,7 +184,7 @@ async def test_a_repeated_batch_is_stored_once_also_after_restarts(open_log: Ope
     async with open_log() as (_, log):
         repeat = await log.append(b"aabb", [2, 2], enqueued_time_ms=9, producer=ProducerBatch(7, 0, 0))
         assert repeat == AppendResult(0, 2, 1, is_duplicate=True)
-        with pytest.raises(OutOfOrderSequenceError, match="number 30 comes next"):
+        with pytest.raises(OutOfOrderSequenceError, match="expected number 30"):
             await log.append(b"x", [1], enqueued_time_ms=9, producer=ProducerBatch(8, 0, 31))
         following = await log.append(b"x", [1], enqueued_time_ms=9, producer=ProducerBatch(8, 0, 30))
         assert following.start_sequence_number == 32
