@@ -11,16 +11,17 @@ from tidegate.amqp.message import decode_message, iter_sections
 from tidegate.amqp.performatives import decode_performative
 from tidegate.amqp.sasl import decode_sasl
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.partition_ends import PartitionEnds
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, split_message, with_event_numbers
 from tidegate.wire.capture import system_properties
-from tidegate.wire.delivery import RuntimeMetrics, event_deliveries
+from tidegate.wire.delivery import encode_runtime_metrics, event_deliveries
 from tidegate.wire.encoded_events import events_of_batch, events_of_deliveries
 from tidegate.wire.event_codec import decode_event, event_body
 from tidegate.wire.event_texts import EventTexts, decode_whole
 from tidegate.wire.publisher import published_events, unpublished_events
 from tidegate.wire.request_response import Request
 
-_METRICS = RuntimeMetrics(1, "1", 2, 3)
+_METRICS = encode_runtime_metrics(PartitionEnds("hub", "0", 0, 2, "1", 2), retrieval_time_ms=3)
 
 
 def _frames(data: bytes) -> None:
@@ -80,8 +81,8 @@ def _events(data: bytes) -> None:
 
 def _deliver(stored: bytes | memoryview, lengths: list[int]) -> None:
     """Whatever was stored is delivered: garbage inside an event must not raise."""
-    for metrics in (None, _METRICS):
-        event_deliveries(stored, lengths, first_sequence_number=1, enqueued_time_ms=1, metrics=metrics)
+    for metrics in (b"", _METRICS):
+        event_deliveries(stored, lengths, first_sequence_number=1, enqueued_time_ms=1, metric_entries=metrics)
 
 
 TARGETS: dict[str, tuple[Callable[[bytes], object], ...]] = {

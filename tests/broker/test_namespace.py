@@ -186,21 +186,21 @@ async def test_positions_resolve(broker: Broker, clock: SetClock) -> None:
             partition.resolve(EventPosition.from_offset(offset))
 
 
-async def test_runtime_information(broker: Broker, clock: SetClock) -> None:
+async def test_ends(broker: Broker, clock: SetClock) -> None:
     """Of an empty partition, a filled one, and one that retention emptied."""
-    empty = broker.create_event_hub("empty", partition_count=1).partition("0").runtime_information()
+    empty = broker.create_event_hub("empty", partition_count=1).partition("0").ends()
     assert (empty.begin_sequence_number, empty.last_enqueued_sequence_number) == (0, -1)
     assert (empty.last_enqueued_offset, empty.last_enqueued_time_ms, empty.is_empty) == ("-1", None, True)
     partition = await _filled(broker, clock)
-    information = partition.runtime_information()
-    assert (information.begin_sequence_number, information.last_enqueued_sequence_number) == (0, 5)
-    assert (information.last_enqueued_offset, information.is_empty) == ("5", False)
-    assert information.last_enqueued_time_ms == 1795176020500
+    ends = partition.ends()
+    assert (ends.begin_sequence_number, ends.last_enqueued_sequence_number) == (0, 5)
+    assert (ends.last_enqueued_offset, ends.is_empty) == ("5", False)
+    assert ends.last_enqueued_time_ms == 1795176020500
     clock.advance(hours=169)
     assert await broker.apply_retention() == 1
-    information = partition.runtime_information()
-    assert (information.begin_sequence_number, information.last_enqueued_sequence_number) == (6, 5)
-    assert information.is_empty
+    ends = partition.ends()
+    assert (ends.begin_sequence_number, ends.last_enqueued_sequence_number) == (6, 5)
+    assert ends.is_empty
     assert partition.resolve(EventPosition.earliest()) == 6
 
 

@@ -238,7 +238,7 @@ async def test_a_reader_behind_retention_is_shown_where_the_log_begins(
     assert partition.resolve(position) == 2
     broker.update_event_hub("hub", retention_bytes=1500)
     await broker.apply_retention()
-    begin = partition.runtime_information().begin_sequence_number
+    begin = partition.ends().begin_sequence_number
     assert begin > 2
     assert partition.resolve(position) == begin
     assert partition.resolve(EventPosition.from_offset("2")) == begin

@@ -17,9 +17,9 @@ import pytest
 from tests.cli.support import COMMAND, Result, run_tidegate
 
 from tidegate.client import BlockingConsumer
-from tidegate.client.entities import PartitionProperties
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.events import ReceivedEvent
+from tidegate.model.partition_ends import PartitionEnds
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lag import Lag, lag_of
 from tidegate.processor.lease import GroupKey, Lease
@@ -417,9 +417,9 @@ def test_wrong_words_get_one_clear_line(sql_place: Place) -> None:
         assert found.out == ""
 
 
-def _partition(begin: int, until: int) -> PartitionProperties:
+def _partition(begin: int, until: int) -> PartitionEnds:
     at = datetime(2026, 1, 31, 12, tzinfo=UTC)
-    return PartitionProperties("hub", "0", begin, until - 1, str(until - 1), at, is_empty=begin == until)
+    return PartitionEnds("hub", "0", begin, until, str(until - 1), round(at.timestamp() * 1000))
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from tidegate.amqp.link import Link, ReceiverLink, SenderLink
 from tidegate.amqp.message import decode_message
 from tidegate.amqp.performatives import Accepted, Rejected, Target
 from tidegate.model.errors import OutOfOrderSequenceError, PositionOutOfRangeError, TidegateError
+from tidegate.model.partition_ends import PartitionEnds
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.driver import AmqpDriver, AmqpServer, EventHandler, serve_amqp
@@ -33,13 +34,12 @@ from tidegate.wire.addresses import NodeAddress, NodeKind
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, iter_events, split_message, wrap_event
 from tidegate.wire.cbs import PutToken, encode_put_token_accepted
 from tidegate.wire.conditions import to_amqp_error
-from tidegate.wire.delivery import NEVER_ENQUEUED_MS, batched_delivery_prefix, event_deliveries
+from tidegate.wire.delivery import batched_delivery_prefix, event_deliveries
 from tidegate.wire.event_codec import decode_event
 from tidegate.wire.management import (
     EventHubDescription,
     ManagementRequest,
     Operation,
-    PartitionDescription,
     encode_management_response,
 )
 from tidegate.wire.names import BATCH_DELIVERY_CAPABILITY, IDEMPOTENT_BATCH_CAPABILITY
@@ -331,14 +331,13 @@ class FakeService:
         last = len(partition.events) - 1
         return encode_management_response(
             request.message_id,
-            PartitionDescription(
+            PartitionEnds(
                 event_hub="hub",
                 partition_id=asked.partition_id or "0",
                 begin_sequence_number=partition.begin,
-                last_enqueued_sequence_number=last,
+                next_sequence_number=last + 1,
                 last_enqueued_offset=str(last),
-                last_enqueued_time_ms=ENQUEUED_TIME_MS if last >= 0 else NEVER_ENQUEUED_MS,
-                is_empty=last < partition.begin,
+                last_enqueued_time_ms=ENQUEUED_TIME_MS if last >= 0 else None,
             ),
         )
 

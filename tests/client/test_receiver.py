@@ -10,7 +10,7 @@ import pytest
 from tests.client.fake_service import ENQUEUED_TIME_MS, FakeService, until
 
 from tidegate.amqp.link import ReceiverLink
-from tidegate.client import EventHubConsumer, PartitionProperties, PartitionReceiver, RetryPolicy
+from tidegate.client import EventHubConsumer, PartitionEnds, PartitionReceiver, RetryPolicy
 from tidegate.client.connector import AuthorizedConnection
 from tidegate.client.management import read_partition
 from tidegate.model.errors import (
@@ -377,7 +377,7 @@ async def test_what_is_skipped_while_a_hole_is_looked_into_stays_skipped(
     """The answer about the hole comes later, and does not take the receiver back."""
     is_asked, may_answer = asyncio.Event(), asyncio.Event()
 
-    async def late(*arguments: Any) -> PartitionProperties:
+    async def late(*arguments: Any) -> PartitionEnds:
         is_asked.set()
         await may_answer.wait()
         return await read_partition(*arguments)

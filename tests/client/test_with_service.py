@@ -20,7 +20,7 @@ from tidegate.client import (
     EventHubConsumer,
     EventHubProducer,
     Namespace,
-    PartitionProperties,
+    PartitionEnds,
     PartitionReceiver,
     RetryPolicy,
     SharedKeyCredential,
@@ -309,7 +309,7 @@ async def test_partitions_are_asked_for_one_by_one_where_they_must_be(
 ) -> None:
     """A service that refuses the question, and one that is not asked it, for it does not tell a retention."""
 
-    def refuse(*_: object) -> list[PartitionProperties]:
+    def refuse(*_: object) -> list[PartitionEnds]:
         assert is_telling
         raise InvalidArgumentError("$management has no QUERY for 'com.microsoft:partition'.")
 

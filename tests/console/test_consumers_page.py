@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.console.processing_support import DEADLINE_S, append, ended_job, hidden_fields, signed_in, text_of
 from tests.console.support import PlainBrowser, assert_accessible, console_service
 
-from tidegate.broker import Claim, PartitionRuntimeInformation
+from tidegate.broker import Claim
 from tidegate.console.consumers import groups as consumers
 from tidegate.console.consumers import page as consumers_page
 from tidegate.console.consumers import rows as consumer_rows
@@ -26,12 +26,12 @@ from tidegate.console.consumers.rows import (
     STALL_TIMEOUT_S,
     ConsumerRows,
     HubLog,
-    LogEnd,
     progress_of,
 )
 from tidegate.console.consumers.values import PartitionProgress
 from tidegate.console.frame import shared_answers
 from tidegate.model.events import ReceivedEvent
+from tidegate.model.partition_ends import PartitionEnds
 from tidegate.processor import (
     EventProcessor,
     EventProcessorHost,
@@ -342,8 +342,7 @@ def _rows(moved_s: float, lease_s: float, following: int) -> ConsumerRows:
 
 
 def _seen(rows: ConsumerRows, begin: int, until: int, waiting_s: float | None) -> PartitionProgress:
-    information = PartitionRuntimeInformation("h", "0", begin, until - 1, str(until - 1), 0, begin >= until)
-    log = HubLog("h", 1, {"0": LogEnd.of(information)})
+    log = HubLog("h", 1, {"0": PartitionEnds("h", "0", begin, until, str(until - 1), 0)})
     number = max(begin, rows.checkpoints["0"].next_sequence_number or 0)
     unread = {} if waiting_s is None else {("h", 1, "0", number): NOW - timedelta(seconds=waiting_s)}
     return progress_of(ConsumerKey("h", "g"), rows, log, unread, NOW, open_dead_letters=0).partitions[0]

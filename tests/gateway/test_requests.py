@@ -23,7 +23,7 @@ from tidegate.wire.management import (
     EventHubDescription,
     ManagementRequest,
     Operation,
-    PartitionDescription,
+    partition_from_map,
 )
 from tidegate.wire.request_response import Response
 
@@ -207,7 +207,7 @@ async def test_description_of_hub_and_partition(pair: Pair) -> None:
     hub = EventHubDescription.from_map(ask(Operation.READ_EVENT_HUB, "HUB").value)
     assert (hub.name, hub.partition_ids) == ("hub", ("0", "1"))
     partition = ask(Operation.READ_PARTITION, "hub", partition_id="1").value
-    assert PartitionDescription.from_map(partition).is_empty
+    assert partition_from_map(partition).is_empty
     assert ask(Operation.READ_EVENT_HUB, "nothing").status_code == 404
     unknown = ask(Operation.READ_PARTITION, "hub", partition_id="2")
     assert (unknown.status_code, unknown.error_condition) == (400, "com.microsoft:argument-out-of-range")

@@ -21,7 +21,7 @@ from tests.processor.hosts import (
     until,
 )
 
-from tidegate.client import EventHubConsumer, PartitionProperties, PartitionReceiver
+from tidegate.client import EventHubConsumer, PartitionEnds, PartitionReceiver
 from tidegate.model.errors import (
     ClosedError,
     FencedError,
@@ -165,7 +165,7 @@ async def test_a_question_that_hangs_hides_no_other_partition(
     unanswered: set[str] = set()
     silenced: set[str] = set()
 
-    async def ask_or_hang(self: EventHubConsumer, partition_id: str) -> PartitionProperties:
+    async def ask_or_hang(self: EventHubConsumer, partition_id: str) -> PartitionEnds:
         if len(silenced) == 3 and not unanswered:
             unanswered.add(partition_id)
         if partition_id in unanswered:

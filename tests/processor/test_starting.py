@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tidegate.client import PartitionProperties
+from tidegate.client import PartitionEnds
 from tidegate.model.errors import EventHubReplacedError, PositionOutOfRangeError
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.processor import PositionLostPolicy, ProcessorCheckpoint
@@ -17,8 +17,8 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 EARLIEST = EventPosition.earliest()
 
 
-def _log(begin: int, until: int) -> PartitionProperties:
-    return PartitionProperties("hub", "0", begin, until - 1, str(until - 1), NOON, begin >= until)
+def _log(begin: int, until: int) -> PartitionEnds:
+    return PartitionEnds("hub", "0", begin, until, str(until - 1), round(NOON.timestamp() * 1000))
 
 
 def _at(sequence_number: int | None, created_at_ms: int | None = CREATED_AT_MS) -> ProcessorCheckpoint:
@@ -88,7 +88,7 @@ def test_a_checkpoint_without_a_number_is_never_found_lost(number: int | None) -
     ],
 )
 def test_a_loss_names_what_was_wanted_and_what_is_there(
-    checkpoint: ProcessorCheckpoint, log: PartitionProperties, words: list[str]
+    checkpoint: ProcessorCheckpoint, log: PartitionEnds, words: list[str]
 ) -> None:
     """Whoever reads the error can decide without asking the service again."""
     loss = find_loss(checkpoint, log, event_hub_created_at_ms=CREATED_AT_MS)
@@ -114,7 +114,7 @@ def test_a_checkpoint_of_another_hub_of_this_name_is_told_apart() -> None:
     ],
 )
 def test_after_a_loss_the_checkpoint_is_where_reading_goes_on(
-    policy: PositionLostPolicy, log: PartitionProperties, number: int, offset: str | None
+    policy: PositionLostPolicy, log: PartitionEnds, number: int, offset: str | None
 ) -> None:
     """The next start finds a checkpoint without loss, and an offset only where it is known."""
     recovery = decide_recovery(policy, log, event_hub_created_at_ms=CREATED_AT_MS)

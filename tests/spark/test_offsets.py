@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
+from tidegate.model.partition_ends import PartitionEnds
 from tidegate.spark.source.offsets import (
     PIECES_MAX,
     TASK_EVENTS,
     Loss,
-    PartitionBounds,
     PartitionRange,
     StreamOffset,
     TaskLayout,
@@ -28,6 +28,10 @@ from tidegate.spark.source.offsets import (
     spread_limit,
     task_count,
 )
+
+
+def _ends(begin: int, until: int) -> PartitionEnds:
+    return PartitionEnds("hub", "0", begin, until)
 
 
 def test_the_json_form_is_fixed() -> None:
@@ -101,7 +105,7 @@ def test_ranges_are_half_open_and_never_empty() -> None:
 
 def test_a_micro_batch_ends_within_its_limit() -> None:
     """Half of the backlog fits: each partition gets its half, and an idle one stays where it is."""
-    bounds = {"0": PartitionBounds(0, 100), "1": PartitionBounds(0, 300), "2": PartitionBounds(5, 5)}
+    bounds = {"0": _ends(0, 100), "1": _ends(0, 300), "2": _ends(5, 5)}
     start = {"0": 0, "1": 100, "2": 5}
     ends = end_of_micro_batch(start, bounds, events_max=150, until=None, fail_on_data_loss=True)
     assert ends == {"0": 50, "1": 200, "2": 5}
@@ -111,7 +115,7 @@ def test_a_micro_batch_ends_within_its_limit() -> None:
 
 def test_available_now_stops_where_it_began() -> None:
     """Events that arrive while a query drains the hub are left to the next query; a new partition, too."""
-    bounds = {"0": PartitionBounds(0, 500), "1": PartitionBounds(0, 10)}
+    bounds = {"0": _ends(0, 500), "1": _ends(0, 10)}
     until = {"0": 100}
     assert end_of_micro_batch({"0": 90}, bounds, events_max=None, until=until, fail_on_data_loss=True) == {
         "0": 100,
@@ -124,14 +128,14 @@ def test_available_now_stops_where_it_began() -> None:
 
 def test_deleted_events_do_not_use_up_the_limit() -> None:
     """After data loss the micro-batch still makes progress in what is there."""
-    bounds = {"0": PartitionBounds(1000, 1500)}
+    bounds = {"0": _ends(1000, 1500)}
     ends = end_of_micro_batch({"0": 10}, bounds, events_max=100, until=None, fail_on_data_loss=False)
     assert ends == {"0": 1100}
 
 
 def test_a_hub_that_lost_its_end_is_an_error() -> None:
     """A log that was restored from an old copy must not be read as if nothing had happened."""
-    bounds = {"0": PartitionBounds(0, 50)}
+    bounds = {"0": _ends(0, 50)}
     with pytest.raises(PositionOutOfRangeError, match="ends at 50"):
         end_of_micro_batch({"0": 80}, bounds, events_max=None, until=None, fail_on_data_loss=True)
     ends = end_of_micro_batch({"0": 80}, bounds, events_max=None, until=None, fail_on_data_loss=False)
@@ -155,7 +159,7 @@ def test_packing_keeps_partitions_whole_and_tasks_even() -> None:
 def test_lost_events_are_an_error_that_names_them() -> None:
     """By default a query stops rather than to skip events that retention deleted."""
     ranges = [PartitionRange("0", 5, 50), PartitionRange("1", 5, 50)]
-    bounds = {"0": PartitionBounds(5, 50), "1": PartitionBounds(20, 50)}
+    bounds = {"0": _ends(5, 50), "1": _ends(20, 50)}
     with pytest.raises(
         PositionOutOfRangeError, match=r"Partition 1: sequence number 5 .* available one is 20"
     ):
@@ -169,7 +173,7 @@ def test_lost_events_are_an_error_that_names_them() -> None:
 def test_a_range_that_is_lost_whole_is_left_out() -> None:
     """Nothing is left to read of it, and an empty range would be an error of its own."""
     readable, losses = clip_lost_events(
-        [PartitionRange("0", 5, 10)], {"0": PartitionBounds(20, 50)}, fail_on_data_loss=False
+        [PartitionRange("0", 5, 10)], {"0": _ends(20, 50)}, fail_on_data_loss=False
     )
     assert (readable, losses) == ([], [Loss("0", 5, 20, 5)])
 

@@ -19,8 +19,9 @@ from sqlalchemy import (
 )
 from tests.sql.support import CONSUMER, events_between, flights, record_delay
 
-from tidegate.client.entities import EventHubProperties, PartitionProperties
+from tidegate.client.entities import EventHubProperties
 from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError, NotFoundError
+from tidegate.model.partition_ends import PartitionEnds
 from tidegate.sql import (
     Audit,
     ConsumerKey,
@@ -59,12 +60,10 @@ class LogBounds:
         """As the protocol says."""
         return EventHubProperties("flights", CREATED_AT, tuple(map(str, range(len(self.bounds)))))
 
-    def get_all_partition_properties(self) -> list[PartitionProperties]:
+    def get_all_partition_properties(self) -> list[PartitionEnds]:
         """As the protocol says."""
         return [
-            PartitionProperties(
-                "flights", str(number), begin, end - 1, str(end - 1), CREATED_AT, is_empty=begin == end
-            )
+            PartitionEnds("flights", str(number), begin, end, str(end - 1), 0)
             for number, (begin, end) in enumerate(self.bounds)
         ]
 
@@ -220,7 +219,7 @@ def test_a_pipeline_that_goes_on_meanwhile_is_no_finding(database: Database) -> 
     class BusyLog(LogBounds):
         """While the audit asks for the log's end, the pipeline commits the next batch."""
 
-        def get_all_partition_properties(self) -> list[PartitionProperties]:
+        def get_all_partition_properties(self) -> list[PartitionEnds]:
             """As the protocol says."""
             _process(database, 10, 20)
             return LogBounds.get_all_partition_properties(self)

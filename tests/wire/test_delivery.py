@@ -26,13 +26,16 @@ from tidegate.amqp.message import (
 )
 from tidegate.amqp.types import Byte, Symbol, Timestamp, UInt
 from tidegate.model.events import EventData
+from tidegate.model.partition_ends import PartitionEnds
 from tidegate.wire.batch import section_lengths, split_batch, wrap_event
-from tidegate.wire.delivery import RuntimeMetrics, batched_delivery_prefix, event_deliveries
+from tidegate.wire.delivery import batched_delivery_prefix, encode_runtime_metrics, event_deliveries
 from tidegate.wire.encoded_events import EncodedEvents, events_of_batch, events_of_deliveries
 from tidegate.wire.event_codec import encode_event
 
 TIME_MS = 1_700_000_000_123
-METRICS = RuntimeMetrics(99, "99", TIME_MS + 5, TIME_MS + 6)
+METRICS = encode_runtime_metrics(
+    PartitionEnds("hub", "0", 0, 100, "99", TIME_MS + 5), retrieval_time_ms=TIME_MS + 6
+)
 
 MESSAGES = {
     "empty": Message(),
@@ -68,14 +71,14 @@ MESSAGES = {
 }
 
 
-def _deliver(message: bytes, sequence_number: int = 16, metrics: RuntimeMetrics | None = None) -> Message:
+def _deliver(message: bytes, sequence_number: int = 16, metrics: bytes = b"") -> Message:
     stored = wrap_event(message)
     (payload,) = event_deliveries(
         stored,
         [len(stored)],
         first_sequence_number=sequence_number,
         enqueued_time_ms=TIME_MS,
-        metrics=metrics,
+        metric_entries=metrics,
     )
     codes = [code for code, *_ in iter_sections(payload)]
     assert codes.count(0x72) == 1
@@ -94,17 +97,15 @@ def _ours(sequence_number: int) -> dict[object, object]:
 
 @pytest.mark.parametrize("name", MESSAGES)
 @pytest.mark.parametrize("sequence_number", [0, 9, 2**40])
-@pytest.mark.parametrize("metrics", [None, METRICS], ids=["plain", "metrics"])
-def test_nothing_of_the_producers_message_changes(
-    name: str, sequence_number: int, metrics: RuntimeMetrics | None
-) -> None:
+@pytest.mark.parametrize("metrics", [b"", METRICS], ids=["plain", "metrics"])
+def test_nothing_of_the_producers_message_changes(name: str, sequence_number: int, metrics: bytes) -> None:
     """Protects every section and type of what was sent, and the three annotations added to it."""
     original = decode_message(encode_message(MESSAGES[name]))
     delivered = _deliver(encode_message(original), sequence_number, metrics)
     assert typed(dict(delivered.message_annotations)) == typed(
         {**original.message_annotations, **_ours(sequence_number)}
     )
-    if metrics is not None:
+    if metrics:
         assert delivered.delivery_annotations == {
             **original.delivery_annotations,
             "last_enqueued_sequence_number": 99,
@@ -115,7 +116,7 @@ def test_nothing_of_the_producers_message_changes(
     assert typed(replace(delivered, message_annotations={}, delivery_annotations={})) == typed(
         replace(original, message_annotations={}, delivery_annotations={})
     )
-    if metrics is None:
+    if not metrics:
         assert delivered.delivery_annotations == original.delivery_annotations
 
 
@@ -162,7 +163,7 @@ def test_the_official_client_reads_what_it_is_delivered() -> None:
         sections.lengths,
         first_sequence_number=9,
         enqueued_time_ms=TIME_MS,
-        metrics=METRICS,
+        metric_entries=METRICS,
     )
     first, second = (received(payload) for payload in deliveries)
     assert (first.sequence_number, first.offset, first.partition_key) == (9, "9", b"k")
@@ -178,10 +179,8 @@ def test_the_official_client_reads_what_it_is_delivered() -> None:
     "garbage",
     [b"\x00\x53\x70\xc0", b"\x01\x02", b"\x00\x53\x72\xc0\x05", b"\x00\x53\x70\xc0\xff\x01", b"\xff" * 40],
 )
-@pytest.mark.parametrize("metrics", [None, METRICS], ids=["plain", "metrics"])
-def test_an_event_that_is_no_message_is_delivered_as_a_body(
-    garbage: bytes, metrics: RuntimeMetrics | None
-) -> None:
+@pytest.mark.parametrize("metrics", [b"", METRICS], ids=["plain", "metrics"])
+def test_an_event_that_is_no_message_is_delivered_as_a_body(garbage: bytes, metrics: bytes) -> None:
     """Protects a partition's readers from one producer's garbage: it arrives, with its position."""
     delivered = _deliver(garbage, 3, metrics)
     assert delivered.data == (garbage,)
@@ -189,8 +188,8 @@ def test_an_event_that_is_no_message_is_delivered_as_a_body(
 
 
 @pytest.mark.parametrize("start", [b"\x00\x53\x70\xc0", b"\x00\x53\x71\xc1"], ids=["header", "annotations"])
-@pytest.mark.parametrize("metrics", [None, METRICS], ids=["plain", "metrics"])
-def test_nothing_before_our_annotations_takes_them_in(start: bytes, metrics: RuntimeMetrics | None) -> None:
+@pytest.mark.parametrize("metrics", [b"", METRICS], ids=["plain", "metrics"])
+def test_nothing_before_our_annotations_takes_them_in(start: bytes, metrics: bytes) -> None:
     """Protects receivers that find the end of a list by its count: they would take our annotations for a part
     of a header that has fewer values than it says."""
     garbage = start + b"\x02\x04\x41" + b"\x00\x53\x75\xa0\x01x"
@@ -296,8 +295,8 @@ def test_a_producer_cannot_forge_an_events_position() -> None:
             assert list(events_of_deliveries(deliveries).sequence_numbers) == [5]
 
 
-@pytest.mark.parametrize("metrics", [None, METRICS], ids=["plain", "metrics"])
-def test_a_second_annotations_section_does_not_outdo_the_services(metrics: RuntimeMetrics | None) -> None:
+@pytest.mark.parametrize("metrics", [b"", METRICS], ids=["plain", "metrics"])
+def test_a_second_annotations_section_does_not_outdo_the_services(metrics: bytes) -> None:
     """Protects official clients, which believe the last annotations in a message, wherever they are."""
     forged = encode_message(Message(message_annotations={"x-opt-sequence-number": 666}))
     for sent in (

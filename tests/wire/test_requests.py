@@ -20,6 +20,7 @@ from tidegate.model.errors import (
     RemoteProtocolError,
     UnauthorizedError,
 )
+from tidegate.model.partition_ends import PartitionEnds
 from tidegate.wire.cbs import (
     SAS_TOKEN_TYPE,
     PutToken,
@@ -31,19 +32,20 @@ from tidegate.wire.management import (
     EventHubDescription,
     ManagementRequest,
     Operation,
-    PartitionDescription,
     check_management_response,
     consumer_groups_in,
     encode_management_response,
     event_hub_in,
     event_hubs_in,
+    partition_from_map,
     partition_in,
+    partition_to_map,
     partitions_in,
 )
 from tidegate.wire.request_response import Request, Response, encode_error_response
 
 HUB = EventHubDescription("hub", 1_700_000_000_000, ("0", "1"), retention_hours=24)
-PARTITION = PartitionDescription("hub", "0", 5, 16, "16", 1_700_000_000_000, False)
+PARTITION = PartitionEnds("hub", "0", 5, 17, "16", 1_700_000_000_000)
 
 
 def _over_the_wire(message: Message) -> Message:
@@ -214,3 +216,13 @@ def test_an_answer_that_lacks_something_is_refused(message: Message) -> None:
     for read in (event_hub_in, partition_in, event_hubs_in, partitions_in, consumer_groups_in):
         with pytest.raises(RemoteProtocolError):
             read(message)
+
+
+def test_an_empty_partition_of_azure_begins_where_it_ends() -> None:
+    """Its flag counts; its numbers, which are not documented then, do not make up an event."""
+    found = partition_from_map(partition_to_map(PARTITION) | {"is_partition_empty": True})
+    assert (found.begin_sequence_number, found.next_sequence_number, found.is_empty) == (17, 17, True)
+    never = {"begin_sequence_number": -1, "last_enqueued_sequence_number": 0, "is_partition_empty": True}
+    found = partition_from_map(partition_to_map(PARTITION) | never)
+    assert (found.begin_sequence_number, found.next_sequence_number) == (0, 0)
+    assert found.last_enqueued_time is None

@@ -14,7 +14,7 @@ from tidegate.broker.authorization import (
 )
 from tidegate.broker.event_hub import EventHub, EventHubDescription, EventHubStatistics
 from tidegate.broker.namespace import Broker
-from tidegate.broker.partition import Partition, PartitionRuntimeInformation
+from tidegate.broker.partition import Partition
 from tidegate.broker.peers import UNKNOWN_PEER, Door, Peer
 from tidegate.broker.policies import EMULATOR_KEY
 from tidegate.broker.producers import OnProducerStolen, ProducerHandle
@@ -29,7 +29,6 @@ __all__ = [
     "EventHubDescription",
     "EventHubStatistics",
     "Partition",
-    "PartitionRuntimeInformation",
     "ReceiverHandle",
     "OnStolen",
     "ProducerHandle",

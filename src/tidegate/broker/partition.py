@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tidegate.broker.producers import OnProducerStolen, ProducerHandle, ProducerRegistry
@@ -20,6 +19,7 @@ from tidegate.model.errors import (
     PositionOutOfRangeError,
     ServerBusyError,
 )
+from tidegate.model.partition_ends import PartitionEnds
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.storage.partition_log import PartitionLog
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch
@@ -30,24 +30,6 @@ _ENVELOPE_BYTES_PER_EVENT = 8
 """What the stored form (an AMQP data section) adds to an event: 5 to 8 bytes."""
 
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionRuntimeInformation:
-    """Where a partition's log begins and ends, at one moment."""
-
-    event_hub: str
-    partition_id: str
-    begin_sequence_number: int
-    """The first event still held; where none is, the number that the next one gets."""
-    last_enqueued_sequence_number: int
-    """-1 where no event was ever enqueued."""
-    last_enqueued_offset: str
-    """"-1" where no event was ever enqueued."""
-    last_enqueued_time_ms: int | None
-    """Milliseconds since 1970-01-01 UTC; None where no event was ever enqueued."""
-    is_empty: bool
-    """True where no event is held (none came, or retention removed all)."""
 
 
 class Partition:
@@ -171,17 +153,16 @@ class Partition:
         """One past the last event that can be read."""
         return self._log.next_sequence_number
 
-    def runtime_information(self) -> PartitionRuntimeInformation:
+    def ends(self) -> PartitionEnds:
         """Where the log begins and ends now."""
-        begin, until = self._log.begin_sequence_number, self._log.next_sequence_number
-        return PartitionRuntimeInformation(
+        until = self._log.next_sequence_number
+        return PartitionEnds(
             event_hub=self.event_hub,
             partition_id=self.partition_id,
-            begin_sequence_number=begin,
-            last_enqueued_sequence_number=until - 1,
+            begin_sequence_number=self._log.begin_sequence_number,
+            next_sequence_number=until,
             last_enqueued_offset=str(until - 1),
             last_enqueued_time_ms=self._log.last_enqueued_time_ms,
-            is_empty=begin >= until,
         )
 
     def resolve(self, position: EventPosition, *, is_lost_refused: bool = False) -> int:

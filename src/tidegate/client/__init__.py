@@ -19,7 +19,6 @@ from tidegate.client.credentials import (
 from tidegate.client.entities import (
     EventHubProperties,
     FailedEvents,
-    PartitionProperties,
     PolicyProperties,
     SendFailedError,
     ThroughputProperties,
@@ -30,6 +29,7 @@ from tidegate.client.receiver import PartitionReceiver
 from tidegate.client.repeatable import HubLayout, ProducerIdentity, RepeatableProducer, RepeatableWork
 from tidegate.client.retry import RetryPolicy
 from tidegate.model.hub_settings import HubChanges
+from tidegate.model.partition_ends import PartitionEnds
 
 __all__ = [
     "EventHubProducer",
@@ -53,7 +53,7 @@ __all__ = [
     "EntraCredential",
     "HubChanges",
     "EventHubProperties",
-    "PartitionProperties",
+    "PartitionEnds",
     "PolicyProperties",
     "ThroughputProperties",
     "FailedEvents",

@@ -20,7 +20,7 @@ from typing import Final, Self
 from tidegate.client.background import run_blocking
 from tidegate.client.consumer import EventHubConsumer
 from tidegate.client.credentials import Credential, TokenCredential
-from tidegate.client.entities import EventHubProperties, PartitionProperties
+from tidegate.client.entities import EventHubProperties
 from tidegate.client.namespace import Namespace, event_hub_of
 from tidegate.client.receiver import PREFETCH_BYTES, PartitionReceiver
 from tidegate.client.retry import RetryPolicy
@@ -34,6 +34,7 @@ from tidegate.model.errors import (
 )
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, EVENT_BYTES_MAX
+from tidegate.model.partition_ends import PartitionEnds
 from tidegate.model.position import EventPosition
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_codec import decode_event, event_body
@@ -153,20 +154,20 @@ class BlockingConsumer:
 
         return run_blocking(ask())
 
-    def get_partition_properties(self, partition_id: str) -> PartitionProperties:
+    def get_partition_properties(self, partition_id: str) -> PartitionEnds:
         """Where a partition's log begins and ends now."""
 
-        async def ask() -> PartitionProperties:
+        async def ask() -> PartitionEnds:
             return await self._consumer(self._hub()).get_partition_properties(partition_id)
 
         return run_blocking(ask())
 
     def get_all_partition_properties(
         self, event_hub: EventHubProperties | None = None
-    ) -> list[PartitionProperties]:
+    ) -> list[PartitionEnds]:
         """The same of every partition, as ``EventHubConsumer.get_all_partition_properties``."""
 
-        async def ask() -> list[PartitionProperties]:
+        async def ask() -> list[PartitionEnds]:
             return await self._consumer(self._hub()).get_all_partition_properties(event_hub)
 
         return run_blocking(ask())

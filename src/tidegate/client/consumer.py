@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from tidegate.client.connector import Connector
-from tidegate.client.entities import EventHubProperties, PartitionProperties
+from tidegate.client.entities import EventHubProperties
 from tidegate.client.management import read_event_hub, read_partition, read_partitions
 from tidegate.client.namespace import Namespace, event_hub_of
 from tidegate.client.receiver import PREFETCH_BYTES, PREFETCH_EVENTS, PartitionReceiver
@@ -16,6 +16,7 @@ from tidegate.client.retry import RetryPolicy
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate.model.partition_ends import PartitionEnds
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.wire.addresses import NodeAddress, entity_audience
 
@@ -81,13 +82,13 @@ class EventHubConsumer:
         """
         return await read_event_hub(self._connector, self._hub_audience, self.event_hub)
 
-    async def get_partition_properties(self, partition_id: str) -> PartitionProperties:
+    async def get_partition_properties(self, partition_id: str) -> PartitionEnds:
         """Where a partition's log begins and ends now. Raises as ``get_event_hub_properties``."""
         return await read_partition(self._connector, self._hub_audience, self.event_hub, partition_id)
 
     async def get_all_partition_properties(
         self, event_hub: EventHubProperties | None = None
-    ) -> list[PartitionProperties]:
+    ) -> list[PartitionEnds]:
         """The same of every partition, in the order of their ids; asked for at once.
 
         event_hub: the hub, where its properties are known already; None: they are asked for first.

@@ -21,28 +21,6 @@ class EventHubProperties(HubSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionProperties:
-    """Where a partition's log begins and ends, at one moment."""
-
-    event_hub: str
-    partition_id: str
-    begin_sequence_number: int
-    """The first event still held; where none is, the number that the next one gets (Tidegate)."""
-    last_enqueued_sequence_number: int
-    """-1 where no event was ever enqueued."""
-    last_enqueued_offset: str
-    last_enqueued_time: datetime | None
-    """Aware, in UTC; None where no event was ever enqueued."""
-    is_empty: bool
-    """True where no event is held: none came, or retention removed all."""
-
-    @property
-    def next_sequence_number(self) -> int:
-        """One past the last event: the end of the half-open range that the partition holds."""
-        return self.last_enqueued_sequence_number + 1
-
-
-@dataclass(frozen=True, slots=True)
 class PolicyProperties:
     """A shared access policy of a Tidegate."""
 

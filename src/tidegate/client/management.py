@@ -10,16 +10,15 @@ from typing import TypeVar
 
 from tidegate.amqp.message import Message
 from tidegate.client.connector import AuthorizedConnection, Connector
-from tidegate.client.entities import EventHubProperties, PartitionProperties
+from tidegate.client.entities import EventHubProperties
 from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
 from tidegate.model.hub_settings import hub_changes_in
+from tidegate.model.partition_ends import PartitionEnds
 from tidegate.wire.administration import AdministrationRequest
-from tidegate.wire.delivery import NEVER_ENQUEUED_MS
 from tidegate.wire.management import (
     EventHubDescription,
     ManagementRequest,
     Operation,
-    PartitionDescription,
     event_hub_in,
     partition_in,
     partitions_in,
@@ -64,41 +63,24 @@ async def read_event_hub(connector: Connector, audience: str, event_hub: str) ->
 
 async def read_partition(
     connector: Connector, audience: str, event_hub: str, partition_id: str
-) -> PartitionProperties:
+) -> PartitionEnds:
     """A partition's properties."""
     request = ManagementRequest(Operation.READ_PARTITION, event_hub, partition_id=partition_id)
-    return _partition_properties(await ask(connector, audience, request, partition_in))
+    return await ask(connector, audience, request, partition_in)
 
 
 async def read_partitions(
     connector: Connector, audience: str, event_hub: EventHubProperties
-) -> list[PartitionProperties]:
+) -> list[PartitionEnds]:
     """All partitions of a hub, in the order of its ids: with one request, where the service is a Tidegate."""
     if event_hub.retention_hours is not None:
         request = ManagementRequest(Operation.QUERY_PARTITIONS, event_hub.name)
         try:
-            return [*map(_partition_properties, await ask(connector, audience, request, partitions_in))]
+            return await ask(connector, audience, request, partitions_in)
         except InvalidArgumentError:
             pass  # one of an earlier version
     return await asyncio.gather(
         *(read_partition(connector, audience, event_hub.name, each) for each in event_hub.partition_ids)
-    )
-
-
-def _partition_properties(found: PartitionDescription) -> PartitionProperties:
-    # Azure tells an empty partition by the flag; what its numbers are then is not documented.
-    is_untouched = found.is_empty and found.last_enqueued_sequence_number <= 0
-    last = -1 if is_untouched else found.last_enqueued_sequence_number
-    return PartitionProperties(
-        event_hub=found.event_hub,
-        partition_id=found.partition_id,
-        begin_sequence_number=max(0, found.begin_sequence_number),
-        last_enqueued_sequence_number=last,
-        last_enqueued_offset=found.last_enqueued_offset,
-        last_enqueued_time=None
-        if is_untouched or found.last_enqueued_time_ms <= NEVER_ENQUEUED_MS
-        else _EPOCH + timedelta(milliseconds=found.last_enqueued_time_ms),
-        is_empty=found.is_empty,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from tidegate.client.entities import PartitionProperties
+from tidegate.model.partition_ends import PartitionEnds
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -28,7 +28,7 @@ class Lag:
 
 
 def lag_of(
-    partition: PartitionProperties,
+    partition: PartitionEnds,
     checkpoint: ProcessorCheckpoint | None,
     *,
     event_hub_created_at_ms: int | None = None,
@@ -38,7 +38,7 @@ def lag_of(
     event_hub_created_at_ms: which hub the log is of; None: not compared with the checkpoint's.
     """
     # An empty partition of Azure may say -1; ours says where its next event will be.
-    begin = partition.next_sequence_number if partition.is_empty else max(0, partition.begin_sequence_number)
+    begin = partition.begin_sequence_number
     until = partition.next_sequence_number
     if checkpoint is None:
         return Lag(until - begin, 0.0 if begin == until else None, 0)
@@ -73,7 +73,7 @@ def total_of(lags: Sequence[Lag]) -> Lag:
     )
 
 
-def _seconds(partition: PartitionProperties, checkpoint: ProcessorCheckpoint) -> float | None:
+def _seconds(partition: PartitionEnds, checkpoint: ProcessorCheckpoint) -> float | None:
     if checkpoint.enqueued_time_ms is None or partition.last_enqueued_time is None:
         return None
     processed = _EPOCH + timedelta(milliseconds=checkpoint.enqueued_time_ms)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -30,6 +29,7 @@ from tidegate.amqp.encode import append_value, encode_value
 from tidegate.amqp.errors import DecodeError
 from tidegate.amqp.message import DELIVERY_ANNOTATIONS, HEADER, MESSAGE_ANNOTATIONS, iter_sections
 from tidegate.amqp.types import Int, Timestamp
+from tidegate.model.partition_ends import PartitionEnds
 from tidegate.wire.annotations import (
     ANNOTATIONS_32,
     DELIVERY_ANNOTATIONS_32,
@@ -54,29 +54,22 @@ NEVER_ENQUEUED_MS: Final = -62135596800000
 """How the service writes that nothing was ever enqueued: the year 1, which official clients read as never."""
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeMetrics:
-    """Where the end of the partition is, for receivers that asked to be told with each event."""
+def encode_runtime_metrics(ends: PartitionEnds, *, retrieval_time_ms: int) -> bytes:
+    """Where the partition ends, as the four entries of a delivery-annotations map.
 
-    last_enqueued_sequence_number: int
-    """-1 when the partition is empty."""
-    last_enqueued_offset: str
-    last_enqueued_time_ms: int
-    retrieval_time_ms: int
-    """When this was looked up. Times are milliseconds since 1970-01-01 UTC."""
-
-    def encoded_entries(self) -> bytes:
-        """The four entries of a delivery-annotations map."""
-        output = bytearray()
-        for key, value in (
-            (LAST_ENQUEUED_SEQUENCE_NUMBER, self.last_enqueued_sequence_number),
-            (LAST_ENQUEUED_OFFSET, self.last_enqueued_offset),
-            (LAST_ENQUEUED_TIME_UTC, Timestamp(self.last_enqueued_time_ms)),
-            (RUNTIME_INFO_RETRIEVAL_TIME_UTC, Timestamp(self.retrieval_time_ms)),
-        ):
-            append_value(output, key)
-            append_value(output, value)
-        return bytes(output)
+    retrieval_time_ms: when ``ends`` was read, in milliseconds since 1970-01-01 UTC.
+    """
+    last_ms = ends.last_enqueued_time_ms
+    output = bytearray()
+    for key, value in (
+        (LAST_ENQUEUED_SEQUENCE_NUMBER, ends.last_enqueued_sequence_number),
+        (LAST_ENQUEUED_OFFSET, ends.last_enqueued_offset),
+        (LAST_ENQUEUED_TIME_UTC, Timestamp(NEVER_ENQUEUED_MS if last_ms is None else last_ms)),
+        (RUNTIME_INFO_RETRIEVAL_TIME_UTC, Timestamp(retrieval_time_ms)),
+    ):
+        append_value(output, key)
+        append_value(output, value)
+    return bytes(output)
 
 
 _u32 = struct.Struct(">I").unpack_from
@@ -110,12 +103,13 @@ def event_deliveries(
     *,
     first_sequence_number: int,
     enqueued_time_ms: int,
-    metrics: RuntimeMetrics | None = None,
+    metric_entries: bytes = b"",
 ) -> list[bytes]:
     """The payloads of one delivery per event (message format 0), in order.
 
     stored, lengths: data sections of one record batch, or a part of it that starts at an event.
     first_sequence_number: of the first event in ``stored``; the offset is the same number as text.
+    metric_entries: what ``encode_runtime_metrics`` made, for receivers that asked for it.
     An event whose bytes are no message is delivered as the body of one that has the annotations, so that one
     producer's garbage cannot stop its partition.
     """
@@ -123,7 +117,6 @@ def event_deliveries(
     enqueued = ENQUEUED_TIME_KEY + enqueued_time_ms.to_bytes(8, "big", signed=True) + SEQUENCE_NUMBER_KEY
     deliveries: list[bytes] = []
     deliver, join, unpack, pack = deliveries.append, b"".join, _u32, pack_map32
-    metric_entries = metrics.encoded_entries() if metrics is not None else b""
     start, sequence_number, digits, our_bytes, offset_key = 0, first_sequence_number, 0, 0, b""
     for length in lengths:
         until = start + length

@@ -31,6 +31,8 @@ from tidegate.amqp.message import NO_VALUE, Message, MessageId
 from tidegate.amqp.types import Array, Int, Timestamp
 from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
 from tidegate.model.hub_settings import HubChanges, HubSettings, hub_changes_in
+from tidegate.model.partition_ends import PartitionEnds
+from tidegate.wire.delivery import NEVER_ENQUEUED_MS
 from tidegate.wire.names import CONSUMER_GROUP_ENTITY, EVENT_HUB_ENTITY, PARTITION_ENTITY
 from tidegate.wire.request_response import Request, Response, encode_response, make_request
 
@@ -163,61 +165,47 @@ class EventHubDescription(HubSettings):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionDescription:
-    """A partition as ``$management`` tells it."""
+def partition_to_map(ends: PartitionEnds) -> dict[object, object]:
+    """A partition's ends as ``$management`` sends them."""
+    last_ms = ends.last_enqueued_time_ms
+    return {
+        "name": ends.event_hub,
+        "type": PARTITION_ENTITY,
+        "partition": ends.partition_id,
+        "begin_sequence_number_epoch": SEQUENCE_NUMBER_EPOCH,
+        "begin_sequence_number": ends.begin_sequence_number,
+        "last_enqueued_sequence_number_epoch": SEQUENCE_NUMBER_EPOCH,
+        "last_enqueued_sequence_number": ends.last_enqueued_sequence_number,
+        "last_enqueued_offset": ends.last_enqueued_offset,
+        "last_enqueued_time_utc": Timestamp(NEVER_ENQUEUED_MS if last_ms is None else last_ms),
+        "is_partition_empty": ends.is_empty,
+    }
 
-    event_hub: str
-    partition_id: str
-    begin_sequence_number: int
-    """Of the first event still held; -1 when nothing was ever enqueued."""
-    last_enqueued_sequence_number: int
-    """-1 when nothing was ever enqueued."""
-    last_enqueued_offset: str
-    """"-1" when nothing was ever enqueued."""
-    last_enqueued_time_ms: int
-    """Milliseconds since 1970-01-01 UTC; ``delivery.NEVER_ENQUEUED_MS`` when nothing was ever enqueued."""
-    is_empty: bool
 
-    def to_map(self) -> dict[object, object]:
-        """The map that goes on the wire."""
-        return {
-            "name": self.event_hub,
-            "type": PARTITION_ENTITY,
-            "partition": self.partition_id,
-            "begin_sequence_number_epoch": SEQUENCE_NUMBER_EPOCH,
-            "begin_sequence_number": self.begin_sequence_number,
-            "last_enqueued_sequence_number_epoch": SEQUENCE_NUMBER_EPOCH,
-            "last_enqueued_sequence_number": self.last_enqueued_sequence_number,
-            "last_enqueued_offset": self.last_enqueued_offset,
-            "last_enqueued_time_utc": Timestamp(self.last_enqueued_time_ms),
-            "is_partition_empty": self.is_empty,
-        }
-
-    @classmethod
-    def from_map(cls, value: object) -> PartitionDescription:
-        """The description in a response's body.
-
-        Raises RemoteProtocolError when it is none.
-        """
-        entries = _entries(value)
-        return cls(
-            _text(entries, "name"),
-            _text(entries, "partition"),
-            _integer(entries, "begin_sequence_number"),
-            _integer(entries, "last_enqueued_sequence_number"),
-            _text(entries, "last_enqueued_offset"),
-            _integer(entries, "last_enqueued_time_utc"),
-            bool(entries.get("is_partition_empty")),
-        )
+def partition_from_map(value: object) -> PartitionEnds:
+    """A partition's ends from a response's body. Raises RemoteProtocolError if it is no such map."""
+    entries = _entries(value)
+    last = _integer(entries, "last_enqueued_sequence_number")
+    last_ms: int | None = _integer(entries, "last_enqueued_time_utc")
+    begin = max(0, _integer(entries, "begin_sequence_number"))
+    if entries.get("is_partition_empty"):
+        # Azure marks an empty partition by this flag alone; what its numbers are then is not documented.
+        if last <= 0:
+            last, last_ms = -1, None
+        begin = last + 1
+    return PartitionEnds(
+        _text(entries, "name"),
+        _text(entries, "partition"),
+        begin,
+        last + 1,
+        _text(entries, "last_enqueued_offset"),
+        None if last_ms is None or last_ms <= NEVER_ENQUEUED_MS else last_ms,
+    )
 
 
 def encode_management_response(
     message_id: MessageId | None,
-    body: EventHubDescription
-    | PartitionDescription
-    | Sequence[EventHubDescription | PartitionDescription | str]
-    | None,
+    body: EventHubDescription | PartitionEnds | Sequence[EventHubDescription | PartitionEnds | str] | None,
     *,
     status_code: int = 200,
 ) -> bytes:
@@ -229,16 +217,22 @@ def encode_management_response(
     value: object
     if body is None:
         value = {}
-    elif isinstance(body, (EventHubDescription, PartitionDescription)):
-        value = body.to_map()
+    elif isinstance(body, (EventHubDescription, PartitionEnds)):
+        value = _encoded(body)
     else:
-        value = [found if isinstance(found, str) else found.to_map() for found in body]
+        value = [_encoded(found) for found in body]
     return encode_response(
         correlation_id=message_id,
         status_code=status_code,
         status_description=_DESCRIPTIONS.get(status_code, "OK"),
         value=value,
     )
+
+
+def _encoded(found: EventHubDescription | PartitionEnds | str) -> object:
+    if isinstance(found, PartitionEnds):
+        return partition_to_map(found)
+    return found if isinstance(found, str) else found.to_map()
 
 
 def event_hub_in(message: Message) -> EventHubDescription:
@@ -249,12 +243,12 @@ def event_hub_in(message: Message) -> EventHubDescription:
     return EventHubDescription.from_map(_successful(message).value)
 
 
-def partition_in(message: Message) -> PartitionDescription:
+def partition_in(message: Message) -> PartitionEnds:
     """The partition that was read.
 
     Raises what an unsuccessful response means, RemoteProtocolError when the body is no such map.
     """
-    return PartitionDescription.from_map(_successful(message).value)
+    return partition_from_map(_successful(message).value)
 
 
 def event_hubs_in(message: Message) -> list[EventHubDescription]:
@@ -268,7 +262,7 @@ def event_hubs_in(message: Message) -> list[EventHubDescription]:
     return [EventHubDescription.from_map(item) for item in value]
 
 
-def partitions_in(message: Message) -> list[PartitionDescription]:
+def partitions_in(message: Message) -> list[PartitionEnds]:
     """The partitions that a query found.
 
     Raises what an unsuccessful response means, RemoteProtocolError when the body is no list of such maps.
@@ -276,7 +270,7 @@ def partitions_in(message: Message) -> list[PartitionDescription]:
     value = _successful(message).value
     if not isinstance(value, list):
         raise RemoteProtocolError("Expected a list of partitions from $management.")
-    return [PartitionDescription.from_map(item) for item in value]
+    return [partition_from_map(item) for item in value]
 
 
 def consumer_groups_in(message: Message) -> list[str]:

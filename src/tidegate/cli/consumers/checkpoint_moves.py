@@ -18,11 +18,12 @@ from tidegate.model.errors import (
     ReceiverStolenError,
     TidegateError,
 )
+from tidegate.model.partition_ends import PartitionEnds
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.model.position_text import parse_time
 
 if TYPE_CHECKING:
-    from tidegate.client import EventHubConsumer, PartitionProperties
+    from tidegate.client import EventHubConsumer
     from tidegate.model.events import ReceivedEvent
     from tidegate.processor.checkpoint import ProcessorCheckpoint
     from tidegate.processor.moves import MovePlan, PlannedMove
@@ -129,18 +130,18 @@ async def plan_moves(
         partition = await consumer.get_partition_properties(partition_id)
         following = await _find(consumer, partition, target.position)
         checkpoint = await _checkpoint_before(consumer, partition, following)
-        if is_offset_needed and checkpoint.offset is None and following == _bounds(partition)[0]:
+        if is_offset_needed and checkpoint.offset is None and following == partition.begin_sequence_number:
             checkpoint = replace(checkpoint, sequence_number=-1)
         created_at_ms = milliseconds_of(hub.created_at)
         moves.append(PlannedMove(replace(checkpoint, event_hub_created_at_ms=created_at_ms)))
     return moves
 
 
-async def _find(consumer: EventHubConsumer, partition: PartitionProperties, position: EventPosition) -> int:
+async def _find(consumer: EventHubConsumer, partition: PartitionEnds, position: EventPosition) -> int:
     """The sequence number that processing goes on with."""
     from tidegate.processor.moves import following_of
 
-    begin, until = _bounds(partition)
+    begin, until = partition.begin_sequence_number, partition.next_sequence_number
     following = following_of(position, partition.partition_id, begin=begin, until=until)
     if following is not None:
         return following
@@ -161,12 +162,12 @@ async def _find(consumer: EventHubConsumer, partition: PartitionProperties, posi
 
 
 async def _checkpoint_before(
-    consumer: EventHubConsumer, partition: PartitionProperties, following: int
+    consumer: EventHubConsumer, partition: PartitionEnds, following: int
 ) -> ProcessorCheckpoint:
     """The checkpoint of the event before ``following``; with offset and time where the log still tells."""
     from tidegate.processor.checkpoint import ProcessorCheckpoint
 
-    begin, until = _bounds(partition)
+    begin, until = partition.begin_sequence_number, partition.next_sequence_number
     last = following - 1
     if following == until and partition.last_enqueued_time is not None:
         time_ms = milliseconds_of(partition.last_enqueued_time)
@@ -182,7 +183,7 @@ async def _checkpoint_before(
 
 
 async def _first_event(
-    consumer: EventHubConsumer, partition: PartitionProperties, position: EventPosition
+    consumer: EventHubConsumer, partition: PartitionEnds, position: EventPosition
 ) -> ReceivedEvent:
     async with await consumer.open_receiver(
         partition.partition_id, position, prefetch_events=1, prefetch_bytes=1
@@ -194,9 +195,3 @@ async def _first_event(
             f"{position.value} within {FIRST_CONTACT_TIMEOUT_S:.0f} s."
         )
     return events[0]
-
-
-def _bounds(partition: PartitionProperties) -> tuple[int, int]:
-    # An empty partition of Azure may say -1; ours says where its next event will be.
-    until = partition.next_sequence_number
-    return (until if partition.is_empty else max(0, partition.begin_sequence_number)), until

@@ -26,7 +26,7 @@ from tidegate.cli.shell.stores import LEASE_COLUMNS, GroupView, StoreChoice, mil
 from tidegate.model.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from tidegate.client import EventHubProperties, PartitionProperties
+    from tidegate.client import EventHubProperties, PartitionEnds
     from tidegate.processor.lag import Lag
 
 _COLUMNS = (
@@ -117,7 +117,7 @@ def _write(
     output: Output,
     views: Sequence[GroupView],
     properties: EventHubProperties,
-    partitions: Sequence[PartitionProperties],
+    partitions: Sequence[PartitionEnds],
 ) -> None:
     from tidegate.processor.lag import lag_of, total_of
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from tidegate.cli.shell.connection import ServiceConnection, check_event_hub
 from tidegate.cli.shell.render import Output, OutputFormat, Record
 from tidegate.cli.shell.stream_lines import until_reader_goes
-from tidegate.client import EventHubConsumer, EventHubProperties, PartitionProperties
+from tidegate.client import EventHubConsumer, EventHubProperties, PartitionEnds
 from tidegate.model.errors import NotFoundError
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.position import EventPosition, PositionKind
@@ -141,7 +141,7 @@ class _Tail:
                 return
 
 
-def _is_anything_after(position: EventPosition, partition: PartitionProperties) -> bool:
+def _is_anything_after(position: EventPosition, partition: PartitionEnds) -> bool:
     """Whether the partition holds events from ``position`` on, as of its properties."""
     if partition.is_empty or position.kind is PositionKind.LATEST:
         return False

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from tidegate.console.consumers.moves import carry_out, plan_moves
-from tidegate.console.consumers.rows import HubLog, LogEnd, StoredRows, progress_of, unread_of
+from tidegate.console.consumers.rows import HubLog, StoredRows, progress_of, unread_of
 from tidegate.console.consumers.values import GroupProgress, GroupSummary, KeptPlan, MoveRequest
 from tidegate.console.frame.lazy_database import LazyDatabase
 from tidegate.console.frame.parts import ConsoleParts
@@ -192,7 +192,7 @@ class Consumers:
         for index, partition in enumerate(hub.partitions):
             if index % _PARTITIONS_PER_TURN == _PARTITIONS_PER_TURN - 1:
                 await asyncio.sleep(0)
-            ends[partition.partition_id] = LogEnd.of(partition.runtime_information())
+            ends[partition.partition_id] = partition.ends()
         return HubLog(hub.name, hub.description.created_at_ms, ends)
 
     def _find_unread(self, rows: StoredRows, logs: Mapping[str, HubLog], now: datetime) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
-from tidegate.broker import PartitionRuntimeInformation
-from tidegate.client.entities import PartitionProperties
 from tidegate.console.consumers.values import GroupProgress, GroupSummary, PartitionProgress
+from tidegate.model.partition_ends import PartitionEnds
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lag import Lag, lag_of, total_of
 from tidegate.processor.options import PartitionManagerOptions
@@ -21,34 +20,10 @@ LEASE_DURATION_S: Final = PartitionManagerOptions().lease_duration_s
 """The hosts' default, as in ``tidegate checkpoint set``: a table of leases does not keep it."""
 STALL_TIMEOUT_S: Final = PartitionManagerOptions().effective_stall_timeout_s
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNKNOWN: Final = Lag(None, None, None)
 
 Unread = Mapping[tuple[str, int, str, int], datetime]
 """When an event was enqueued: by hub (in lower case), when that was made, partition and sequence number."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogEnd:
-    """Where one partition begins and ends."""
-
-    properties: PartitionProperties
-
-    @classmethod
-    def of(cls, information: PartitionRuntimeInformation) -> LogEnd:
-        """From what the broker says of it."""
-        time_ms = information.last_enqueued_time_ms
-        return cls(
-            PartitionProperties(
-                event_hub=information.event_hub,
-                partition_id=information.partition_id,
-                begin_sequence_number=information.begin_sequence_number,
-                last_enqueued_sequence_number=information.last_enqueued_sequence_number,
-                last_enqueued_offset=information.last_enqueued_offset,
-                last_enqueued_time=None if time_ms is None else _EPOCH + timedelta(milliseconds=time_ms),
-                is_empty=information.is_empty,
-            )
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +32,7 @@ class HubLog:
 
     name: str
     created_at_ms: int
-    ends: Mapping[str, LogEnd]
+    ends: Mapping[str, PartitionEnds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +113,7 @@ def unread_of(
             end = log.ends.get(partition_id)
             if end is None or checkpoint.updated_at > before:
                 continue
-            number = _waiting_number(checkpoint, end.properties)
+            number = _waiting_number(checkpoint, end)
             if number is not None and _lag(end, checkpoint, log).events:
                 yield consumer.event_hub, log.created_at_ms, partition_id, number
 
@@ -196,17 +171,17 @@ def _partition(
     )
 
 
-def _lag(end: LogEnd, checkpoint: Checkpoint | None, log: HubLog | None) -> Lag:
+def _lag(end: PartitionEnds, checkpoint: Checkpoint | None, log: HubLog | None) -> Lag:
     given = None if checkpoint is None else processor_checkpoint(checkpoint)
     created_at_ms = None if log is None else log.created_at_ms
-    return lag_of(end.properties, given, event_hub_created_at_ms=created_at_ms)
+    return lag_of(end, given, event_hub_created_at_ms=created_at_ms)
 
 
 def _stalled_s(
     consumer: ConsumerKey,
     checkpoint: Checkpoint | None,
     log: HubLog | None,
-    end: LogEnd | None,
+    end: PartitionEnds | None,
     lag: Lag,
     unread: Unread,
     now: datetime,
@@ -218,7 +193,7 @@ def _stalled_s(
     """
     if checkpoint is None or log is None or end is None or not lag.events:
         return None
-    number = _waiting_number(checkpoint, end.properties)
+    number = _waiting_number(checkpoint, end)
     if number is None:
         return None
     enqueued = unread.get((consumer.event_hub, log.created_at_ms, checkpoint.partition_id, number))
@@ -228,7 +203,7 @@ def _stalled_s(
     return stalled_s if stalled_s >= STALL_TIMEOUT_S else None
 
 
-def _waiting_number(checkpoint: Checkpoint, partition: PartitionProperties) -> int | None:
+def _waiting_number(checkpoint: Checkpoint, partition: PartitionEnds) -> int | None:
     """The event that is to be processed next; None: it cannot be told."""
     if checkpoint.next_sequence_number is None:
         return None

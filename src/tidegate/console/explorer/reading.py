@@ -249,7 +249,7 @@ class Merge:
             self.add_range(partition, start, until, nearest_ms=self._first_times.least_ms(partition))
             return
         # Times that all its events lie between: what is not read before that may stay unread.
-        first_ms, last_ms = first_ms or 0, partition.runtime_information().last_enqueued_time_ms or 0
+        first_ms, last_ms = first_ms or 0, partition.ends().last_enqueued_time_ms or 0
         place_ms = None if cursor is None else cursor.place.enqueued_time_ms
         if self._way is Way.NEWER:
             first_ms = max(first_ms, place_ms or 0, self._first_times.least_ms(partition))

@@ -105,7 +105,7 @@ class Namespace:
 
         def row(partition: Partition) -> PartitionRow:
             return PartitionRow(
-                partition.runtime_information(),
+                partition.ends(),
                 partition.stored_bytes(),
                 self._sampler.partition_rate(event_hub, int(partition.partition_id)),
                 len(partition.receivers()),
@@ -219,5 +219,5 @@ def _events_held(event_hub: EventHub) -> int:
 
 
 def _last_enqueued_ms(event_hub: EventHub) -> int | None:
-    found = [each.runtime_information().last_enqueued_time_ms for each in event_hub.partitions]
+    found = [each.ends().last_enqueued_time_ms for each in event_hub.partitions]
     return max((time_ms for time_ms in found if time_ms is not None), default=None)

@@ -11,11 +11,11 @@ from typing import Final
 from tidegate.broker import (
     EventHubDescription,
     EventHubStatistics,
-    PartitionRuntimeInformation,
     PublisherActivity,
 )
 from tidegate.console.frame.paging import Page
 from tidegate.model.capture import CaptureStatistics
+from tidegate.model.partition_ends import PartitionEnds
 
 HISTORY_SAMPLES: Final = 300
 """How many samples the service keeps of the whole namespace, one a second."""
@@ -139,7 +139,7 @@ class ConsumerGroupRow:
 class PartitionRow:
     """A partition of an event hub."""
 
-    ends: PartitionRuntimeInformation
+    ends: PartitionEnds
     stored_bytes: int
     incoming_events_per_s: float | None
     """None: nobody has looked for long enough."""

@@ -409,15 +409,15 @@ def _event_hub(event_hub: EventHub) -> dict[str, object]:
 
 
 def _partition(partition: Partition) -> dict[str, object]:
-    information = partition.runtime_information()
-    last_ms = information.last_enqueued_time_ms
+    ends = partition.ends()
+    last_ms = ends.last_enqueued_time_ms
     return {
-        "partition_id": information.partition_id,
-        "begin_sequence_number": information.begin_sequence_number,
-        "last_enqueued_sequence_number": information.last_enqueued_sequence_number,
-        "last_enqueued_offset": information.last_enqueued_offset,
+        "partition_id": ends.partition_id,
+        "begin_sequence_number": ends.begin_sequence_number,
+        "last_enqueued_sequence_number": ends.last_enqueued_sequence_number,
+        "last_enqueued_offset": ends.last_enqueued_offset,
         "last_enqueued_time": None if last_ms is None else _time_text(last_ms),
-        "is_empty": information.is_empty,
+        "is_empty": ends.is_empty,
     }
 
 

@@ -34,9 +34,8 @@ from tidegate.model.errors import ClosedError, ServerBusyError, TidegateError
 from tidegate.wire.addresses import NodeAddress
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT
 from tidegate.wire.delivery import (
-    NEVER_ENQUEUED_MS,
-    RuntimeMetrics,
     batched_delivery_prefix,
+    encode_runtime_metrics,
     event_deliveries,
 )
 
@@ -302,7 +301,7 @@ class EgressLink:
             lengths,
             first_sequence_number=self._next_sequence_number,
             enqueued_time_ms=batch.enqueued_time_ms,
-            metrics=self._metrics() if self._are_metrics_wanted else None,
+            metric_entries=self._metric_entries(),
         )
         taken = self._link.send_batch(deliveries, settled=self._is_settled)
         if taken < len(lengths):
@@ -310,15 +309,11 @@ class EgressLink:
         self._advance(batch, taken, size)
         return size + taken * _EVENT_BYTES
 
-    def _metrics(self) -> RuntimeMetrics:
-        information = self._partition.runtime_information()
-        last_ms = information.last_enqueued_time_ms
-        return RuntimeMetrics(
-            last_enqueued_sequence_number=information.last_enqueued_sequence_number,
-            last_enqueued_offset=information.last_enqueued_offset,
-            last_enqueued_time_ms=NEVER_ENQUEUED_MS if last_ms is None else last_ms,
-            retrieval_time_ms=int(self._clock.now_utc().timestamp() * 1000),
-        )
+    def _metric_entries(self) -> bytes:
+        if not self._are_metrics_wanted:
+            return b""
+        now_ms = int(self._clock.now_utc().timestamp() * 1000)
+        return encode_runtime_metrics(self._partition.ends(), retrieval_time_ms=now_ms)
 
     def _use_throughput(self, events: int, size: int) -> None:
         delay_s = self._throughput.egress_delay_s(events, size)

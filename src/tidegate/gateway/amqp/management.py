@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from tidegate.amqp.message import MessageId
-from tidegate.broker import Actor, Broker, EventHub, Partition, acting_as
+from tidegate.broker import Actor, Broker, EventHub, acting_as
 from tidegate.gateway.administration.operations import Call
 from tidegate.gateway.amqp.administration import operation_of, perform
 from tidegate.gateway.amqp.claims import ConnectionClaims
@@ -17,12 +17,10 @@ from tidegate.model.capture import CaptureStatistics
 from tidegate.model.hub_settings import PARTITION_COUNT_DEFAULT
 from tidegate.wire.addresses import NodeAddress, NodeKind
 from tidegate.wire.administration import AdministrationRequest
-from tidegate.wire.delivery import NEVER_ENQUEUED_MS
 from tidegate.wire.management import (
     EventHubDescription,
     ManagementRequest,
     Operation,
-    PartitionDescription,
     encode_management_response,
 )
 from tidegate.wire.request_response import Request
@@ -78,12 +76,10 @@ class ManagementService:
             case Operation.READ_PARTITION:
                 assert wanted.partition_id is not None
                 partition = self._broker.event_hub(wanted.event_hub).partition(wanted.partition_id)
-                return encode_management_response(message_id, describe_partition(partition))
+                return encode_management_response(message_id, partition.ends())
             case Operation.QUERY_PARTITIONS:
                 partitions = self._broker.event_hub(wanted.event_hub).partitions
-                return encode_management_response(
-                    message_id, [describe_partition(partition) for partition in partitions]
-                )
+                return encode_management_response(message_id, [partition.ends() for partition in partitions])
             case Operation.CREATE_EVENT_HUB:
                 return self._create(wanted, message_id)
             case Operation.DELETE_EVENT_HUB:
@@ -127,19 +123,4 @@ def describe_event_hub(event_hub: EventHub) -> EventHubDescription:
         description.created_at_ms,
         description.partition_ids,
         **description.settings(),
-    )
-
-
-def describe_partition(partition: Partition) -> PartitionDescription:
-    """A partition as ``$management`` tells it."""
-    information = partition.runtime_information()
-    last_ms = information.last_enqueued_time_ms
-    return PartitionDescription(
-        event_hub=information.event_hub,
-        partition_id=information.partition_id,
-        begin_sequence_number=information.begin_sequence_number,
-        last_enqueued_sequence_number=information.last_enqueued_sequence_number,
-        last_enqueued_offset=information.last_enqueued_offset,
-        last_enqueued_time_ms=NEVER_ENQUEUED_MS if last_ms is None else last_ms,
-        is_empty=information.is_empty,
     )

@@ -252,14 +252,14 @@ def _consumer_group(call: _Call, name: str) -> AtomEntry:
 
 
 def _partition(call: _Call, partition: Partition) -> AtomEntry:
-    information, hub = partition.runtime_information(), call.event_hub.description
+    ends, hub = partition.ends(), call.event_hub.description
     within = f"/ConsumerGroups/{call.group}" if "group" in call.parameters else ""
-    last_ms = information.last_enqueued_time_ms
+    last_ms = ends.last_enqueued_time_ms
     properties: dict[str, str | int] = {
         "SizeInBytes": partition.stored_bytes(),
-        "BeginSequenceNumber": information.begin_sequence_number,
-        "EndSequenceNumber": information.last_enqueued_sequence_number,
-        "LastEnqueuedOffset": information.last_enqueued_offset,
+        "BeginSequenceNumber": ends.begin_sequence_number,
+        "EndSequenceNumber": ends.last_enqueued_sequence_number,
+        "LastEnqueuedOffset": ends.last_enqueued_offset,
         "LastEnqueuedTimeUtc": "0001-01-01T00:00:00Z" if last_ms is None else format_time(last_ms),
     }
     path = f"/{hub.name}{within}/Partitions/{partition.partition_id}"

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from tidegate.client import EventHubConsumer, EventHubProperties, PartitionProperties, PartitionReceiver
+from tidegate.client import EventHubConsumer, EventHubProperties, PartitionEnds, PartitionReceiver
 from tidegate.client.retry import RetryPolicy
 from tidegate.model.clock import Clock
 from tidegate.model.errors import (
@@ -284,7 +284,7 @@ class PartitionSession:
         loss = find_loss(checkpoint, properties, event_hub_created_at_ms=created_at_ms)
         await self._open_receiver(await self._recover(loss or error, delivery), delivery)
 
-    async def _read_properties(self) -> PartitionProperties:
+    async def _read_properties(self) -> PartitionEnds:
         return await self._environment.consumer.get_partition_properties(self.partition_id)
 
     def _remember_first(self) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tidegate.client import PartitionProperties
+from tidegate.client import PartitionEnds
 from tidegate.model.errors import EventHubReplacedError, PositionOutOfRangeError
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.processor.checkpoint import ProcessorCheckpoint
@@ -45,7 +45,7 @@ class Recovery:
 
 
 def decide_start(
-    checkpoint: ProcessorCheckpoint | None, initial: EventPosition, properties: PartitionProperties
+    checkpoint: ProcessorCheckpoint | None, initial: EventPosition, properties: PartitionEnds
 ) -> Start:
     """Where to start, given that nothing is lost (``find_loss``)."""
     if checkpoint is None:
@@ -59,7 +59,7 @@ def decide_start(
 
 
 def find_loss(
-    checkpoint: ProcessorCheckpoint, properties: PartitionProperties, *, event_hub_created_at_ms: int
+    checkpoint: ProcessorCheckpoint, properties: PartitionEnds, *, event_hub_created_at_ms: int
 ) -> PositionLost | None:
     """The error that says what is wanted and what is there; None where the log holds what is wanted."""
     where = f"Partition {properties.partition_id} of {properties.event_hub!r}"
@@ -79,7 +79,7 @@ def find_loss(
             f"{describe_log(properties)}. The log is older than the checkpoint, as after a restore.",
             next_step=_NEXT_STEP,
         )
-    begin = _begin_of(properties)
+    begin = properties.begin_sequence_number
     if wanted < begin:
         return PositionOutOfRangeError(
             f"{where}: sequence numbers {wanted} to {begin - 1} were removed by retention before they were "
@@ -90,7 +90,7 @@ def find_loss(
 
 
 def refused_position(
-    position: EventPosition, properties: PartitionProperties, error: Exception
+    position: EventPosition, properties: PartitionEnds, error: Exception
 ) -> PositionOutOfRangeError:
     """The error for a position that the service refused with ``error``."""
     return PositionOutOfRangeError(
@@ -101,7 +101,7 @@ def refused_position(
 
 
 def decide_recovery(
-    policy: PositionLostPolicy, properties: PartitionProperties, *, event_hub_created_at_ms: int
+    policy: PositionLostPolicy, properties: PartitionEnds, *, event_hub_created_at_ms: int
 ) -> Recovery:
     """Where to go on after a loss; ``policy`` is not STOP."""
     assert policy is not PositionLostPolicy.STOP
@@ -121,9 +121,9 @@ def decide_recovery(
     return Recovery(replace(start, is_after_loss=True), checkpoint)
 
 
-def describe_log(properties: PartitionProperties) -> str:
+def describe_log(properties: PartitionEnds) -> str:
     """What is there, as part of a sentence."""
-    begin, until = _begin_of(properties), properties.next_sequence_number
+    begin, until = properties.begin_sequence_number, properties.next_sequence_number
     if begin >= until:
         return f"the log is empty, and the next event gets {until}"
     return f"the log holds {begin} to {until - 1}"
@@ -143,7 +143,7 @@ _NEXT_STEP = (
 )
 
 
-def _initial_start(initial: EventPosition, properties: PartitionProperties) -> Start:
+def _initial_start(initial: EventPosition, properties: PartitionEnds) -> Start:
     match initial.kind:
         case PositionKind.EARLIEST:
             return _start_at_begin(properties)
@@ -152,7 +152,7 @@ def _initial_start(initial: EventPosition, properties: PartitionProperties) -> S
         case PositionKind.SEQUENCE_NUMBER:
             assert isinstance(initial.value, int)
             number = initial.value if initial.is_inclusive else initial.value + 1
-            return Start(initial, max(number, _begin_of(properties)))
+            return Start(initial, max(number, properties.begin_sequence_number))
         case _:
             return Start(initial, None)
 
@@ -164,10 +164,5 @@ def _start_at(number: int) -> Start:
     return Start(EventPosition.from_sequence_number(number - 1, is_inclusive=False), number)
 
 
-def _start_at_begin(properties: PartitionProperties) -> Start:
-    return Start(EventPosition.earliest(), _begin_of(properties))
-
-
-def _begin_of(properties: PartitionProperties) -> int:
-    """The first event held; where none is, the next one to come (Azure documents no number for that)."""
-    return properties.next_sequence_number if properties.is_empty else properties.begin_sequence_number
+def _start_at_begin(properties: PartitionEnds) -> Start:
+    return Start(EventPosition.earliest(), properties.begin_sequence_number)

@@ -34,7 +34,7 @@ from tidegate.spark.capture.reader import read_rows
 from tidegate.spark.capture.replay_index import CapturedRange, CaptureIndex, split_at
 from tidegate.spark.runtime.workers import freeze_loaded_modules
 from tidegate.spark.source.hub import HubDescription, HubReader
-from tidegate.spark.source.offsets import JsonObject, PartitionBounds, PartitionRange
+from tidegate.spark.source.offsets import JsonObject, PartitionRange
 from tidegate.spark.source.options import SourceOptions
 from tidegate.spark.source.reader import EventHubsStreamReader, RangesInputPartition, read_ranges
 from tidegate.sql import Pipeline
@@ -173,7 +173,7 @@ class ReplayStreamReader(EventHubsStreamReader):
                 first = self._first_captured(hub, partition_id, number)
                 if first is not None:
                     begin = min(first, held.begin_sequence_number)
-                    bounds[partition_id] = PartitionBounds(begin, held.until_sequence_number)
+                    bounds[partition_id] = replace(held, begin_sequence_number=begin)
         return replace(hub, bounds=bounds)
 
     def _first_captured(self, hub: HubDescription, partition_id: str, number: int) -> int | None:

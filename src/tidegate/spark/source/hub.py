@@ -27,9 +27,10 @@ from tidegate.model.errors import (
 )
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate.model.partition_ends import PartitionEnds
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.spark.runtime.certificates import certificates_file
-from tidegate.spark.source.offsets import PartitionBounds, PartitionRange, StreamOffset
+from tidegate.spark.source.offsets import PartitionRange, StreamOffset
 from tidegate.spark.source.options import SourceOptions
 from tidegate.spark.source.positions import StartingPositions
 from tidegate.wire.encoded_events import EncodedEvents
@@ -54,11 +55,11 @@ class HubDescription:
     event_hub: str
     created_at_ms: int
     """Milliseconds since 1970-01-01 UTC; tells one incarnation of a hub of that name from the next."""
-    bounds: Mapping[str, PartitionBounds]
+    bounds: Mapping[str, PartitionEnds]
 
     def end_offset(self) -> StreamOffset:
         """The offset behind everything there is."""
-        ends = {key: item.until_sequence_number for key, item in self.bounds.items()}
+        ends = {key: item.next_sequence_number for key, item in self.bounds.items()}
         return StreamOffset(ends, self.created_at_ms)
 
     def check_same_hub(self, created_at_ms: int) -> None:
@@ -87,14 +88,7 @@ class HubReader:
     def describe(self) -> HubDescription:
         """The hub and what its partitions hold now."""
         properties = self._consumer.get_event_hub_properties()
-        bounds = {
-            partition.partition_id: PartitionBounds(
-                # An empty partition of Azure reports a begin that says nothing: its next event is its first.
-                partition.next_sequence_number if partition.is_empty else partition.begin_sequence_number,
-                partition.next_sequence_number,
-            )
-            for partition in self._consumer.get_all_partition_properties(properties)
-        }
+        bounds = {ends.partition_id: ends for ends in self._consumer.get_all_partition_properties(properties)}
         created_at_ms = (properties.created_at - _EPOCH) // timedelta(milliseconds=1)
         return HubDescription(self._options.event_hub, created_at_ms, bounds)
 
@@ -116,36 +110,36 @@ class HubReader:
             for partition_id, bounds in description.bounds.items()
         }
 
-    def _resolve_one(self, partition_id: str, positions: StartingPositions, bounds: PartitionBounds) -> int:
+    def _resolve_one(self, partition_id: str, positions: StartingPositions, bounds: PartitionEnds) -> int:
         position = positions.for_partition(partition_id)
         if position.kind is PositionKind.EARLIEST:
             return bounds.begin_sequence_number
         if position.kind is PositionKind.LATEST:
-            return bounds.until_sequence_number
+            return bounds.next_sequence_number
         if position.kind is PositionKind.SEQUENCE_NUMBER:
             assert isinstance(position.value, int)
             wanted = position.value if position.is_inclusive else position.value + 1
-            if wanted > bounds.until_sequence_number:
+            if wanted > bounds.next_sequence_number:
                 raise PositionOutOfRangeError(
                     f"The option {positions.option_for(partition_id)} names the sequence number {wanted}, "
                     f"and partition {partition_id} has none such yet: its next event gets "
-                    f"{bounds.until_sequence_number}.",
+                    f"{bounds.next_sequence_number}.",
                     next_step=_ENDING_STEP if positions.is_ending else _STARTING_STEP,
                 )
             return wanted
-        if bounds.begin_sequence_number == bounds.until_sequence_number:
-            return bounds.until_sequence_number
+        if bounds.is_empty:
+            return bounds.next_sequence_number
         return self._first_sequence_number(partition_id, position, bounds)
 
     def _first_sequence_number(
-        self, partition_id: str, position: EventPosition, bounds: PartitionBounds
+        self, partition_id: str, position: EventPosition, bounds: PartitionEnds
     ) -> int:
         """The first event at an offset or a time: asked of the service, by receiving it."""
         if position.kind is PositionKind.ENQUEUED_TIME:
             last_time = self._consumer.get_partition_properties(partition_id).last_enqueued_time
             assert isinstance(position.value, datetime)
             if last_time is None or last_time < position.value:
-                return bounds.until_sequence_number
+                return bounds.next_sequence_number
 
         options = self._options
         namespace = Namespace.from_connection_string(
@@ -167,7 +161,7 @@ class HubReader:
             events = run_blocking(receive_first())
         except NotFoundError as error:
             raise with_group_named(error, options) from error
-        return events.sequence_numbers[0] if len(events) else bounds.until_sequence_number
+        return events.sequence_numbers[0] if len(events) else bounds.next_sequence_number
 
     def read_events(self, partition_id: str, sequence_numbers: Sequence[int]) -> Iterator[ReceivedEvent]:
         """Single events, ascending. Raises PositionOutOfRangeError where retention has deleted one."""
@@ -188,10 +182,10 @@ class HubReader:
             [(item.partition_id, item.start_sequence_number, item.until_sequence_number) for item in items]
         )
 
-    def first_sequence_number_at(self, partition_id: str, time: datetime, bounds: PartitionBounds) -> int:
+    def first_sequence_number_at(self, partition_id: str, time: datetime, bounds: PartitionEnds) -> int:
         """The first event enqueued at ``time`` (with its zone) or later; the end where there is none yet."""
-        if bounds.begin_sequence_number == bounds.until_sequence_number:
-            return bounds.until_sequence_number
+        if bounds.is_empty:
+            return bounds.next_sequence_number
         return self._first_sequence_number(partition_id, EventPosition.from_enqueued_time(time), bounds)
 
 

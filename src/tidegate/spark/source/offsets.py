@@ -18,6 +18,7 @@ from operator import attrgetter
 from typing import Final
 
 from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
+from tidegate.model.partition_ends import PartitionEnds
 
 OFFSET_VERSION = 1
 
@@ -115,16 +116,6 @@ def _not_ours(value: Mapping[str, object]) -> InvalidArgumentError:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionBounds:
-    """What the service holds of one partition."""
-
-    begin_sequence_number: int
-    """The first event that is still there (of an empty partition: the number its next event will have)."""
-    until_sequence_number: int
-    """One past the last event."""
-
-
-@dataclass(frozen=True, slots=True)
 class PartitionRange:
     """A half-open range of one partition's events, at least one event long."""
 
@@ -169,7 +160,7 @@ def spread_limit(backlogs: Mapping[str, int], events_max: int) -> dict[str, int]
 
 def end_of_micro_batch(
     start: Mapping[str, int],
-    bounds: Mapping[str, PartitionBounds],
+    bounds: Mapping[str, PartitionEnds],
     *,
     events_max: int | None,
     until: Mapping[str, int] | None,
@@ -185,13 +176,13 @@ def end_of_micro_batch(
     backlogs: dict[str, int] = {}
     for partition_id, held in bounds.items():
         begin = start.get(partition_id, 0)
-        if held.until_sequence_number < begin and fail_on_data_loss:
+        if held.next_sequence_number < begin and fail_on_data_loss:
             raise PositionOutOfRangeError(
                 f"Partition {partition_id}: {begin} is the next sequence number to read, and the event hub "
-                f"ends at {held.until_sequence_number}: it has lost events that were read already.",
+                f"ends at {held.next_sequence_number}: it has lost events that were read already.",
                 next_step="Restore the event hub, or set failOnDataLoss to false to wait for new events.",
             )
-        end = held.until_sequence_number if until is None else until.get(partition_id, 0)
+        end = held.next_sequence_number if until is None else until.get(partition_id, 0)
         # What retention has deleted is no backlog: it must not eat up the share of what is there.
         ends[partition_id] = max(begin, min(held.begin_sequence_number, end))
         backlogs[partition_id] = max(0, end - ends[partition_id])
@@ -273,7 +264,7 @@ class Loss:
 
 
 def clip_lost_events(
-    ranges: Sequence[PartitionRange], bounds: Mapping[str, PartitionBounds], *, fail_on_data_loss: bool
+    ranges: Sequence[PartitionRange], bounds: Mapping[str, PartitionEnds], *, fail_on_data_loss: bool
 ) -> tuple[list[PartitionRange], list[Loss]]:
     """Cut off what retention has already deleted from the front of ranges.
 

@@ -32,6 +32,7 @@ from tidegate.model.errors import (
     NotFoundError,
     PositionOutOfRangeError,
 )
+from tidegate.model.partition_ends import PartitionEnds
 from tidegate.spark.runtime.session import usable_core_count
 from tidegate.spark.runtime.workers import freeze_loaded_modules
 from tidegate.spark.source.columns import ALL_COLUMNS, event_batch, event_batches
@@ -39,7 +40,6 @@ from tidegate.spark.source.hub import HubDescription, HubReader, with_group_name
 from tidegate.spark.source.offsets import (
     JsonObject,
     Loss,
-    PartitionBounds,
     PartitionRange,
     StreamOffset,
     TaskLayout,
@@ -163,8 +163,10 @@ def _report_loss(item: PartitionRange, expected: int, first: int, options: Sourc
     Does nothing where none is.
     """
     wanted = PartitionRange(item.partition_id, expected, item.until_sequence_number)
-    bounds = {item.partition_id: PartitionBounds(first, item.until_sequence_number)}
-    _, losses = clip_lost_events([wanted], bounds, fail_on_data_loss=options.fail_on_data_loss)
+    ends = PartitionEnds(options.event_hub, item.partition_id, first, item.until_sequence_number)
+    _, losses = clip_lost_events(
+        [wanted], {item.partition_id: ends}, fail_on_data_loss=options.fail_on_data_loss
+    )
     _log_losses(losses, options)
 
 
@@ -294,7 +296,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the end of a query that stops at what is there now."""
         bounds = self._describe({}).bounds
-        self._available_now_until = {key: item.until_sequence_number for key, item in bounds.items()}
+        self._available_now_until = {key: item.next_sequence_number for key, item in bounds.items()}
 
     def latestOffset(self, start: JsonObject, limit: ReadLimit) -> JsonObject:  # noqa: N802
         """Where the next micro-batch ends: all that is there, or a fair share of it within ``limit``.
@@ -383,7 +385,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if before is not None and before.created_at_ms == offset.event_hub_created_at_ms:
             # What the old hub still held when it was last seen; nobody knows what came after that.
             unread = {
-                key: max(0, held.until_sequence_number - offset.partitions.get(key, 0))
+                key: max(0, held.next_sequence_number - offset.partitions.get(key, 0))
                 for key, held in before.bounds.items()
             }
             lost = {key: lost.get(key, 0) + unread.get(key, 0) for key in {**lost, **unread}}

@@ -28,8 +28,9 @@ from sqlalchemy import (
 from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy.types import NullType, String
 
-from tidegate.client.entities import EventHubProperties, PartitionProperties
+from tidegate.client.entities import EventHubProperties
 from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError, NotFoundError
+from tidegate.model.partition_ends import PartitionEnds
 from tidegate.sql.audit.audit import FINDINGS_MAX, Audit, PartitionAudit, StrayRows, audit_partition
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.dead_letter_rows import consumer_is
@@ -48,7 +49,7 @@ class AuditedLog(Protocol):
         """The hub's partitions and age."""
         ...
 
-    def get_all_partition_properties(self) -> Sequence[PartitionProperties]:
+    def get_all_partition_properties(self) -> Sequence[PartitionEnds]:
         """Where each partition begins and ends now."""
         ...
 
@@ -206,12 +207,11 @@ def _read_dead_letters(
 def _start(
     connection: Connection,
     consumer: ConsumerKey,
-    partition: PartitionProperties,
+    partition: PartitionEnds,
     extent: _Extent | None,
     is_first_row_start: bool,
 ) -> int:
-    # An empty partition of Azure may say -1; ours says where its next event will be.
-    begin = max(0, partition.begin_sequence_number)
+    begin = partition.begin_sequence_number
     first_row = None if extent is None else extent.first
     if not is_first_row_start:
         return begin if first_row is None else min(begin, first_row)
