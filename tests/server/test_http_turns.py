@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
+from ipaddress import ip_address
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -12,9 +14,10 @@ from starlette.routing import Route
 
 from tidegate.gateway.http.server import HttpServer, listening_socket
 from tidegate.model.errors import ClosedError
+from tidegate.transport.peers import site_of
 from tidegate.transport.streams import StreamReceiver
 from tidegate.transport.tasks import TaskOwner
-from tidegate.transport.turns import PASS_S, Turns
+from tidegate.transport.turns import PASS_S, Share, Turns
 from tidegate.transport.websocket import WebSocketStream
 
 _CROWD = 200
@@ -87,3 +90,69 @@ async def test_a_crowd_of_requests_is_parsed_in_turns_and_whole() -> None:
     assert bodies == [_BODY] * _CROWD
     assert max(parsed.values()) <= 3 * PASS_S / _MS  # those that wait, and those whose bytes come
     assert len(parsed) > _CROWD * _MS / PASS_S
+
+
+class _Crowd:
+    """Connections of this machine that have just come, a thousand and one more in each pass."""
+
+    def __init__(self, arrivals: Turns) -> None:
+        self._arrivals = arrivals
+        self._shares: list[Share] = []
+        self._loop = asyncio.get_running_loop()
+
+    def __enter__(self) -> None:
+        for _ in range(1000):
+            self._arrive()
+        self._handle = self._loop.call_soon(self._more)
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.cancel()
+        for share in self._shares:
+            share.close()
+
+    def _more(self) -> None:
+        self._arrive()
+        self._handle = self._loop.call_soon(self._more)
+
+    def _arrive(self) -> None:
+        share = Share(self._arrivals, lambda: True)
+        share.join(site_of(ip_address("127.0.0.1")))
+        share.served_s = -math.inf  # never counts as established
+        share.serve()
+        self._shares.append(share)
+
+
+async def test_health_is_answered_beside_a_crowd_of_arrivals() -> None:
+    """Protects monitoring: ``/health`` has turns of its own, on new connections and kept ones; other requests
+    of such a connection wait as everybody's do.
+    """
+    loop = asyncio.get_running_loop()
+    turns = Turns(monotonic=_SteppingClock().monotonic, call_soon=loop.call_soon)
+
+    async def answer(request: Request) -> Response:
+        return Response("done")
+
+    listener = listening_socket("127.0.0.1", 0)
+    server = HttpServer(
+        Starlette(routes=[Route("/health", answer), Route("/other", answer)]),
+        ssl_context=None,
+        accept_websocket=_refuse,
+        turns=turns,
+    )
+    async with TaskOwner("test") as tasks:
+        server.work = tasks.start(server.serve(sockets=[listener]), name="serve")
+        await server.is_serving.wait()
+        reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+        passes: dict[str, int] = {}
+        async with asyncio.timeout(60):
+            for name, path in (("new", "health"), ("other", "other"), ("kept", "health")):
+                with _Crowd(turns.for_arrivals):
+                    before = turns.for_arrivals.pass_number
+                    writer.write(b"GET /%s HTTP/1.1\r\nHost: a\r\n\r\n" % path.encode())
+                    await reader.readuntil(b"done")
+                    passes[name] = turns.for_arrivals.pass_number - before
+        writer.close()
+        await server.stop()
+    assert passes["new"] < 50
+    assert passes["kept"] < 50
+    assert passes["other"] > 500

@@ -8,7 +8,17 @@ from itertools import pairwise
 
 import pytest
 
-from tidegate.transport.turns import ARRIVAL_S, CREDIT_S, PASS_S, REST_AFTER_S, SLICE_S, Rests, Share, Turns
+from tidegate.transport.turns import (
+    ARRIVAL_S,
+    CREDIT_S,
+    HEALTH_PASS_S,
+    PASS_S,
+    REST_AFTER_S,
+    SLICE_S,
+    Rests,
+    Share,
+    Turns,
+)
 
 
 class Loop:
@@ -191,6 +201,33 @@ def test_who_is_there_already_waits_for_no_thousand_that_arrive() -> None:
         assert loop.now - asked_at <= 2 * 2 * (PASS_S + busy.piece_s) + 3 * active.piece_s, number
     assert any(peer.pieces for peer in arriving)
     assert sum(peer.done for peer in arriving) * 3e-4 > (loop.now - 100.0) / 4
+
+
+def test_a_health_check_does_not_wait_behind_arrivals() -> None:
+    """Protects monitoring: beside a thousand new connections of fifty addresses, a request for ``/health`` is
+    served within two passes; and many such requests leave the others their time.
+    """
+    loop = Loop()
+    arriving = [
+        Peer(loop, turns=loop.turns.for_arrivals, address=f"198.51.100.{number % 50}")
+        for number in range(1000)
+    ]
+    for peer in arriving:
+        peer.ask(10)
+    for number in range(50):
+        check = Peer(loop, turns=loop.turns.for_health, address="192.0.2.2")
+        asked_at = loop.now
+        check.ask(1)
+        while check.pieces:
+            loop.run_pass()
+        assert loop.now - asked_at <= 2 * (PASS_S + HEALTH_PASS_S + SLICE_S), number
+    before = sum(peer.done for peer in arriving)
+    checks = [Peer(loop, turns=loop.turns.for_health) for _ in range(100)]
+    for peer in checks:
+        peer.ask(100)
+    for _ in range(100):
+        loop.run_pass()
+    assert sum(peer.done for peer in checks) < (sum(peer.done for peer in arriving) - before) / 2
 
 
 def test_addresses_share_time_whatever_number_of_connections_they_have() -> None:

@@ -13,10 +13,11 @@ fair queueing, in two levels: Goyal, Vin and Cheng, IEEE/ACM Transactions on Net
 busy connection has the whole loop, and a thousand connections of one address have no more of it than the
 only one of another.
 
-Two kinds of work have turns of their own, and so up to a third of the time each: what is sent to receivers
-(``for_output``), and what connections cause before they have been served for ARRIVAL_S (``for_arrivals``).
-A thousand that come at once each have a right to their share, and would leave nothing for those that are
-there already.
+Some work has turns of its own. What is sent to receivers (``for_output``), and what connections cause before
+they have been served for ARRIVAL_S (``for_arrivals``), have up to a third of the time each: a thousand
+connections that arrive at once each have a right to their share, and would leave nothing for the established
+ones. Requests for ``/health`` (``for_health``) have a little beside: a monitor's new connection would wait
+behind all those arrivals, and report a service as dead that is only busy.
 
 The loop rests for a moment after each REST_AFTER_S of such work, for the sake of other threads, such as the
 writer of the log. A loop that is busy keeps Python's global interpreter lock from them: it gives it up for
@@ -45,6 +46,9 @@ come with it (our choice: about what a frame or the head of a request takes)."""
 PASS_S: Final = 0.001
 """What a pass of the event loop spends on shares that wait, and again on those whose bytes come in it. Our
 choice: an answer takes some passes, of three kinds of turns each. A pass by itself costs some 0.04 ms."""
+
+HEALTH_PASS_S: Final = 0.00025
+"""The same for requests for ``/health`` (our choice: parsing two of them, which are then answered)."""
 
 REST_AFTER_S: Final = 0.004
 """Our choice: a round of the writer needs the lock some five times."""
@@ -230,12 +234,14 @@ class Turns:
         """Shares that wait, but are not in a queue before the next pass."""
         self._is_pass_due = False
         self._slice_s = SLICE_S
+        self._pass_s = PASS_S
         self._served_s = 0.0  # in this pass
         self._inner_s = 0.0  # by shares that were served inside another's work
         self._settled: Turns | None = None
         """Where shares are served that have been served here for ARRIVAL_S; None: here."""
         self._for_output: Turns | None = None
         self._for_arrivals: Turns | None = None
+        self._for_health: Turns | None = None
 
     def __repr__(self) -> str:
         return f"<Turns addresses waiting={len(self._queue)}>"
@@ -256,6 +262,15 @@ class Turns:
             self._for_arrivals._slice_s = ARRIVAL_SLICE_S
         return self._for_arrivals
 
+    @property
+    def for_health(self) -> Turns:
+        """Turns of the same event loop for requests for ``/health``."""
+        if self._for_health is None:
+            self._for_health = self._other()
+            self._for_health._slice_s = ARRIVAL_SLICE_S
+            self._for_health._pass_s = HEALTH_PASS_S
+        return self._for_health
+
     def _other(self) -> Turns:
         return Turns(monotonic=self.monotonic, call_soon=self._call_soon, rests=self._rests)
 
@@ -270,7 +285,7 @@ class Turns:
         """See ``Share.serve``."""
         if share.is_waiting or share.is_closed:
             return
-        if self._served_s < PASS_S:
+        if self._served_s < self._pass_s:
             self._ask_for_pass()
             self._run(share)
         else:
@@ -309,7 +324,7 @@ class Turns:
         for share in deferred:
             self._put(share)
         try:
-            while self._queue and self._served_s < PASS_S:
+            while self._queue and self._served_s < self._pass_s:
                 party = self._queue.take()
                 share = party.queue.take()
                 try:

@@ -38,6 +38,7 @@ HEALTH_TIMEOUT_S: Final = 2.0
 """The same where only ``/health`` is answered (our choice: who checks it has one request ready)."""
 
 HEALTH_PATH: Final = "/health"
+_HEALTH_REQUEST: Final = b"GET /health "
 
 WRITE_TIMEOUT_S: Final = 60.0
 """How long the unsent bytes of answers may wait for their reader (our choice)."""
@@ -229,6 +230,8 @@ class _HttpProtocol(H11Protocol):
     _unparsed = b""
     """What has come and waits for its turn."""
     _is_parsing_late = False
+    _is_health = False
+    """Whether its turns are those of requests for ``/health``."""
     _is_writing_paused = False
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
@@ -275,11 +278,21 @@ class _HttpProtocol(H11Protocol):
         self._limit_closing()
 
     def data_received(self, data: bytes) -> None:
+        if not self._unparsed and self.conn.their_state is h11.IDLE:
+            self._begin_turns(data)
         self._unparsed += data
         self._share.serve()
         if self._unparsed and not self._is_parsing_late:
             self._is_parsing_late = True
             self.transport.pause_reading()
+
+    def _begin_turns(self, data: bytes) -> None:
+        """Serve the request that begins with ``data`` among requests for ``/health``, or among all."""
+        is_health = data.startswith(_HEALTH_REQUEST)
+        turns = self.owner.turns
+        if turns is not None and is_health is not self._is_health and not self._share.is_waiting:
+            self._is_health = is_health
+            self._share.move(turns.for_health if is_health else turns.for_arrivals)
 
     def _parse(self) -> bool:
         """Parse what has come, in this connection's turn; a request begins in a task."""
