@@ -153,7 +153,7 @@ def _plain(context: object, events: object) -> None:
         ({"handler": _Async()}, False, "Register the class"),
         ({"handler": _Needy}, False, "factory"),
         ({"handler": int}, False, "process_events"),
-        ({"handler": "process"}, False, "async"),
+        ({"handler": "process"}, False, "process_events"),
         ({"factory": _async}, False, "plain function of a context"),
         ({"handler": _plain}, True, "MemoryStore cannot commit"),
         ({"handler": _Plain}, False, "MemoryStore cannot commit"),

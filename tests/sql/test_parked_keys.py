@@ -28,9 +28,9 @@ from tidegate.sql import (
     Pipeline,
     RedriveReport,
     Row,
-    SqlTransactions,
     TransactionalPipeline,
 )
+from tidegate.sql.commit.transactions import SqlTransactions
 from tidegate.sql.core.parked_keys import PARKED, first_open_by_key
 from tidegate.sql.core.schema import checkpoint, dead_letter, dead_letter_audit, open_keys, schema_version
 from tidegate.sql.core.values import NewDeadLetter

@@ -14,7 +14,9 @@ from tidegate.model.events import EventContents, ReceivedEvent
 from tidegate.processor.handlers import TransactionContext
 from tidegate.processor.lease import GroupKey, Lease
 from tidegate.processor.policies import FailurePolicy
-from tidegate.sql import Database, SqlTransactions
+from tidegate.sql import Database
+from tidegate.sql.commit.transactions import SqlTransactions
+from tidegate.sql.handlers.forms import form_of
 
 effects = Table(
     "effects",
@@ -73,7 +75,7 @@ def transactions_of(
         database,
         CONSUMER,
         lease,
-        handler,
+        form_of(handler, CONSUMER),
         Partition(lease),
         policy=policy or FailurePolicy(),
         event_hub_created_at_ms=event_hub_created_at_ms,

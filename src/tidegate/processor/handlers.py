@@ -14,6 +14,8 @@ Calls for one partition never overlap; partitions run side by side.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
@@ -142,21 +144,6 @@ class TransactionalProcessor:
         """No call follows."""
 
 
-def check_overridden(handler: object) -> None:
-    """Refuse a processor, or its class, that left out ``process_events``.
-
-    A misspelt one would fail for every event, and a transactional host would put them all aside.
-    Raises InvalidArgumentError.
-    """
-    inherited = (EventProcessor.process_events, TransactionalProcessor.process_events)
-    kind = handler if isinstance(handler, type) else type(handler)
-    if getattr(kind, "process_events", None) in inherited:
-        raise InvalidArgumentError(
-            f"{kind.__name__} does not define process_events.",
-            next_step="Check the spelling: def process_events(self, context, events).",
-        )
-
-
 EventHandler = Callable[[PartitionContext, Sequence[ReceivedEvent]], Awaitable[None]]
 """The least a user writes: ``async def handle(context, events)``."""
 
@@ -164,3 +151,46 @@ TransactionalHandler = Callable[[TransactionContext, Sequence[ReceivedEvent]], N
 """The same for transactional processing: a plain function."""
 
 ProcessorFactory = Callable[[PartitionContext], EventProcessor | TransactionalProcessor]
+
+
+def function_of(handler: object, *, is_transactional: bool) -> Callable[..., object]:
+    """What is called with ``(context, events)``: a processor's ``process_events``, or the function itself.
+
+    handler: a function, a processor or its class. The event loop needs an async function, a transaction's
+    thread a plain one. Raises InvalidArgumentError for anything else, with what to write instead.
+    """
+    name = getattr(handler, "__name__", None)
+    name = name if isinstance(name, str) else type(handler).__name__
+    function: object = getattr(handler, "process_events", handler)
+    kind = handler if isinstance(handler, type) else type(handler)
+    inherited = (EventProcessor.process_events, TransactionalProcessor.process_events)
+    # A misspelt one would fail for every event, and a transactional host would dead-letter them all.
+    if getattr(kind, "process_events", None) in inherited:
+        raise InvalidArgumentError(
+            f"{name} does not define process_events.",
+            next_step="Check the spelling: def process_events(self, context, events).",
+        )
+    if not callable(function) or isinstance(function, type):
+        raise InvalidArgumentError(
+            f"{name} is not a function of (context, events), and has no process_events.",
+            next_step="Write a function, or a class derived from EventProcessor or TransactionalProcessor.",
+        )
+    if is_transactional and _is_async(function):
+        raise InvalidArgumentError(
+            f"{name} is async, and a transaction runs in a thread.",
+            next_step="Write def instead of async def, and no await.",
+        )
+    if not is_transactional and not _is_async(function):
+        raise InvalidArgumentError(
+            f"{name} is not async: a plain handler would block every partition.",
+            next_step="Write async def, or use transactional=True, which runs handlers in threads.",
+        )
+    return function
+
+
+def _is_async(function: object) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    if inspect.isroutine(function):
+        return any(map(inspect.iscoroutinefunction, (function, inspect.unwrap(function))))
+    return inspect.iscoroutinefunction(getattr(type(function), "__call__", None))  # noqa: B004

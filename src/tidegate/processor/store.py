@@ -82,20 +82,24 @@ class PartitionTransactions(Protocol):
 class TransactionalStore(Protocol):
     """A store whose checkpoint can be committed with the handler's own effects. ``sql.SqlStore`` is one."""
 
+    def form_of(self, group: GroupKey, handler: object) -> object:
+        """The form of ``handler`` that ``open_transactions`` takes. Called once for each handler.
+
+        handler: what was registered with the host, or what its factory or class made: a
+        ``TransactionalProcessor``, a plain function ``(context, events)``, or whatever else this store takes.
+        Raises InvalidArgumentError for a handler that it cannot run, or not for this group.
+        """
+        ...
+
     def open_transactions(
         self,
         group: GroupKey,
         lease: Lease,
-        handler: object,
+        form: object,
         context: PartitionContext,
         *,
         policy: FailurePolicy,
         event_hub_created_at_ms: int | None,
     ) -> PartitionTransactions:
-        """Transactions for one owned partition.
-
-        handler: what was registered with the host: a ``TransactionalProcessor``, a plain function
-        ``(context, events)``, or whatever else this store says it takes.
-        Raises InvalidArgumentError for a handler that it cannot run.
-        """
+        """Transactions for one owned partition. form: from ``form_of``."""
         ...

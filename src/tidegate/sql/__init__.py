@@ -10,7 +10,6 @@ from tidegate.sql.audit.audit import Audit, Finding, FindingKind, PartitionAudit
 from tidegate.sql.audit.table import AuditedLog, audit_table
 from tidegate.sql.commit.batch import commit_batches, process_partition_batch
 from tidegate.sql.commit.partition_batch import PartitionBatch, computed_batch, handled_batch
-from tidegate.sql.commit.transactions import SqlTransactions
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.core.values import (
@@ -68,7 +67,6 @@ __all__ = [
     "Pipeline",
     "TransactionalPipeline",
     "AnyPipeline",
-    "SqlTransactions",
     "TransactionMisusedError",
     "Handler",
     "ArrowHandler",

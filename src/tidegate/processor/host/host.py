@@ -169,7 +169,11 @@ class EventProcessorHost:
                 next_step="Call unregister first, or make another host.",
             )
         registration = check_registration(
-            handler, factory, is_transactional=self._is_transactional, store=self._store
+            handler,
+            factory,
+            is_transactional=self._is_transactional,
+            store=self._store,
+            group=self.group,
         )
         if registration.is_transactional and self._options.invoke_after_receive_timeout:
             raise InvalidArgumentError(

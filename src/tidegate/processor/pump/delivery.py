@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.checkpoint import ProcessorCheckpoint
-from tidegate.processor.handlers import TransactionalProcessor
 from tidegate.processor.policies import FailurePolicy
 from tidegate.processor.pump.context import OwnedPartitionContext
 from tidegate.processor.pump.shared_reads import CheckpointReads
-from tidegate.processor.registration import HandlerRefusedError, Processor
+from tidegate.processor.registration import Processor
 from tidegate.processor.store import PartitionTransactions, TransactionalStore
 
 
@@ -90,20 +88,16 @@ class TransactionalDelivery:
         policy: FailurePolicy,
         event_hub_created_at_ms: int,
     ) -> None:
-        """Raises HandlerRefusedError where the store cannot run the handler."""
         self._context = context
         self._event_hub_created_at_ms = event_hub_created_at_ms
-        try:
-            self._transactions: PartitionTransactions = store.open_transactions(
-                context.group,
-                context.lease,
-                _runnable(processor.handler),
-                context,
-                policy=policy,
-                event_hub_created_at_ms=event_hub_created_at_ms,
-            )
-        except InvalidArgumentError as error:
-            raise HandlerRefusedError(error.message, next_step=error.next_step) from error
+        self._transactions: PartitionTransactions = store.open_transactions(
+            context.group,
+            context.lease,
+            processor.form,
+            context,
+            policy=policy,
+            event_hub_created_at_ms=event_hub_created_at_ms,
+        )
 
     async def begin(self) -> ProcessorCheckpoint | None:
         """Claim the checkpoint for this lease's epoch, and return it."""
@@ -131,11 +125,3 @@ class TransactionalDelivery:
     def abandon(self) -> None:
         """Undo the transaction, and what it has locked is free."""
         self._transactions.abandon()
-
-
-def _runnable(handler: object) -> object:
-    """A class of the user's own with the methods of ``TransactionalProcessor`` is a function to the store."""
-    if isinstance(handler, TransactionalProcessor):
-        return handler
-    process_events: object = getattr(handler, "process_events", None)
-    return handler if process_events is None else process_events

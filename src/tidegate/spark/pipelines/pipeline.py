@@ -30,7 +30,7 @@ from tidegate.spark.sql_sink.commits import BOOKKEEPING_COLUMNS, needed_columns
 from tidegate.spark.sql_sink.committing_source import SINK_FORMAT, CommittingDataSource
 from tidegate.spark.sql_sink.plan import SinkPlan
 from tidegate.spark.sql_sink.sink import SqlSinkDataSource
-from tidegate.sql import BatchHandler, Database, Pipeline
+from tidegate.sql import Database, Pipeline
 from tidegate.sql.core.database import absolute_url
 from tidegate.sql.core.row_groups import required_columns
 from tidegate.sql.handlers.batches import PARTITION_KEY_COLUMN
@@ -80,7 +80,7 @@ def run_pipeline(
     Raises InvalidArgumentError, DatabaseError, EventHubReplacedError, and what the service says.
     """
     database_url = absolute_url(database_url)
-    is_batched = transform is None and isinstance(pipeline.handler, BatchHandler)
+    is_batched = transform is None and pipeline.batch_handler is not None
     is_per_event = transform is None and not is_batched
     options = {
         "eventhubs.connectionString": _hub_string(connection_string, pipeline.event_hub),

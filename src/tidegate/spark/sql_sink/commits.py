@@ -33,7 +33,6 @@ from tidegate.sql.handlers.batches import (
     ENQUEUED_TIME_COLUMN,
     OFFSET_COLUMN,
     PARTITION_KEY_COLUMN,
-    BatchHandler,
 )
 from tidegate.sql.handlers.batches import ERROR_COLUMN as ERROR_COLUMN
 from tidegate.sql.handlers.batches import SKIP_COLUMN as SKIP_COLUMN
@@ -54,7 +53,7 @@ def way_of(plan: SinkPlan) -> ToBatch:
     """The way that a pipeline's rows take."""
     if plan.is_transformed:
         return transformed
-    return handled_together if isinstance(plan.pipeline.handler, BatchHandler) else handled
+    return handled if plan.pipeline.batch_handler is None else handled_together
 
 
 def handled(plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool) -> PartitionBatch:
@@ -133,8 +132,8 @@ def handled_together(
     plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool
 ) -> PartitionBatch:
     """Run the pipeline's function over batches."""
-    handler = plan.pipeline.handler
-    assert isinstance(handler, BatchHandler)
+    handler = plan.pipeline.batch_handler
+    assert handler is not None
     batches = rows.combine_chunks().to_batches()  # one, as it fits into one transaction
     outcomes = [run_batch_handler(handler, plan.pipeline.table, batch) for batch in batches]
     return _batch(
@@ -241,6 +240,6 @@ def needed_columns(pipeline: Pipeline, is_transformed: bool) -> list[str]:
     """Columns that the sink cannot do without; a function over batches, and nothing else, has its own."""
     if is_transformed:
         return [PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN]
-    handler = pipeline.handler
-    asked = handler.columns if isinstance(handler, BatchHandler) else (ENCODED_EVENT_COLUMN,)
+    handler = pipeline.batch_handler
+    asked = (ENCODED_EVENT_COLUMN,) if handler is None else handler.columns
     return list(dict.fromkeys((*_POSITION_COLUMNS, *asked)))

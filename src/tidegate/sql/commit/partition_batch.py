@@ -84,9 +84,7 @@ def handled_batch(
     Raises InvalidArgumentError (events out of order or range), BatchResultError (see ``ArrowHandler``).
     """
     check_events(events, start_sequence_number, until_sequence_number)
-    handled = handle_events(
-        pipeline.handler, pipeline.table, events, is_payload_copied=pipeline.is_payload_copied
-    )
+    handled = handle_events(pipeline, events)
 
     def find_place(number: int) -> EventPlace:
         event = events[bisect_left(events, number, key=lambda each: each.sequence_number)]

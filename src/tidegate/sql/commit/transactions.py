@@ -37,7 +37,7 @@ from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.core.values import ConsumerKey
 from tidegate.sql.handlers.context import PutAside
 from tidegate.sql.handlers.event_runs import EventRun, EventsFailedError, RunOutcome, repeat_carefully
-from tidegate.sql.handlers.forms import form_of
+from tidegate.sql.handlers.forms import HandlerForm
 from tidegate.sql.handlers.pipeline import Pipeline
 
 T = TypeVar("T")
@@ -51,24 +51,20 @@ class SqlTransactions:
         database: Database,
         consumer: ConsumerKey,
         lease: Lease,
-        handler: object,
+        form: HandlerForm,
         context: PartitionContext,
         *,
         policy: FailurePolicy,
         event_hub_created_at_ms: int | None,
         random_: random.Random | None = None,
     ) -> None:
-        """handler: a ``Pipeline``, a ``TransactionalPipeline``, a ``TransactionalProcessor``, or a plain
-        function ``(context, events)``. policy: a pipeline's own one goes before it. event_hub_created_at_ms:
-        which hub of this name; None: not checked. random_: for the jitter of retries; None: the process's.
-
-        Raises InvalidArgumentError for a handler that cannot run in a transaction, such as a coroutine
-        function, or for a pipeline of another hub or consumer group.
+        """policy: a pipeline's own one goes before it. event_hub_created_at_ms: which hub of this name; None:
+        not checked. random_: for the jitter of retries; None: the process's.
         """
         self._database = database
         self._consumer = consumer
         self._lease = lease
-        self._form = form_of(handler)
+        self._form = form
         self._context = context
         self._policy = self._form.policy or policy
         self._event_hub_created_at_ms = event_hub_created_at_ms
@@ -77,11 +73,6 @@ class SqlTransactions:
         self._running: UnitOfWork | None = None
         """The transaction whose handler is running; for ``abandon``."""
         self._is_abandoned = False
-        if self._form.consumer not in (None, consumer):
-            raise InvalidArgumentError(
-                f"The pipeline {self._form.name} reads {self._form.consumer}, and this host {consumer}.",
-                next_step="Register it with a host of that event hub and consumer group.",
-            )
 
     async def begin(self) -> int | None:
         """Claim the checkpoint for this lease's epoch: from here on no older owner can commit.

@@ -1,6 +1,7 @@
-"""Everything that can be registered as a transactional handler, brought into one form.
+"""The one form of everything that can be registered as a transactional handler.
 
 A ``Pipeline`` (rows in bulk), a ``TransactionalPipeline``, a ``TransactionalProcessor``, a plain function.
+The kind is detected here, once, when a handler is registered; whatever runs it is given the form.
 """
 
 from __future__ import annotations
@@ -11,12 +12,7 @@ from dataclasses import dataclass
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
-from tidegate.processor.handlers import (
-    EventProcessor,
-    TransactionalHandler,
-    TransactionalProcessor,
-    check_overridden,
-)
+from tidegate.processor.handlers import function_of
 from tidegate.processor.policies import FailurePolicy
 from tidegate.sql.core.unit_of_work import UnitOfWork
 from tidegate.sql.core.values import ConsumerKey
@@ -34,67 +30,57 @@ class HandlerForm:
     """Names it in dead letters: the pipeline's name, else that of the function or class."""
     run: RunEvents
     pipeline: Pipeline | None = None
-    """Where the handler only gives rows, they can be computed before anything is locked."""
+    """Where the handler only returns rows, they can be computed before anything is locked."""
     policy: FailurePolicy | None = None
     """Its own policy; None: the host's."""
-    consumer: ConsumerKey | None = None
-    """Whose checkpoints it moves; None: of whoever runs it."""
 
 
-def form_of(handler: object) -> HandlerForm:
-    """The one form of ``handler``. Raises InvalidArgumentError for what cannot run in a transaction."""
-    if isinstance(handler, Pipeline):
-        return HandlerForm(handler.name, _rows_of(handler), pipeline=handler, consumer=handler.consumer)
-    if isinstance(handler, TransactionalPipeline):
-        run = _calls_of(handler.handler)
-        return HandlerForm(handler.name, run, policy=handler.policy, consumer=handler.consumer)
-    run = _calls_of(handler)
+def form_of(handler: object, consumer: ConsumerKey | None = None) -> HandlerForm:
+    """The one form of ``handler``.
+
+    consumer: whose checkpoints it is to move; None: the pipeline's own. Raises InvalidArgumentError for
+    what cannot run in a transaction, and for a pipeline of another hub or consumer group.
+    """
+    if isinstance(handler, Pipeline | TransactionalPipeline):
+        if consumer not in (None, handler.consumer):
+            raise InvalidArgumentError(
+                f"The pipeline {handler.name} reads {handler.consumer}, and this host {consumer}.",
+                next_step="Register it with a host of that event hub and consumer group.",
+            )
+        if isinstance(handler, Pipeline):
+            return HandlerForm(handler.name, _rows_of(handler), pipeline=handler)
+        return HandlerForm(handler.name, _calls_of(handler.handler), policy=handler.policy)
     name = getattr(handler, "__name__", None)
-    return HandlerForm(name if isinstance(name, str) else type(handler).__name__, run)
+    return HandlerForm(name if isinstance(name, str) else type(handler).__name__, _calls_of(handler))
 
 
 def _calls_of(handler: object) -> RunEvents:
-    function: TransactionalHandler
-    if isinstance(handler, TransactionalProcessor):
-        check_overridden(handler)
-        function = handler.process_events
-    elif isinstance(handler, EventProcessor | type) or not callable(handler):
-        name = handler.__name__ if isinstance(handler, type) else type(handler).__name__
+    if isinstance(handler, type):
         raise InvalidArgumentError(
-            f"{name} cannot process events inside a SQL transaction.",
-            next_step="Register an instance of a TransactionalProcessor, a plain function (context, events), "
-            "or a Pipeline.",
+            f"{handler.__name__} is a class, and one instance of it processes a partition.",
+            next_step="Give an instance.",
         )
-    else:
-        function = handler
-    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
-    if inspect.iscoroutinefunction(inspect.unwrap(called)) or inspect.iscoroutinefunction(function):
-        raise _is_coroutine(function)
+    function = function_of(handler, is_transactional=True)
 
     def run(unit: UnitOfWork, call: TransactionCall, events: Sequence[ReceivedEvent]) -> None:
-        result: object = function(call, events)
+        result = function(call, events)
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
                 result.close()
-            raise TransactionMisusedError(str(_is_coroutine(function)))
+            raise TransactionMisusedError(
+                f"{getattr(function, '__qualname__', function)} returned a coroutine, and a transaction runs "
+                "in a thread.",
+                next_step="Write def instead of async def, and no await.",
+            )
 
     return run
 
 
-def _is_coroutine(function: object) -> InvalidArgumentError:
-    name = getattr(function, "__qualname__", None) or type(function).__name__
-    return InvalidArgumentError(
-        f"{name} is a coroutine function; a transactional handler is a plain one, for it runs in a thread "
-        "inside a SQL transaction.",
-        next_step="Write def instead of async def, and no await.",
-    )
-
-
 def _rows_of(pipeline: Pipeline) -> RunEvents:
-    """A pipeline's handler inside the transaction: its rows go in together, its failures stand apart."""
+    """A pipeline's handler inside the transaction: inserts its rows together, reports each failure."""
 
     def run(unit: UnitOfWork, call: TransactionCall, events: Sequence[ReceivedEvent]) -> None:
-        handled = handle_events(pipeline.handler, pipeline.table, events, on_failure=call.fail)
+        handled = handle_events(pipeline, events, on_failure=call.fail)
         call.rows += sum(unit.insert_values(pipeline.table, group) for group in handled.groups)
 
     return run

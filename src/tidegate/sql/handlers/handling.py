@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from sqlalchemy import Table
 
 from tidegate.model.events import ReceivedEvent
 from tidegate.sql.core.values import NewDeadLetter, PartitionRows
-from tidegate.sql.handlers.batches import BatchHandler
-from tidegate.sql.handlers.pipeline import Handler
+from tidegate.sql.handlers.pipeline import Handler, Pipeline
 
 if TYPE_CHECKING:
     from tidegate.sql.core.row_groups import RowGroup
@@ -44,23 +43,35 @@ class HandledEvents:
 
 
 def handle_events(
-    handler: Handler | BatchHandler,
-    table: Table,
-    events: Iterable[ReceivedEvent],
-    *,
-    is_payload_copied: bool = False,
-    on_failure: OnFailure | None = None,
+    pipeline: Pipeline, events: Sequence[ReceivedEvent], *, on_failure: OnFailure | None = None
 ) -> HandledEvents:
-    """Run ``handler`` over ``events``; what it raises, or a row that no table could hold, is a dead letter.
+    """Run the pipeline's handler. What it raises, or a row that no table could hold, becomes a dead letter.
 
-    An event with several rows is put aside whole when one of them is no good. on_failure: takes the failures
-    in place of dead letters. A handler of batches is given all events at once. Raises BatchResultError, see
-    ``ArrowHandler``.
+    An event writes all of its rows or none. on_failure: takes the failures in place of dead letters. A batch
+    handler is given all events at once. Raises BatchResultError, see ``ArrowHandler``.
     """
-    if isinstance(handler, BatchHandler):
-        return _handle_batch(handler, table, list(events), is_payload_copied, on_failure)
-    shapes = _Shapes(table)
     dead_letters: list[NewDeadLetter] = []
+
+    def fail(event: ReceivedEvent, error: BaseException) -> None:
+        if on_failure is not None:
+            on_failure(event, error)
+            return
+        dead_letters.append(
+            NewDeadLetter.from_exception(event, error, is_payload_copied=pipeline.is_payload_copied)
+        )
+
+    if pipeline.batch_handler is not None:
+        # Imported here, because only users of such handlers need pyarrow.
+        from tidegate.sql.handlers.arrow import event_batch_of, run_batch_handler
+
+        batch = event_batch_of(events, pipeline.batch_handler.columns)
+        outcome = run_batch_handler(pipeline.batch_handler, pipeline.table, batch)
+        by_number = {event.sequence_number: event for event in events}
+        for number, error in outcome.failures:
+            fail(by_number[number], error)
+        return HandledEvents([*outcome.groups], dead_letters)
+    handler = cast(Handler, pipeline.handler)
+    shapes = _Shapes(pipeline.table)
     for event in events:
         try:
             result = handler(event)
@@ -72,36 +83,8 @@ def handle_events(
         except MemoryError:
             raise
         except Exception as error:  # whatever a user's handler raises, the others go on
-            if on_failure is not None:
-                on_failure(event, error)
-                continue
-            dead_letters.append(
-                NewDeadLetter.from_exception(event, error, is_payload_copied=is_payload_copied)
-            )
+            fail(event, error)
     return HandledEvents([*shapes.groups()], dead_letters)
-
-
-def _handle_batch(
-    handler: BatchHandler,
-    table: Table,
-    events: list[ReceivedEvent],
-    is_payload_copied: bool,
-    on_failure: OnFailure | None,
-) -> HandledEvents:
-    # Here, because only who has such a handler needs pyarrow.
-    from tidegate.sql.handlers.arrow import event_batch_of, run_batch_handler
-
-    outcome = run_batch_handler(handler, table, event_batch_of(events, handler.columns))
-    by_number = {event.sequence_number: event for event in events}
-    dead_letters: list[NewDeadLetter] = []
-    for number, error in outcome.failures:
-        if on_failure is not None:
-            on_failure(by_number[number], error)
-            continue
-        dead_letters.append(
-            NewDeadLetter.from_exception(by_number[number], error, is_payload_copied=is_payload_copied)
-        )
-    return HandledEvents([*outcome.groups], dead_letters)
 
 
 class _Shapes:

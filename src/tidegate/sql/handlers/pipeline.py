@@ -20,7 +20,7 @@ from sqlalchemy import Table
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
-from tidegate.processor.handlers import TransactionalHandler, TransactionalProcessor
+from tidegate.processor.handlers import TransactionalHandler, TransactionalProcessor, function_of
 from tidegate.processor.policies import FailurePolicy
 from tidegate.sql.core.values import ConsumerKey, Row
 from tidegate.sql.handlers.batches import BatchHandler
@@ -64,6 +64,11 @@ class Pipeline:
         return ConsumerKey(self.event_hub, self.consumer_group)
 
     @property
+    def batch_handler(self) -> BatchHandler | None:
+        """The handler, where it takes batches; None: it takes events."""
+        return self.handler if isinstance(self.handler, BatchHandler) else None
+
+    @property
     def function(self) -> Callable[..., object]:
         """The user's function itself, whatever it is wrapped in."""
         return self.handler.function if isinstance(self.handler, BatchHandler) else self.handler
@@ -91,13 +96,12 @@ class TransactionalPipeline:
     def __post_init__(self) -> None:
         if not self.name:
             raise InvalidArgumentError("A pipeline needs a name.")
-        if isinstance(self.handler, type) or not (
-            isinstance(self.handler, TransactionalProcessor) or callable(self.handler)
-        ):
+        if isinstance(self.handler, type):
             raise InvalidArgumentError(
-                f"The handler of the pipeline {self.name} cannot be called with events.",
+                f"The handler of the pipeline {self.name} is a class.",
                 next_step="Give a function (context, events) or an instance of a TransactionalProcessor.",
             )
+        function_of(self.handler, is_transactional=True)
         ConsumerKey(self.event_hub, self.consumer_group)
 
     @property

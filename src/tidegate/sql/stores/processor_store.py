@@ -21,6 +21,7 @@ from tidegate.processor.policies import FailurePolicy
 from tidegate.sql.commit.transactions import SqlTransactions
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.values import Checkpoint, ConsumerKey
+from tidegate.sql.handlers.forms import HandlerForm, form_of
 from tidegate.sql.stores.checkpoint_moves import move_checkpoint
 from tidegate.sql.stores.checkpoints import CheckpointReader
 from tidegate.sql.stores.leases import LeaseRow, LeaseTable
@@ -140,24 +141,29 @@ class SqlStore:
             ),
         )
 
+    def form_of(self, group: GroupKey, handler: object) -> HandlerForm:
+        """As ``TransactionalStore`` says; this store also takes a ``Pipeline`` and a
+        ``TransactionalPipeline``.
+        """
+        return form_of(handler, self._consumer(group))
+
     def open_transactions(
         self,
         group: GroupKey,
         lease: Lease,
-        handler: object,
+        form: object,
         context: PartitionContext,
         *,
         policy: FailurePolicy,
         event_hub_created_at_ms: int | None,
     ) -> SqlTransactions:
-        """As ``TransactionalStore`` says; besides its handlers, this store takes a ``Pipeline`` and a
-        ``TransactionalPipeline``.
-        """
+        """As ``TransactionalStore`` says."""
+        assert isinstance(form, HandlerForm)
         return SqlTransactions(
             self._database,
             self._consumer(group),
             lease,
-            handler,
+            form,
             context,
             policy=policy,
             event_hub_created_at_ms=event_hub_created_at_ms,
