@@ -1,13 +1,14 @@
-"""Runs the command line as users do, in a process of its own, or in this one where speed matters."""
+"""Runs the command line as users do, in a process of its own."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.support.forked import run_module
 
 COMMAND = (sys.executable, "-m", "tidegate.cli")
 
@@ -35,12 +36,7 @@ def run_tidegate(
     *arguments: str, environment: dict[str, str], input_bytes: bytes = b"", timeout_s: float = 240.0
 ) -> Result:
     """Run ``tidegate`` with these words to its end."""
-    found = subprocess.run(
-        [*COMMAND, *arguments],
-        env=environment,
-        input=input_bytes,
-        capture_output=True,
-        timeout=timeout_s,
-        check=False,
+    found = run_module(
+        "tidegate.cli", *arguments, environment=environment, input_bytes=input_bytes, timeout_s=timeout_s
     )
-    return Result(found.returncode, found.stdout.decode(), found.stderr.decode())
+    return Result(found.code, found.out.decode(), found.err.decode())
