@@ -31,6 +31,7 @@ from tidegate.console.explorer import page as explorer
 from tidegate.console.explorer import send_page as explorer_send
 from tidegate.console.frame.context import Console
 from tidegate.console.frame.errors import answer_of_exception, error_page
+from tidegate.console.frame.form_reading import counted
 from tidegate.console.frame.live import LiveStreams
 from tidegate.console.frame.rendering import STATIC_DIRECTORY, STATIC_PATH
 from tidegate.console.frame.sessions import (
@@ -53,7 +54,9 @@ from tidegate.console.sign_in import page as sign_in
 from tidegate.console.views import Views
 from tidegate.model.clock import Clock
 from tidegate.model.errors import TidegateError, UnauthorizedError
+from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.peers import TrustedProxies
+from tidegate.transport.sliced_work import SlicedWork
 from tidegate.transport.tasks import TaskOwner
 
 _log = logging.getLogger(__name__)
@@ -84,8 +87,8 @@ class ConsoleApp:
     To stop: ``end_streams``, then close the gateway, then ``close``.
     """
 
-    def __init__(self, views: Views, *, clock: Clock, proxies: TrustedProxies) -> None:
-        """proxies: before the service, whose word about their clients is believed."""
+    def __init__(self, views: Views, *, clock: Clock, proxies: TrustedProxies, budget: MemoryBudget) -> None:
+        """proxies: before the service, whose word about their clients is believed. budget: counts forms."""
         sessions = Sessions(views.access, clock, proxies)
         tasks = TaskOwner("console pages")
         self.console = Console(views.access, sessions, LiveStreams(sessions), clock, tasks)
@@ -94,7 +97,7 @@ class ConsoleApp:
         routes += page_routes(self.console, views)
         self.application = Starlette(
             routes=routes,
-            middleware=[Middleware(_Headers), Middleware(_SignedIn, console=self.console)],
+            middleware=[Middleware(_Headers), Middleware(_SignedIn, console=self.console, budget=budget)],
             exception_handlers={
                 HTTPException: answer_of_exception,
                 TidegateError: answer_of_exception,
@@ -192,15 +195,18 @@ class _Headers:
 class _SignedIn:
     """Lets only those through who have signed in, but to where they can sign in."""
 
-    def __init__(self, app: ASGIApp, console: Console) -> None:
+    def __init__(self, app: ASGIApp, console: Console, budget: MemoryBudget) -> None:
         self._app = app
         self._console = console
+        self._budget = budget
+        self._sliced_work = SlicedWork()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
         request.state.clock = self._console.clock
         request.state.now = self._console.clock.now_utc()
         request.state.session = request.state.rights = None
+        request.state.sliced_work = self._sliced_work
         path: str = scope["path"]
         if path.startswith(f"{STATIC_PATH}/"):
             await self._app(scope, receive, send)
@@ -208,9 +214,17 @@ class _SignedIn:
         if request.method == "POST":
             try:
                 check_origin(request)
-            except UnauthorizedError as error:
+                self._budget.require_room()
+            except TidegateError as error:
                 await error_page(request, error)(scope, receive, send)
                 return
+            with counted(receive, self._budget) as receive_counted:
+                await self._serve(request, scope, receive_counted, send)
+        else:
+            await self._serve(request, scope, receive, send)
+
+    async def _serve(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
         found = self._console.sessions.find(request)
         if found is None:
             if path in _OPEN_PATHS:

@@ -48,4 +48,5 @@ async def console_of(
         settings.redrive_pipelines,
     )
     async with open_views(parts) as views:
-        yield ConsoleApp(views, clock=clock, proxies=TrustedProxies.parse(settings.trusted_proxies))
+        proxies = TrustedProxies.parse(settings.trusted_proxies)
+        yield ConsoleApp(views, clock=clock, proxies=proxies, budget=amqp.budget)

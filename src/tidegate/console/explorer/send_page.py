@@ -151,7 +151,7 @@ class _Pages:
         except TidegateError as error:
             return self._form(request, fields, problem=error, is_single=False)
         finally:
-            await request.close()
+            await form.close()
         return RedirectResponse(f"{_place(hub)}/sets/{run.run_id}", status_code=303)
 
     async def show_run(self, request: Request) -> Response:

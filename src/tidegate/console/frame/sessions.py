@@ -19,14 +19,14 @@ from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.datastructures import FormData
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from tidegate.broker import Grant
+from tidegate.console.frame.form_reading import read_form
 from tidegate.console.frame.rights import Access, Rights
 from tidegate.model.clock import Clock
-from tidegate.model.errors import InvalidArgumentError, UnauthorizedError
+from tidegate.model.errors import UnauthorizedError
 from tidegate.model.hosts import split_authority
 from tidegate.transport.admission import authenticate_peer
 from tidegate.transport.peers import TrustedProxies, is_from_this_machine
@@ -265,8 +265,7 @@ def require_manage(request: HTTPConnection, hub: str | None = None) -> None:
 async def form_of(request: Request, *, bytes_max: int = FORM_BYTES_MAX) -> FormData:
     """The form of a POST, once it is known to come from a page of this session. bytes_max: of all its fields.
 
-    Raises UnauthorizedError for a form without the session's token, InvalidArgumentError for one that is
-    garbled or too large.
+    Raises UnauthorizedError for a form without the session's token, and as ``read_form``.
     """
     form = await read_form(request, bytes_max=bytes_max)
     token = form.get(FORM_TOKEN)
@@ -279,20 +278,6 @@ async def form_of(request: Request, *, bytes_max: int = FORM_BYTES_MAX) -> FormD
             next_step="Go back, reload the page and send it again.",
         )
     return form
-
-
-async def read_form(request: Request, *, bytes_max: int) -> FormData:
-    """A form, whoever sent it; pages use ``form_of``. Raises InvalidArgumentError (garbled, too large)."""
-    size = request.headers.get("content-length", "")
-    if not size.isascii() or not size.isdigit() or int(size) > bytes_max:
-        raise InvalidArgumentError(f"The form has more than {bytes_max:,} bytes, or does not say how many.")
-    try:
-        return await request.form(max_part_size=bytes_max)
-    except HTTPException as error:
-        raise InvalidArgumentError(f"The form cannot be read: {error.detail}.") from error
-    except ClientDisconnect as error:
-        # Nobody reads the answer; but it is no failure of the service, which the log would tell at length.
-        raise InvalidArgumentError("The request ended before its form was complete.") from error
 
 
 def check_origin(request: HTTPConnection) -> None:

@@ -10,8 +10,9 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from tidegate.console.frame.context import Console
+from tidegate.console.frame.form_reading import read_form
 from tidegate.console.frame.rendering import page
-from tidegate.console.frame.sessions import address_of, form_of, read_form, set_cookie
+from tidegate.console.frame.sessions import address_of, form_of, set_cookie
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import ConnectionStringError, ServerBusyError, UnauthorizedError
 

@@ -108,6 +108,7 @@ class HttpGateway:
             accept_websocket=self._amqp.accept,
             admits_origin=self._admits_origin,
             turns=self._amqp.turns,
+            budget=self._amqp.budget,
             hsts_max_age_s=self._hsts_max_age_s,
             admission=self._amqp.admission,
         )

@@ -25,6 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from tidegate.gateway.http.errors import error_response, format_error
 from tidegate.transport.admission import TICKET, Admission, Face, Ticket
 from tidegate.transport.listener import Listener
+from tidegate.transport.memory import MemoryAccount, MemoryBudget
 from tidegate.transport.peers import IpAddress, parse_address, site_of
 from tidegate.transport.streams import StreamReceiver
 from tidegate.transport.turns import Share, Turns
@@ -78,13 +79,15 @@ class HttpServer(uvicorn.Server):
         hsts_max_age_s: int | None = None,
         admission: Admission | None = None,
         turns: Turns | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
         """accept_websocket: gives the receiver of a WebSocket whose handshake is done. admits_origin: whether
         a page of that origin may open one, by a request with that Host header. admission: limits connections,
         with those of other faces; None: one of its own. turns: in which requests are parsed and
-        WebSockets are served; None: as bytes come.
+        WebSockets are served; None: as bytes come. budget: counts answers that wait to be read; None: none.
         """
         self.turns = turns
+        self.budget = budget
         self._accept_websocket = accept_websocket
         self._admits_origin = admits_origin
         self.admission = admission or Admission()
@@ -235,6 +238,8 @@ class _HttpProtocol(H11Protocol):
     _is_writing_paused = False
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
+    _unread: MemoryAccount | None = None
+    """Of an answer, while its reader is slow."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -255,6 +260,7 @@ class _HttpProtocol(H11Protocol):
         self._share.close()
         self._stop_timer()
         self._stop_write_timer()
+        self._stop_counting()
         self.ticket.end()
         super().connection_lost(exc)
 
@@ -262,12 +268,19 @@ class _HttpProtocol(H11Protocol):
         super().pause_writing()
         self._is_writing_paused = True
         self._start_write_timer()
+        if self.owner.budget is not None and self._unread is None:
+            transport = self.transport
+            self._unread = self.owner.budget.open_account(
+                transport.get_write_buffer_size, end=transport.abort
+            )
+            self._unread.update()
 
     def resume_writing(self) -> None:
         # A transport that closes still waits until the rest is read.
         if not self.transport.is_closing():
             self._stop_write_timer()
         self._is_writing_paused = False
+        self._stop_counting()
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or cycle.response_complete:
             self.ticket.end_request()
@@ -328,6 +341,7 @@ class _HttpProtocol(H11Protocol):
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         self._stop_timer()
         self._stop_write_timer()
+        self._stop_counting()
         if self.ticket.face is Face.HEALTH or self.ticket.become_amqp(self.loop.time()) is not None:
             self._refuse(503, NO_PLACE)
             return
@@ -406,6 +420,11 @@ class _HttpProtocol(H11Protocol):
         if self.conn.their_state is h11.SEND_BODY and self.ticket.has_token and not self._is_discarding:
             return  # the token came with the head
         self._refuse(408, f"No complete request came within {self._head_timeout_s:g} s.")
+
+    def _stop_counting(self) -> None:
+        if self._unread is not None:
+            self._unread.close()
+            self._unread = None
 
     def _refuse(self, status: int, detail: str) -> None:
         """Answer without a request that could be answered, and close; only close where an answer is out."""

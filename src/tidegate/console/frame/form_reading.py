@@ -1,0 +1,138 @@
+"""Reads the forms of requests, whoever sent them.
+
+Not by ``Request.form``, with which one request can stop the event loop: it decodes with any codec that the
+request names (punycode takes hours for some megabytes), decodes a field of any size at once, and takes
+the parameters of a ``Content-Type`` of any length apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import FormData
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Receive
+
+from tidegate.model.errors import InvalidArgumentError, ServerBusyError
+from tidegate.transport.memory import MemoryBudget
+from tidegate.transport.sliced_work import SlicedWork
+
+_FIELDS_MAX: Final = 100
+"""Of a form (our choice: pages have some 20)."""
+
+_FILES_MAX: Final = 1
+
+_CONTENT_TYPE_CHARACTERS_MAX: Final = 200
+"""Browsers' boundaries have some 40 characters, 70 at most (RFC 2046 section 5.1.1)."""
+
+_SLICE_BYTES: Final = 2_048
+"""Decoded at once: less than a millisecond, whatever they are."""
+
+
+async def read_form(request: Request, *, bytes_max: int) -> FormData:
+    """The form of a request, in UTF-8; of pages use ``sessions.form_of``. bytes_max: of all its fields.
+
+    Raises InvalidArgumentError (garbled, too large), ServerBusyError (memory is exhausted, see ``counted``).
+    """
+    size = request.headers.get("content-length", "")
+    if not size.isascii() or not size.isdigit() or int(size) > bytes_max:
+        raise InvalidArgumentError(f"The form has more than {bytes_max:,} bytes, or does not say how many.")
+    content_type = request.headers.get("content-type", "")
+    if len(content_type) > _CONTENT_TYPE_CHARACTERS_MAX:
+        raise InvalidArgumentError(
+            f"The form's Content-Type has more than {_CONTENT_TYPE_CHARACTERS_MAX} characters."
+        )
+    kind, options = parse_options_header(content_type)
+    if options.get(b"charset", b"utf-8").lower() != b"utf-8":
+        raise InvalidArgumentError("The form is not in UTF-8.")
+    try:
+        if kind == b"multipart/form-data":
+            async with aclosing(request.stream()) as stream:
+                parser = MultiPartParser(
+                    request.headers,
+                    stream,
+                    max_files=_FILES_MAX,
+                    max_fields=_FIELDS_MAX,
+                    max_part_size=bytes_max,
+                )
+                return await parser.parse()
+        if kind == b"application/x-www-form-urlencoded":
+            fields = await _urlencoded(await request.body(), request.state.sliced_work)
+            return FormData([*fields])
+        return FormData()
+    except MultiPartException as error:
+        raise InvalidArgumentError(f"The form cannot be read: {error.message}.") from error
+    except ClientDisconnect as error:
+        # Nobody reads the answer, and the log should not report a failure of the service.
+        raise InvalidArgumentError("The request ended before its form was complete.") from error
+
+
+@contextmanager
+def counted(receive: Receive, budget: MemoryBudget) -> Iterator[Receive]:
+    """``receive`` of a request, with the bytes of its body counted until the block ends.
+
+    Where memory is exhausted and this request holds most, it raises ServerBusyError.
+    """
+    loop = asyncio.get_running_loop()
+    held, is_ended = 0, False
+    waiting: asyncio.Timeout | None = None
+
+    def end() -> None:
+        nonlocal is_ended
+        is_ended = True
+        if waiting is not None:
+            waiting.reschedule(loop.time())
+
+    async def receive_counted() -> Message:
+        nonlocal held, waiting
+        try:
+            async with asyncio.timeout(None) as waiting:
+                message = await receive()
+        except TimeoutError:
+            budget.require_room()
+            raise ServerBusyError(
+                "The form was given up to free memory.", next_step="Send it again later."
+            ) from None
+        finally:
+            waiting = None
+        held += len(message.get("body", b""))
+        account.update()
+        return message
+
+    account = budget.open_account(lambda: held, end=end)
+    try:
+        yield receive_counted
+    finally:
+        account.close()
+
+
+async def _urlencoded(body: bytes, sliced_work: SlicedWork) -> list[tuple[str, str]]:
+    if body.count(b"&") >= _FIELDS_MAX:
+        raise InvalidArgumentError(f"The form has more than {_FIELDS_MAX} fields.")
+    fields = [field.partition(b"=")[::2] for field in body.split(b"&") if field]
+    encoded = [text for field in fields for text in field]
+    found = [bytearray() for _ in encoded]
+    for index, piece in await sliced_work.collect(_decoded_pieces(encoded)):
+        found[index] += piece
+    texts = [text.decode(errors="replace") for text in found]
+    return list(zip(texts[::2], texts[1::2], strict=True))
+
+
+def _decoded_pieces(texts: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
+    """The texts percent-decoded, each in pieces with its index."""
+    for index, text in enumerate(texts):
+        start = 0
+        while start < len(text):
+            end = start + _SLICE_BYTES
+            # Not within a %XX.
+            cut = text.find(b"%", end - 2, end)
+            if cut >= 0 and end < len(text):
+                end = cut
+            yield index, unquote_to_bytes(text[start:end].replace(b"+", b" "))
+            start = end

@@ -1,0 +1,154 @@
+"""What a form may cost: no codec of the sender's choice, no long turn of the event loop, and no memory that
+is not counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from urllib.parse import quote_plus
+
+import pytest
+from starlette.requests import Request
+from starlette.types import Message
+from tests.console.processing_support import append, signed_in
+from tests.console.support import PlainBrowser, console_service
+
+from tidegate.broker import Claim
+from tidegate.console.frame.form_reading import read_form
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.server.app import TidegateServer
+from tidegate.testing.hub import HubService
+from tidegate.transport.sliced_work import SlicedWork
+
+KEY = "a key of the tests of the console"
+_FORM = "application/x-www-form-urlencoded"
+_WAIT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubService]:
+    """A service that holds 32 MB for its clients, with one event hub."""
+    directory = tmp_path_factory.mktemp("forms")
+    hubs = [{"name": "tenant", "partition_count": 1}]
+    settings = {"root_key": KEY, "memory_max_bytes": 32 * 1024 * 1024, "event_hubs": hubs}
+    with console_service(directory, **settings) as started:
+        yield started
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["multipart/form-data; boundary=b; charset=punycode", "multipart/form-data; boundary=b" + ";" * 10_000],
+)
+def test_nobody_chooses_how_a_form_is_read(plain_browser: PlainBrowser, content_type: str) -> None:
+    """Python decodes punycode in hours where there are megabytes of it, and a stranger's form is read, too;
+    parameters of a header of any length take time with the square of their number.
+    """
+    body = '--b\r\nContent-Disposition: form-data; name="key"\r\n\r\nabc\r\n--b--\r\n'
+    headers = {"Content-Type": content_type, "Origin": plain_browser.origin}
+    assert plain_browser.ask("POST", "/console/sign-in", body, headers).status == 400
+
+
+def test_a_large_form_leaves_the_event_loop_to_others(service: HubService) -> None:
+    """A field of megabytes, percent-encoded, is decoded in slices."""
+    browser = signed_in(service, "tenant", Claim.SEND)
+
+    async def longest_wait(_: TidegateServer) -> float:
+        loop, longest = asyncio.get_running_loop(), 0.0
+        posted = loop.run_in_executor(
+            None, lambda: browser.post("/hubs/tenant/explorer/send", {"body": "\x00" * 4_000_000})
+        )
+        while not posted.done():
+            began = time.monotonic()
+            await asyncio.sleep(0.001)
+            longest = max(longest, time.monotonic() - began)
+        assert (await posted).status >= 400  # the event is too large
+        return longest
+
+    # All at once they take 2 s or more.
+    assert service.call(longest_wait) < 0.8
+
+
+def test_unfinished_forms_count(service: HubService) -> None:
+    """Those that hold most are given up where memory is exhausted, so that there is room for everybody."""
+    browser = signed_in(service, "tenant", Claim.SEND)
+    size = 16_000_000
+    with ExitStack() as stack:
+        for _ in range(4):
+            sent = _request(stack, browser, "POST", "/hubs/tenant/explorer/send", size)
+            sent.sendall(b"body=" + b"x" * (size - 1000))
+        _wait_for_ended_connections(service)
+    assert browser.get("/hubs/tenant/explorer/send").status == 200
+
+
+def test_answers_that_are_not_read_count(service: HubService) -> None:
+    """So do pages that somebody asks for and leaves in the service's memory."""
+    for _ in range(20):
+        append(service, "tenant", [b"x" * 700_000])
+    browser = signed_in(service, "tenant", Claim.LISTEN)
+    before = _ended_connections(service)
+    with ExitStack() as stack:
+        for _ in range(4):
+            _request(stack, browser, "GET", "/hubs/tenant/explorer/page.jsonl?count=25")
+        _wait_for_ended_connections(service, more_than=before)
+
+
+@pytest.mark.parametrize("text", ["ä+b &=%;", "", "x" * 2047 + "ä", "x" * 2046 + "€", "% " * 5000])
+async def test_a_form_is_read_as_browsers_write_it(text: str) -> None:
+    """Whatever is at the edge of a slice."""
+    body = f"&one={quote_plus(text)}&&two=1&two=2&{quote_plus(text)}"
+    form = await read_form(_posted(body), bytes_max=100_000)
+    assert form.multi_items() == [("one", text), ("two", "1"), ("two", "2"), *([(text, "")] if text else [])]
+
+
+async def test_a_form_has_no_more_fields_than_a_page() -> None:
+    """Else many small ones would take as long as a large one."""
+    with pytest.raises(InvalidArgumentError, match="fields"):
+        await read_form(_posted("&" * 10_000), bytes_max=100_000)
+
+
+def _posted(body: str) -> Request:
+    content = body.encode()
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": content, "more_body": False}
+
+    headers = [(b"content-type", _FORM.encode()), (b"content-length", str(len(content)).encode())]
+    request = Request({"type": "http", "method": "POST", "headers": headers, "state": {}}, receive)
+    request.state.sliced_work = SlicedWork()
+    return request
+
+
+def _request(
+    stack: ExitStack, browser: PlainBrowser, method: str, path: str, size: int | None = None
+) -> socket.socket:
+    """The head of a request, on a connection whose answers pile up."""
+    connection = stack.enter_context(socket.socket())
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(_WAIT_S)
+    connection.connect((browser.host, browser.port or 0))
+    cookies = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {browser.host}:{browser.port}", f"Cookie: {cookies}"]
+    if size is not None:
+        lines += [f"Origin: {browser.origin}", f"Content-Type: {_FORM}", f"Content-Length: {size}"]
+    connection.sendall("\r\n".join([*lines, "", ""]).encode())
+    return connection
+
+
+def _ended_connections(service: HubService) -> float:
+    assert service.ready.console is not None
+    page = PlainBrowser(service.ready.console).get("/metrics").text
+    found = re.search(r"^tidegate_memory_ended_connections_total (\S+)$", page, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
+def _wait_for_ended_connections(service: HubService, *, more_than: float = 0.0) -> None:
+    until = time.monotonic() + _WAIT_S
+    while _ended_connections(service) <= more_than:
+        assert time.monotonic() < until, "nobody was given up"
+        time.sleep(0.05)
