@@ -39,7 +39,7 @@ from tidegate.console.frame.sessions import (
     Sessions,
     address_of,
     check_origin,
-    cookie_name,
+    session_id_in,
     set_cookie,
 )
 from tidegate.console.hubs import capture as hub_capture
@@ -240,7 +240,7 @@ class _SignedIn:
     async def _answer(
         self, request: Request, session: Session, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        if request.cookies.get(cookie_name(request)) == session.session_id:
+        if session_id_in(request) == session.session_id:
             await self._app(scope, receive, send)
             return
 

@@ -131,7 +131,7 @@ class Sessions:
 
     def find(self, request: HTTPConnection) -> tuple[Session, Rights] | None:
         """The session of a request, with what it may do now; the development key's where that signs in."""
-        session = self._sessions.get(request.cookies.get(cookie_name(request), ""))
+        session = self._sessions.get(session_id_in(request))
         rights = None if session is None else self.rights(session)
         if session is None or rights is None or (session.is_automatic and not self._is_local(request)):
             session = self._start_automatic(request)
@@ -203,6 +203,21 @@ def cookie_name(request: HTTPConnection) -> str:
     # Browsers take a cookie of that prefix only with Secure and for this very host (RFC 6265bis, 4.1.3.2).
     prefix = "__Host-" if _is_https(request) else ""
     return f"{prefix}{COOKIE}-{(found and found[1]) or 0}"
+
+
+def session_id_in(request: HTTPConnection) -> str:
+    """What the browser holds; empty: nothing.
+
+    ``Request.cookies`` takes what Unicode calls blank off the names: a cookie that another host of the domain
+    has set under such a name would count as the ``__Host-`` one.
+    """
+    wanted, found = cookie_name(request), ""
+    for header in request.headers.getlist("cookie"):
+        for pair in header.split(";"):
+            name, _, value = pair.strip(" \t").partition("=")
+            if name == wanted:
+                found = value
+    return found
 
 
 def set_cookie(request: HTTPConnection, response: Response, session: Session | None) -> None:
