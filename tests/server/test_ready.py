@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,22 @@ def test_ready_file_round_trip(tmp_path: Path) -> None:
     assert ReadyInformation.from_json(path.read_text()) == INFORMATION
     assert path.stat().st_mode & 0o777 == 0o600
     assert [item.name for item in path.parent.iterdir()] == ["ready.json"]
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_file_in_the_way_does_not_get_the_key(tmp_path: Path, kind: str) -> None:
+    """Where other users may write, as in /tmp, they could have put a file or a link where it is written."""
+    path, theirs = tmp_path / "ready.json", tmp_path / "theirs"
+    theirs.touch()
+    theirs.chmod(0o666)
+    in_the_way = tmp_path / f".ready.json.{os.getpid()}"
+    if kind == "link":
+        in_the_way.symlink_to(theirs)
+    else:
+        in_the_way.hardlink_to(theirs)
+    write_ready_file(path, INFORMATION)
+    assert theirs.read_text() == ""
+    assert (path.is_symlink(), path.stat().st_mode & 0o777) == (False, 0o600)
 
 
 def test_key_is_not_in_the_repr() -> None:

@@ -59,7 +59,9 @@ def write_ready_file(path: Path, information: ReadyInformation) -> None:
 def write_private_file(path: Path, text: str) -> None:
     """Write a file that only this user may read; a reader sees the old text or all of the new."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    # Its name can be guessed: a file or link that another user has put there must not get the key.
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
     os.replace(temporary, path)
