@@ -94,10 +94,12 @@ def test_clients_cannot_flood_the_log() -> None:
     stream, clock = io.StringIO(), _Clock()
     start_logging(LogFormat.TEXT, stream, clock=clock)
     gateway = logging.getLogger("tidegate.gateway.amqp.ingress")
+    console = logging.getLogger("tidegate.console.frame.live")
     guard = logging.getLogger("tidegate.broker.key_guard")
     for number in range(1000):
         gateway.info("%s: a batch was refused", number)
         gateway.info("%s: another kind", number)
+        console.info("a live page ends: %s", number)
         guard.info("a wrong key from %s", number)
         logging.getLogger("tidegate.audit").info("made %s", number, extra={"audit": {"number": number}})
         gateway.error("failed %s", number)
@@ -108,6 +110,7 @@ def test_clients_cannot_flood_the_log() -> None:
         return sum(text in line for line in lines)
 
     assert 0 < count("a batch was refused") == count("another kind") == count("a wrong key") < 100
+    assert 0 < count("a live page ends") < 100
     assert 0 < count("failed") < 100
     assert [count(text) for text in ("made", "our own")] == [1000, 1000]
     clock.now += 60

@@ -39,6 +39,7 @@ _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 
 
 
 _CLIENT_LOGGERS: Final = (
+    "tidegate.console.",
     "tidegate.gateway.",
     "tidegate.transport.",
     "tidegate.storage.write_errors",
