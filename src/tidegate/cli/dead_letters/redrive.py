@@ -217,7 +217,8 @@ def _check_consumer(consumer: ConsumerKey, hub: str | None, group: str | None) -
     said = ConsumerKey(hub or consumer.event_hub, group or consumer.consumer_group)
     if said != consumer:
         raise InvalidArgumentError(
-            f"The pipeline is for {consumer}, not for {said}.",
+            # It does not say for which: the console shows it to a policy of one hub.
+            f"The pipeline is for another event hub or consumer group, not for {said}.",
             next_step="Use the pipeline that owns these dead letters, or omit --hub and --group.",
         )
 
