@@ -13,7 +13,9 @@ from tests.support.clocks import SetClock
 from tidegate.amqp.link import Link
 from tidegate.amqp.message import Message, encode_message
 from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, Grant, SharedAccessPolicy
+from tidegate.broker.authorization import Authorizer
 from tidegate.gateway.amqp.claims import ConnectionClaims
+from tidegate.gateway.amqp.ingress import IngressLink
 from tidegate.model.audience import EntityPath, entity_path
 from tidegate.model.errors import UnauthorizedError
 from tidegate.model.sas import make_sas_token
@@ -180,6 +182,40 @@ async def test_many_links_end_in_turns(broker: Broker, clock: SetClock) -> None:
         assert error.condition == "amqp:unauthorized-access"
     assert 5 <= pair.turns - before <= 100
     assert broker.event_hub("hub").statistics().incoming_requests == 0
+
+
+async def test_a_change_costs_nothing_for_each_token_and_link(
+    broker: Broker, clock: SetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects neighbours: all connections hear of a change of policies at once, and each may have thousands
+    of tokens and links. They are judged in turns, and before anything else is sent or taken."""
+    policy = broker.create_policy("hub", "both", [Claim.SEND, Claim.LISTEN])
+    broker.create_policy("hub", "other", [Claim.SEND])
+    pair = _connect(broker, clock, policy)
+    for number in range(200):
+        pair.session.attach_sender(f"s{number}", target="hub/Partitions/0")
+    pair.exchange()
+    judged: list[str] = []
+    is_in_force = Authorizer.is_in_force
+
+    def counted(authorizer: Authorizer, grant: Grant) -> bool:
+        judged.append("token")
+        return is_in_force(authorizer, grant)
+
+    check_usable = IngressLink.check_usable
+
+    def checked(link: IngressLink) -> None:
+        judged.append("link")
+        check_usable(link)
+
+    monkeypatch.setattr(Authorizer, "is_in_force", counted)
+    monkeypatch.setattr(IngressLink, "check_usable", checked)
+    before = pair.turns
+    broker.regenerate_key("hub", "other")
+    assert not judged
+    pair.exchange()
+    assert (judged.count("token"), judged.count("link")) == (1, 200)
+    assert pair.turns - before >= 4
 
 
 async def test_links_are_judged_without_a_search_among_tokens(

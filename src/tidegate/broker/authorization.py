@@ -25,7 +25,7 @@ from typing import Final
 from tidegate.broker.listeners import Listeners
 from tidegate.model.audience import NAMESPACE, Audience, EntityPath, entity_path, lies_in
 from tidegate.model.errors import InvalidKeyError, UnauthorizedError
-from tidegate.model.hosts import HostNames
+from tidegate.model.hosts import HostNames, host_of
 from tidegate.model.sas import SharedAccessSignature
 
 ROOT_POLICY_NAME: Final = "RootManageSharedAccessKey"
@@ -103,6 +103,8 @@ class Grant:
     """The key that proved it."""
     resource_text: str | None = None
     """What ``resource`` was read from; None: a key was given, and no token."""
+    policy_id: object = field(default=None, repr=False, compare=False)
+    """Tells the policy from one that was made anew under its name."""
 
     @property
     def reach(self) -> EntityPath:
@@ -136,6 +138,9 @@ class Authorizer:
         self._host_names = HostNames()
         self._is_event_hub = is_event_hub
         self._scopes = {_NAMESPACE: {policy.name: policy for policy in policies}}
+        self._policy_ids: dict[tuple[str, str], object] = {
+            (_NAMESPACE, name): object() for name in self._scopes[_NAMESPACE]
+        }
         # Checked in place of a policy that does not exist, so that its absence takes no less time.
         self._nobody = SharedAccessPolicy.generate("", ())
         self._listeners = Listeners("who may do what")
@@ -194,6 +199,7 @@ class Authorizer:
                         scope,
                         key,
                         signature.resource,
+                        self._policy_ids[scope, policy.name],
                     )
         if grant is None:
             raise _invalid_signature()
@@ -223,18 +229,30 @@ class Authorizer:
             for known in (policy or self._nobody).keys:
                 if hmac.compare_digest(known.encode(), key.encode()) and policy is not None:
                     resource = Audience("", entity_path(scope) if scope else NAMESPACE)
-                    grants.append(Grant(policy.name, resource, policy.claims, NEVER_EXPIRES, scope, known))
+                    policy_id = self._policy_ids[scope, name]
+                    grants.append(
+                        Grant(
+                            name,
+                            resource,
+                            policy.claims,
+                            NEVER_EXPIRES,
+                            scope,
+                            known,
+                            policy_id=policy_id,
+                        )
+                    )
         if not grants:
             raise _invalid_signature()
         return tuple(grants)
 
     def is_in_force(self, grant: Grant) -> bool:
-        """Whether the grant's policy still exists, with the key that proved it and the same claims, and its
-        token is still for the same: a host's name may have become an event hub's.
+        """Whether the grant's policy still exists (not one that was made anew), with the key that proved it
+        and the same claims, and its token is still for the same: a host's name may have become a hub's.
         """
         policy = self._find(grant.scope, grant.policy_name)
         return (
             policy is not None
+            and self._policy_ids[grant.scope, grant.policy_name] is grant.policy_id
             and grant.key in policy.keys
             and grant.claims == policy.claims
             and self._is_meant_as_before(grant)
@@ -247,6 +265,11 @@ class Authorizer:
         """
         scope = _NAMESPACE if event_hub is None else event_hub.lower()
         by_name = {policy.name: policy for policy in policies}
+        before = self._scopes.get(scope, {})
+        for name in before.keys() - by_name.keys():
+            del self._policy_ids[scope, name]
+        for name in by_name.keys() - before.keys():
+            self._policy_ids[scope, name] = object()
         if by_name or scope == _NAMESPACE:
             self._scopes[scope] = by_name
         else:
@@ -265,12 +288,13 @@ class Authorizer:
         self._listeners.call()
 
     def _is_meant_as_before(self, grant: Grant) -> bool:
-        if grant.resource_text is None:
+        """Whether the audience of its token would be read as it was: all that can change is whether its first
+        part is a host of the service."""
+        text = grant.resource_text
+        if text is None or "://" in text:
             return True
-        try:
-            return self.audience(grant.resource_text) == grant.resource
-        except UnauthorizedError:  # HOST:PORT, whose host is an event hub by now
-            return False
+        host = host_of(text.partition("/")[0])
+        return (host is not None and self._is_own_host(host)) is bool(grant.resource.host)
 
     def _is_own_host(self, host: str) -> bool:
         return host in self._host_names and not self._is_event_hub(host)

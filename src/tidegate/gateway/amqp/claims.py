@@ -2,7 +2,8 @@
 
 Expiry is enforced twice: ``require`` refuses an expired token when something is asked for, and the owner is
 called back when the next token runs out, to look at the links that are open already. So it is when a policy,
-a key or a publisher is taken away: grants that are no longer in force are dropped at once.
+a key or a publisher is taken away. Tokens are judged anew before anything else is asked of them, and not
+within the change: all connections hear of it, and each may have thousands.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from tidegate.broker import NEVER_EXPIRES, UNKNOWN_PEER, Actor, Broker, Claim, Grant, Peer
-from tidegate.model.audience import AUDIENCE_CHARACTERS_MAX, Audience, EntityPath, containing
+from tidegate.model.audience import Audience, EntityPath, containing
 from tidegate.model.clock import Clock
 from tidegate.model.errors import QuotaExceededError, UnauthorizedError
 from tidegate.model.sas import SIGNATURE_PREFIX
@@ -21,7 +22,12 @@ GRANTS_MAX = 2500
 """Tokens in force that one connection may have presented. Our choice: the official JavaScript client presents
 one per partition and direction, and the largest hub has 1,024 partitions."""
 
+_GRANT_BYTES = 1024
+"""About what a grant takes beside its texts (measured: 0.9 KB)."""
+
 _ANSWERS_MAX = 5000
+_PATH_CHARACTERS_MAX = 512
+"""Of paths that answers, and lost tokens, are remembered for (our choice: only publishers' have more)."""
 
 
 class ConnectionClaims:
@@ -35,10 +41,13 @@ class ConnectionClaims:
         *,
         on_first: Callable[[], None] | None = None,
         find_peer: Callable[[], Peer] | None = None,
+        add_held: Callable[[int], None] | None = None,
     ) -> None:
         """on_loss: called on the event loop when a grant has run out, or may have been taken away. on_first:
-        called when the first token or key was accepted. find_peer: who presents the tokens.
+        called when the first token or key was accepted. find_peer: who presents the tokens. add_held: counts
+        bytes that are held for the client.
         """
+        self._add_held = add_held or _count_nothing
         self._find_peer = find_peer or _find_nobody
         self._broker = broker
         self._clock = clock
@@ -46,6 +55,7 @@ class ConnectionClaims:
         self._on_first = on_first
         self._grants: dict[Audience, Grant] = {}
         self._index: _Index | None = None  # None: the grants have changed since
+        self._is_change_unseen = False  # of policies, since the grants were judged
         # What lost grants were for, whose key or policy is gone: who asks again is told that.
         self._lost: set[EntityPath] = set()
         self._remove_listener: Callable[[], None] | None = None
@@ -56,6 +66,7 @@ class ConnectionClaims:
     @property
     def is_empty(self) -> bool:
         """Whether no token or key was accepted yet: whoever is connected may be anybody."""
+        self._see_change()
         return not self._grants
 
     def put_token(self, token: str, *, token_type: str, audience: str) -> None:
@@ -123,27 +134,27 @@ class ConnectionClaims:
         if expiries:
             if len(self._permitted_until) >= _ANSWERS_MAX:
                 self._permitted_until.clear()
-            if len(path) <= AUDIENCE_CHARACTERS_MAX:
+            if len(path) <= _PATH_CHARACTERS_MAX:
                 self._permitted_until[path, claim] = max(expiries)
             return
         if token is not None:
             grant = self._broker.authorize(token, Audience("", path), self._find_peer())
             if any(grant.permits(path, wanted, now_utc=now_utc) for wanted in claims):
                 return
-        what = "Any" if claim is None else claim.value
+        what, shown = "Any" if claim is None else claim.value, path[:_PATH_CHARACTERS_MAX]
         if not self._lost.isdisjoint(containing(path)):
             raise UnauthorizedError(
-                f"InvalidSignature: The token for '{path}' is no longer valid: its policy was deleted, or "
+                f"InvalidSignature: The token for '{shown}' is no longer valid: its policy was deleted, or "
                 "the key that signed it regenerated.",
                 next_step="Connect with a key that the policy has now.",
             )
         if self._indexed().first_expiry <= now_utc.timestamp():
             raise UnauthorizedError(
-                f"ExpiredToken: The token for '{path}' is expired.", next_step="Put a new token to $cbs."
+                f"ExpiredToken: The token for '{shown}' is expired.", next_step="Put a new token to $cbs."
             )
         raise UnauthorizedError(
             f"Unauthorized access. '{what}' claim(s) are required to perform this operation. "
-            f"Resource: '{path}'.",
+            f"Resource: '{shown}'.",
             next_step="Use a policy that has the claim, and put its token to $cbs first.",
         )
 
@@ -151,7 +162,8 @@ class ConnectionClaims:
         """Forget everything, the owner too."""
         self._on_first, self._find_peer = None, _find_nobody
         self._on_loss = _nothing
-        self._grants.clear()
+        self._forget(list(self._grants))
+        self._add_held = _count_nothing
         self._changed()
         if self._remove_listener is not None:
             self._remove_listener()
@@ -161,6 +173,7 @@ class ConnectionClaims:
             self._timer = None
 
     def _indexed(self) -> _Index:
+        self._see_change()
         if self._index is None:
             self._index = _Index(self._grants.values())
         return self._index
@@ -170,6 +183,7 @@ class ConnectionClaims:
         self._permitted_until.clear()
 
     def _keep(self, audience: Audience, grant: Grant) -> None:
+        self._see_change()
         if audience not in self._grants and len(self._grants) >= GRANTS_MAX:
             self._forget_expired()
             if len(self._grants) >= GRANTS_MAX:
@@ -177,7 +191,9 @@ class ConnectionClaims:
                     f"The connection has presented tokens for {GRANTS_MAX} audiences, as many as it may.",
                     next_step="Present one for the event hub, which holds for all that is in it.",
                 )
+        self._forget([audience])
         self._grants[audience] = grant
+        self._add_held(_held_bytes(audience, grant))
         if self._on_first is not None:
             self._on_first()
             self._on_first = None
@@ -189,21 +205,32 @@ class ConnectionClaims:
 
     def _forget_expired(self) -> None:
         now = self._clock.now_utc().timestamp()
-        for audience in [key for key, grant in self._grants.items() if grant.expiry <= now]:
-            del self._grants[audience]
+        self._forget([key for key, grant in self._grants.items() if grant.expiry <= now])
+
+    def _forget(self, audiences: Iterable[Audience]) -> None:
+        for audience in audiences:
+            grant = self._grants.pop(audience, None)
+            if grant is not None:
+                self._add_held(-_held_bytes(audience, grant))
 
     def _on_change(self) -> None:
-        gone = [
-            audience
-            for audience, grant in self._grants.items()
-            if not self._broker.authorizer.is_in_force(grant)
-        ]
-        for audience in gone:
-            del self._grants[audience]
-        self._lost.update(audience.path for audience in gone)
-        self._changed()
-        self._set_timer()
+        self._is_change_unseen = True
+        self._permitted_until.clear()
         self._on_loss()
+
+    def _see_change(self) -> None:
+        """Drop the grants that are in force no longer, if policies have changed since this was called."""
+        if not self._is_change_unseen:
+            return
+        self._is_change_unseen = False
+        is_in_force = self._broker.authorizer.is_in_force
+        gone = [audience for audience, grant in self._grants.items() if not is_in_force(grant)]
+        if gone:
+            self._forget(gone)
+            if len(self._lost) + len(gone) > GRANTS_MAX:
+                self._lost.clear()
+            self._lost.update(each.path for each in gone if len(each.path) <= _PATH_CHARACTERS_MAX)
+            self._changed()
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -224,6 +251,16 @@ class ConnectionClaims:
 
 def _find_nobody() -> Peer:
     return UNKNOWN_PEER
+
+
+def _held_bytes(audience: Audience, grant: Grant) -> int:
+    """About what a grant takes in memory; the text may be of any letters."""
+    text = grant.resource_text or ""
+    return _GRANT_BYTES + len(audience.path) + len(grant.resource.path) + 4 * len(text)
+
+
+def _count_nothing(change: int) -> None:
+    """Where nobody counts."""
 
 
 def _nothing() -> None:

@@ -16,6 +16,7 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Protocol
 
 from tidegate.amqp.connection import Connection
@@ -72,8 +73,9 @@ _CONGESTED_BYTES = 16 * 1024
 """What a connection may have under way even if the disk is behind: it is others who keep it busy (our
 choice)."""
 
+_JUDGED_AT_ONCE = 50
 _TOLD_AT_ONCE = 20
-"""Links that are detached in one turn: less than a millisecond (our choice)."""
+"""Links that are judged anew, and that are detached, in one turn: less than a millisecond (our choice)."""
 
 _log = logging.getLogger(__name__)
 
@@ -182,6 +184,7 @@ class ConnectionHandler:
             self._on_claims_expired,
             on_first=self._on_admitted,
             find_peer=self._find_peer,
+            add_held=self.add_held,
         )
         self._owner = owner
         self._driver: ConnectionDriver | None = None
@@ -201,6 +204,8 @@ class ConnectionHandler:
         self._is_stopping = False
         self._is_over = False
         self._pumps: dict[EgressLink, None] = {}
+        self._unjudged: dict[Link, None] = {}
+        """Links that may perhaps be used no longer: nothing is sent before it is known of all."""
         self._losers: dict[Link, TidegateError] = {}
         """Links that may be used no longer: their nodes are closed, and the client is to be told why."""
         self._scheduled: asyncio.Handle | None = None
@@ -256,15 +261,18 @@ class ConnectionHandler:
             node.on_credit()
 
     def on_turn(self) -> bool:
-        """Send something on the receiver link that waits longest, or tell some links why they end; returns
-        whether more wait."""
-        if self._losers:
+        """Send something on the receiver link that waits longest, but first judge some links or tell some why
+        they end; returns whether more wait."""
+        if self._unjudged:
+            for link in list(islice(self._unjudged, _JUDGED_AT_ONCE)):
+                self._judge(link)
+        elif self._losers:
             for loser in list(self._losers)[:_TOLD_AT_ONCE]:
                 self._tell_loser(loser, self._losers.pop(loser))
-        elif (link := next(iter(self._pumps), None)) is not None:
-            del self._pumps[link]
-            link.pump()
-        return bool(self._losers or self._pumps)
+        elif (pump := next(iter(self._pumps), None)) is not None:
+            del self._pumps[pump]
+            pump.pump()
+        return bool(self._unjudged or self._losers or self._pumps)
 
     def on_memory_pressure(self, is_short: bool) -> None:
         """Memory has become short, or no longer is: give back what can be read again."""
@@ -455,6 +463,7 @@ class ConnectionHandler:
 
     def _drop(self, link: Link) -> None:
         self._attaching.discard(link)
+        self._unjudged.pop(link, None)
         self._losers.pop(link, None)
         node = self._nodes.pop(link, None)
         if node is not None:
@@ -464,16 +473,20 @@ class ConnectionHandler:
         self._wake_stalled()
 
     def _on_claims_expired(self) -> None:
-        """A token ran out, a policy changed, or an event hub was deleted: links that this ends do nothing
-        more, and are detached in this connection's turns, as there may be thousands."""
-        for link, node in list(self._nodes.items()):
-            try:
-                node.check_usable()
-            except (NotFoundError, UnauthorizedError) as error:
-                self._drop(link)
-                self._losers[link] = error.with_traceback(None)
-        if self._losers and self._driver is not None:
+        """A token ran out, a policy changed, or an event hub was deleted: links are judged, and those that
+        this ends are detached, in this connection's turns, as there may be thousands."""
+        self._unjudged = dict.fromkeys(self._nodes)
+        if self._unjudged and self._driver is not None:
             self._driver.request_turn()
+
+    def _judge(self, link: Link) -> None:
+        """A link that may be used no longer does nothing more, and is to be told."""
+        del self._unjudged[link]
+        try:
+            self._nodes[link].check_usable()
+        except (NotFoundError, UnauthorizedError) as error:
+            self._drop(link)
+            self._losers[link] = error.with_traceback(None)
 
     def _tell_loser(self, link: Link, error: TidegateError) -> None:
         told = self.amqp_error(error)
@@ -552,6 +565,7 @@ class ConnectionHandler:
         self._idle_guard.close()
         self._opener = None  # no reference cycle is left
         self._pumps.clear()
+        self._unjudged.clear()
         self._losers.clear()
         if self._scheduled is not None:
             self._scheduled.cancel()
