@@ -108,6 +108,28 @@ def test_what_is_held_is_counted_and_freed() -> None:
     assert pair.server.held_bytes <= 1008
 
 
+def test_long_names_of_links_are_counted() -> None:
+    """Protects memory: a name of a few KB takes four times that where one letter of it is unusual, and a
+    client has thousands of links."""
+    pair = EnginePair()
+    session = pair.open()
+    before = pair.server.held_bytes
+    long = "x" * 12_000 + "\U0001f600"
+    links = [
+        session.attach_receiver(long, source="a", target="t"),
+        session.attach_receiver("short", source="a", target=long),
+    ]
+    pair.pump()
+    for attaching in pair.take(LinkAttaching):
+        attaching.link.accept()
+    pair.pump()
+    assert pair.server.held_bytes > before + 2 * 48_000
+    for link in links:
+        link.detach()
+    pair.pump()
+    assert pair.server.held_bytes == before
+
+
 def test_frames_that_wait_for_a_window_are_counted() -> None:
     """Protects memory: what a client's closed session window keeps back counts, until it opens or ends."""
     pair = EnginePair(

@@ -394,9 +394,9 @@ class Connection:
         """Count bytes of frames that wait for the window of their session."""
         self._account.blocked_bytes += change
 
-    def add_links(self, change: int) -> None:
+    def add_links(self, change: int, *, texts_bytes: int = 0) -> None:
         """Count links. Raises SessionViolationError over the limit; then nothing is counted."""
-        self._account.add_links(change)
+        self._account.add_links(change, texts_bytes=texts_bytes)
 
     def forget_session(self, session: Session) -> None:
         """Free the session's channels."""

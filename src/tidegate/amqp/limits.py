@@ -5,6 +5,7 @@ The connection, its sessions and links count here; over a limit the connection e
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +15,11 @@ from tidegate.model.token_bucket import TokenBucket
 
 LINK_BYTES: Final = 4096
 """What a link, and a session, count for in ``held_bytes``. Our choice: a session with one link takes 3.0 KB
-of the engine (tracemalloc, CPython 3.11), and what the service keeps for the link comes on top."""
+of the engine (tracemalloc, CPython 3.11), and what the service keeps for the link comes on top. Names of up
+to LINK_TEXT_BYTES are in it; longer ones count for themselves (``texts_bytes``)."""
+
+LINK_TEXT_BYTES: Final = 1024
+"""What the texts that are kept of an attach may take in memory uncounted (our choice)."""
 
 HEARTBEATS_PER_S_MAX: Final = 10_000
 """Empty frames that a peer may send (our choice: AMQP needs two per idle time-out, and what piles up while
@@ -37,6 +42,11 @@ class PeerLimits:
     """Frames that are not empty, and a second's worth at once; None: no limit."""
 
 
+def texts_bytes(*texts: str | None) -> int:
+    """What a link's texts count for. One letter can make four bytes of each: a name of 15 KB took 60."""
+    return max(0, sum(map(sys.getsizeof, texts)) - LINK_TEXT_BYTES)
+
+
 class PeerAccount:
     """What one peer makes this side hold, and how fast its frames come."""
 
@@ -46,6 +56,7 @@ class PeerAccount:
         self.partial_bytes = 0
         """Kept of deliveries that have begun and not ended."""
         self._link_count = 0
+        self._link_texts_bytes = 0
         self._heartbeats = TokenBucket(HEARTBEATS_PER_S_MAX, now=now)
         self.set_limits(limits, now=now)
 
@@ -58,7 +69,8 @@ class PeerAccount:
     @property
     def held_bytes(self) -> int:
         """About the bytes that are kept for the peer's links."""
-        return self.partial_bytes + self.blocked_bytes + LINK_BYTES * self._link_count
+        links_bytes = LINK_BYTES * self._link_count + self._link_texts_bytes
+        return self.partial_bytes + self.blocked_bytes + links_bytes
 
     def add_partial_bytes(self, change: int) -> None:
         """Count bytes kept of deliveries that have not ended. Raises ResourceLimitError over the limit."""
@@ -69,14 +81,16 @@ class PeerAccount:
                 f"{self.limits.partial_bytes_max} are allowed on one connection."
             )
 
-    def add_links(self, change: int) -> None:
-        """Count links. Raises SessionViolationError over the limit; then nothing is counted."""
+    def add_links(self, change: int, *, texts_bytes: int = 0) -> None:
+        """Count links, and what their texts take. Raises SessionViolationError over the limit; then nothing
+        is counted."""
         if change > 0 and self._link_count + change > self.limits.links_max:
             raise SessionViolationError(
                 RESOURCE_LIMIT_EXCEEDED,
                 f"The connection has {self._link_count} links; {self.limits.links_max} are allowed.",
             )
         self._link_count += change
+        self._link_texts_bytes += texts_bytes
 
     def count_frames(self, count: int, *, now: float) -> None:
         """Count frames that are not empty. Raises ResourceLimitError where there are too many."""

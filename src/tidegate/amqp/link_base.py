@@ -138,6 +138,8 @@ class Link:
         """Free for the application."""
         self.is_ours = False
         """This side attached it first."""
+        self.texts_bytes = 0
+        """What name and target address take in memory, as far as that is unusual."""
         self._is_attach_sent = False
         self._remote_attach: Attach | None = None
         self._local_error: Error | None = None
@@ -148,7 +150,7 @@ class Link:
 
     @property
     def remote_attach(self) -> Attach:
-        """The peer's attach; of one that was answered, not its properties and filters, which are forgotten.
+        """The peer's attach; of one that was answered, only its numbers and its target's address.
 
         Raises LocalProtocolError before it came.
         """
@@ -278,9 +280,11 @@ class Link:
     def _forget_details(self) -> None:
         """Keep of the peer's attach what is asked for later: a peer may have thousands of links."""
         if self._remote_attach is not None:
+            target = self._remote_attach.target
             self._remote_attach = replace(
                 self._remote_attach,
                 source=None,
+                target=Target(address=target.address) if isinstance(target, Target) else None,
                 unsettled=None,
                 offered_capabilities=(),
                 desired_capabilities=(),

@@ -40,6 +40,7 @@ from tidegate.amqp.events import (
 )
 from tidegate.amqp.fitting import REFUSAL_BYTES
 from tidegate.amqp.free_numbers import FreeNumbers
+from tidegate.amqp.limits import texts_bytes
 from tidegate.amqp.link import Link, LinkRole, ReceiverLink, SenderLink
 from tidegate.amqp.link_base import SERIAL_MASK, remaining
 from tidegate.amqp.performatives import (
@@ -96,8 +97,9 @@ class SessionConnection(Protocol):
         """Count bytes of frames that wait for the window of their session."""
         ...
 
-    def add_links(self, change: int) -> None:
-        """Count links. Raises SessionViolationError over the limit; then nothing is counted."""
+    def add_links(self, change: int, *, texts_bytes: int = 0) -> None:
+        """Count links, and what their texts take. Raises SessionViolationError over the limit; then nothing
+        is counted."""
         ...
 
     def forget_session(self, session: Session) -> None:
@@ -406,7 +408,7 @@ class Session:
     def forget_link(self, link: Link) -> None:
         """Free the link's handles, name and unsettled deliveries."""
         if self._links.pop(link.handle, None) is not None:
-            self.connection.add_links(-1)
+            self.connection.add_links(-1, texts_bytes=-link.texts_bytes)
             self._handles.give_back(link.handle)
         if self._links_by_name.get((link.name, link.role)) is link:
             del self._links_by_name[link.name, link.role]
@@ -478,7 +480,7 @@ class Session:
         return self._handles.take(min(self.handle_max, self._remote_handle_max))
 
     def _add_link(self, link: Link) -> None:
-        self.connection.add_links(1)
+        self.connection.add_links(1, texts_bytes=link.texts_bytes)
         self._links[link.handle] = link
         self._links_by_name[link.name, link.role] = link
 
@@ -530,6 +532,8 @@ class Session:
         if handle is None:
             raise SessionViolationError(RESOURCE_LIMIT_EXCEEDED, "The session has no free handle.")
         link = (SenderLink if role is LinkRole.SENDER else ReceiverLink)(self, attach.name, handle)
+        address = attach.target.address if isinstance(attach.target, Target) else None
+        link.texts_bytes = texts_bytes(attach.name, address)
         self._add_link(link)
         self._links_by_remote_handle[attach.handle] = link
         link.receive_attach(attach)
