@@ -335,6 +335,30 @@ async def test_answers_that_nobody_takes_are_bounded(stranger: Pair) -> None:
     assert 0 < sum(len(delivery.payload) for delivery in taken) < 300_000
 
 
+async def test_answers_that_nobody_takes_are_bounded_over_all_links(stranger: Pair) -> None:
+    """Protects memory: answers may be sent to any link, and a client has thousands of them. What waits is
+    counted, and given back with the links."""
+    sender = stranger.session.attach_sender("s", target="$cbs")
+    receivers = [
+        stranger.session.attach_receiver(f"r{number}", source="$cbs", target="client") for number in range(10)
+    ]
+    stranger.exchange()
+    for number in range(30):
+        properties = Properties(message_id="i" * 60_000, reply_to=f"r{number % 10}")
+        sender.send(encode_message(Message(properties=properties, application_properties={"operation": "o"})))
+        stranger.exchange()
+    assert 60_000 < stranger.held_bytes < 300_000
+    for receiver in receivers[:-1]:
+        receiver.grant_credit(100)
+    stranger.exchange()
+    taken = [delivery for receiver in receivers for delivery in stranger.deliveries(receiver)]
+    assert len(taken) == 3
+    assert 60_000 < stranger.held_bytes < 100_000
+    receivers[-1].detach()
+    stranger.exchange()
+    assert stranger.held_bytes == 0
+
+
 async def test_what_a_stranger_writes_starts_no_line_in_the_log(
     stranger: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -37,8 +37,8 @@ _CREDIT = 100
 
 _WAITING_MAX = 100
 _WAITING_BYTES_MAX = 256 * 1024
-"""Responses that wait for a client's credit, at most (our choice): as many as it may ask for at once, and
-one of any size."""
+"""Responses that wait for a client's credit, at most, over all links of its connection (our choice): as many
+as it may ask for at once, and one of any size."""
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +67,10 @@ class RequestOwner(Protocol):
         """The connection is used, if only for requests."""
         ...
 
+    def add_held(self, change: int) -> None:
+        """Count bytes that are held for the client and that only the client can free."""
+        ...
+
     def answer_late(self, after_s: float, answer: Callable[[], None]) -> None:
         """Call ``answer`` after that time, or before the connection ends for want of a token."""
         ...
@@ -79,6 +83,7 @@ class RequestNodes:
         self._owner = owner
         self._management = management
         self._response_links: list[ResponseLink] = []
+        self._waiting = _WaitingResponses(owner.add_held)
 
     def open_requests(self, link: ReceiverLink, kind: NodeKind) -> RequestLink:
         """The node for a link on which the client sends requests. kind: CBS or MANAGEMENT."""
@@ -88,7 +93,7 @@ class RequestNodes:
         """The node for a link on which the client receives responses. kind: None is for those of any node
         that are asked for with its ``dynamic_address`` as reply-to.
         """
-        response_link = ResponseLink(link, kind, self._response_links)
+        response_link = ResponseLink(link, kind, self._response_links, self._waiting)
         self._response_links.append(response_link)
         return response_link
 
@@ -170,6 +175,42 @@ class RequestNodes:
         chosen.send(response)
 
 
+class _WaitingResponses:
+    """Responses of one connection that wait for credit, the oldest first; a client has few or none."""
+
+    def __init__(self, add_held: Callable[[int], None]) -> None:
+        """add_held: counts bytes that only the client can free."""
+        self._add_held = add_held
+        self._responses: list[tuple[ResponseLink, bytes]] = []
+        self._size = 0
+
+    def put(self, link: ResponseLink, response: bytes) -> None:
+        """Keep one; the oldest of any link are dropped when too many wait."""
+        self._responses.append((link, response))
+        self._count(len(response))
+        while len(self._responses) > 1 and (
+            len(self._responses) > _WAITING_MAX or self._size > _WAITING_BYTES_MAX
+        ):
+            self._count(-len(self._responses.pop(0)[1]))
+
+    def take(self, link: ResponseLink) -> bytes | None:
+        """The oldest of a link, which is not kept any longer; None: it has none."""
+        for place, (each, response) in enumerate(self._responses):
+            if each is link:
+                del self._responses[place]
+                self._count(-len(response))
+                return response
+        return None
+
+    def has(self, link: ResponseLink) -> bool:
+        """Whether one of a link waits."""
+        return any(each is link for each, _ in self._responses)
+
+    def _count(self, change: int) -> None:
+        self._size += change
+        self._add_held(change)
+
+
 @dataclass(frozen=True, slots=True)
 class _Route:
     """Where a request came from, and where its response goes."""
@@ -220,14 +261,20 @@ class RequestLink:
 class ResponseLink:
     """A link on which a client receives responses."""
 
-    def __init__(self, link: SenderLink, kind: NodeKind | None, registry: list[ResponseLink]) -> None:
+    def __init__(
+        self,
+        link: SenderLink,
+        kind: NodeKind | None,
+        registry: list[ResponseLink],
+        waiting: _WaitingResponses,
+    ) -> None:
         """kind: None is for responses of any node. registry: where such links are listed; ``close`` removes
-        this one.
+        this one. waiting: what waits for credit on them.
         """
         self.link = link
         self.kind = kind
         self._registry = registry
-        self._waiting: list[bytes] = []
+        self._waiting = waiting
 
     @property
     def dynamic_address(self) -> str:
@@ -244,14 +291,11 @@ class ResponseLink:
         return reply_to == self.link.name or (isinstance(target, Target) and reply_to == target.address)
 
     def send(self, response: bytes) -> None:
-        """Send a response, as soon as the client takes it; the oldest is dropped when too many wait."""
-        waiting = self._waiting
-        waiting.append(response)
-        self.on_credit()
-        while len(waiting) > 1 and (
-            len(waiting) > _WAITING_MAX or sum(map(len, waiting)) > _WAITING_BYTES_MAX
-        ):
-            waiting.pop(0)
+        """Send a response, as soon as the client takes it."""
+        if self.link.sendable > 0 and not self._waiting.has(self):
+            self.link.send(response, settled=True)
+        else:
+            self._waiting.put(self, response)
 
     def start(self) -> None:
         """The client grants credit when it is ready."""
@@ -264,11 +308,13 @@ class ResponseLink:
 
     def on_credit(self) -> None:
         """Send what waits, as far as credit goes."""
-        while self._waiting and self.link.sendable > 0:
-            self.link.send(self._waiting.pop(0), settled=True)
+        while self.link.sendable > 0 and (response := self._waiting.take(self)) is not None:
+            self.link.send(response, settled=True)
         if self.link.is_drain:
             self.link.drained()
 
     def close(self) -> None:
-        """The link is gone."""
+        """The link is gone, and what waited for it."""
         self._registry.remove(self)
+        while self._waiting.take(self) is not None:
+            pass
