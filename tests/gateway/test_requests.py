@@ -359,6 +359,23 @@ async def test_answers_that_nobody_takes_are_bounded_over_all_links(stranger: Pa
     assert stranger.held_bytes == 0
 
 
+async def test_long_words_of_a_client_are_not_repeated_in_errors(stranger: Pair) -> None:
+    """Protects memory and log: a name of 60 KB, each letter of it percent-encoded, is not told at length."""
+    links = stranger.request_links("$management")
+    long = "\u20ac" * 18_000
+    requests = [
+        ManagementRequest(Operation.READ_EVENT_HUB, long).to_message(),
+        AdministrationRequest("deleteEventHub", {"hub": long}).to_message(),
+        Message(application_properties={"operation": "o", "type": long}),
+        Message(application_properties={"operation": "READ" + long}),
+        Message(application_properties={"operation": long, "type": "tidegate:administration"}, value=["x"]),
+    ]
+    for request in requests:
+        answer = stranger.request(*links, request)
+        assert answer.status_code in (400, 401)
+        assert len(answer.status_description) < 1500
+
+
 async def test_what_a_stranger_writes_starts_no_line_in_the_log(
     stranger: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:

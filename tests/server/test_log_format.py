@@ -88,6 +88,22 @@ class _Clock:
         return datetime(2026, 9, 1, tzinfo=UTC)
 
 
+def test_what_is_long_in_a_line_that_clients_cause_is_cut() -> None:
+    """Protects the disk: a request of 64 KB was quoted in lines of 180 KB. The number of lines that were left
+    out is told in short ones."""
+    stream, clock = io.StringIO(), _Clock()
+    start_logging(LogFormat.TEXT, stream, clock=clock)
+    gateway = logging.getLogger("tidegate.gateway.amqp.request_node")
+    gateway.info("refused: %s", "x" * 100_000)
+    gateway.info("refused: %s", "100 %s")
+    logging.getLogger("tidegate.server.app").info("our own: %s", "x" * 5_000)
+    cut, short, own = stream.getvalue().splitlines()
+    assert len(cut) < 2_200
+    assert cut.endswith("xx…")
+    assert short.endswith("refused: 100 %s")
+    assert len(own) > 5_000
+
+
 def test_clients_cannot_flood_the_log() -> None:
     """Of what clients cause, errors too, some lines of each kind pass, and later how many did not; changes by
     an administrator and the service's own lines always pass."""

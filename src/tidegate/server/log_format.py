@@ -2,7 +2,7 @@
 
 Two rules. No secret is ever handed to a logger, so no format has to hide one. And nobody fills the disk with
 lines by doing wrong things fast: of lines that clients can cause, so many of a kind pass in a while, and then
-their number is told.
+their number is told; and what is long in them is cut.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ _LINES_MAX: Final = 20
 _WINDOW_S: Final = 10.0
 """Lines of one kind that clients may cause in a window (our choice: enough to see what is going on)."""
 _KINDS_MAX: Final = 1000
+_CHARACTERS_MAX: Final = 2_000
+"""Of the message of such a line (our choice: the longest of ours, with the longest names, have some 800)."""
 
 
 def start_logging(log_format: LogFormat, stream: TextIO, *, clock: Clock) -> None:
@@ -78,7 +80,8 @@ class _Window:
 
 
 class FloodFilter(logging.Filter):
-    """Leaves out lines that clients cause, beyond ``_LINES_MAX`` of one kind in ``_WINDOW_S``.
+    """Leaves out lines that clients cause, beyond ``_LINES_MAX`` of one kind in ``_WINDOW_S``, and cuts long
+    ones.
 
     The next one of the kind that passes says how many. Errors count, too: where a client has found out how to
     cause one, the first few tell. Changes by administrators, which ``tidegate.audit`` tells, always pass.
@@ -107,6 +110,9 @@ class FloodFilter(logging.Filter):
             window.left_out += 1
             return False
         window.passed += 1
+        message = record.getMessage()
+        if len(message) > _CHARACTERS_MAX:
+            record.msg, record.args = f"{message[:_CHARACTERS_MAX]}…", ()
         return True
 
 

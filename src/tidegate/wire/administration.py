@@ -53,7 +53,7 @@ class AdministrationRequest:
         parameters = {name: value for name, value in found.items() if value}
         values = {} if request.value in (None, NO_VALUE) else _plain(request.value)
         if not isinstance(values, dict):
-            raise InvalidArgumentError(f"The body of {request.operation} is not a map.")
+            raise InvalidArgumentError(f"The body of {request.operation[:80]} is not a map.")
         return cls(request.operation, parameters, values, request.optional_text("security_token"))
 
     def to_message(self) -> Message:

@@ -89,7 +89,7 @@ class ManagementRequest:
         try:
             operation = Operation((name, entity))
         except ValueError as exc:
-            raise InvalidArgumentError(f"$management has no {name} for {entity!r}.") from exc
+            raise InvalidArgumentError(f"$management has no {name[:80]} for {entity[:80]!r}.") from exc
         is_partition = operation is Operation.READ_PARTITION
         is_group = operation in (Operation.CREATE_CONSUMER_GROUP, Operation.DELETE_CONSUMER_GROUP)
         is_creation = operation is Operation.CREATE_EVENT_HUB

@@ -70,7 +70,7 @@ class Request:
         """
         value = self.properties.get(name)
         if not isinstance(value, str) or not value:
-            raise InvalidArgumentError(f"The request {self.operation} lacks its property {name!r}.")
+            raise InvalidArgumentError(f"The request {self.operation[:80]} lacks its property {name!r}.")
         return str(value)
 
     def optional_text(self, name: str) -> str | None:
