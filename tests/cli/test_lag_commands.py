@@ -21,7 +21,7 @@ from tidegate.model.connection_string import ConnectionString
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.partition_ends import PartitionEnds
 from tidegate.processor.checkpoint import ProcessorCheckpoint
-from tidegate.processor.lag import Lag, lag_of
+from tidegate.processor.group_view import Lag, lag_of
 from tidegate.processor.lease import GroupKey, Lease
 from tidegate.processor.store import ProcessorStore
 from tidegate.processor.stores.blob import BlobStore

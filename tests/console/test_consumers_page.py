@@ -24,7 +24,6 @@ from tidegate.console.consumers import rows as consumer_rows
 from tidegate.console.consumers.rows import (
     LEASE_DURATION_S,
     STALL_TIMEOUT_S,
-    ConsumerRows,
     HubLog,
     progress_of,
 )
@@ -36,17 +35,18 @@ from tidegate.processor import (
     EventProcessor,
     EventProcessorHost,
     EventProcessorOptions,
+    Lease,
+    LeaseSnapshot,
     PartitionContext,
     PartitionManagerOptions,
     ProcessorCheckpoint,
 )
+from tidegate.processor.group_view import GroupView
 from tidegate.sql import (
-    Checkpoint,
     CheckpointReader,
     ConsumerKey,
     Database,
     DeadLetters,
-    LeaseRow,
     NewDeadLetter,
     SqlStore,
     move_checkpoint,
@@ -334,18 +334,18 @@ def test_in_a_browser(
 ages = st.floats(min_value=0, max_value=1_000)
 
 
-def _rows(moved_s: float, lease_s: float, following: int) -> ConsumerRows:
+def _group(moved_s: float, lease_s: float, following: int) -> GroupView:
     moved_at = NOW - timedelta(seconds=moved_s)
-    checkpoint = Checkpoint("h", "g", "0", following, None, None, None, "token", "a", 1, moved_at)
-    lease = LeaseRow("h", "g", "0", "host", 1, moved_at, moved_at, 1, lease_s)
-    return ConsumerRows({"0": checkpoint}, {"0": lease})
+    checkpoint = ProcessorCheckpoint("0", following - 1, moved_at=moved_at)
+    lease = Lease("0", "host", 1, moved_at, NOW - timedelta(seconds=lease_s), "1")
+    return GroupView(LeaseSnapshot({"0": lease}, NOW), {"0": checkpoint})
 
 
-def _seen(rows: ConsumerRows, begin: int, until: int, waiting_s: float | None) -> PartitionProgress:
+def _seen(group: GroupView, begin: int, until: int, waiting_s: float | None) -> PartitionProgress:
     log = HubLog("h", 1, {"0": PartitionEnds("h", "0", begin, until, str(until - 1), 0)})
-    number = max(begin, rows.checkpoints["0"].next_sequence_number or 0)
+    number = max(begin, (group.checkpoints["0"].sequence_number or 0) + 1)
     unread = {} if waiting_s is None else {("h", 1, "0", number): NOW - timedelta(seconds=waiting_s)}
-    return progress_of(ConsumerKey("h", "g"), rows, log, unread, NOW, open_dead_letters=0).partitions[0]
+    return progress_of(ConsumerKey("h", "g"), group, log, unread, NOW, open_dead_letters=0).partitions[0]
 
 
 @given(ages, ages, ages, st.integers(0, 20), st.integers(0, 10), st.integers(0, 15))
@@ -354,7 +354,7 @@ def test_a_stall_is_what_hosts_call_one(
 ) -> None:
     """Events to read and no step, for twice a lease: both, and neither alone."""
     until = begin + more
-    found = _seen(_rows(moved_s, lease_s, following), begin, until, waiting_s)
+    found = _seen(_group(moved_s, lease_s, following), begin, until, waiting_s)
     is_behind = following < until
     assert found.lag.is_beyond_log == (following > until)
     assert found.is_lease_over == (lease_s >= LEASE_DURATION_S)
@@ -367,6 +367,6 @@ def test_a_stall_is_what_hosts_call_one(
 
 def test_a_group_without_leases_can_stall_too() -> None:
     """A Spark pipeline's checkpoint that stays behind; one whose wait is not known yet is not accused."""
-    rows = replace(_rows(STALL_TIMEOUT_S + 1, 0, 3), leases={})
-    assert _seen(rows, 0, 9, STALL_TIMEOUT_S + 5).stalled_s == pytest.approx(STALL_TIMEOUT_S + 1)
-    assert _seen(rows, 0, 9, None).stalled_s is None
+    group = replace(_group(STALL_TIMEOUT_S + 1, 0, 3), leases=LeaseSnapshot({}, NOW))
+    assert _seen(group, 0, 9, STALL_TIMEOUT_S + 5).stalled_s == pytest.approx(STALL_TIMEOUT_S + 1)
+    assert _seen(group, 0, 9, None).stalled_s is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol, TypeGuard
 
@@ -24,7 +24,12 @@ class ProcessorCheckpoint:
     enqueued_time_ms: int | None = None
     """When the last processed event was accepted: milliseconds since 1970-01-01 UTC; None: not told."""
     event_hub_created_at_ms: int | None = None
-    """Which hub of this name it counts in; None where the store does not keep it (the official layout)."""
+    """The creation time of the event hub, which tells it from others of its name; None if the store does not
+    keep it (the official layout)."""
+    moved_at: datetime | None = field(default=None, compare=False)
+    """When it was last moved, aware; None unless the store keeps it (SQL)."""
+    moved_by: str | None = field(default=None, compare=False)
+    """Who moved it, for people; None as above."""
 
     @classmethod
     def of_event(

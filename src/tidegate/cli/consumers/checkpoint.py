@@ -71,14 +71,14 @@ def list_checkpoints(
         async with choice.open() as store:
             return [
                 {
-                    "consumer_group": view.name,
+                    "consumer_group": name,
                     "partition": partition_id,
                     "checkpoint": checkpoint.sequence_number,
                     "offset": checkpoint.offset,
                     "enqueued_time": time_of(checkpoint.enqueued_time_ms),
                     "event_hub_created": time_of(checkpoint.event_hub_created_at_ms),
                 }
-                for view in await view_groups(store, group_namespace, hub, group)
+                for name, view in await view_groups(store, group_namespace, hub, group)
                 for partition_id in view.partition_ids
                 if (checkpoint := view.checkpoints.get(partition_id)) is not None
             ]
@@ -256,7 +256,7 @@ class _Change:
             moves = await plan_moves(
                 consumer, partition_ids, target, is_offset_needed=self.choice.is_offset_needed
             )
-            (view,) = await view_groups(store, self.namespace, self.hub, [self.group])
+            ((_, view),) = await view_groups(store, self.namespace, self.hub, [self.group])
         plan = MovePlan(tuple(compared_with(move, view, lease_duration_s=lease_duration_s) for move in moves))
         refuse_moves(plan, is_rewind_allowed=self.is_rewind_allowed, is_forced=is_forced)
         return plan

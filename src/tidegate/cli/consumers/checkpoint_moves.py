@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from tidegate.cli.shell.connection import FIRST_CONTACT_TIMEOUT_S
-from tidegate.cli.shell.stores import GroupView, milliseconds_of
+from tidegate.cli.shell.stores import milliseconds_of
 from tidegate.model.errors import (
     InvalidArgumentError,
     NotFoundError,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tidegate.client import EventHubConsumer
     from tidegate.model.events import ReceivedEvent
     from tidegate.processor.checkpoint import ProcessorCheckpoint
+    from tidegate.processor.group_view import GroupView
     from tidegate.processor.moves import MovePlan, PlannedMove
 
 
@@ -69,15 +70,12 @@ class Target:
 
 
 def compared_with(move: PlannedMove, view: GroupView, *, lease_duration_s: float) -> PlannedMove:
-    """The move with what the store has now. lease_duration_s: an older lease is over."""
-    lease = view.leases.leases.get(move.partition_id)
-    age_s = 0.0 if lease is None else view.lease_age_s(lease)
-    is_owned = lease is not None and bool(lease.owner) and age_s < lease_duration_s
+    """The move with what the store has now. lease_duration_s: the age at which a lease has expired."""
     return replace(
         move,
         before=view.checkpoints.get(move.partition_id),
-        owner=lease.owner if lease is not None and is_owned else None,
-        lease_age_s=age_s,
+        owner=view.owner(move.partition_id, lease_duration_s=lease_duration_s),
+        lease_age_s=view.lease_age_s(move.partition_id),
     )
 
 

@@ -22,12 +22,12 @@ from tidegate.cli.shell.options import (
     with_output,
 )
 from tidegate.cli.shell.render import Output, OutputFormat
-from tidegate.cli.shell.stores import LEASE_COLUMNS, GroupView, StoreChoice, milliseconds_of, view_groups
+from tidegate.cli.shell.stores import LEASE_COLUMNS, StoreChoice, lease_record, milliseconds_of, view_groups
 from tidegate.model.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from tidegate.client import EventHubProperties, PartitionEnds
-    from tidegate.processor.lag import Lag
+    from tidegate.processor.group_view import GroupView, Lag
 
 _COLUMNS = (
     *LEASE_COLUMNS,
@@ -115,22 +115,22 @@ def lag(
 
 def _write(
     output: Output,
-    views: Sequence[GroupView],
+    views: Sequence[tuple[str, GroupView]],
     properties: EventHubProperties,
     partitions: Sequence[PartitionEnds],
 ) -> None:
-    from tidegate.processor.lag import lag_of, total_of
+    from tidegate.processor.group_view import total_of
 
     created_at_ms = milliseconds_of(properties.created_at)
     records: list[dict[str, object]] = []
     lags: list[Lag] = []
-    for view in views:
+    for name, view in views:
         for partition in partitions:
             checkpoint = view.checkpoints.get(partition.partition_id)
-            lag = lag_of(partition, checkpoint, event_hub_created_at_ms=created_at_ms)
+            lag = view.lag(partition, event_hub_created_at_ms=created_at_ms)
             lags.append(lag)
             records.append(
-                view.lease_record(partition.partition_id)
+                lease_record(name, view, partition.partition_id)
                 | {
                     "checkpoint": None if checkpoint is None else checkpoint.sequence_number,
                     "end_of_log": partition.last_enqueued_sequence_number,
@@ -141,7 +141,7 @@ def _write(
             )
             if lag.is_beyond_log:
                 sys.stderr.write(
-                    f"Partition {partition.partition_id} of {view.name}: the checkpoint belongs to another "
+                    f"Partition {partition.partition_id} of {name}: the checkpoint belongs to another "
                     "log; this one was restored or recreated. `tidegate checkpoint set --rewind` moves "
                     "it.\n"
                 )

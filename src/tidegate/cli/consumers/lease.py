@@ -16,7 +16,7 @@ from tidegate.cli.shell.options import (
     with_output,
 )
 from tidegate.cli.shell.render import Output
-from tidegate.cli.shell.stores import LEASE_COLUMNS, StoreChoice, view_groups
+from tidegate.cli.shell.stores import LEASE_COLUMNS, StoreChoice, lease_record, view_groups
 
 lease_app = typer.Typer(help="List the leases of Event Processor Hosts.", no_args_is_help=True)
 
@@ -50,8 +50,8 @@ def list_leases(
     async def work() -> list[dict[str, object]]:
         async with choice.open() as store:
             return [
-                view.lease_record(partition_id)
-                for view in await view_groups(store, group_namespace, hub, group)
+                lease_record(name, view, partition_id)
+                for name, view in await view_groups(store, group_namespace, hub, group)
                 for partition_id in view.partition_ids
                 if partition_id in view.leases.leases
             ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,8 +19,7 @@ from tidegate.model.errors import InvalidArgumentError, NotFoundError, StoreErro
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 
 if TYPE_CHECKING:
-    from tidegate.processor.checkpoint import ProcessorCheckpoint
-    from tidegate.processor.lease import Lease, LeaseSnapshot
+    from tidegate.processor.group_view import GroupView
     from tidegate.processor.store import ProcessorStore
     from tidegate.sql import Database
 
@@ -152,55 +151,33 @@ def _blob_store(container: str) -> ProcessorStore:
     return BlobStore.from_connection_string(account, container)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupView:
-    """What a store has of one consumer group at one moment."""
-
-    name: str
-    """As it was given."""
-    leases: LeaseSnapshot
-    checkpoints: Mapping[str, ProcessorCheckpoint]
-
-    @property
-    def partition_ids(self) -> list[str]:
-        """Those with a lease or a checkpoint; 2 before 10."""
-        return sorted({*self.leases.leases, *self.checkpoints}, key=lambda each: (len(each), each))
-
-    def lease_record(self, partition_id: str) -> dict[str, object]:
-        """A partition's row of the lease table; a released lease has no owner."""
-        lease, checkpoint = self.leases.leases.get(partition_id), self.checkpoints.get(partition_id)
-        is_owned = lease is not None and bool(lease.owner)
-        return {
-            "consumer_group": self.name,
-            "partition": partition_id,
-            "owner": lease.owner if lease is not None and is_owned else None,
-            "acquired": lease.acquired_at if lease is not None and is_owned else None,
-            "offset": None if checkpoint is None else checkpoint.offset,
-            "lease_age_s": self.lease_age_s(lease) if lease is not None and is_owned else None,
-            "epoch": None if lease is None else lease.epoch,
-        }
-
-    def lease_age_s(self, lease: Lease) -> float:
-        """Seconds since it was renewed, by the store's clock."""
-        return max(0.0, (self.leases.now - lease.renewed_at).total_seconds())
-
-
 LEASE_COLUMNS = ("consumer_group", "partition", "owner", "acquired", "offset", "lease_age_s", "epoch")
+
+
+def lease_record(group: str, view: GroupView, partition_id: str) -> dict[str, object]:
+    """A partition's row of the lease table; a released lease has no owner."""
+    lease, checkpoint = view.lease(partition_id), view.checkpoints.get(partition_id)
+    owned = lease if lease is not None and lease.owner else None
+    return {
+        "consumer_group": group,
+        "partition": partition_id,
+        "owner": None if owned is None else owned.owner,
+        "acquired": None if owned is None else owned.acquired_at,
+        "offset": None if checkpoint is None else checkpoint.offset,
+        "lease_age_s": None if owned is None else view.lease_age_s(partition_id),
+        "epoch": None if lease is None else lease.epoch,
+    }
 
 
 async def view_groups(
     store: ProcessorStore, namespace: str, hub: str, groups: Sequence[str] | None
-) -> list[GroupView]:
-    """The groups that ``--group`` names; without any, the default group."""
+) -> list[tuple[str, GroupView]]:
+    """The groups that ``--group`` names, each with its name; without any, the default group."""
+    from tidegate.processor.group_view import view_group
     from tidegate.processor.lease import GroupKey
 
-    views = []
-    for name in groups or [DEFAULT_CONSUMER_GROUP]:
-        key = GroupKey(namespace, hub, name)
-        # Checkpoints first: one that is older than its lease is at least a consistent one.
-        checkpoints = await store.list_checkpoints(key)
-        views.append(GroupView(name, await store.list_leases(key), checkpoints))
-    return views
+    names = groups or [DEFAULT_CONSUMER_GROUP]
+    return [(name, await view_group(store, GroupKey(namespace, hub, name))) for name in names]
 
 
 def time_of(milliseconds: int | None) -> datetime | None:

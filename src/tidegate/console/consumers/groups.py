@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from tidegate.console.consumers.moves import carry_out, plan_moves
-from tidegate.console.consumers.rows import HubLog, StoredRows, progress_of, unread_of
+from tidegate.console.consumers.rows import LEASE_DURATION_S, HubLog, progress_of, unread_of
 from tidegate.console.consumers.values import GroupProgress, GroupSummary, KeptPlan, MoveRequest
 from tidegate.console.frame.lazy_database import LazyDatabase
 from tidegate.console.frame.parts import ConsoleParts
@@ -24,9 +24,11 @@ from tidegate.console.frame.shared_answers import SharedAnswers
 from tidegate.console.jobs.job import Job, JobKind
 from tidegate.console.jobs.jobs import Jobs, RunningJob
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
+from tidegate.processor.group_view import GroupView
 from tidegate.processor.moves import MovePlan
-from tidegate.sql import CheckpointReader, ConsumerKey, Database, LeaseReader
+from tidegate.sql import ConsumerKey, Database
 from tidegate.sql.dead_letters.pages import DeadLetterPages
+from tidegate.sql.stores.group_views import read_group_view, read_group_views
 
 _LOOK_S: Final = 1.0
 """A look serves all who look within so many seconds."""
@@ -65,7 +67,7 @@ class Consumers:
         """
 
         async def look() -> Sequence[GroupSummary]:
-            found = await self._look(_read_all)
+            found = await self._look(None)
             summaries = [group.summary for group in found.values()]
             return sorted(summaries, key=lambda each: (each.event_hub.lower(), each.consumer_group))
 
@@ -76,7 +78,7 @@ class Consumers:
         consumer = ConsumerKey(event_hub, consumer_group)
 
         async def look() -> GroupProgress:
-            found = await self._look(lambda database: _read(database, consumer))
+            found = await self._look(consumer)
             if consumer not in found:
                 raise NotFoundError(
                     f"The consumer group {consumer_group[:80]!r} of {event_hub[:80]!r} has no lease and no "
@@ -93,9 +95,13 @@ class Consumers:
         """A dry run. Raises NotFoundError, PositionOutOfRangeError, InvalidArgumentError."""
         consumer = ConsumerKey(request.event_hub, request.consumer_group)
         moves = await plan_moves(self._broker.event_hub(request.event_hub), request)
-        rows = await self._database.ask(lambda database: _read(database, consumer).of(consumer))
+        group = await self._database.ask(lambda database: read_group_view(database, consumer))
         compared = (
-            replace(move, before=rows.checkpoint(move.partition_id), owner=rows.owner(move.partition_id))
+            replace(
+                move,
+                before=group.checkpoints.get(move.partition_id),
+                owner=group.owner(move.partition_id, lease_duration_s=LEASE_DURATION_S),
+            )
             for move in moves
         )
         plan = KeptPlan(secrets.token_urlsafe(12), request, MovePlan(tuple(compared)))
@@ -162,23 +168,33 @@ class Consumers:
         await self._groups.close()
         await self._each.close()
 
-    async def _look(self, read: Callable[[Database], StoredRows]) -> Mapping[ConsumerKey, GroupProgress]:
-        rows = await self._database.ask(read)
-        logs = {name: log for name in rows.event_hubs() if (log := await self._log_of(name)) is not None}
+    async def _look(self, consumer: ConsumerKey | None) -> Mapping[ConsumerKey, GroupProgress]:
+        """Those groups that have a lease or a checkpoint: this one, or (None) all."""
+
+        def read(database: Database) -> tuple[dict[ConsumerKey, GroupView], Mapping[ConsumerKey, int]]:
+            counts = DeadLetterPages(database).open_counts(consumer)
+            if consumer is None:
+                return read_group_views(database), counts
+            view = read_group_view(database, consumer)
+            return ({consumer: view} if view.partition_ids else {}), counts
+
+        groups, dead_letters = await self._database.ask(read)
+        names = {each.event_hub for each in groups}
+        logs = {name: log for name in names if (log := await self._log_of(name)) is not None}
         now = self._clock.now_utc()
-        self._find_unread(rows, logs, now)
+        self._find_unread(groups, logs, now)
         unread = dict(self._unread)
         return await self._database.ask(
             lambda _: {
                 each: progress_of(
                     each,
-                    rows.of(each),
+                    group,
                     logs.get(each.event_hub),
                     unread,
                     now,
-                    open_dead_letters=rows.open_dead_letters.get(each, 0),
+                    open_dead_letters=dead_letters.get(each, 0),
                 )
-                for each in rows.consumers()
+                for each, group in groups.items()
             }
         )
 
@@ -195,10 +211,12 @@ class Consumers:
             ends[partition.partition_id] = partition.ends()
         return HubLog(hub.name, hub.description.created_at_ms, ends)
 
-    def _find_unread(self, rows: StoredRows, logs: Mapping[str, HubLog], now: datetime) -> None:
+    def _find_unread(
+        self, groups: Mapping[ConsumerKey, GroupView], logs: Mapping[str, HubLog], now: datetime
+    ) -> None:
         """Learn since when the events wait that checkpoints have not passed for long; a few per look."""
         lookups = 0
-        for name, created_at_ms, partition_id, number in unread_of(rows, logs, now):
+        for name, created_at_ms, partition_id, number in unread_of(groups, logs, now):
             key = (name, created_at_ms, partition_id, number)
             if key in self._unread:
                 self._unread.move_to_end(key)
@@ -215,21 +233,6 @@ class Consumers:
                 self._unread[key] = _EPOCH + timedelta(milliseconds=batches[0].enqueued_time_ms)
         while len(self._unread) > _UNREAD_KEPT_MAX:
             self._unread.popitem(last=False)
-
-
-def _read(database: Database, consumer: ConsumerKey) -> StoredRows:
-    # Checkpoints first: one that is older than its lease is at least a consistent one.
-    checkpoints = CheckpointReader(database).read(consumer)
-    leases = LeaseReader(database).read(consumer)
-    return StoredRows.of_rows(
-        checkpoints.values(), leases.values(), DeadLetterPages(database).open_counts(consumer)
-    )
-
-
-def _read_all(database: Database) -> StoredRows:
-    checkpoints = CheckpointReader(database).read_all()
-    leases = LeaseReader(database).read_all()
-    return StoredRows.of_rows(checkpoints, leases, DeadLetterPages(database).open_counts())
 
 
 def _words(request: MoveRequest) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from tidegate.broker import EventHub, Partition
-from tidegate.console.consumers.rows import StoredRows
+from tidegate.console.consumers.rows import LEASE_DURATION_S
 from tidegate.console.consumers.values import MoveRequest
 from tidegate.console.jobs.job import JobState, JobTable
 from tidegate.console.jobs.jobs import RunningJob
@@ -19,7 +19,8 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.position import EventPosition
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.moves import MovePlan, PlannedMove, following_of
-from tidegate.sql import CheckpointReader, ConsumerKey, Database, LeaseReader, move_checkpoint
+from tidegate.sql import ConsumerKey, Database, move_checkpoint
+from tidegate.sql.stores.group_views import read_group_view
 
 _PARTITIONS_PER_TURN: Final = 16
 """Partitions whose log is read before others on the event loop have their turn."""
@@ -60,10 +61,12 @@ def carry_out(
     A checkpoint that is not where the plan saw it is left alone unless ``is_forced``.
     Raises InvalidArgumentError where a host has a partition and ``is_forced`` was not said: none was moved.
     """
-    rows = StoredRows.of_rows(
-        CheckpointReader(database).read(consumer).values(), LeaseReader(database).read(consumer).values()
-    ).of(consumer)
-    held = {id: owner for move in plan.moves if (owner := rows.owner(id := move.partition_id))}
+    group = read_group_view(database, consumer)
+    owners = {
+        move.partition_id: group.owner(move.partition_id, lease_duration_s=LEASE_DURATION_S)
+        for move in plan.moves
+    }
+    held = {partition_id: owner for partition_id, owner in owners.items() if owner is not None}
     if held and not is_forced:
         said = ", ".join(f"{partition_id} by {owner}" for partition_id, owner in list(held.items())[:5])
         raise InvalidArgumentError(
@@ -75,8 +78,8 @@ def carry_out(
     for done, move in enumerate(plan.moves):
         if running.is_cancelled:
             break
-        stored = rows.checkpoints.get(move.partition_id)
-        now = None if stored is None else stored.next_sequence_number
+        stored = group.checkpoints.get(move.partition_id)
+        now = None if stored is None or stored.sequence_number is None else stored.sequence_number + 1
         result = "left: somebody else has moved it since the dry run"
         if now == move.following_before or is_forced:
             outcome = move_checkpoint(

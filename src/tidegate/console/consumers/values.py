@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tidegate.model.position import EventPosition
-from tidegate.processor.lag import Lag
+from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor.group_view import Lag
+from tidegate.processor.lease import Lease
 from tidegate.processor.moves import MovePlan
-from tidegate.sql import Checkpoint, LeaseRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +18,13 @@ class PartitionProgress:
     """One partition of a consumer group."""
 
     partition_id: str
-    lease: LeaseRow | None
-    """None: nobody ever had one."""
+    lease: Lease | None
+    """None: no host ever had one."""
+    lease_age_s: float
+    """Seconds since it was renewed."""
     is_lease_over: bool
     """True: the owner has not renewed it for a lease's duration, so others may take it."""
-    checkpoint: Checkpoint | None
+    checkpoint: ProcessorCheckpoint | None
     lag: Lag
     stalled_s: float | None
     """For so many seconds it has had events to read and made no step; None: it is not stalled."""

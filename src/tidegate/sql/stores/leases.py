@@ -69,7 +69,7 @@ class LeaseReader:
 
         Raises DatabaseError and DatabaseUnavailableError.
         """
-        rows, _ = read_leases(self._database, _of(consumer))
+        rows, _ = read_leases(self._database, leases_of(consumer))
         return {row.partition_id: row for row in rows}
 
     def read_all(self) -> list[LeaseRow]:
@@ -90,7 +90,7 @@ class LeaseTable:
 
     def read(self, consumer: ConsumerKey) -> tuple[list[LeaseRow], datetime]:
         """This consumer's leases, and the database's time after they were read."""
-        return read_leases(self._database, _of(consumer))
+        return read_leases(self._database, leases_of(consumer))
 
     def acquire(
         self, consumer: ConsumerKey, partition_id: str, owner: str, *, version: int | None
@@ -185,7 +185,7 @@ class LeaseTable:
         )
         updated = connection.execute(
             update(lease)
-            .where(_of(consumer), row.partition_id.in_(unchanged))
+            .where(leases_of(consumer), row.partition_id.in_(unchanged))
             .values(renewed_at=self._now(), version=row.version + 1, **changes)
             .returning(*lease.columns)
         )
@@ -231,7 +231,7 @@ class LeaseTable:
         else:
             found = connection.execute(
                 update(lease)
-                .where(_of(consumer), row.partition_id == partition_id, row.version == version)
+                .where(leases_of(consumer), row.partition_id == partition_id, row.version == version)
                 .values(
                     owner=storable_text(owner),
                     epoch=case((row.epoch < checkpoint_epoch, checkpoint_epoch), else_=row.epoch) + 1,
@@ -245,7 +245,7 @@ class LeaseTable:
         return None if won is None else LeaseRow(**won, age_s=0.0)
 
     def _unchanged(self, consumer: ConsumerKey, versions: Sequence[tuple[str, int]]) -> ColumnElement[bool]:
-        return and_(_of(consumer), tuple_(lease.c.partition_id, lease.c.version).in_(versions))
+        return and_(leases_of(consumer), tuple_(lease.c.partition_id, lease.c.version).in_(versions))
 
     def _now(self) -> ColumnElement[datetime]:
         return _time_of(self._database)
@@ -288,5 +288,5 @@ def _time_of(database: Database) -> ColumnElement[datetime]:
     return func.statement_timestamp(type_=UtcDateTime)
 
 
-def _of(consumer: ConsumerKey) -> ColumnElement[bool]:
+def leases_of(consumer: ConsumerKey) -> ColumnElement[bool]:
     return and_(lease.c.event_hub == consumer.event_hub, lease.c.consumer_group == consumer.consumer_group)

@@ -75,7 +75,7 @@ class SqlStore:
         """As ``LeaseStore`` says; it waits for no writer."""
         consumer = self._consumer(group)
         rows, now = await self._run(self._read_threads, lambda: self._leases.read(consumer))
-        return LeaseSnapshot({row.partition_id: _lease(row) for row in rows}, now)
+        return LeaseSnapshot({row.partition_id: processor_lease(row) for row in rows}, now)
 
     async def acquire(
         self, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None
@@ -89,7 +89,7 @@ class SqlStore:
             self._lease_threads,
             lambda: self._leases.acquire(consumer, partition_id, owner, version=version),
         )
-        return None if row is None else _lease(row)
+        return None if row is None else processor_lease(row)
 
     async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
         """As ``LeaseStore`` says, with one statement for all."""
@@ -98,7 +98,7 @@ class SqlStore:
         if not versions:
             return {}
         rows = await self._run(self._lease_threads, lambda: self._leases.renew(consumer, versions))
-        return {partition_id: _lease(row) for partition_id, row in rows.items()}
+        return {partition_id: processor_lease(row) for partition_id, row in rows.items()}
 
     async def release(self, group: GroupKey, leases: Sequence[Lease]) -> None:
         """As ``LeaseStore`` says, with one statement for all."""
@@ -220,10 +220,13 @@ def processor_checkpoint(row: Checkpoint) -> ProcessorCheckpoint | None:
         row.offset,
         row.enqueued_time_ms,
         row.event_hub_created_at_ms,
+        row.updated_at,
+        row.owner,
     )
 
 
-def _lease(row: LeaseRow) -> Lease:
+def processor_lease(row: LeaseRow) -> Lease:
+    """The lease as hosts have it."""
     return Lease(row.partition_id, row.owner, row.epoch, row.acquired_at, row.renewed_at, str(row.version))
 
 

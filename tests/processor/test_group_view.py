@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.processor.lag import Lag, total_of
+from tidegate.processor.group_view import Lag, total_of
 
 
 def test_what_is_not_known_is_not_called_small() -> None:

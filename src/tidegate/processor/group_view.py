@@ -1,0 +1,130 @@
+"""A consumer group at one moment: its leases, its checkpoints, and how far it is behind the log.
+
+The command line and the console show this view; stores and readers of tables make it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from tidegate.model.partition_ends import PartitionEnds
+from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
+from tidegate.processor.store import ProcessorStore
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """The leases and checkpoints of a consumer group at one moment."""
+
+    leases: LeaseSnapshot
+    checkpoints: Mapping[str, ProcessorCheckpoint]
+    """By partition id; a partition without one is absent."""
+
+    @property
+    def partition_ids(self) -> list[str]:
+        """Partitions with a lease or a checkpoint; 2 before 10."""
+        return sorted({*self.leases.leases, *self.checkpoints}, key=lambda each: (len(each), each))
+
+    def lease(self, partition_id: str) -> Lease | None:
+        """The lease as it is stored, expired and released ones too; None if the partition never had one."""
+        return self.leases.leases.get(partition_id)
+
+    def lease_age_s(self, partition_id: str) -> float:
+        """Seconds since the lease was renewed, by the store's clock; 0 without a lease."""
+        lease = self.lease(partition_id)
+        return 0.0 if lease is None else max(0.0, (self.leases.now - lease.renewed_at).total_seconds())
+
+    def owner(self, partition_id: str, *, lease_duration_s: float) -> str | None:
+        """The host that owns the partition now; None if its lease is released, expired or missing."""
+        lease = self.lease(partition_id)
+        return None if lease is None or lease.is_expired(self.leases.now, lease_duration_s) else lease.owner
+
+    def lag(self, partition: PartitionEnds, *, event_hub_created_at_ms: int) -> Lag:
+        """How far the group is behind the end of ``partition``, a log of the hub created at that time."""
+        checkpoint = self.checkpoints.get(partition.partition_id)
+        return lag_of(partition, checkpoint, event_hub_created_at_ms=event_hub_created_at_ms)
+
+
+async def view_group(store: ProcessorStore, group: GroupKey) -> GroupView:
+    """What a store has of a consumer group. Raises what its ``list_…`` methods raise."""
+    # Checkpoints first: one that is older than its lease is at least a consistent one.
+    checkpoints = await store.list_checkpoints(group)
+    return GroupView(await store.list_leases(group), checkpoints)
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a checkpoint is behind the end of its partition's log."""
+
+    events: int | None
+    """Events still to be read. None if the checkpoint has no sequence number or is not of this log."""
+    seconds: float | None
+    """Enqueued time of the log's last event minus that of the last processed event; 0 when caught up. None
+    if nothing was processed yet, or if the checkpoint has no enqueued time."""
+    lost_events: int | None
+    """Events that retention removed before they were read; None as for ``events``."""
+    is_beyond_log: bool = False
+    """The checkpoint is not of this log: it is beyond its end, or of another hub of the same name."""
+
+
+UNKNOWN_LAG: Final = Lag(None, None, None)
+"""Of a partition whose log or whose sequence number is not known."""
+
+
+def lag_of(
+    partition: PartitionEnds,
+    checkpoint: ProcessorCheckpoint | None,
+    *,
+    event_hub_created_at_ms: int | None = None,
+) -> Lag:
+    """The lag of one partition; without a checkpoint, every event held is still to be read.
+
+    event_hub_created_at_ms: the hub that the log is of; None skips the comparison with the checkpoint's.
+    """
+    begin = partition.begin_sequence_number
+    until = partition.next_sequence_number
+    if checkpoint is None:
+        return Lag(until - begin, 0.0 if begin == until else None, 0)
+    stored_ms = checkpoint.event_hub_created_at_ms
+    if None not in (stored_ms, event_hub_created_at_ms) and stored_ms != event_hub_created_at_ms:
+        return Lag(None, None, None, is_beyond_log=True)
+    if checkpoint.sequence_number is None:
+        is_at_end = checkpoint.offset is not None and checkpoint.offset == partition.last_enqueued_offset
+        return Lag(0, 0.0, 0) if is_at_end else Lag(None, _seconds(partition, checkpoint), None)
+    # At -1 nothing is processed yet, and processing starts with the first event held: none is lost.
+    following = checkpoint.sequence_number + 1 if checkpoint.sequence_number >= 0 else begin
+    if following > until:
+        return Lag(None, None, None, is_beyond_log=True)
+    events = until - max(begin, following)
+    return Lag(
+        events,
+        _seconds(partition, checkpoint) if events else 0.0,
+        max(0, begin - following),
+    )
+
+
+def total_of(lags: Sequence[Lag]) -> Lag:
+    """The lag of several partitions: the sum of the known events, and the maximum of the seconds.
+
+    Seconds are None if one partition's are not known: the maximum of the others would look like good news.
+    """
+    known = [lag.seconds for lag in lags if lag.seconds is not None]
+    return Lag(
+        sum(lag.events or 0 for lag in lags),
+        max(known, default=None) if len(known) == len(lags) else None,
+        sum(lag.lost_events or 0 for lag in lags),
+        any(lag.is_beyond_log for lag in lags),
+    )
+
+
+def _seconds(partition: PartitionEnds, checkpoint: ProcessorCheckpoint) -> float | None:
+    if checkpoint.enqueued_time_ms is None or partition.last_enqueued_time is None:
+        return None
+    processed = _EPOCH + timedelta(milliseconds=checkpoint.enqueued_time_ms)
+    return max(0.0, (partition.last_enqueued_time - processed).total_seconds())
