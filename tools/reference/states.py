@@ -1,30 +1,24 @@
-"""The state machines that the documents show, each as its steps: AMQP's from the tables that the code runs
-by, the others beside the code that takes the steps, whose states they share.
+"""The state machines that the documents show, each as its steps, from the tables that the code runs by.
 
-``tests/test_docs_states.py`` holds each to the code: AMQP's to the tables step for step, dead letters by
-doing to them all that can be done, the others by their states.
+Dead letters have no table; ``tests/test_docs_states.py`` takes each of their steps, and finds no other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from tidegate.amqp import states
-from tidegate.model.pipeline_status import PipelineState
+from tidegate.model.pipeline_status import PIPELINE_STEPS, PipelineState
+from tidegate.processor.lease import LEASE_STEPS, LeaseState
+from tidegate.processor.pump.states import PUMP_STEPS
 from tidegate.processor.statistics import PartitionState
 from tidegate.sql.core.values import DeadLetterStatus
 
-
-class LeaseState(StrEnum):
-    """A lease as other hosts see it; ``processor.lease.Lease`` says it by owner and time."""
-
-    ABSENT = "never had"
-    HELD = "held"
-    EXPIRED = "expired"
-    RELEASED = "released"
+S = TypeVar("S", bound=StrEnum)
+T = TypeVar("T", bound=StrEnum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +67,8 @@ def _of_table(name: str, words: str, table: states.StateTable[Any, Any]) -> Mach
     return Machine(name, f"AMQP {table.name}", words, table.initial.name, tuple(steps))
 
 
-def _steps(rows: Iterable[tuple[Enum, Enum, str]]) -> tuple[Step, ...]:
-    return tuple(Step(str(start.value), str(end.value), label) for start, end, label in rows)
+def _steps(table: Mapping[tuple[S, T], S]) -> tuple[Step, ...]:
+    return tuple(Step(start, end, label) for (start, label), end in table.items())
 
 
 _P, _D, _L, _R = PartitionState, DeadLetterStatus, LeaseState, PipelineState
@@ -93,35 +87,14 @@ MACHINES: Final[tuple[Machine, ...]] = (
         "As the other hosts of the consumer group see it. A host that acquires or steals the lease gets the "
         "next epoch.",
         _L.ABSENT.value,
-        _steps(
-            [
-                (_L.ABSENT, _L.HELD, "acquire"),
-                (_L.HELD, _L.HELD, "renew"),
-                (_L.HELD, _L.HELD, "steal"),
-                (_L.HELD, _L.EXPIRED, "no renewal in time"),
-                (_L.HELD, _L.RELEASED, "release"),
-                (_L.EXPIRED, _L.HELD, "acquire"),
-                (_L.RELEASED, _L.HELD, "acquire"),
-            ]
-        ),
+        _steps(LEASE_STEPS),
     ),
     Machine(
         "pump",
         "Pump of an owned partition",
-        "What `HostStatistics` says of each. A pump ends when its lease is lost or the host stops.",
+        "The states that `HostStatistics` reports. A pump ends when its lease is lost or the host stops.",
         _P.STARTING.value,
-        _steps(
-            [
-                (_P.STARTING, _P.RUNNING, "receiver is open"),
-                (_P.RUNNING, _P.STARTING, "connection or handler failed"),
-                (_P.RUNNING, _P.STALLED, "no progress"),
-                (_P.STALLED, _P.STARTING, "new epoch"),
-                (_P.STARTING, _P.STALLED, "hangs while it opens"),
-                (_P.STALLED, _P.STOPPED, "lease is lost"),
-                (_P.RUNNING, _P.STOPPED, "stop, overtaken"),
-                (_P.STARTING, _P.STOPPED, "position lost"),
-            ]
-        ),
+        _steps(PUMP_STEPS),
         rows=((_P.STARTING,), (_P.RUNNING,), (_P.STOPPED, _P.STALLED)),
     ),
     Machine(
@@ -129,21 +102,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
         "Pipeline on Spark",
         "What `tidegate pipeline status` shows. *killed* is never written: a reader finds the process gone.",
         _R.STARTING.value,
-        _steps(
-            [
-                (_R.STARTING, _R.RUNNING, "query started"),
-                (_R.STARTING, _R.STOPPED, "asked to stop"),
-                (_R.STARTING, _R.FAILED, "error"),
-                (_R.RUNNING, _R.STOPPING, "asked to stop"),
-                (_R.RUNNING, _R.STOPPED, "interrupted"),
-                (_R.RUNNING, _R.ENDED, "all events processed"),
-                (_R.RUNNING, _R.FAILED, "error"),
-                (_R.STOPPING, _R.STOPPED, "micro-batch over"),
-                (_R.STARTING, _R.KILLED, "process gone"),
-                (_R.RUNNING, _R.KILLED, "process gone"),
-                (_R.STOPPING, _R.KILLED, "process gone"),
-            ]
-        ),
+        _steps(PIPELINE_STEPS),
         rows=((_R.STARTING,), (_R.FAILED, _R.RUNNING, _R.KILLED), (_R.ENDED, _R.STOPPING), (_R.STOPPED,)),
     ),
     Machine(
@@ -151,14 +110,12 @@ MACHINES: Final[tuple[Machine, ...]] = (
         "Dead letter",
         "Each step is one transaction, with a line in the audit trail where a person took it.",
         _D.OPEN.value,
-        _steps(
-            [
-                (_D.OPEN, _D.OPEN, "redrive fails"),
-                (_D.OPEN, _D.REDRIVEN, "redrive succeeds"),
-                (_D.OPEN, _D.DISCARDED, "discard"),
-                (_D.REDRIVEN, _D.OPEN, "processed again, fails"),
-                (_D.DISCARDED, _D.OPEN, "processed again, fails"),
-            ]
+        (
+            Step(_D.OPEN, _D.OPEN, "redrive fails"),
+            Step(_D.OPEN, _D.REDRIVEN, "redrive succeeds"),
+            Step(_D.OPEN, _D.DISCARDED, "discard"),
+            Step(_D.REDRIVEN, _D.OPEN, "processed again, fails"),
+            Step(_D.DISCARDED, _D.OPEN, "processed again, fails"),
         ),
     ),
 )
@@ -169,7 +126,7 @@ STATES: Final[Mapping[str, type[Enum]]] = {
     "pipeline": PipelineState,
     "dead-letter": DeadLetterStatus,
 }
-"""Of the machines that have no table in the code: the states that they must have, all of them."""
+"""By machine: the states that its picture must show, all of them."""
 
 
 def machine(name: str) -> Machine:

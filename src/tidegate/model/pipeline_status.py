@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from tidegate.model.errors import InvalidArgumentError
 
@@ -42,7 +42,36 @@ class PipelineState(StrEnum):
         return self in _OVER
 
 
-_OVER = frozenset({PipelineState.STOPPED, PipelineState.ENDED, PipelineState.FAILED, PipelineState.KILLED})
+class PipelineStep(StrEnum):
+    """What changes the state of a pipeline; the value is the label in its picture."""
+
+    START = "query started"
+    ASK_TO_STOP = "asked to stop"
+    INTERRUPT = "interrupted"
+    END = "all events processed"
+    FINISH = "micro-batch over"
+    FAIL = "error"
+    VANISH = "process gone"
+
+
+_S, _P = PipelineState, PipelineStep
+
+PIPELINE_STEPS: Final[Mapping[tuple[PipelineState, PipelineStep], PipelineState]] = {
+    (_S.STARTING, _P.START): _S.RUNNING,
+    (_S.STARTING, _P.ASK_TO_STOP): _S.STOPPED,
+    (_S.STARTING, _P.FAIL): _S.FAILED,
+    (_S.STARTING, _P.VANISH): _S.KILLED,
+    (_S.RUNNING, _P.ASK_TO_STOP): _S.STOPPING,
+    (_S.RUNNING, _P.INTERRUPT): _S.STOPPED,
+    (_S.RUNNING, _P.END): _S.ENDED,
+    (_S.RUNNING, _P.FAIL): _S.FAILED,
+    (_S.RUNNING, _P.VANISH): _S.KILLED,
+    (_S.STOPPING, _P.FINISH): _S.STOPPED,
+    (_S.STOPPING, _P.VANISH): _S.KILLED,
+}
+"""The documentation draws it. A state without a step is over."""
+
+_OVER = frozenset(PipelineState) - {state for state, _ in PIPELINE_STEPS}
 
 
 @dataclass(frozen=True, slots=True)

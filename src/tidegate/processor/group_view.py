@@ -12,7 +12,7 @@ from typing import Final
 
 from tidegate.model.partition_ends import PartitionEnds
 from tidegate.processor.checkpoint import ProcessorCheckpoint
-from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
+from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot, LeaseState
 from tidegate.processor.store import ProcessorStore
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -42,8 +42,8 @@ class GroupView:
 
     def owner(self, partition_id: str, *, lease_duration_s: float) -> str | None:
         """The host that owns the partition now; None if its lease is released, expired or missing."""
-        lease = self.lease(partition_id)
-        return None if lease is None or lease.is_expired(self.leases.now, lease_duration_s) else lease.owner
+        is_held = self.leases.state(partition_id, lease_duration_s) is LeaseState.HELD
+        return self.leases.leases[partition_id].owner if is_held else None
 
     def lag(self, partition: PartitionEnds, *, event_hub_created_at_ms: int) -> Lag:
         """How far the group is behind the end of ``partition``, a log of the hub created at that time."""

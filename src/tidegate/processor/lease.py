@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from enum import StrEnum
+from typing import Final, Protocol
 
 from tidegate.model.errors import InvalidArgumentError
 
@@ -38,6 +39,39 @@ class GroupKey:
         return f"{self.event_hub}/{self.consumer_group}"
 
 
+class LeaseState(StrEnum):
+    """A lease as other hosts see it."""
+
+    ABSENT = "never had"
+    HELD = "held"
+    EXPIRED = "expired"
+    RELEASED = "released"
+
+
+class LeaseStep(StrEnum):
+    """What changes a lease; the value is the label in its picture."""
+
+    ACQUIRE = "acquire"
+    STEAL = "steal"
+    RENEW = "renew"
+    RELEASE = "release"
+    EXPIRE = "no renewal in time"
+
+
+_S, _L = LeaseState, LeaseStep
+
+LEASE_STEPS: Final[Mapping[tuple[LeaseState, LeaseStep], LeaseState]] = {
+    (_S.ABSENT, _L.ACQUIRE): _S.HELD,
+    (_S.HELD, _L.RENEW): _S.HELD,
+    (_S.HELD, _L.STEAL): _S.HELD,
+    (_S.HELD, _L.EXPIRE): _S.EXPIRED,
+    (_S.HELD, _L.RELEASE): _S.RELEASED,
+    (_S.EXPIRED, _L.ACQUIRE): _S.HELD,
+    (_S.RELEASED, _L.ACQUIRE): _S.HELD,
+}
+"""What a host may try, by the state that it sees. The balancer goes by it, and the documentation draws it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """The right to process one partition, as a store has it."""
@@ -55,9 +89,16 @@ class Lease:
     version: str
     """Opaque: what a compare-and-set in the store compares (an ETag, a counter)."""
 
+    def state(self, now: datetime, duration_s: float) -> LeaseState:
+        """Its state at ``now`` by the store's clock; it expires ``duration_s`` seconds after its renewal."""
+        if not self.owner:
+            return LeaseState.RELEASED
+        is_over = (now - self.renewed_at).total_seconds() >= duration_s
+        return LeaseState.EXPIRED if is_over else LeaseState.HELD
+
     def is_expired(self, now: datetime, duration_s: float) -> bool:
-        """Whether others may take it: released, or not renewed for ``duration_s`` seconds before ``now``."""
-        return not self.owner or (now - self.renewed_at).total_seconds() >= duration_s
+        """Whether others may acquire it: released, or not renewed for ``duration_s`` seconds."""
+        return self.state(now, duration_s) is not LeaseState.HELD
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +109,11 @@ class LeaseSnapshot:
     """By partition id; a partition that nobody ever had is absent."""
     now: datetime
     """The store's clock at the reading, aware."""
+
+    def state(self, partition_id: str, duration_s: float) -> LeaseState:
+        """The state of a partition's lease; leases expire ``duration_s`` seconds after their renewal."""
+        lease = self.leases.get(partition_id)
+        return LeaseState.ABSENT if lease is None else lease.state(self.now, duration_s)
 
 
 class LeaseStore(Protocol):

@@ -11,6 +11,7 @@ from tidegate.console.consumers.values import GroupProgress, GroupSummary, Parti
 from tidegate.model.partition_ends import PartitionEnds
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.group_view import UNKNOWN_LAG, GroupView, Lag, total_of
+from tidegate.processor.lease import LeaseState
 from tidegate.processor.options import PartitionManagerOptions
 from tidegate.sql import ConsumerKey
 
@@ -100,7 +101,7 @@ def _partition(
         partition_id,
         lease,
         group.lease_age_s(partition_id),
-        lease is not None and lease.is_expired(group.leases.now, LEASE_DURATION_S) and bool(lease.owner),
+        group.leases.state(partition_id, LEASE_DURATION_S) is LeaseState.EXPIRED,
         checkpoint,
         lag,
         _stalled_s(consumer, checkpoint, log, end, lag, unread, now),

@@ -22,7 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.processor.lease import Lease, LeaseSnapshot
+from tidegate.processor.lease import LEASE_STEPS, Lease, LeaseSnapshot, LeaseState, LeaseStep
 
 OVERDUE_FRACTION: Final = 0.1
 """A lease expired for this part of its duration is anybody's (our choice: 3 s of 30, within the 5 s after
@@ -116,18 +116,15 @@ class _View:
         self._snapshot = snapshot
         self._overdue_s = lease_duration_s * (1 + OVERDUE_FRACTION)
         for partition in partition_ids:
-            lease = snapshot.leases.get(partition)
-            if lease is None or lease.is_expired(snapshot.now, lease_duration_s):
+            if (snapshot.state(partition, lease_duration_s), LeaseStep.ACQUIRE) in LEASE_STEPS:
                 self.free.append(partition)
             else:
+                lease = snapshot.leases[partition]
                 self.owned.setdefault(lease.owner, []).append(lease)
 
     def is_overdue(self, partition: str) -> bool:
         """Whether a free partition's lease has been expired for so long that it is anybody's."""
-        lease = self._snapshot.leases.get(partition)
-        return (
-            lease is not None and lease.owner != "" and lease.is_expired(self._snapshot.now, self._overdue_s)
-        )
+        return self._snapshot.state(partition, self._overdue_s) is LeaseState.EXPIRED
 
 
 def _shares(owned: Mapping[str, Sequence[Lease]], partition_count: int) -> dict[str, int]:

@@ -1,17 +1,6 @@
 """The pump of one owned partition: one session after the other, until another host has the partition.
 
-What a session ended with decides what comes next:
-
-    stopped from outside                                  close, with the reason given
-    stolen or fenced, and the store says: not ours        close(OWNERSHIP_LOST), wait to be stopped
-    stolen, and the lease is ours                         close(RESTARTED), wait, new epoch, new session
-    stalled                                               the same
-    fenced in a transaction, and the lease is ours        close(RESTARTED): somebody moved the checkpoint
-    fenced at the start or by a checkpoint, lease ours    close(FAILED), stopped
-    stopped by policy, position lost with policy STOP     close(FAILED), stopped
-    anything else                                         close(RESTARTED), wait, new session
-
-A stopped partition keeps its lease: another host would only meet the same error.
+What a session ended with decides what comes next: ``pump.states`` has the table.
 
 Overlapping calls: a session's calls have ended before the next session's begin, also after a stall, with one
 exception that cannot be helped. A call that goes on although it was cancelled (it swallows the cancellation,
@@ -25,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from enum import Enum, auto
 from typing import TypeVar
 
 from tidegate.model.errors import (
@@ -42,6 +30,7 @@ from tidegate.model.errors import (
 from tidegate.processor.handlers import CloseReason
 from tidegate.processor.lease import Lease
 from tidegate.processor.pump.session import PartitionProgress, PartitionSession, PumpEnvironment
+from tidegate.processor.pump.states import CLOSE_REASONS, PUMP_STEPS, PumpStep
 from tidegate.processor.registration import HandlerRefusedError
 from tidegate.processor.statistics import PartitionState, PartitionStatistics
 
@@ -49,24 +38,6 @@ T = TypeVar("T")
 
 Reacquire = Callable[[str], Awaitable[Lease | None]]
 """``PartitionManager.reacquire``."""
-
-
-class _Next(Enum):
-    """What follows a session."""
-
-    RESTART = auto()
-    REACQUIRE = auto()
-    """Restart under a new epoch."""
-    STOP = auto()
-    LOST = auto()
-
-
-_CLOSE_REASONS = {
-    _Next.RESTART: CloseReason.RESTARTED,
-    _Next.REACQUIRE: CloseReason.RESTARTED,
-    _Next.STOP: CloseReason.FAILED,
-    _Next.LOST: CloseReason.OWNERSHIP_LOST,
-}
 
 
 class PartitionPump:
@@ -119,19 +90,16 @@ class PartitionPump:
 
     def restart_stalled(self, error: PartitionStalledError) -> None:
         """The watchdog's verdict: cancel what hangs, and start again under a new epoch."""
-        self._state = PartitionState.STALLED
+        self._take(PumpStep.STALL)
         self._stall = error
         self._interrupted.set()
 
     def statistics(self) -> PartitionStatistics:
         """How it is doing."""
-        progress, session = self._progress, self._session
-        state = self._state
-        if state is PartitionState.STARTING and session is not None and session.is_reading:
-            state = PartitionState.RUNNING
+        progress = self._progress
         return PartitionStatistics(
             partition_id=self.partition_id,
-            state=state,
+            state=self._state,
             epoch=self._lease.epoch,
             next_sequence_number=progress.next_sequence_number,
             events_processed=progress.events_processed,
@@ -140,37 +108,43 @@ class PartitionPump:
         )
 
     def __repr__(self) -> str:
-        return f"<PartitionPump {self.partition_id} {self.statistics().state} epoch={self._lease.epoch}>"
+        return f"<PartitionPump {self.partition_id} {self._state} epoch={self._lease.epoch}>"
 
     # --- one session after the other ----------------------------------------------------------------------
 
     async def _run(self) -> None:
         tries = 0
         while self._stop_reason is None:
-            session = PartitionSession(self._environment, self._lease, self._progress)
+            session = PartitionSession(self._environment, self._lease, self._progress, self._receiver_opened)
             error, is_abandoned = await self._attend(session)
             if self._stop_reason is not None:
                 await self._close(session, self._stop_reason, None, is_abandoned=is_abandoned)
                 return
-            following = await self._decide_next(session, error)
-            reason = self._close_reason(following)
-            told = None if following is _Next.LOST else error
-            await self._close(session, reason, told, is_abandoned=is_abandoned)
-            if following in (_Next.STOP, _Next.LOST):
-                self._state = PartitionState.STOPPED
+            self._take(PumpStep.RESTART)
+            step = await self._decide_step(session, error)
+            reason = self._close_reason(step)
+            reported = None if step is PumpStep.LOSE else error
+            await self._close(session, reason, reported, is_abandoned=is_abandoned)
+            if step in (PumpStep.RESTART, PumpStep.REACQUIRE):
+                tries = 1 if session.has_progressed else tries + 1
+                await self._unless_stopped(asyncio.sleep(self._environment.restart_delay_s(tries, error)))
+            if step is PumpStep.REACQUIRE and not await self._renew_epoch():
+                step = PumpStep.LOSE
+            self._take(step)
+            if self._state is PartitionState.STOPPED:
                 await self._stop_requested.wait()
                 return
-            tries = 1 if session.has_progressed else tries + 1
-            await self._unless_stopped(asyncio.sleep(self._environment.restart_delay_s(tries, error)))
-            if following is _Next.REACQUIRE and not await self._renew_epoch():
-                self._state = PartitionState.STOPPED
-                await self._stop_requested.wait()
-                return
-            self._state = PartitionState.STARTING
 
-    def _close_reason(self, following: _Next) -> CloseReason:
-        """A stop that came meanwhile has its own."""
-        return _CLOSE_REASONS[following] if self._stop_reason is None else self._stop_reason
+    def _close_reason(self, step: PumpStep) -> CloseReason:
+        """By the step, unless a stop with a reason of its own has come meanwhile."""
+        return CLOSE_REASONS[step] if self._stop_reason is None else self._stop_reason
+
+    def _take(self, step: PumpStep) -> None:
+        self._state = PUMP_STEPS.get((self._state, step), self._state)
+
+    def _receiver_opened(self, session: PartitionSession) -> None:
+        if session is self._session:  # not one that was abandoned
+            self._take(PumpStep.OPEN)
 
     async def _attend(self, session: PartitionSession) -> tuple[Exception | None, bool]:
         """Run a session to its end. Returns its error (None: stopped), and whether it was abandoned."""
@@ -233,27 +207,27 @@ class PartitionPump:
             next_step="Give the handler's own waits a time-out.",
         )
 
-    async def _decide_next(self, session: PartitionSession, error: Exception | None) -> _Next:
+    async def _decide_step(self, session: PartitionSession, error: Exception | None) -> PumpStep:
         if isinstance(error, PartitionStalledError):
-            return _Next.REACQUIRE
+            return PumpStep.REACQUIRE
         if session.is_opening:
-            return _Next.RESTART  # the handler's own error, whatever its type
+            return PumpStep.RESTART  # the handler's own error, whatever its type
         match error:
             case ReceiverStolenError():
-                return _Next.REACQUIRE if await self._is_lease_ours() else _Next.LOST
+                return PumpStep.REACQUIRE if await self._is_lease_ours() else PumpStep.LOSE
             case FencedError():
                 if not await self._is_lease_ours():
-                    return _Next.LOST
+                    return PumpStep.LOSE
                 is_transactional = self._environment.registration.is_transactional
-                return _Next.RESTART if is_transactional and session.has_begun else _Next.STOP
+                return PumpStep.RESTART if is_transactional and session.has_begun else PumpStep.FAIL
             case EventHubReplacedError() if session.has_read:
-                return _Next.RESTART  # noticed while it was read: the next start looks, and asks the policy
+                return PumpStep.RESTART  # noticed while reading: the next start asks the policy
             case PartitionStoppedError() | EventHubReplacedError() | PositionOutOfRangeError():
-                return _Next.STOP
+                return PumpStep.FAIL
             case HandlerRefusedError() | NotFoundError() | UnauthorizedError():
                 self._environment.refused(error)
-                return _Next.RESTART
-        return _Next.RESTART
+                return PumpStep.RESTART
+        return PumpStep.RESTART
 
     async def _is_lease_ours(self) -> bool:
         """What the store says; True where it does not answer: then nobody else got it either."""
@@ -307,7 +281,7 @@ async def _as_result(work: Coroutine[object, object, None]) -> Exception | None:
     """The exception that ``work`` ended with, as a value: it is the pump's, not the task owner's."""
     try:
         await work
-    except Exception as error:  # decided about in ``_decide_next``
+    except Exception as error:  # decided about in ``_decide_step``
         return error
     return None
 

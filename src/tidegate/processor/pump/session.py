@@ -113,11 +113,17 @@ class PartitionProgress:
 class PartitionSession:
     """Runs once. The pump starts ``run`` as a task, and afterwards tells the processor errors and the end."""
 
-    def __init__(self, environment: PumpEnvironment, lease: Lease, progress: PartitionProgress) -> None:
+    def __init__(
+        self,
+        environment: PumpEnvironment,
+        lease: Lease,
+        progress: PartitionProgress,
+        on_open: Callable[[PartitionSession], None],
+    ) -> None:
+        """on_open: called with this session each time its receiver is open."""
+        self._on_open = on_open
         self.progress = progress
         self.partition_id = lease.partition_id
-        self.is_reading = False
-        """Whether the receiver is open."""
         self.has_read = False
         """Whether the receiver ever was open."""
         self.has_progressed = False
@@ -174,7 +180,6 @@ class PartitionSession:
             await self._open_receiver(await self._find_start(delivery), delivery)
             await self._receive_and_deliver(delivery)
         finally:
-            self.is_reading = False
             self._close_receiver()
             delivery.close()
 
@@ -255,7 +260,8 @@ class PartitionSession:
             self._receiver = await self._attach(start)
         self.progress.next_sequence_number = start.next_sequence_number
         self._remember_first()
-        self.is_reading = self.has_read = True
+        self.has_read = True
+        self._on_open(self)
         self.activity += 1
         self._environment.served()
 

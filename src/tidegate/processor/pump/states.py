@@ -1,0 +1,62 @@
+"""The states of a pump as a table. The pump takes its steps by it, and the documentation draws it.
+
+How a session ended decides the step that follows:
+
+    how it ended                                          step       the handler's close gets
+    stopped from outside                                  (none)     the reason of the stop
+    stolen or fenced, and the store says: not ours        LOSE       OWNERSHIP_LOST
+    stolen, and the lease is ours                         REACQUIRE  RESTARTED
+    stalled                                               REACQUIRE  RESTARTED
+    fenced in a transaction, and the lease is ours        RESTART    RESTARTED (somebody moved the checkpoint)
+    fenced at the start or by a checkpoint, lease ours    FAIL       FAILED
+    stopped by policy, position lost with policy STOP     FAIL       FAILED
+    anything else                                         RESTART    RESTARTED
+
+A stopped partition keeps its lease: another host would only meet the same error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+from tidegate.processor.handlers import CloseReason
+from tidegate.processor.statistics import PartitionState
+
+
+class PumpStep(StrEnum):
+    """What changes the state of a pump; the value is the label in its picture."""
+
+    OPEN = "receiver is open"
+    STALL = "no progress"
+    RESTART = "session ended"
+    REACQUIRE = "new epoch"
+    FAIL = "stopping error"
+    LOSE = "lease is lost"
+
+
+_S, _P = PartitionState, PumpStep
+
+PUMP_STEPS: Final[Mapping[tuple[PartitionState, PumpStep], PartitionState]] = {
+    (_S.STARTING, _P.OPEN): _S.RUNNING,
+    (_S.STARTING, _P.STALL): _S.STALLED,
+    (_S.STARTING, _P.RESTART): _S.STARTING,
+    (_S.STARTING, _P.REACQUIRE): _S.STARTING,
+    (_S.STARTING, _P.FAIL): _S.STOPPED,
+    (_S.STARTING, _P.LOSE): _S.STOPPED,
+    (_S.RUNNING, _P.STALL): _S.STALLED,
+    (_S.RUNNING, _P.RESTART): _S.STARTING,
+    (_S.STALLED, _P.REACQUIRE): _S.STARTING,
+    (_S.STALLED, _P.LOSE): _S.STOPPED,
+}
+"""A step that is missing for a state changes nothing there: a receiver that opens after the stall was noticed
+is closed with its session."""
+
+CLOSE_REASONS: Final = {
+    PumpStep.RESTART: CloseReason.RESTARTED,
+    PumpStep.REACQUIRE: CloseReason.RESTARTED,
+    PumpStep.FAIL: CloseReason.FAILED,
+    PumpStep.LOSE: CloseReason.OWNERSHIP_LOST,
+}
+"""What a handler's ``close`` is given, by the step that follows its session."""
