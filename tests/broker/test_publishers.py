@@ -12,8 +12,10 @@ from tidegate.model.errors import (
     InvalidArgumentError,
     NotFoundError,
     PublisherRevokedError,
+    QuotaExceededError,
     UnauthorizedError,
 )
+from tidegate.model.limits import REVOKED_PUBLISHERS_BYTES_MAX
 from tidegate.model.sas import make_sas_token
 from tidegate.wire.addresses import NodeAddress
 from tidegate.wire.conditions import condition_for, error_from_condition, http_status_for
@@ -36,6 +38,19 @@ def test_a_revoked_publisher_may_not_send_until_it_is_restored(broker: Broker) -
     hub.check_publisher("Device-1")
     with pytest.raises(NotFoundError):
         hub.restore_publisher("Device-1")
+
+
+def test_names_of_revoked_publishers_do_not_fill_the_catalog(broker: Broker) -> None:
+    """Protects the event loop, on which each change writes the whole catalog: long names count for more."""
+    hub = broker.create_event_hub("hub", partition_count=1)
+    letters = "\U00010400" * 123  # four bytes each in UTF-8
+    longest = REVOKED_PUBLISHERS_BYTES_MAX // (4 * len(letters) + 5)
+    for number in range(longest):
+        hub.revoke_publisher(f"{letters}{number:05}")
+    with pytest.raises(QuotaExceededError, match="maximum for names of that length"):
+        hub.revoke_publisher(f"{letters}{longest:05}")
+    hub.restore_publisher(f"{letters}00000")
+    hub.revoke_publisher(f"{letters}{longest:05}")
 
 
 def test_a_revocation_looks_to_clients_as_event_hubs_tells_it() -> None:

@@ -28,6 +28,7 @@ from tidegate.model.limits import (
     CONSUMER_GROUP_NAME_CHARACTERS_MAX,
     DEFAULT_CONSUMER_GROUP,
     PARTITION_KEY_CHARACTERS_MAX,
+    REVOKED_PUBLISHERS_BYTES_MAX,
     REVOKED_PUBLISHERS_MAX,
     TIER_LIMITS,
     TierLimits,
@@ -272,9 +273,10 @@ class EventHub:
         if self.is_publisher_revoked(name):
             raise AlreadyExistsError(f"The publisher {name!r} of {self.name!r} is already revoked.")
         revoked = self._record.revoked_publishers
-        if len(revoked) >= REVOKED_PUBLISHERS_MAX:
+        size = sum(len(known.encode()) for known in (*revoked, name))
+        if len(revoked) >= REVOKED_PUBLISHERS_MAX or size > REVOKED_PUBLISHERS_BYTES_MAX:
             raise QuotaExceededError(
-                f"{len(revoked)} publishers of {self.name!r} are revoked, the maximum.",
+                f"{len(revoked)} publishers of {self.name!r} are revoked, the maximum for names of that length.",
                 next_step="Regenerate the key that signed their tokens, and restore them.",
             )
         self._replace_record(replace(self._record, revoked_publishers=(*revoked, name)))

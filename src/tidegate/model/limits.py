@@ -59,6 +59,9 @@ PUBLISHER_NAME_CHARACTERS_MAX: Final = 128
 REVOKED_PUBLISHERS_MAX: Final = 10_000
 """Publishers revoked per hub at a time (our choice: the catalog stays a small file)."""
 
+REVOKED_PUBLISHERS_BYTES_MAX: Final = 256_000
+"""Bytes of the names of a hub's revoked publishers (our choice: each change writes the whole catalog)."""
+
 PUBLISHERS_SEEN_MAX: Final = 10_000
 """Publishers with an address of their own, per hub, that the service remembers having seen since its start
 (our choice: 4 MB of memory with short names, 7 MB with the longest in ASCII, 15 MB with any; the one not seen
