@@ -276,7 +276,7 @@ class EventHub:
         size = sum(len(known.encode()) for known in (*revoked, name))
         if len(revoked) >= REVOKED_PUBLISHERS_MAX or size > REVOKED_PUBLISHERS_BYTES_MAX:
             raise QuotaExceededError(
-                f"{len(revoked)} publishers of {self.name!r} are revoked, the maximum for names of that length.",
+                f"{self.name!r} has {len(revoked)} revoked publishers, the maximum for names of that length.",
                 next_step="Regenerate the key that signed their tokens, and restore them.",
             )
         self._replace_record(replace(self._record, revoked_publishers=(*revoked, name)))
