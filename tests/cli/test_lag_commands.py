@@ -402,7 +402,7 @@ def test_wrong_words_get_one_clear_line(sql_place: Place) -> None:
         (
             ("checkpoint", "set", hub, "--all", "--sequence-number", "11", *sql_place.store_options),
             1,
-            "Partition 0 cannot go on with event 11: its log begins at 0, and its next event will be 10.",
+            "Partition 0 cannot resume at event 11: its log begins at 0, and its next event will be 10.",
         ),
         (
             ("checkpoint", "set", hub, "--partition", "1", "--offset", "4", *sql_place.store_options),

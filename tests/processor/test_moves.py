@@ -7,7 +7,7 @@ import pytest
 from tidegate.model.errors import PositionOutOfRangeError
 from tidegate.model.position import EventPosition
 from tidegate.processor.checkpoint import ProcessorCheckpoint
-from tidegate.processor.moves import MovePlan, PlannedMove, following_of
+from tidegate.processor.moves import MovePlan, PlannedMove, resume_point_of
 
 
 def _at(sequence_number: int | None, created_at_ms: int | None = 1) -> ProcessorCheckpoint:
@@ -30,7 +30,7 @@ def _at(sequence_number: int | None, created_at_ms: int | None = 1) -> Processor
 def test_what_a_move_does(before: ProcessorCheckpoint | None, events: int | None, is_rewind: bool) -> None:
     """Backwards, into another hub of the name, or from a position without number: each is a rewind."""
     move = PlannedMove(_at(9), before)
-    assert (move.following, move.events, move.is_rewind) == (10, events, is_rewind)
+    assert (move.resume_point, move.events, move.is_rewind) == (10, events, is_rewind)
 
 
 def test_a_plan_sums_up() -> None:
@@ -50,7 +50,7 @@ def test_where_processing_goes_on() -> None:
         (EventPosition.from_sequence_number(8), 8),
         (EventPosition.from_offset("6"), None),
     ):
-        assert following_of(position, "0", begin=5, until=8) == expected
+        assert resume_point_of(position, "0", begin=5, until=8) == expected
     for number in (4, 9):
         with pytest.raises(PositionOutOfRangeError, match=f"event {number}: its log begins at 5"):
-            following_of(EventPosition.from_sequence_number(number), "0", begin=5, until=8)
+            resume_point_of(EventPosition.from_sequence_number(number), "0", begin=5, until=8)

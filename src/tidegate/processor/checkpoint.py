@@ -45,6 +45,11 @@ class ProcessorCheckpoint:
         )
 
     @property
+    def resume_point(self) -> int | None:
+        """The first event not yet processed; None if the checkpoint has no sequence number."""
+        return None if self.sequence_number is None else self.sequence_number + 1
+
+    @property
     def position(self) -> EventPosition:
         """Where reading goes on: behind the sequence number, else the offset, else the enqueued time.
 

@@ -98,14 +98,14 @@ def lag_of(
         is_at_end = checkpoint.offset is not None and checkpoint.offset == partition.last_enqueued_offset
         return Lag(0, 0.0, 0) if is_at_end else Lag(None, _seconds(partition, checkpoint), None)
     # At -1 nothing is processed yet, and processing starts with the first event held: none is lost.
-    following = checkpoint.sequence_number + 1 if checkpoint.sequence_number >= 0 else begin
-    if following > until:
+    resume_point = checkpoint.sequence_number + 1 if checkpoint.sequence_number >= 0 else begin
+    if resume_point > until:
         return Lag(None, None, None, is_beyond_log=True)
-    events = until - max(begin, following)
+    events = until - max(begin, resume_point)
     return Lag(
         events,
         _seconds(partition, checkpoint) if events else 0.0,
-        max(0, begin - following),
+        max(0, begin - resume_point),
     )
 
 

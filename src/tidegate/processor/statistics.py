@@ -32,7 +32,7 @@ class PartitionStatistics:
     epoch: int
     """Of the lease; 0 in a store without epochs."""
     next_sequence_number: int | None
-    """The first event not yet processed; None while that is not known."""
+    """The resume point: the first event not yet processed; None while it is not known."""
     events_processed: int
     """Since this host got the partition; a batch that came again counts again."""
     last_progress_at: datetime | None

@@ -34,7 +34,7 @@ class TransactionOutcome:
     skipped: int
     """Events that an earlier transaction had committed already."""
     next_sequence_number: int
-    """The checkpoint now: the first event that is not yet processed."""
+    """The resume point now: the first event not yet processed."""
 
 
 class PartitionTransactions(Protocol):

@@ -199,8 +199,8 @@ def set_checkpoint(
             {
                 "consumer_group": group,
                 "partition": move.partition_id,
-                "before": move.following_before,
-                "after": move.following,
+                "before": move.resume_point_before,
+                "after": move.resume_point,
                 "events": move.events,
                 "is_set": move.partition_id in done,
             }

@@ -92,7 +92,8 @@ def refuse_moves(plan: MovePlan, *, is_rewind_allowed: bool, is_forced: bool) ->
         remedies.append("Stop them first, or add --force.")
     if plan.rewinds and not is_rewind_allowed:
         said = ", ".join(
-            f"{move.partition_id} from {move.following_before} to {move.following}" for move in plan.rewinds
+            f"{move.partition_id} from {move.resume_point_before} to {move.resume_point}"
+            for move in plan.rewinds
         )
         reasons.append(f"Checkpoints would move backwards, or into another log: partition {said}.")
         remedies.append("Add --rewind to process events again.")
@@ -126,9 +127,9 @@ async def plan_moves(
     moves = []
     for partition_id in chosen:
         partition = await consumer.get_partition_properties(partition_id)
-        following = await _find(consumer, partition, target.position)
-        checkpoint = await _checkpoint_before(consumer, partition, following)
-        if is_offset_needed and checkpoint.offset is None and following == partition.begin_sequence_number:
+        resume_point = await _find(consumer, partition, target.position)
+        checkpoint = await _checkpoint_before(consumer, partition, resume_point)
+        if is_offset_needed and checkpoint.offset is None and resume_point == partition.begin_sequence_number:
             checkpoint = replace(checkpoint, sequence_number=-1)
         created_at_ms = milliseconds_of(hub.created_at)
         moves.append(PlannedMove(replace(checkpoint, event_hub_created_at_ms=created_at_ms)))
@@ -137,12 +138,12 @@ async def plan_moves(
 
 async def _find(consumer: EventHubConsumer, partition: PartitionEnds, position: EventPosition) -> int:
     """The sequence number that processing goes on with."""
-    from tidegate.processor.moves import following_of
+    from tidegate.processor.moves import resume_point_of
 
     begin, until = partition.begin_sequence_number, partition.next_sequence_number
-    following = following_of(position, partition.partition_id, begin=begin, until=until)
-    if following is not None:
-        return following
+    resume_point = resume_point_of(position, partition.partition_id, begin=begin, until=until)
+    if resume_point is not None:
+        return resume_point
     if position.kind is PositionKind.OFFSET:
         if partition.is_empty:
             raise PositionOutOfRangeError(
@@ -160,14 +161,14 @@ async def _find(consumer: EventHubConsumer, partition: PartitionEnds, position: 
 
 
 async def _checkpoint_before(
-    consumer: EventHubConsumer, partition: PartitionEnds, following: int
+    consumer: EventHubConsumer, partition: PartitionEnds, resume_point: int
 ) -> ProcessorCheckpoint:
-    """The checkpoint of the event before ``following``; with offset and time where the log still tells."""
+    """The checkpoint of the event before ``resume_point``; with offset and time where the log still tells."""
     from tidegate.processor.checkpoint import ProcessorCheckpoint
 
     begin, until = partition.begin_sequence_number, partition.next_sequence_number
-    last = following - 1
-    if following == until and partition.last_enqueued_time is not None:
+    last = resume_point - 1
+    if resume_point == until and partition.last_enqueued_time is not None:
         time_ms = milliseconds_of(partition.last_enqueued_time)
         return ProcessorCheckpoint(partition.partition_id, last, partition.last_enqueued_offset, time_ms)
     if last < begin:

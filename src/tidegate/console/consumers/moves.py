@@ -18,7 +18,7 @@ from tidegate.console.jobs.jobs import RunningJob
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.position import EventPosition
 from tidegate.processor.checkpoint import ProcessorCheckpoint
-from tidegate.processor.moves import MovePlan, PlannedMove, following_of
+from tidegate.processor.moves import MovePlan, PlannedMove, resume_point_of
 from tidegate.sql import ConsumerKey, Database, move_checkpoint
 from tidegate.sql.stores.group_views import read_group_view
 
@@ -40,8 +40,8 @@ async def plan_moves(hub: EventHub, request: MoveRequest) -> list[PlannedMove]:
     for index, partition in enumerate(partitions):
         if index % _PARTITIONS_PER_TURN == _PARTITIONS_PER_TURN - 1:
             await asyncio.sleep(0)
-        following = _following(partition, request.position)
-        moves.append(PlannedMove(_checkpoint_before(partition, following, hub.description.created_at_ms)))
+        resume_point = _resume_point(partition, request.position)
+        moves.append(PlannedMove(_checkpoint_before(partition, resume_point, hub.description.created_at_ms)))
     return moves
 
 
@@ -79,17 +79,17 @@ def carry_out(
         if running.is_cancelled:
             break
         stored = group.checkpoints.get(move.partition_id)
-        now = None if stored is None or stored.sequence_number is None else stored.sequence_number + 1
+        now = None if stored is None else stored.resume_point
         result = "left: somebody else has moved it since the dry run"
-        if now == move.following_before or is_forced:
+        if now == move.resume_point_before or is_forced:
             outcome = move_checkpoint(
                 database, consumer, move.after, owner=actor, is_rewind_allowed=is_rewind_allowed
             )
-            is_there = outcome.is_moved or outcome.next_sequence_number == move.following
+            is_there = outcome.is_moved or outcome.next_sequence_number == move.resume_point
             result = "moved" if is_there else "left: it lies further already"
         is_moved = result == "moved"
         moved, left = moved + is_moved, left + (not is_moved)
-        results.append((move.partition_id, move.following_before, move.following, move.events, result))
+        results.append((move.partition_id, move.resume_point_before, move.resume_point, move.events, result))
         if done % 16 == 15:
             tell({"done": done + 1, "total": len(plan.moves)})
     tell(
@@ -103,16 +103,16 @@ def carry_out(
     )
 
 
-def _following(partition: Partition, position: EventPosition) -> int:
-    """The sequence number that processing goes on with."""
+def _resume_point(partition: Partition, position: EventPosition) -> int:
+    """The event that processing resumes with."""
     begin, until = partition.begin_sequence_number, partition.next_sequence_number
-    found = following_of(position, partition.partition_id, begin=begin, until=until)
+    found = resume_point_of(position, partition.partition_id, begin=begin, until=until)
     return partition.resolve(position) if found is None else found
 
 
-def _checkpoint_before(partition: Partition, following: int, created_at_ms: int) -> ProcessorCheckpoint:
-    """The checkpoint of the event before ``following``; with offset and time where the log still tells."""
-    last = following - 1
+def _checkpoint_before(partition: Partition, resume_point: int, created_at_ms: int) -> ProcessorCheckpoint:
+    """The checkpoint of the event before ``resume_point``; with offset and time where the log still tells."""
+    last = resume_point - 1
     offset = time_ms = None
     if last >= partition.begin_sequence_number:
         batches = partition.read_nowait(last, bytes_max=1)

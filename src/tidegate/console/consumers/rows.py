@@ -136,6 +136,5 @@ def _stalled_s(
 
 def _waiting_number(checkpoint: ProcessorCheckpoint, partition: PartitionEnds) -> int | None:
     """The event that is to be processed next; None: it cannot be told."""
-    if checkpoint.sequence_number is None:
-        return None
-    return max(checkpoint.sequence_number + 1, partition.begin_sequence_number)
+    resume_point = checkpoint.resume_point
+    return None if resume_point is None else max(resume_point, partition.begin_sequence_number)

@@ -115,8 +115,8 @@ class HostPumps:
 
     async def _has_backlog(self, session: PartitionSession) -> bool:
         """Whether the partition has events that the session has not come to; False where nobody can tell."""
-        following = session.progress.next_sequence_number
-        if following is None and not session.is_opening:
+        resume_point = session.progress.next_sequence_number
+        if resume_point is None and not session.is_opening:
             return False
         try:
             properties = await self._environment.consumer.get_partition_properties(session.partition_id)
@@ -124,11 +124,11 @@ class HostPumps:
             return False  # the receiver meets the same trouble, and reports it
         if properties.is_empty:
             return False
-        return following is None or properties.last_enqueued_sequence_number >= following
+        return resume_point is None or properties.last_enqueued_sequence_number >= resume_point
 
     def _describe_stall(self, session: PartitionSession, waited_s: float) -> PartitionStalledError:
-        following = session.progress.next_sequence_number
-        place = "" if following is None else f" at sequence number {following}"
+        resume_point = session.progress.next_sequence_number
+        place = "" if resume_point is None else f" at sequence number {resume_point}"
         if session.batch_in_hand_since is not None:
             what = "its handler has not returned"
         elif session.is_opening:

@@ -28,7 +28,7 @@ class Start:
 
     position: EventPosition
     next_sequence_number: int | None
-    """The first event that is not yet processed; None where only the first event read will tell."""
+    """The resume point; None if it is known only with the first event read."""
     must_start_at_position: bool = False
     """True: a log that begins later has lost events that were never processed."""
     is_after_loss: bool = False

@@ -94,7 +94,7 @@ def _highest_epoch(unit: UnitOfWork) -> int:
 def checkpoint_positions(
     database: Database, consumer: ConsumerKey, *, event_hub_created_at_ms: int
 ) -> dict[str, int]:
-    """Partition id → the first event that is not yet processed; partitions never begun are absent.
+    """Partition id → its resume point: the first event not yet processed; partitions never begun are absent.
 
     Raises EventHubReplacedError as ``claim_checkpoints`` does.
     """

@@ -73,7 +73,7 @@ class PartitionAudit:
     start_sequence_number: int
     """The first event that is expected to be accounted for."""
     checkpoint_sequence_number: int | None
-    """The first event that is not processed, as in ``Checkpoint``; None: nothing was ever committed."""
+    """The resume point: the first event not yet processed; None if nothing was ever committed."""
     log_until_sequence_number: int | None
     """One past the log's last event; None: not told."""
     rows: int
@@ -153,7 +153,7 @@ def audit_partition(
 
     rows: ascending, one number for each row. dead_letters: ascending, each number once. Both are read once
     and not kept, so they may be longer than memory. What lies before ``start_sequence_number`` is left out.
-    checkpoint_sequence_number: the first event that is not processed; None expects no event at all.
+    checkpoint_sequence_number: the resume point, up to which events are expected; None expects none.
     log_until_sequence_number: None looks for nothing beyond the log. findings_max: ranges of each kind that
     are listed; all are counted.
     Raises InvalidArgumentError where the numbers descend.

@@ -59,7 +59,7 @@ class Checkpoint:
     consumer_group: str
     partition_id: str
     next_sequence_number: int | None
-    """The first event that is not yet processed. None: locked before, but nothing was ever committed."""
+    """The resume point: the first event not yet processed. None if nothing was ever committed."""
     offset: str | None
     """Offset of the last processed event; None where the batch did not tell."""
     enqueued_time_ms: int | None
@@ -191,7 +191,7 @@ class BatchResult:
     """The first sequence number that this transaction committed; equals ``until`` when it had nothing to
     do."""
     until_sequence_number: int
-    """The checkpoint now: the first event that is not yet processed."""
+    """The resume point now: the first event not yet processed."""
 
 
 class DeadLetterStatus(StrEnum):
