@@ -16,7 +16,7 @@ from tidegate.model.errors import InvalidArgumentError
 
 REQUESTS = {operation.request.name: operation.request for operation in OPERATIONS if operation.request}
 
-# No floats: to a schema 1.0 is a whole number, to the check it is none.
+# No floats: 1.0 is an integer to a schema, and not to the check.
 _ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2),

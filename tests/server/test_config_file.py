@@ -85,31 +85,40 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[[event_hubs]]\nname = 'a'", "event_hubs[0] lacks partition_count"),
+        ("[[event_hubs]]\nname = 'a'", "event_hubs[0].partition_count is missing"),
         (
             "[[event_hubs]]\nname = 'a'\npartition_count = '4'",
-            "partition_count takes a whole number, not a text",
+            "event_hubs[0].partition_count must be an integer, got a string",
         ),
-        ("[[event_hubs]]\nname = 'a'\npartition_count = true", "takes a whole number, not true or false"),
-        ("[[event_hubs]]\nname = 'a'\npartition_count = 1\npartitions = 2", "unknown name 'partitions'"),
-        ("[event_hubs]\nname = 'a'", "event_hubs takes a list, not a table"),
-        ("event_hubs = ['a']", "event_hubs[0] takes a table"),
-        ("[[event_hubs]]\nname = 'a'\npartition_count = 1\nconsumer_groups = [1]", "takes a list of texts"),
+        ("[[event_hubs]]\nname = 'a'\npartition_count = true", "must be an integer, got true or false"),
+        (
+            "[[event_hubs]]\nname = 'a'\npartition_count = 1\npartitions = 2",
+            "event_hubs[0]: unknown field 'partitions'",
+        ),
+        ("[event_hubs]\nname = 'a'", "event_hubs must be a list, got an object"),
+        ("event_hubs = ['a']", "event_hubs[0] must be an object, got a string"),
+        (
+            "[[event_hubs]]\nname = 'a'\npartition_count = 1\nconsumer_groups = [1]",
+            "event_hubs[0].consumer_groups[0] must be a string",
+        ),
         (
             "[[event_hubs]]\nname = 'a'\npartition_count = 1\n\n"
             "[[event_hubs]]\nname = 'A'\npartition_count = 1",
             "The event hub 'A' is declared twice",
         ),
-        ("[[event_hubs]]\nname = 'a'\npartition_count = 1\ncapture = 'on'", 'a table, or "off"'),
+        (
+            "[[event_hubs]]\nname = 'a'\npartition_count = 1\ncapture = 'on'",
+            "capture: invalid value 'on'. Known: an object, off.",
+        ),
         (
             "[[event_hubs]]\nname = 'a'\npartition_count = 1\ncapture = {destination = 'relative'}",
             "event_hubs[0].capture: The capture destination",
         ),
         ("[[policies]]\nname = 'p'\nclaims = ['Write']", "policies[0].claims has 'Write'"),
-        ("throughput_units = 'lots'", "throughput_units takes a whole number, not a text"),
+        ("throughput_units = 'lots'", "throughput_units: invalid value 'lots'. Known: an integer, off."),
         ("tier = 'Gold'", "The tier is 'Gold'"),
-        ("declared = 1", "Unknown setting 'declared'"),
-        ("root_key = 5", "root_key takes str"),
+        ("declared = 1", "Unknown field 'declared'"),
+        ("root_key = 5", "root_key must be a string or null, got an integer"),
         ('{"amqp_port": 0', "not JSON"),
         ('{"UserConfig": {}}', "has 0 namespaces"),
     ],
@@ -165,16 +174,19 @@ def test_the_emulators_file_is_taken_as_it_is(tmp_path: Path) -> None:
     ("text", "told"),
     [
         (_emulator_config([]), "UserConfig.NamespaceConfig[0] has no Entities"),
-        (_emulator_config([{"Name": "a"}]), "Entities[0].PartitionCount is no number"),
-        (_emulator_config([{"Name": "a", "PartitionCount": "9" * 5000}]), "is no number"),
-        (_emulator_config([{"PartitionCount": "2"}]), "Entities[0] lacks Name"),
+        (_emulator_config([{"Name": "a"}]), "Entities[0].PartitionCount is missing"),
+        (
+            _emulator_config([{"Name": "a", "PartitionCount": "9" * 5000}]),
+            "Entities[0].PartitionCount must be",
+        ),
+        (_emulator_config([{"PartitionCount": "2"}]), "Entities[0].Name is missing"),
         (_emulator_config([{"Name": "a", "PartitionCount": 1}], Type="ServiceBus"), "not 'EventHub'"),
         (
             _emulator_config([{"Name": "a", "PartitionCount": 1, "ConsumerGroups": [{}]}]),
-            "ConsumerGroups[0] lacks Name",
+            "ConsumerGroups[0].Name is missing",
         ),
         ('{"UserConfig": {"NamespaceConfig": [{}, {}]}}', "2 namespaces; a service is one namespace"),
-        ('{"UserConfig": []}', "UserConfig takes a table"),
+        ('{"UserConfig": []}', "UserConfig must be an object, got a list"),
     ],
 )
 def test_a_mistake_in_the_emulators_file_names_its_place(tmp_path: Path, text: str, told: str) -> None:

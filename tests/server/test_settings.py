@@ -51,12 +51,12 @@ def test_configuration_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hots = 1", "Unknown setting 'hots'"),
-        ("host = 1", "host takes str"),
-        ("tls_names = 'a'", "tls_names takes a list"),
-        ("drain_timeout_s = true", "drain_timeout_s takes"),
+        ("hots = 1", "Unknown field 'hots'"),
+        ("host = 1", "host must be a string, got an integer"),
+        ("tls_names = 'a'", "tls_names must be a list, got a string"),
+        ("drain_timeout_s = true", "drain_timeout_s must be a number, got true or false"),
         ("capture_namespace = 'a/b'", "capture_namespace is 'a/b'"),
-        ("capture_namespace = 1", "capture_namespace takes str"),
+        ("capture_namespace = 1", "capture_namespace must be a string"),
         ("host = ", "not TOML"),
     ],
 )

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final, get_args
+
+import tidegate.server.settings
 from tools.reference.diagrams import draw_machine
 from tools.reference.source import entry_of
 from tools.reference.states import MACHINES, STATES, Machine
+
+_LIMITED: Final = re.compile("Port|Count|NotNegative|MemoryBytes|Seconds")
 
 
 def setting_page(made: str) -> str:
@@ -28,9 +34,23 @@ def setting_page(made: str) -> str:
         if not rest or not member.is_field or name in ("declared", "is_tls_used"):
             continue
         kind, _, default = rest.partition(" = ")
-        cells = (f"`{name}`", f"`{kind}`", _default_text(default), _one_line(member.words))
+        cells = (
+            f"`{name}`",
+            f"`{_LIMITED.sub(_type_text, kind)}`",
+            _default_text(default),
+            _one_line(member.words),
+        )
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _type_text(found: re.Match[str]) -> str:
+    """A type with limits, such as ``Port``, as what it is: ``int 0..65535``."""
+    kind, limits = get_args(getattr(tidegate.server.settings, found[0]))
+    if limits.le is not None:
+        return f"{kind.__name__} {limits.ge}..{limits.le}"
+    bound = f"> {limits.gt}" if limits.ge is None else f">= {limits.ge:,}"
+    return f"{kind.__name__} {bound}"
 
 
 def _default_text(text: str) -> str:
@@ -40,8 +60,6 @@ def _default_text(text: str) -> str:
     if text.startswith("field("):
         return "`None`"
     if text.endswith("_DEFAULT"):
-        import tidegate.server.settings
-
         return f"`{getattr(tidegate.server.settings, text)}`"
     return f"`{_number_text(text)}`"
 

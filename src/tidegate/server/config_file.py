@@ -25,18 +25,20 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct, defstruct
+from msgspec.structs import asdict
 
 from tidegate.broker import Claim
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.hub_settings import HUB_SETTINGS, HubChanges, HubSetting, hub_changes_in
+from tidegate.model.hub_settings import HUB_SETTINGS, hub_changes_in
 from tidegate.model.limits import Tier
+from tidegate.model.validation import validated
 from tidegate.server.declared import DeclaredEventHub, DeclaredNamespace, DeclaredPolicy, Switch
 from tidegate.server.emulator_config import declared_by_emulator_config, is_emulator_config
-from tidegate.server.plain_table import PlainTable
-from tidegate.server.settings import PATH_FIELDS, ServerSettings, settings_from_mapping
-
-_NAMESPACE_NAMES = ("event_hubs", "policies", "tier", "throughput_units")
+from tidegate.server.settings import PATH_NAMES, ServerSettings, settings_from_mapping
 
 
 def load_settings(path: Path, *, data_dir: Path | None = None) -> ServerSettings:
@@ -54,7 +56,7 @@ def load_settings(path: Path, *, data_dir: Path | None = None) -> ServerSettings
             values = {} if name is None else {"capture_namespace": name}
             return replace(settings_from_mapping(values, data_dir=data_dir), declared=declared)
         plain = {name: value for name, value in document.items() if name not in _NAMESPACE_NAMES}
-        for name in PATH_FIELDS:
+        for name in PATH_NAMES:
             if isinstance(value := plain.get(name), str):
                 plain[name] = str(path.parent / value)
         settings = settings_from_mapping(plain, data_dir=data_dir)
@@ -88,61 +90,77 @@ def _read(path: Path) -> Mapping[str, object]:
     return document
 
 
-def _declared(document: Mapping[str, object]) -> DeclaredNamespace:
-    values = {name: document[name] for name in _NAMESPACE_NAMES if name in document}
-    with PlainTable(values, "the file") as table:
-        return DeclaredNamespace(
-            event_hubs=tuple(
-                _event_hub(item, f"event_hubs[{index}]")
-                for index, item in enumerate(table.items("event_hubs"))
-            ),
-            policies=_policies(table, ""),
-            tier=_tier(table.optional_text("tier")),
-            throughput_units=table.integer_or_off("throughput_units"),
-        )
+class _Policy(Struct, forbid_unknown_fields=True):
+    name: str
+    claims: tuple[str, ...] = ()
+    key: str | None = None
 
-
-def _event_hub(value: object, where: str) -> DeclaredEventHub:
-    with PlainTable(value, where) as table:
-        return DeclaredEventHub(
-            name=table.text("name"),
-            partition_count=table.integer("partition_count"),
-            settings=_settings(table),
-            consumer_groups=table.texts("consumer_groups"),
-            policies=_policies(table, f"{where}."),
-            capture=_capture(table),
-        )
-
-
-def _settings(table: PlainTable) -> HubChanges:
-    found = {setting.name: _setting(table, setting) for setting in HUB_SETTINGS}
-    return hub_changes_in(
-        {name: None if value is Switch.OFF else value for name, value in found.items() if value is not None}
-    )
-
-
-def _setting(table: PlainTable, setting: HubSetting) -> int | str | Switch | None:
-    if setting.kind is str:
-        return table.optional_text(setting.name)
-    return table.integer_or_off(setting.name) if setting.has_off else table.optional_integer(setting.name)
-
-
-def _policies(table: PlainTable, prefix: str) -> tuple[DeclaredPolicy, ...]:
-    return tuple(
-        _policy(item, f"{prefix}policies[{index}]") for index, item in enumerate(table.items("policies"))
-    )
-
-
-def _policy(value: object, where: str) -> DeclaredPolicy:
-    with PlainTable(value, where) as table:
-        name, key, claims = table.text("name"), table.optional_text("key"), table.texts("claims")
-        by_name = {claim.value.lower(): claim for claim in Claim}
-        for claim in claims:
-            if claim.lower() not in by_name:
+    def declared(self, where: str) -> DeclaredPolicy:
+        claims = {claim.value.lower(): claim for claim in Claim}
+        for claim in self.claims:
+            if claim.lower() not in claims:
                 raise InvalidArgumentError(
-                    f"{table.place('claims')} has {claim!r}.", next_step="Known: Send, Listen, Manage."
+                    f"{where}.claims has {claim!r}.", next_step="Known: Send, Listen, Manage."
                 )
-        return DeclaredPolicy(name, frozenset(by_name[claim.lower()] for claim in claims), key)
+        return DeclaredPolicy(self.name, frozenset(claims[claim.lower()] for claim in self.claims), self.key)
+
+
+class _EventHub(Struct, forbid_unknown_fields=True):
+    """An event hub, without its settings."""
+
+    name: str
+    partition_count: int
+    consumer_groups: tuple[str, ...] = ()
+    policies: tuple[_Policy, ...] = ()
+    capture: dict[str, Any] | Switch | None = None
+
+
+class _Namespace(Struct, forbid_unknown_fields=True):
+    event_hubs: tuple[dict[str, Any], ...] = ()
+    policies: tuple[_Policy, ...] = ()
+    tier: str | None = None
+    throughput_units: int | Switch | None = None
+
+
+_SETTINGS: Final = defstruct(
+    "_Settings",
+    [(each.name, each.kind | (Switch if each.has_off else None) | None, None) for each in HUB_SETTINGS],
+)
+_NAMESPACE_NAMES: Final = _Namespace.__struct_fields__
+
+
+def _declared(document: Mapping[str, object]) -> DeclaredNamespace:
+    found = validated({name: document[name] for name in _NAMESPACE_NAMES if name in document}, _Namespace)
+    return DeclaredNamespace(
+        event_hubs=tuple(
+            _event_hub(hub, f"event_hubs[{index}]") for index, hub in enumerate(found.event_hubs)
+        ),
+        policies=_policies(found.policies, "policies"),
+        tier=_tier(found.tier),
+        throughput_units=found.throughput_units,
+    )
+
+
+def _event_hub(values: dict[str, object], where: str) -> DeclaredEventHub:
+    settings = {setting.name: values.pop(setting.name, None) for setting in HUB_SETTINGS}
+    found = validated(values, _EventHub, where)
+    given = {
+        name: None if value is Switch.OFF else value
+        for name, value in asdict(validated(settings, _SETTINGS, where)).items()
+        if value is not None
+    }
+    return DeclaredEventHub(
+        name=found.name,
+        partition_count=found.partition_count,
+        settings=hub_changes_in(given),
+        consumer_groups=found.consumer_groups,
+        policies=_policies(found.policies, f"{where}.policies"),
+        capture=_capture(found.capture, f"{where}.capture"),
+    )
+
+
+def _policies(policies: tuple[_Policy, ...], where: str) -> tuple[DeclaredPolicy, ...]:
+    return tuple(policy.declared(f"{where}[{index}]") for index, policy in enumerate(policies))
 
 
 def _tier(name: str | None) -> Tier | None:
@@ -156,17 +174,10 @@ def _tier(name: str | None) -> Tier | None:
     return by_name[name.lower()]
 
 
-def _capture(table: PlainTable) -> CaptureSettings | Switch | None:
-    value = table.optional("capture")
-    if value is None:
-        return None
-    if value == Switch.OFF.value:
-        return Switch.OFF
-    if not isinstance(value, Mapping):
-        raise InvalidArgumentError(f'{table.place("capture")} takes a table, or "off".')
+def _capture(value: dict[str, object] | Switch | None, where: str) -> CaptureSettings | Switch | None:
+    if not isinstance(value, dict):
+        return value
     try:
         return CaptureSettings.from_mapping(value)
     except InvalidArgumentError as error:
-        raise InvalidArgumentError(
-            f"{table.place('capture')}: {error.message}", next_step=error.next_step
-        ) from error
+        raise InvalidArgumentError(f"{where}: {error.message}", next_step=error.next_step) from error

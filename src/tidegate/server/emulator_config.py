@@ -12,69 +12,73 @@ stand there as texts, and are numbers in files that other tools write.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from tidegate.broker import EMULATOR_KEY
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
+from tidegate.model.validation import validated
 from tidegate.server.declared import DeclaredEventHub, DeclaredNamespace
-from tidegate.server.plain_table import PlainTable
 
 _ROOT = "UserConfig"
-_NUMBER = re.compile("[0-9]{1,6}")
+
+
+class _ConsumerGroup(Struct, rename="pascal"):
+    name: str
+
+
+class _Entity(Struct, rename="pascal"):
+    name: str
+    partition_count: int | Annotated[str, Meta(pattern=r"^\s*[0-9]{1,6}\s*$")]
+    consumer_groups: tuple[_ConsumerGroup, ...] | None = None
+
+    def declared(self) -> DeclaredEventHub:
+        names = [group.name for group in self.consumer_groups or ()]
+        return DeclaredEventHub(
+            self.name,
+            int(self.partition_count),
+            consumer_groups=tuple(name for name in names if name.lower() != DEFAULT_CONSUMER_GROUP.lower()),
+        )
+
+
+class _Namespace(Struct, rename="pascal"):
+    type: str | None = None
+    name: str | None = None
+    entities: tuple[_Entity, ...] | None = None
+
+
+class _UserConfig(Struct, rename="pascal"):
+    """Fields that are unknown here may have come with a newer emulator, so they are ignored."""
+
+    namespace_config: tuple[_Namespace, ...] = ()
 
 
 def is_emulator_config(document: Mapping[str, object]) -> bool:
-    """Whether a document has the shape of the emulator's file."""
+    """Whether a document has the form of the emulator's file."""
     return _ROOT in document
 
 
 def declared_by_emulator_config(document: Mapping[str, object]) -> tuple[str | None, DeclaredNamespace]:
-    """The namespace that the emulator's file describes: its name, where it has one, and what is in it.
+    """The namespace that the emulator's file describes: its name, if it has one, and its event hubs.
 
-    Raises InvalidArgumentError naming the place for what cannot be meant, and for more than one namespace.
+    Raises InvalidArgumentError naming the place of an invalid value, and for more than one namespace.
     """
-    # Not used with ``with``: names that are unknown here may have come with a newer emulator.
-    user = PlainTable(document[_ROOT], _ROOT)
-    namespaces = user.items("NamespaceConfig")
+    namespaces = validated(document[_ROOT], _UserConfig, _ROOT).namespace_config
+    where = f"{_ROOT}.NamespaceConfig"
     if len(namespaces) != 1:
         raise InvalidArgumentError(
-            f"{user.place('NamespaceConfig')} has {len(namespaces)} namespaces; a service is one namespace.",
-            next_step="Run a service for each, with a data directory and ports of its own.",
+            f"{where} has {len(namespaces)} namespaces; a service is one namespace.",
+            next_step="Run a service for each, with its own data directory and ports.",
         )
-    namespace = PlainTable(namespaces[0], user.place("NamespaceConfig", 0))
-    kind = namespace.optional_text("Type")
-    if kind is not None and kind.lower() != "eventhub":
-        raise InvalidArgumentError(f"{namespace.place('Type')} is {kind!r}, not 'EventHub'.")
-    hubs = [
-        _event_hub(PlainTable(entity, namespace.place("Entities", index)))
-        for index, entity in enumerate(namespace.items("Entities"))
-    ]
-    if not hubs:
-        raise InvalidArgumentError(f"{namespace.where} has no Entities.")
-    return namespace.optional_text("Name"), DeclaredNamespace(tuple(hubs))
-
-
-def _event_hub(entity: PlainTable) -> DeclaredEventHub:
-    groups = [
-        PlainTable(group, entity.place("ConsumerGroups", index)).text("Name")
-        for index, group in enumerate(entity.items("ConsumerGroups"))
-    ]
-    return DeclaredEventHub(
-        entity.text("Name"),
-        _partition_count(entity),
-        consumer_groups=tuple(name for name in groups if name.lower() != DEFAULT_CONSUMER_GROUP.lower()),
-    )
-
-
-def _partition_count(entity: PlainTable) -> int:
-    value = entity.optional("PartitionCount")
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()) is not None:
-        return int(value)
-    raise InvalidArgumentError(f"{entity.place('PartitionCount')} is no number of partitions.")
+    namespace = namespaces[0]
+    if namespace.type is not None and namespace.type.lower() != "eventhub":
+        raise InvalidArgumentError(f"{where}[0].Type is {namespace.type!r}, not 'EventHub'.")
+    if not namespace.entities:
+        raise InvalidArgumentError(f"{where}[0] has no Entities.")
+    return namespace.name, DeclaredNamespace(tuple(entity.declared() for entity in namespace.entities))
 
 
 __all__ = ["EMULATOR_KEY", "declared_by_emulator_config", "is_emulator_config"]

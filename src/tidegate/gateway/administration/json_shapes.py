@@ -6,34 +6,28 @@ never taken for one that was left out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from functools import cache
+from typing import Any, Final, Literal
 
-from tidegate.model.errors import InvalidArgumentError
+from msgspec import UNSET, Struct, UnsetType, defstruct
+from msgspec.structs import asdict
+
+from tidegate.model.validation import decoded, validated
 
 
 class Kind(Enum):
-    """What a field holds, with its name in texts."""
+    """What a field holds, with its name in the docs."""
 
-    INTEGER = "a whole number"
-    TEXT = "a text"
+    INTEGER = "an integer"
+    TEXT = "a string"
     BOOLEAN = "true or false"
-    TEXTS = "a list of texts"
+    TEXTS = "a list of strings"
     OBJECT = "an object"
     OBJECTS = "a list of objects"
 
-
-_TYPES: Final[Mapping[Kind, type]] = {
-    Kind.INTEGER: int,
-    Kind.TEXT: str,
-    Kind.BOOLEAN: bool,
-    Kind.TEXTS: list,
-    Kind.OBJECT: dict,
-    Kind.OBJECTS: list,
-}
 
 _SCHEMAS: Final[Mapping[Kind, Mapping[str, object]]] = {
     Kind.INTEGER: {"type": "integer"},
@@ -54,7 +48,7 @@ class Field:
     """Whether it is always there (in an answer), or must be (in a request)."""
     is_nullable: bool = False
     choices: tuple[str, ...] = ()
-    """The only texts that there are; (): any."""
+    """The only strings allowed; (): any."""
     shape: Shape | None = None
     """Of an object, or of the objects in a list."""
 
@@ -77,22 +71,11 @@ class Field:
             found["type"] = [found["type"], "null"]
         return {**found, "description": self.description}
 
-    def check(self, value: object) -> None:
-        """Raise InvalidArgumentError unless ``value`` may stand here."""
-        if value is None and self.is_nullable:
-            return
-        is_meant = type(value) is _TYPES[self.kind]
-        if is_meant and self.kind is Kind.TEXTS and isinstance(value, list):
-            is_meant = all(isinstance(item, str) for item in value)
-        if not is_meant:
-            null = ", or null" if self.is_nullable else ""
-            raise InvalidArgumentError(f"{self.name} is not {self.kind.value}{null}.")
-        for text in value if isinstance(value, list) else [value]:
-            if self.choices and text not in self.choices:
-                raise InvalidArgumentError(
-                    f"{self.name} cannot be {str(text)[:80]!r}.",
-                    next_step=f"Known: {', '.join(self.choices)}.",
-                )
+    def type(self) -> Any:
+        """What msgspec checks a value of a request against."""
+        text: Any = Literal[self.choices] if self.choices else str
+        kinds = {Kind.INTEGER: int, Kind.TEXT: text, Kind.BOOLEAN: bool, Kind.TEXTS: list[text]}
+        return kinds[self.kind] | None if self.is_nullable else kinds[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,26 +97,21 @@ class Shape:
 
     def parse(self, body: bytes) -> dict[str, object]:
         """A request's body, checked. Raises InvalidArgumentError, naming what is wrong."""
-        try:
-            values = json.loads(body or b"{}")
-            # JSON can write half of a surrogate pair, which nothing that is stored or sent may hold.
-            json.dumps(values, ensure_ascii=False).encode()
-        except (ValueError, RecursionError) as error:
-            raise InvalidArgumentError(f"The body is not JSON: {str(error)[:200]}.") from error
-        if not isinstance(values, dict):
-            raise InvalidArgumentError("The body is not a JSON object.")
-        return self.check(values)
+        return _given(decoded(body or b"{}", _struct(self)))
 
     def check(self, values: Mapping[str, object]) -> dict[str, object]:
-        """The values of a request. Raises InvalidArgumentError, naming what is wrong."""
-        known = {field.name: field for field in self.fields}
-        for name, value in values.items():
-            if name not in known:
-                raise InvalidArgumentError(
-                    f"There is no {name[:80]!r} here.", next_step=f"Known: {', '.join(known) or 'nothing'}."
-                )
-            known[name].check(value)
-        for field in self.fields:
-            if field.is_required and field.name not in values:
-                raise InvalidArgumentError(f"{field.name} is missing.")
-        return dict(values)
+        """The values of a request, checked. Raises InvalidArgumentError, naming what is wrong."""
+        return _given(validated(values, _struct(self)))
+
+
+@cache
+def _struct(shape: Shape) -> type[Struct]:
+    fields: list[Any] = []
+    for field in shape.fields:
+        name, kind = field.name, field.type()
+        fields.append((name, kind) if field.is_required else (name, kind | UnsetType, UNSET))
+    return defstruct(shape.name, fields, forbid_unknown_fields=True, kw_only=True)
+
+
+def _given(values: Struct) -> dict[str, object]:
+    return {name: value for name, value in asdict(values).items() if value is not UNSET}

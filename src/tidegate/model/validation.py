@@ -1,0 +1,159 @@
+"""Checks plain values from a file or a request against declared types, with msgspec.
+
+The rule: a type is declared where the values are used; this module only turns msgspec's refusal into one
+sentence that names the place. No sentence repeats a value, which may be a key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, TypeVar, get_type_hints
+
+import msgspec
+
+from tidegate.model.errors import InvalidArgumentError
+
+NOT_GIVEN: Final = {"is_given": False}
+"""Metadata of a dataclass's field that plain values may not have."""
+
+T = TypeVar("T")
+
+_REFUSAL: Final = re.compile(r"(?P<problem>.*?)(?: - at `(?:key` in `)?\$\.?(?P<path>.*)`)?", re.DOTALL)
+_TYPES: Final = re.compile(r"Expected `(?P<wanted>.*?)`(?P<bound> .*?)?(?:, got `(?P<found>.*)`)?", re.DOTALL)
+_NAMED: Final = re.compile(r"Object (?P<kind>contains|missing) \w+ field `(?P<name>.*)`", re.DOTALL)
+_STEP: Final = re.compile(r"\w+|\[")
+_WORDS: Final = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "an integer",
+    "null": "null",
+    "object": "an object",
+    "str": "a string",
+}
+
+
+def validated(value: object, kind: type[T], where: str = "") -> T:
+    """The value as ``kind``: a msgspec Struct, or any type that msgspec converts to.
+
+    where: names the value to its author, such as ``event_hubs[0]``; empty for a whole file or body.
+
+    Raises InvalidArgumentError naming the field that is missing, unknown or of another type.
+    """
+    try:
+        return msgspec.convert(value, kind, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise _refusal(error, kind, where) from None
+
+
+def given_fields(values: Mapping[str, object], kind: type, where: str = "") -> dict[str, Any]:
+    """The fields of a dataclass that ``values`` has, by name and of their types; tuples for lists.
+
+    Raises InvalidArgumentError as ``validated``, and if a field without a default is missing.
+    """
+    found = msgspec.structs.asdict(validated(values, _shape(kind), where))
+    return {name: value for name, value in found.items() if value is not msgspec.UNSET}
+
+
+def decoded(body: bytes, kind: type[T]) -> T:
+    """The JSON value of a request's body.
+
+    Raises InvalidArgumentError as ``validated``, and for bytes that are not JSON.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _refusal(error, kind, "") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidArgumentError(f"The body is not JSON: {str(error)[:200]}.") from None
+
+
+def type_name(value: object) -> str:
+    """What an error calls the type of a value."""
+    names = {bool: "bool", dict: "object", float: "float", int: "int", list: "array", str: "str"}
+    return "null" if value is None else _WORDS.get(names.get(type(value), ""), type(value).__name__)
+
+
+@cache
+def _shape(kind: type) -> type[msgspec.Struct]:
+    types = get_type_hints(kind, include_extras=True)
+    fields: list[Any] = []
+    for field in dataclasses.fields(kind):
+        if field.metadata == NOT_GIVEN:
+            continue
+        is_required = field.default is field.default_factory is dataclasses.MISSING
+        name, type_ = field.name, types[field.name]
+        fields.append((name, type_) if is_required else (name, type_ | msgspec.UnsetType, msgspec.UNSET))
+    return msgspec.defstruct(kind.__name__, fields, forbid_unknown_fields=True, kw_only=True)
+
+
+def _path(kind: type, value: object) -> Path:
+    if kind is not Path or not isinstance(value, (str, Path)):
+        raise TypeError(f"Expected `str`, got `{type_name(value)}`")
+    return Path(value)
+
+
+def _refusal(error: msgspec.ValidationError, kind: object, where: str) -> InvalidArgumentError:
+    refusal = _REFUSAL.fullmatch(str(error))
+    assert refusal is not None  # it matches anything
+    problem, path = refusal["problem"], refusal["path"] or ""
+    place = f"{where}.{path}" if where and path and path[0] != "[" else where + path
+    if (named := _NAMED.fullmatch(problem)) is not None:
+        name = named["name"][:80]
+        if named["kind"] == "missing":
+            return InvalidArgumentError(f"{f'{place}.' if place else ''}{name} is missing.")
+        return InvalidArgumentError(
+            f"{f'{place}: unknown' if place else 'Unknown'} field {name!r}.",
+            next_step=f"Known: {', '.join(_names_at(kind, path)) or 'nothing'}.",
+        )
+    place = place or "The body"
+    types = _TYPES.fullmatch(problem)
+    if types is None:
+        known = ", ".join(_choices_at(kind, path))
+        # "Invalid enum value 'x'": the only refusal that quotes.
+        invalid = problem[0].lower() + problem[1:].replace("enum ", "")
+        return InvalidArgumentError(f"{place}: {invalid}.", next_step=f"Known: {known}." if known else "")
+    wanted = " or ".join(_WORDS.get(each, each) for each in types["wanted"].split(" | "))
+    if types["found"] is None:
+        return InvalidArgumentError(f"{place} must be {wanted}{types['bound'] or ''}.")
+    return InvalidArgumentError(
+        f"{place} must be {wanted}, got {_WORDS.get(types['found'], types['found'])}."
+    )
+
+
+def _names_at(kind: object, path: str) -> list[str]:
+    return [field.encode_name for field in _found_at(kind, path, lambda each: getattr(each, "fields", ()))]
+
+
+def _choices_at(kind: object, path: str) -> list[str]:
+    def of(each: Any) -> list[object]:
+        if isinstance(each, msgspec.inspect.EnumType):
+            return [member.value for member in each.cls]
+        if isinstance(each, msgspec.inspect.LiteralType):
+            return list(each.values)
+        kinds = (msgspec.inspect.IntType, "an integer"), (msgspec.inspect.DictType, "an object")
+        return [word for kind, word in kinds if isinstance(each, kind)]
+
+    return [str(value) for value in _found_at(kind, path, of)]
+
+
+def _found_at(kind: object, path: str, of: Callable[[Any], Any]) -> list[Any]:
+    """What the types at a path have: ``event_hubs[0].name``, by fields and items."""
+    types: list[Any] = _members(msgspec.inspect.type_info(kind))
+    for step in _STEP.findall(re.sub(r"\[.*?\]", "[", path)):
+        inner = []
+        for each in types:
+            if step == "[":
+                inner += [each.item_type] if hasattr(each, "item_type") else []
+            else:
+                inner += [field.type for field in getattr(each, "fields", ()) if field.encode_name == step]
+        types = [member for each in inner for member in _members(each)]
+    return [found for each in types for found in of(each)]
+
+
+def _members(kind: Any) -> list[Any]:
+    return list(kind.types) if isinstance(kind, msgspec.inspect.UnionType) else [kind]
