@@ -23,7 +23,7 @@ from tidegate.client.entities import (
     SendFailedError,
     ThroughputProperties,
 )
-from tidegate.client.namespace import Namespace
+from tidegate.client.namespace import ConnectionOptions, Namespace
 from tidegate.client.producer import EventHubProducer
 from tidegate.client.receiver import PartitionReceiver
 from tidegate.client.repeatable import HubLayout, ProducerIdentity, RepeatableProducer, RepeatableWork
@@ -45,6 +45,7 @@ __all__ = [
     "HubLayout",
     "run_blocking",
     "Namespace",
+    "ConnectionOptions",
     "RetryPolicy",
     "Credential",
     "TokenCredential",

@@ -6,18 +6,15 @@ It speaks AMQP. Azure has no such requests: there, all this is done in its porta
 from __future__ import annotations
 
 import re
-import ssl
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 from tidegate.amqp.message import Message
+from tidegate.client.closing import AsyncClosing
 from tidegate.client.connector import Connector
 from tidegate.client.entities import EventHubProperties, PolicyProperties, ThroughputProperties
 from tidegate.client.management import ask, event_hub_of, read_event_hub, to_properties
-from tidegate.client.namespace import Namespace
-from tidegate.client.retry import RetryPolicy
+from tidegate.client.namespace import ConnectionOptions, Namespace
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
@@ -43,7 +40,7 @@ from tidegate.wire.management import (
 T = TypeVar("T")
 
 
-class EventHubAdministrator:
+class EventHubAdministrator(AsyncClosing):
     """Manages the hubs of a namespace; its policy needs the Manage claim. ``async with`` or ``close`` it."""
 
     def __init__(
@@ -62,27 +59,13 @@ class EventHubAdministrator:
     def from_connection_string(
         cls,
         connection_string: str | ConnectionString,
-        *,
-        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen, therefore safe to share
-        timeout_s: float = 60.0,
-        ssl_context: ssl.SSLContext | None = None,
-        ca_file: str | Path | None = None,
+        **options: Unpack[ConnectionOptions],
     ) -> Self:
-        """An administrator of the namespace, or of the hub that is the string's EntityPath; the arguments are
-        those of ``Namespace.from_connection_string``.
-        """
+        """An administrator of the namespace, or of the hub that is the string's EntityPath."""
         if not isinstance(connection_string, ConnectionString):
             connection_string = ConnectionString.parse(connection_string)
-        return cls(
-            Namespace.from_connection_string(
-                connection_string,
-                retry=retry,
-                timeout_s=timeout_s,
-                ssl_context=ssl_context,
-                ca_file=ca_file,
-            ),
-            connection_string.entity_path,
-        )
+        namespace = Namespace.from_connection_string(connection_string, **options)
+        return cls(namespace, connection_string.entity_path)
 
     async def create_event_hub(
         self, name: str, *, partition_count: int | None = None, **settings: Unpack[HubChanges]
@@ -260,17 +243,6 @@ class EventHubAdministrator:
     async def close(self) -> None:
         """Close the connection. Idempotent."""
         await self._connector.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def _administer(
         self,

@@ -11,19 +11,16 @@ import asyncio
 import os
 import uuid
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final, TypeVar, Unpack
 
 from tidegate.client.background import run_blocking
+from tidegate.client.closing import Closing
 from tidegate.client.consumer import EventHubConsumer
-from tidegate.client.credentials import Credential, TokenCredential
 from tidegate.client.entities import EventHubProperties
-from tidegate.client.namespace import Namespace, event_hub_of
+from tidegate.client.namespace import ConnectionOptions, Namespace, event_hub_of
 from tidegate.client.receiver import PREFETCH_BYTES, PartitionReceiver
-from tidegate.client.retry import RetryPolicy
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import (
     ClosedError,
@@ -38,6 +35,8 @@ from tidegate.model.partition_ends import PartitionEnds
 from tidegate.model.position import EventPosition
 from tidegate.wire.encoded_events import EncodedEvents
 from tidegate.wire.event_codec import decode_event, event_body
+
+T = TypeVar("T")
 
 _IDLE_S: Final = 2.0
 """How long a receiver waits for the range that follows. Short, because a consumer group may have five
@@ -109,7 +108,7 @@ class _State:
     """Time of the loop until which no receiver is kept waiting, because there was no room for another."""
 
 
-class BlockingConsumer:
+class BlockingConsumer(Closing):
     """Reads exact ranges and single events. ``with`` or ``close`` it."""
 
     def __init__(
@@ -119,19 +118,15 @@ class BlockingConsumer:
         *,
         consumer_group: str = DEFAULT_CONSUMER_GROUP,
         owner_level: int | None = None,
-        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen, therefore safe to share
-        timeout_s: float = 60.0,
-        ca_file: str | Path | None = None,
         prefetch_bytes: int = PREFETCH_BYTES,
-        credential: TokenCredential | Credential | None = None,
         receiver_name: str | None = None,
         is_batch_delivery_wanted: bool = True,
+        **options: Unpack[ConnectionOptions],
     ) -> None:
         """Connects when first used. The arguments are those of ``EventHubConsumer`` and ``open_receiver``.
 
-        event_hub: None takes the connection string's EntityPath, where something is asked that needs it.
-        credential: used instead of what the connection string holds. receiver_name: each receiver gets this
-        name with something of its own behind it, so that the service's messages tell them apart.
+        event_hub: None means the connection string's EntityPath. receiver_name: each receiver gets this name
+        with a random suffix, which tells them apart in the service's messages.
         """
         self._connection_string = connection_string
         self._event_hub = event_hub
@@ -140,37 +135,23 @@ class BlockingConsumer:
         self._prefetch_bytes = prefetch_bytes
         self._receiver_name = receiver_name
         self._is_batch_delivery_wanted = is_batch_delivery_wanted
-        self._namespace = Namespace.from_connection_string(
-            connection_string, retry=retry, timeout_s=timeout_s, ca_file=ca_file, credential=credential
-        )
+        self._namespace = Namespace.from_connection_string(connection_string, **options)
         self._state = _State(os.getpid())
         self._is_closed = False
 
     def get_event_hub_properties(self) -> EventHubProperties:
         """The hub's name, age and partitions. Raises as ``EventHubConsumer.get_event_hub_properties``."""
-
-        async def ask() -> EventHubProperties:
-            return await self._consumer(self._hub()).get_event_hub_properties()
-
-        return run_blocking(ask())
+        return self._ask(EventHubConsumer.get_event_hub_properties)
 
     def get_partition_properties(self, partition_id: str) -> PartitionEnds:
         """Where a partition's log begins and ends now."""
-
-        async def ask() -> PartitionEnds:
-            return await self._consumer(self._hub()).get_partition_properties(partition_id)
-
-        return run_blocking(ask())
+        return self._ask(lambda consumer: consumer.get_partition_properties(partition_id))
 
     def get_all_partition_properties(
         self, event_hub: EventHubProperties | None = None
     ) -> list[PartitionEnds]:
         """The same of every partition, as ``EventHubConsumer.get_all_partition_properties``."""
-
-        async def ask() -> list[PartitionEnds]:
-            return await self._consumer(self._hub()).get_all_partition_properties(event_hub)
-
-        return run_blocking(ask())
+        return self._ask(lambda consumer: consumer.get_all_partition_properties(event_hub))
 
     def read_encoded(
         self,
@@ -260,18 +241,13 @@ class BlockingConsumer:
 
             run_blocking(close_all())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     # --- inside: everything ``async`` runs on the background loop -------------------------------------------
+
+    def _ask(self, question: Callable[[EventHubConsumer], Awaitable[T]]) -> T:
+        async def ask() -> T:
+            return await question(self._consumer(self._hub()))
+
+        return run_blocking(ask())
 
     def _hub(self) -> str:
         return event_hub_of(self._connection_string, self._event_hub)

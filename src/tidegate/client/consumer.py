@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ssl
-from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
+from tidegate.client.closing import AsyncClosing
 from tidegate.client.connector import Connector
 from tidegate.client.entities import EventHubProperties
 from tidegate.client.management import read_event_hub, read_partition, read_partitions
-from tidegate.client.namespace import Namespace, event_hub_of
+from tidegate.client.namespace import ConnectionOptions, Namespace, event_hub_of
 from tidegate.client.receiver import PREFETCH_BYTES, PREFETCH_EVENTS, PartitionReceiver
-from tidegate.client.retry import RetryPolicy
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
@@ -21,7 +18,7 @@ from tidegate.model.position import EventPosition, PositionKind
 from tidegate.wire.addresses import NodeAddress, entity_audience
 
 
-class EventHubConsumer:
+class EventHubConsumer(AsyncClosing):
     """Reads one event hub. Use as ``async with``, or ``close`` it; that ends its receivers, too.
 
     All receivers share one connection. Not thread-safe: use it on one event loop.
@@ -55,21 +52,15 @@ class EventHubConsumer:
         event_hub: str | None = None,
         *,
         consumer_group: str = DEFAULT_CONSUMER_GROUP,
-        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen, therefore safe to share
-        timeout_s: float = 60.0,
-        ssl_context: ssl.SSLContext | None = None,
-        ca_file: str | Path | None = None,
         is_batch_delivery_wanted: bool = True,
+        **options: Unpack[ConnectionOptions],
     ) -> Self:
         """A consumer of ``event_hub`` (None: the connection string's EntityPath).
 
-        The other arguments are those of ``Namespace.from_connection_string`` and of the constructor.
+        The other arguments are those of the constructor.
         """
-        namespace = Namespace.from_connection_string(
-            connection_string, retry=retry, timeout_s=timeout_s, ssl_context=ssl_context, ca_file=ca_file
-        )
         return cls(
-            namespace,
+            Namespace.from_connection_string(connection_string, **options),
             event_hub_of(connection_string, event_hub),
             consumer_group=consumer_group,
             is_batch_delivery_wanted=is_batch_delivery_wanted,
@@ -148,17 +139,6 @@ class EventHubConsumer:
     async def close(self) -> None:
         """Close the connection and all receivers. Idempotent."""
         await self._connector.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         return f"<EventHubConsumer {self.event_hub}/{self.consumer_group}>"

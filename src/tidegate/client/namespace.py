@@ -1,11 +1,11 @@
-"""Where and as whom a client connects: one value shared by producers, consumers and administrators."""
+"""Where a client connects, and with which credential: shared by producers, consumers and administrators."""
 
 from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import TypedDict, Unpack, cast
 
 from tidegate.client.credentials import (
     Credential,
@@ -21,9 +21,24 @@ _AMQPS_PORT = 5671
 _AMQP_PORT = 5672
 
 
+class ConnectionOptions(TypedDict, total=False):
+    """How a client connects, beside its connection string: keywords of every ``from_connection_string``."""
+
+    retry: RetryPolicy
+    """How often and how soon a failed operation is tried again."""
+    timeout_s: float
+    """How long one try of an operation may take; 60 unless given."""
+    ssl_context: ssl.SSLContext | None
+    """Used unchanged, instead of ``ca_file``."""
+    ca_file: str | Path | None
+    """Certificates to trust beside the system's (see ``ca_file`` in the ready file of a Tidegate)."""
+    credential: TokenCredential | Credential | None
+    """Used instead of the key or signature in the string, which may then have none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """An Event Hubs namespace (Tidegate's or Azure's), with the credential and patience to use it with.
+    """An Event Hubs namespace (Tidegate's or Azure's), with credential, time-out and retry policy.
 
     Build one with the class methods. Each client made from it has a connection of its own.
     """
@@ -45,30 +60,23 @@ class Namespace:
     def from_connection_string(
         cls,
         connection_string: str | ConnectionString,
-        *,
-        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen, therefore safe to share
-        timeout_s: float = 60.0,
-        ssl_context: ssl.SSLContext | None = None,
-        ca_file: str | Path | None = None,
-        credential: TokenCredential | Credential | None = None,
+        **options: Unpack[ConnectionOptions],
     ) -> Namespace:
-        """What a connection string says; TLS unless it has ``UseDevelopmentEmulator=true``.
+        """The namespace of a connection string; with TLS unless it has ``UseDevelopmentEmulator=true``.
 
-        credential: instead of the string's own, which may then hold none (see ``from_credential``).
-        ssl_context: used as it is. ca_file: certificates to trust beside the system's own (Tidegate makes
-        its own authority; see ``ca_file`` in its ready file). At most one of the two.
-        Raises ConnectionStringError; InvalidArgumentError where ``ca_file`` cannot be read.
+        Raises ConnectionStringError; InvalidArgumentError if ``ca_file`` cannot be read.
         """
-        parsed = _parse(connection_string)
+        parsed, given = _parse(connection_string), options.get("credential")
+        context = None
+        if not parsed.use_development_emulator:
+            context = _make_ssl_context(options.get("ssl_context"), options.get("ca_file"))
         return cls(
             host=parsed.host,
             port=parsed.effective_port,
-            credential=credential_from_connection_string(parsed)
-            if credential is None
-            else _adapt(credential),
-            ssl_context=None if parsed.use_development_emulator else _make_ssl_context(ssl_context, ca_file),
-            retry=retry,
-            timeout_s=timeout_s,
+            credential=credential_from_connection_string(parsed) if given is None else _adapt(given),
+            ssl_context=context,
+            retry=options.get("retry", RetryPolicy()),
+            timeout_s=options.get("timeout_s", 60.0),
         )
 
     @classmethod
@@ -86,7 +94,7 @@ class Namespace:
     ) -> Namespace:
         """A namespace by host name, with any credential: ours, or azure-identity's ``aio`` ones.
 
-        port: None takes 5671 with TLS and 5672 without. The rest as in ``from_connection_string``.
+        port: None means 5671 with TLS and 5672 without. The rest is as in ``ConnectionOptions``.
         """
         return cls(
             host=host,
@@ -119,7 +127,7 @@ def _parse(connection_string: str | ConnectionString) -> ConnectionString:
 
 
 def _adapt(credential: TokenCredential | Credential) -> Credential:
-    # Told apart by the method's name: azure-identity's classes know nothing of ours.
+    # Distinguished by the method's name: azure-identity's classes do not derive from ours.
     if hasattr(credential, "token_for"):
         return cast(Credential, credential)
     return EntraCredential(credential)

@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
-from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, Unpack
 
 from tidegate.client.batching import (
     BatchAccumulator,
@@ -28,12 +25,12 @@ from tidegate.client.batching import (
     encode_batch,
     largest_batch_bytes,
 )
+from tidegate.client.closing import AsyncClosing
 from tidegate.client.connector import Connector
 from tidegate.client.entities import EventHubProperties, FailedEvents, SendFailedError
 from tidegate.client.management import read_event_hub
-from tidegate.client.namespace import Namespace, event_hub_of
+from tidegate.client.namespace import ConnectionOptions, Namespace, event_hub_of
 from tidegate.client.partition_sender import OutgoingBatch, PartitionSender
-from tidegate.client.retry import RetryPolicy
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import ClosedError, InvalidArgumentError, NotFoundError, WouldBlockError
@@ -65,7 +62,7 @@ class _Lane:
         self.linger: asyncio.TimerHandle | None = None
 
 
-class EventHubProducer:
+class EventHubProducer(AsyncClosing):
     """Sends events to one event hub. Use as ``async with``, or ``close`` it: closing flushes.
 
     Order: events for one partition are stored in the order in which they were given, whichever method gave
@@ -127,25 +124,19 @@ class EventHubProducer:
         event_hub: str | None = None,
         *,
         publisher: str | None = None,
-        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen, therefore safe to share
-        timeout_s: float = 60.0,
-        ssl_context: ssl.SSLContext | None = None,
-        ca_file: str | Path | None = None,
         linger_ms: float = _LINGER_MS,
         batch_bytes_max: int = EVENT_BYTES_MAX,
         buffer_bytes_max: int = _BUFFER_BYTES_MAX,
         is_idempotent: bool = True,
         on_error: Callable[[FailedEvents], None] | None = None,
+        **options: Unpack[ConnectionOptions],
     ) -> Self:
         """A producer for ``event_hub`` (None: the connection string's EntityPath).
 
-        The other arguments are those of ``Namespace.from_connection_string`` and of the constructor.
+        The other arguments are those of the constructor.
         """
-        namespace = Namespace.from_connection_string(
-            connection_string, retry=retry, timeout_s=timeout_s, ssl_context=ssl_context, ca_file=ca_file
-        )
         return cls(
-            namespace,
+            Namespace.from_connection_string(connection_string, **options),
             event_hub_of(connection_string, event_hub),
             publisher=publisher,
             linger_ms=linger_ms,
@@ -342,17 +333,6 @@ class EventHubProducer:
                 lane.sender.close(ClosedError("The producer was closed before the service responded."))
             await self._connector.close()
         self._raise_failed()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"{len(self._lanes)} partitions"

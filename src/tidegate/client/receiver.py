@@ -17,12 +17,12 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from itertools import repeat
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from tidegate.amqp.events import Delivery
 from tidegate.amqp.link import ReceiverLink
 from tidegate.amqp.performatives import Attach, Source
+from tidegate.client.closing import AsyncClosing
 from tidegate.client.connection import LinkHandler, LiveConnection
 from tidegate.client.connector import AuthorizedConnection, Connector
 from tidegate.client.management import read_partition
@@ -53,7 +53,7 @@ _FIRST_CREDIT: Final = 300
 """Events asked for before any size is known; what azure-eventhub 5.15.1 keeps prefetched."""
 
 
-class PartitionReceiver(LinkHandler):
+class PartitionReceiver(LinkHandler, AsyncClosing):
     """Reads one partition. Get one from ``EventHubConsumer.open_receiver``; ``async with`` or ``close`` it.
 
     Not for several readers at once: each event goes to one ``receive`` call.
@@ -231,17 +231,6 @@ class PartitionReceiver(LinkHandler):
         self._fail(ClosedError("The receiver is closed."))
         self._buffer.clear()
         self._detach()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         state = "over" if self._failure else "attached" if self._is_attached else "detached"

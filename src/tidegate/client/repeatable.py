@@ -23,21 +23,18 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final, Unpack
 
 from tidegate.amqp.performatives import Attach
 from tidegate.amqp.types import Short
 from tidegate.client.background import run_blocking
 from tidegate.client.batching import largest_batch_bytes
+from tidegate.client.closing import Closing
 from tidegate.client.connector import Connector
-from tidegate.client.credentials import Credential, TokenCredential
 from tidegate.client.entities import FailedEvents
 from tidegate.client.management import read_event_hub
-from tidegate.client.namespace import Namespace, event_hub_of
+from tidegate.client.namespace import ConnectionOptions, Namespace, event_hub_of
 from tidegate.client.partition_sender import OutgoingBatch, PartitionSender
-from tidegate.client.retry import RetryPolicy
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import (
     BrokenError,
@@ -81,7 +78,7 @@ class HubLayout:
     """Whether the service knows numbered batches; otherwise what is sent again is stored again."""
 
 
-class RepeatableProducer:
+class RepeatableProducer(Closing):
     """The connection of one process to one event hub, for any number of ``begin``. ``close`` it."""
 
     def __init__(
@@ -89,22 +86,15 @@ class RepeatableProducer:
         connection_string: str | ConnectionString,
         event_hub: str | None = None,
         *,
-        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen, therefore safe to share
-        timeout_s: float = 60.0,
-        ca_file: str | Path | None = None,
-        credential: TokenCredential | Credential | None = None,
         is_idempotent: bool = True,
+        **options: Unpack[ConnectionOptions],
     ) -> None:
         """Connects when first used, on this process's background loop.
 
-        credential: used instead of what the connection string holds.
-        is_idempotent: False sends without numbers, to any service. The other arguments are those of
-        ``EventHubProducer.from_connection_string``.
+        is_idempotent: False sends without numbers, to any service.
         """
         self.event_hub = event_hub_of(connection_string, event_hub)
-        self._namespace = Namespace.from_connection_string(
-            connection_string, retry=retry, timeout_s=timeout_s, ca_file=ca_file, credential=credential
-        )
+        self._namespace = Namespace.from_connection_string(connection_string, **options)
         self._audience = entity_audience(self._namespace.host, self.event_hub)
         self._is_idempotent = is_idempotent
         self._process_id = os.getpid()
@@ -127,14 +117,6 @@ class RepeatableProducer:
         connector, self._connector = self._connector, None
         if connector is not None and self._process_id == os.getpid():
             run_blocking(connector.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # --- on the background loop ---------------------------------------------------------------------------
 
@@ -172,7 +154,7 @@ class RepeatableProducer:
         return HubLayout(tuple(found.partition_ids), largest_batch_bytes(limit), first.is_idempotent)
 
 
-class RepeatableWork:
+class RepeatableWork(Closing):
     """The events of one identity, from the first on. Used by one thread; ``close`` it.
 
     Every batch is numbered behind the one before it in its partition, whether it was stored earlier or not.
@@ -215,14 +197,6 @@ class RepeatableWork:
     def close(self) -> None:
         """Detach; what is not acknowledged may or may not be stored. Idempotent."""
         run_blocking(self._close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # --- on the background loop ---------------------------------------------------------------------------
 

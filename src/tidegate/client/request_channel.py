@@ -26,7 +26,7 @@ _CREDIT: Final = 100
 """Responses on their way at once."""
 
 
-class RequestChannel:
+class RequestChannel(LinkHandler):
     """A node that answers requests, on one connection. Make one with ``open``; it ends with the connection.
 
     Requests may overlap; each gets the response with its own message-id.
@@ -51,12 +51,12 @@ class RequestChannel:
         channel = cls(connection, node)
         channel._receiver = connection.attach_receiver(
             Source(address=node),
-            _ResponseHandler(channel),
+            channel,
             name=channel._reply_to,
             target_address=channel._reply_to,
         )
         try:
-            channel._sender = connection.attach_sender(node, _RequestHandler(channel))
+            channel._sender = connection.attach_sender(node, channel)
             await channel._wait(lambda: channel._attached == 2)
             channel._receiver.grant_credit(_CREDIT)
             connection.flush()
@@ -95,13 +95,13 @@ class RequestChannel:
 
     def close(self) -> None:
         """Detach both links; requests under way end with BrokenError."""
-        self.fail(BrokenError(f"The link to {self._node} was closed."))
+        self.on_detached(BrokenError(f"The link to {self._node} was closed."))
         for link in (self._sender, self._receiver):
             if link is not None:
                 self._connection.detach(link)
 
-    def fail(self, error: TidegateError) -> None:
-        """End all requests with ``error``; the first reason counts."""
+    def on_detached(self, error: TidegateError) -> None:
+        """One of the two links is gone: end all requests with ``error``; the first reason counts."""
         if self._failure is None:
             self._failure = error
             self._changed.set()
@@ -109,7 +109,7 @@ class RequestChannel:
                 if not response.done():
                     response.set_exception(error)
 
-    def on_attached(self) -> None:
+    def on_attached(self, attach: Attach) -> None:
         """One of the two links is attached."""
         self._attached += 1
         self._changed.set()
@@ -118,14 +118,14 @@ class RequestChannel:
         """More requests may be sent."""
         self._changed.set()
 
-    def on_responses(self, deliveries: list[Delivery]) -> None:
+    def on_deliveries(self, deliveries: list[Delivery]) -> None:
         """Hand each response to the request it belongs to."""
         assert self._receiver is not None
         for delivery in deliveries:
             try:
                 message = decode_message(delivery.payload)
             except ProtocolError as error:
-                self.fail(error)
+                self.on_detached(error)
                 return
             if not delivery.is_settled:
                 self._receiver.settle(delivery.delivery_id, delivery.delivery_id)
@@ -136,11 +136,11 @@ class RequestChannel:
         if self._receiver.outstanding_credit < _CREDIT // 2:
             self._receiver.grant_credit(_CREDIT - self._receiver.outstanding_credit)
 
-    def on_request_settled(self, first: int, last: int, state: DeliveryState | None) -> None:
+    def on_settled(self, first_delivery_id: int, last_delivery_id: int, state: DeliveryState | None) -> None:
         """A request that the service rejects outright gets no response: end it here."""
         if not isinstance(state, Rejected):
             return
-        for delivery_id in range(first, last + 1):
+        for delivery_id in range(first_delivery_id, last_delivery_id + 1):
             response = self._pending.get(self._request_ids.get(delivery_id, ""))
             if response is not None and not response.done():
                 response.set_exception(error_from_amqp(state.error))
@@ -156,34 +156,3 @@ class RequestChannel:
                 return
             self._changed.clear()
             await self._changed.wait()
-
-
-class _RequestHandler(LinkHandler):
-    def __init__(self, channel: RequestChannel) -> None:
-        self._channel = channel
-
-    def on_attached(self, attach: Attach) -> None:
-        self._channel.on_attached()
-
-    def on_detached(self, error: TidegateError) -> None:
-        self._channel.fail(error)
-
-    def on_credit(self) -> None:
-        self._channel.on_credit()
-
-    def on_settled(self, first_delivery_id: int, last_delivery_id: int, state: DeliveryState | None) -> None:
-        self._channel.on_request_settled(first_delivery_id, last_delivery_id, state)
-
-
-class _ResponseHandler(LinkHandler):
-    def __init__(self, channel: RequestChannel) -> None:
-        self._channel = channel
-
-    def on_attached(self, attach: Attach) -> None:
-        self._channel.on_attached()
-
-    def on_detached(self, error: TidegateError) -> None:
-        self._channel.fail(error)
-
-    def on_deliveries(self, deliveries: list[Delivery]) -> None:
-        self._channel.on_responses(deliveries)
