@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.needs import Guard, add_markers, markers_of
+from tests.support.quick_java import use_quick_java
 
 if TYPE_CHECKING:
     from tidegate.testing.azurite import AzuriteServer
@@ -82,9 +83,10 @@ def database_url(request: pytest.FixtureRequest) -> str:
 
 
 def pytest_configure() -> None:
-    """Hold tests to their markers, and undo an ignored SIGINT, which a run in the background inherits: the
-    commands tested here would, too.
+    """Hold tests to their markers, let Spark start quickly, and undo an ignored SIGINT, which a run in the
+    background inherits: the commands tested here would, too.
     """
+    use_quick_java()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _guard.install()
