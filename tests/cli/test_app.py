@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tests.cli.support import run_tidegate
 from tools.reference.pages import iter_commands
-from typer.testing import CliRunner
 
 from tidegate import __version__
 from tidegate.cli.app import app

@@ -58,7 +58,7 @@ def _damage(directory: Path) -> Path:
 def _on_a_terminal(
     *words: str, environment: dict[str, str], interrupt_at: bytes | None = None
 ) -> tuple[int, bytes]:
-    """Exit code, and what a terminal is told; SIGINT once it was told ``interrupt_at``."""
+    """Exit code, and what a terminal is shown; SIGINT once it was shown ``interrupt_at``."""
     terminal, stderr = pty.openpty()
     environment = environment | {"TERM": "xterm", "COLUMNS": "100"}
     with subprocess.Popen(
@@ -79,7 +79,7 @@ def _on_a_terminal(
             os.close(terminal)
 
 
-def test_its_progress_is_told_to_terminals_alone(data_directory: Path, lonely: dict[str, str]) -> None:
+def test_its_progress_is_shown_to_terminals_alone(data_directory: Path, lonely: dict[str, str]) -> None:
     """A bar where somebody watches a table come; with ``--json``, or in a pipe, none."""
     code, said = _on_a_terminal("check", str(data_directory), environment=lonely)
     assert code == 0
@@ -100,23 +100,19 @@ def test_the_bar_counts_to_its_end(data_directory: Path) -> None:
     from tidegate.cli.service.check_files import CountedFiles, segment_bytes
 
     _damage(data_directory)
-    told: list[int] = []
-
-    class Bar:
-        def update(self, done: int) -> None:
-            told.append(done)
+    shown: list[int] = []
 
     total = segment_bytes(data_directory)
     (data_directory / "logs/x/0").mkdir(parents=True)
     (data_directory / f"logs/x/0/1{SEGMENT_SUFFIX}").symlink_to("removed")  # listed, and not there any more
     assert segment_bytes(data_directory) == total
     shutil.rmtree(data_directory / "logs/x")
-    report = check_log_directory(data_directory, files=CountedFiles(Bar()))
+    report = check_log_directory(data_directory, files=CountedFiles(shown.append))
     assert report.damages
     assert total == report.bytes_read > _EVENTS * _EVENT_BYTES
-    assert told == sorted(told)
-    assert told[-1] == total
-    assert len(told) > total // _SEGMENT_BYTES
+    assert shown == sorted(shown)
+    assert shown[-1] == total
+    assert len(shown) > total // _SEGMENT_BYTES
 
 
 @pytest.mark.slow

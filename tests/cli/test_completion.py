@@ -99,11 +99,9 @@ def test_each_shell_has_its_script(shell: str, lonely: dict[str, str]) -> None:
     assert found.code == 0
     assert "_TIDEGATE_COMPLETE" in found.out
     asked = lonely | {
-        "_TIDEGATE_COMPLETE": f"complete_{shell}",
+        "_TIDEGATE_COMPLETE": f"{shell}_complete",
         "COMP_WORDS": "tidegate hub sh",
-        "COMP_CWORD": "2",
-        "_TYPER_COMPLETE_ARGS": "tidegate hub sh",
-        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "COMP_CWORD": "sh" if shell == "fish" else "2",
     }
     answer = run_tidegate(environment=asked)
     assert answer.code == 0

@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import click
 import pytest
+from click.shell_completion import CompletionItem
 from tests.cli.support import run_tidegate
 
-from tidegate.cli.shell.completion_shells import _bash_text, _zsh_text
+from tidegate.cli.shell.completion_shells import SHELLS, bash_text
 from tidegate.testing.absent import not_tested
 from tidegate.testing.hub import HubService
 
@@ -193,7 +195,7 @@ def test_a_script_that_the_shell_loads_by_itself(
 
 
 def test_fish_is_told_descriptions_as_a_whole(directory: Path, environment: dict[str, str]) -> None:
-    """Long ones are not cut off where Typer would fold them."""
+    """Long ones are not folded, and not cut off at a comma."""
     path = f"{directory / 'bin'}{os.pathsep}{environment['PATH']}"
     script = "tidegate completion fish | source; complete -C 'tidegate hub list --prof'"
     found = subprocess.run(
@@ -209,43 +211,37 @@ def test_fish_is_told_descriptions_as_a_whole(directory: Path, environment: dict
     assert words.endswith("the one written by `tidegate serve`.")
 
 
-class _Item:
-    """What Typer hands over."""
-
-    def __init__(self, value: str, words: str) -> None:
-        self.value = value
-        self.help = words
-
-
 def test_nothing_in_a_name_is_run_by_zsh(directory: Path) -> None:
-    """Names come from a service: in every place where zsh evaluates them they are text."""
+    """Names come from a service: wherever zsh evaluates them, they are plain text."""
     zsh = _find("zsh")
     touch = ("$(touch a)", "`touch a`")
-    names = [before + text for before in ("", "\\", '"', "'", "\\\\", ")") for text in touch] + ["a\\", "a b"]
-    texts = [text for name in names for text in (_zsh_text(_Item(name, "")), _zsh_text(_Item("a", name)))]
-    answer = "_arguments '*: :((" + "\n".join(texts) + "))'"
-    # As _arguments takes what stands between the parentheses (zsh 5.9, Completion/Base/Utility/_arguments).
+    names = [before + text for before in ("", "\\", '"', "'", "\\\\", ")") for text in touch] + ["a\\", "a:b"]
+    shell = SHELLS["zsh"](click.Command("tidegate"), {}, "tidegate", "_TIDEGATE_COMPLETE")
+    items = [item for name in names for item in (CompletionItem(name), CompletionItem("a:b", help=name))]
+    (directory / "answer").write_text("\n".join(map(shell.format_completion, items)))
+    (directory / "bin" / "tidegate").write_text("#!/bin/sh\ncat answer\n")
     script = (
-        "_arguments() { local action=${1#*: :}; eval ws=\\( ${action[3,-3]} \\); print -rl -- $ws }\n"
-        "eval $(cat answer)\n"
+        f"path=({directory / 'bin'} $path)\n"
+        "compdef() { }\n"
+        "_describe() { print -rl -- $completions_with_descriptions }\n"
+        "compadd() { print -rl -- $completions }\n"
+        f"{shell.source()}\n{shell.func_name}\n"
     )
-    (directory / "answer").write_text(answer)
     found = subprocess.run(
         [zsh, "-f", "-c", script], cwd=directory, capture_output=True, text=True, timeout=_WAIT_S
     )
     assert found.stderr == ""
     assert not (directory / "a").exists()
-    escaped = [name.replace("\\", "\\\\").replace(":", "\\:") for name in names]
-    assert found.stdout.splitlines() == [text for name in escaped for text in (name, f"a:{name}")]
+    assert found.stdout.splitlines() == [*(f"a\\:b:{name}" for name in names), *names]
 
 
 def test_nothing_in_a_name_is_run_by_bash(directory: Path) -> None:
     """What bash puts into the command line is one word that stands for the name, however it was begun."""
     signs = ("", "'", '"', "\\", "~", "*", "; ", " # ", "hub-1")
     names = [before + text for before in signs for text in ("$(touch a)", "`touch a`", ";touch a", "x&", "h")]
-    (directory / "answer").write_text("\n".join(_bash_text(_Item(name, ""), "h") for name in names))
+    (directory / "answer").write_text("\n".join(bash_text(CompletionItem(name), "h") for name in names))
     script = (
-        "IFS=$'\\n'; COMPREPLY=( $(cat answer) ); unset IFS\n"  # as Typer's script for bash does
+        "IFS=$'\\n'; COMPREPLY=( $(cat answer) ); unset IFS\n"  # as the script for bash does
         'for line in "${COMPREPLY[@]}"; do eval "printf \'%s\\n\' $line"; done\n'
     )
     found = subprocess.run(
@@ -259,5 +255,5 @@ def test_nothing_in_a_name_is_run_by_bash(directory: Path) -> None:
     assert not (directory / "a").exists()
     assert found.stdout.splitlines() == names
     for name in ("two\nlines", "two\rlines", "\x1b[2J"):
-        assert _bash_text(_Item(name, ""), "") == ""
-    assert [_bash_text(_Item(name, ""), "'h") for name in ("hub-1", "hub;touch a")] == ["hub-1", ""]
+        assert bash_text(CompletionItem(name), "") == ""
+    assert [bash_text(CompletionItem(name), "'h") for name in ("hub-1", "hub;touch a")] == ["hub-1", ""]

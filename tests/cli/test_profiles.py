@@ -12,7 +12,7 @@ from tests.cli.support import run_tidegate
 from tidegate.cli.shell.connection import resolve_connection
 from tidegate.cli.shell.profiles import (
     LOCAL,
-    Profile,
+    ServiceConnection,
     choose_profile,
     chosen_profile,
     delete_profile,
@@ -27,16 +27,16 @@ KEY = "s3cret+key="
 STRING = f"Endpoint=sb://{{host}}/;SharedAccessKeyName=Root;SharedAccessKey={KEY}"
 
 
-def profile(host: str) -> Profile:
+def profile(host: str) -> ServiceConnection:
     """One that leads to ``host``."""
-    return Profile(STRING.format(host=host))
+    return ServiceConnection(STRING.format(host=host))
 
 
 def test_saved_chosen_and_forgotten(lonely: dict[str, str]) -> None:
     """A profile is there until it is deleted; deleting the chosen one goes back to the service's own."""
     assert profile_names(lonely) == []
     save_profile("b", profile("b.example"), lonely)
-    save_profile("a", Profile(STRING.format(host="a.example"), "/ca.pem"), lonely)
+    save_profile("a", ServiceConnection(STRING.format(host="a.example"), "/ca.pem"), lonely)
     save_profile("b", profile("new.example"), lonely)
     assert profile_names(lonely) == ["a", "b"]
     assert load_profile("b", lonely) == profile("new.example")
@@ -113,7 +113,9 @@ def test_a_damaged_profile_is_told_without_what_is_in_it(lonely: dict[str, str])
 
 
 def test_commands_take_a_profile(lonely: dict[str, str], hub_service: HubService) -> None:
-    """Saved from a pipe, listed without its key, and used by name in place of a connection string."""
+    """Saved from a pipe, listed without its key, and used by name in place of a connection string: given
+    before the command or after it, where the last one counts.
+    """
     string = hub_service.connection_string
     saved = run_tidegate("profile", "save", "mine", environment=lonely, input_bytes=f"{string}\n".encode())
     assert saved.code == 0, saved.err
@@ -138,6 +140,16 @@ def test_commands_take_a_profile(lonely: dict[str, str], hub_service: HubService
     )
     assert both.code == 2
     assert "mutually exclusive" in both.err
+    before = run_tidegate("--profile", "mine", "tier", "show", "--json", environment=lonely)
+    assert (
+        before.json() == run_tidegate("tier", "show", "--profile=mine", "--json", environment=lonely).json()
+    )
+    last = run_tidegate("--profile", "yours", "tier", "show", "--profile", "mine", environment=lonely)
+    assert last.code == 0, last.err
+    apart = run_tidegate(
+        "--profile", "mine", "tier", "show", "--connection-string", string, environment=lonely
+    )
+    assert apart.code == 2
     unknown = run_tidegate("tier", "show", "--profile", "yours", environment=lonely)
     assert unknown.code == 2
     assert "Existing profiles: mine" in unknown.err

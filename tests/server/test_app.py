@@ -53,7 +53,7 @@ async def test_capture_writes_only_where_it_may(tmp_path: Path, given: tuple[str
 
 def test_serve_takes_capture_destinations(tmp_path: Path) -> None:
     """Directories from where the command was called, and URLs; as often as they are given."""
-    assert _destinations(["files", "s3://bucket/folder"]) == (
+    assert _destinations(("files", "s3://bucket/folder")) == (
         str(Path("files").absolute()),
         "s3://bucket/folder",
     )

@@ -30,8 +30,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from typer.main import get_command
-
 _IS_SUPPORTED: Final = hasattr(os, "pidfd_open")
 """Linux; elsewhere every program starts a Python."""
 _PRELOADED: Final = (
@@ -189,7 +187,6 @@ def _become(request: dict[str, object], streams: list[int]) -> str:
 if __name__ == "__main__":
     for name in _PRELOADED:
         import_module(name)
-    get_command(sys.modules["tidegate.cli.app"].app)  # typer imports the half of itself when it is first used
     gc.collect()
     gc.freeze()
     module = _serve(socket.socket(fileno=int(sys.argv[1])))

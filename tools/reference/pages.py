@@ -13,10 +13,9 @@ import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import Protocol
+from pathlib import Path
 
-import typer
-import typer.main
+import click
 
 import tidegate
 from tidegate.cli.app import EXIT_CODE_HELP, app
@@ -36,34 +35,14 @@ from tools.reference.settings import setting_page, state_files
 _MADE = "Made by `make docs`; do not edit."
 
 
-class Parameter(Protocol):
-    """What is used of a command's argument or option."""
-
-    name: str | None
-    opts: list[str]
-    secondary_opts: list[str]
-    param_type_name: str
-
-
-class Command(Protocol):
-    """What is used of a command."""
-
-    help: str | None
-    params: list[Parameter]
-
-
-def iter_commands(application: typer.Typer) -> Iterator[tuple[str, Command]]:
-    """Every command with its whole name (``hub create``), in the order of the help."""
-    return _iter_commands(typer.main.get_command(application), ())
-
-
-def _iter_commands(command: object, names: tuple[str, ...]) -> Iterator[tuple[str, Command]]:
-    commands = getattr(command, "commands", None)
-    if commands is None:
-        yield " ".join(names), command  # type: ignore[misc]  # typer's own classes are not public
-        return
-    for name, member in commands.items():
-        yield from _iter_commands(member, (*names, name))
+def iter_commands(group: click.Group, names: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    """Every command with its full name (``hub create``), in the order of the help."""
+    for name in group.list_commands(click.Context(group)):
+        command = group.commands[name]
+        if isinstance(command, click.Group):
+            yield from iter_commands(command, (*names, name))
+        else:
+            yield " ".join((*names, name)), command
 
 
 def reference_pages() -> dict[str, str]:
@@ -86,6 +65,8 @@ def _command_page() -> str:
         "",
         _MADE,
         "",
+        "The connection options (`--connection-string`, `--profile`, `--ca-file`) can be given before or "
+        "after the command: `tidegate --profile staging hub list`. "
         "Commands that connect to a service look for it in this order: `--connection-string` or "
         "`--profile`, `TIDEGATE_CONNECTION_STRING`, the profile named by `TIDEGATE_PROFILE`, the profile "
         "chosen with `tidegate profile use`, and the profile that `tidegate serve` wrote for this user. "
@@ -99,13 +80,9 @@ def _command_page() -> str:
     ]
     for name, command in iter_commands(app):
         lines += ["", f"## tidegate {name}", "", *_help_lines(command.help or "")]
-        rows = [_parameter_row(parameter) for parameter in command.params if _is_shown(parameter)]
+        rows = [_parameter_row(parameter, click.Context(command)) for parameter in command.params]
         lines += ["", "| | |", "|---|---|", *rows]
     return "\n".join(lines) + "\n"
-
-
-def _is_shown(parameter: Parameter) -> bool:
-    return not getattr(parameter, "hidden", False) and parameter.name != "help"
 
 
 def _help_lines(text: str) -> list[str]:
@@ -116,28 +93,22 @@ def _help_lines(text: str) -> list[str]:
     return [*lines, "", "```sh", *commands, "```"]
 
 
-def _parameter_row(parameter: Parameter) -> str:
-    metavar = getattr(parameter, "metavar", None) or ""
-    if parameter.param_type_name == "argument":
-        names = f"`{metavar}`"
+def _parameter_row(parameter: click.Parameter, context: click.Context) -> str:
+    words = [parameter.help or ""]
+    if isinstance(parameter, click.Argument):
+        names = f"`{parameter.make_metavar(context)}`"
     else:
-        spelled = [f"{option} {metavar}".strip() for option in (*parameter.opts, *parameter.secondary_opts)]
-        names = ", ".join(f"`{option}`" for option in spelled)
-    words = [str(getattr(parameter, "help", None) or "")]
-    choices = getattr(getattr(parameter, "type", None), "choices", None)
-    if choices:
-        words.append("One of " + ", ".join(f"`{_text(choice)}`" for choice in choices) + ".")
-    default = getattr(parameter, "default", None)
-    if default not in (None, False, ...) and not callable(default):
-        words.append(f"Default: `{_text(default)}`.")
-    if getattr(parameter, "required", False):
+        spelled = (*parameter.opts, *parameter.secondary_opts)
+        names = ", ".join(f"`{f'{option} {parameter.metavar or str()}'.strip()}`" for option in spelled)
+    if isinstance(parameter.type, click.Choice):
+        words.append("One of " + ", ".join(f"`{choice}`" for choice in parameter.type.choices) + ".")
+    default = parameter.default
+    if isinstance(default, int | float | str | Path) and default is not False:
+        words.append(f"Default: `{default}`.")
+    if parameter.required:
         words.append("Required.")
     # A bar within a cell (``N|off``) would begin another one.
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in (names, " ".join(words))) + " |"
-
-
-def _text(value: object) -> str:
-    return str(getattr(value, "value", value))
 
 
 def _error_page() -> str:

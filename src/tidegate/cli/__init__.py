@@ -1,7 +1,7 @@
 """The command line ``tidegate``: one module per command group, one renderer, documented exit codes.
 
-A command module imports typer and nothing heavier at its top: what a command needs is imported when it runs,
-so that ``tidegate --help`` stays quick.
+A command module imports click and nothing heavier at its top: other imports are done when a command runs, so
+that ``tidegate --help`` stays fast.
 """
 
 from __future__ import annotations

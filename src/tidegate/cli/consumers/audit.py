@@ -1,90 +1,87 @@
-"""``tidegate audit``: whether a table holds exactly what log, checkpoints and dead letters say."""
+"""``tidegate audit``: whether a table holds exactly what log, checkpoints and dead letters imply."""
 
 from __future__ import annotations
 
-import os
-import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Final
 
-import typer
+import click
 
-from tidegate.cli.shell.connection import FIRST_CONTACT_TIMEOUT_S, ServiceConnection, resolve_connection
+from tidegate.cli.shell.connection import FIRST_CONTACT_TIMEOUT_S, Service, with_service
 from tidegate.cli.shell.exit_codes import CheckFailedError
-from tidegate.cli.shell.options import (
-    CaFileOption,
-    ConnectionStringOption,
-    DatabaseOption,
-    HubArgument,
-    with_output,
-)
-from tidegate.cli.shell.render import Output, OutputFormat
+from tidegate.cli.shell.options import database_option, flag, group_option, hub_argument, with_output
+from tidegate.cli.shell.render import Output, OutputFormat, attributes, remark
 from tidegate.cli.shell.stores import open_database
-from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 
 if TYPE_CHECKING:
-    from tidegate.sql import Audit, Database, Finding, FindingKind, PartitionAudit
+    from tidegate.sql import Audit, Finding, FindingKind, PartitionAudit
 
-_COLUMNS = (
-    "partition",
-    "start",
-    "checkpoint",
-    "log_end",
-    "events",
-    "rows",
-    "dead_letters",
-    "discarded",
-    "gaps",
-    "duplicates",
-    "rows_and_dead_letters",
-    "beyond_checkpoint",
-    "beyond_log",
-    "stray_rows",
-)
+_ATTRIBUTES: Final = {
+    "partition": "partition_id",
+    "start": "start_sequence_number",
+    "checkpoint": "checkpoint_sequence_number",
+    "log_end": "log_until_sequence_number",
+    "events": "events",
+    "rows": "rows",
+    "dead_letters": "dead_letters_open",
+    "discarded": "dead_letters_discarded",
+    "gaps": "gaps",
+    "duplicates": "duplicates",
+    "rows_and_dead_letters": "rows_and_dead_letters",
+    "beyond_checkpoint": "beyond_checkpoint",
+    "beyond_log": "beyond_log",
+}
+"""Columns, and the attributes of a partition's audit that fill them."""
+_COLUMNS = (*_ATTRIBUTES, "stray_rows")
 _FINDING_COLUMNS = ("partition", "kind", "from", "until", "events")
 
 
-# Without --table for the format: here it names the table, and a table is what comes without an option.
+@click.command()
+@hub_argument
+# No --table for the format: here it names the table, and a table is the default output.
+@click.option("--table", metavar="NAME", required=True, help="The table to audit: table, or schema.table.")
+@database_option
+@group_option("The consumer group that wrote the rows.")
+@click.option(
+    "--sequence-column",
+    metavar="NAME",
+    default="sequence_number",
+    help="The column that holds the sequence number.",
+)
+@click.option(
+    "--partition-column",
+    metavar="NAME",
+    default="partition_id",
+    help="The column that holds the partition.",
+)
+@flag("--allow-gaps", "Accept gaps: the handler drops some events on purpose.")
+@flag("--allow-duplicates", "Accept duplicates: the handler returns several rows per event.")
+@flag(
+    "--from-first-row",
+    "Start each partition at its first row or dead letter, for a consumer that did not read the log from "
+    "the beginning.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=100,
+    help="Ranges to list for each kind of finding and partition.",
+)
+@with_service
 @with_output(OutputFormat.JSON, OutputFormat.NL, OutputFormat.CSV)
 def audit(
     output: Output,
-    hub: HubArgument,
-    table: Annotated[
-        str,
-        typer.Option("--table", metavar="NAME", help="The table to audit: table, or schema.table."),
-    ],
-    database: DatabaseOption = None,
-    group: Annotated[
-        str, typer.Option(metavar="NAME", help="The consumer group that wrote the rows.")
-    ] = DEFAULT_CONSUMER_GROUP,
-    sequence_column: Annotated[
-        str, typer.Option(metavar="NAME", help="The column that holds the sequence number.")
-    ] = "sequence_number",
-    partition_column: Annotated[
-        str, typer.Option(metavar="NAME", help="The column that holds the partition.")
-    ] = "partition_id",
-    allow_gaps: Annotated[
-        bool,
-        typer.Option("--allow-gaps", help="Accept gaps: the handler drops some events on purpose."),
-    ] = False,
-    allow_duplicates: Annotated[
-        bool,
-        typer.Option(
-            "--allow-duplicates", help="Accept duplicates: the handler returns several rows per event."
-        ),
-    ] = False,
-    from_first_row: Annotated[
-        bool,
-        typer.Option(
-            "--from-first-row",
-            help="Start each partition at its first row or dead letter, for a consumer that did not read "
-            "the log from the beginning.",
-        ),
-    ] = False,
-    limit: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Ranges to list for each kind of finding and partition.")
-    ] = 100,
-    connection_string: ConnectionStringOption = None,
-    ca_file: CaFileOption = None,
+    service: Service,
+    hub: str,
+    table: str,
+    database: str | None,
+    group: str,
+    sequence_column: str,
+    partition_column: str,
+    allow_gaps: bool,
+    allow_duplicates: bool,
+    from_first_row: bool,
+    limit: int,
 ) -> None:
     """Compare a table with log, checkpoints and dead letters.
 
@@ -104,56 +101,15 @@ def audit(
       tidegate audit flights --database sqlite:///flights.db --table flight_delay
       tidegate audit flights --database postgresql://user@host/name --table scores --json
     """
-    from tidegate.sql import FindingKind
-
-    connection = resolve_connection(connection_string, ca_file, os.environ)
-    allowed = frozenset(
-        kind
-        for kind, is_allowed in (
-            (FindingKind.GAP, allow_gaps),
-            (FindingKind.DUPLICATE, allow_duplicates),
-        )
-        if is_allowed
-    )
-    with open_database(database) as opened:
-        found = _audit(
-            opened,
-            connection,
-            hub,
-            group,
-            table=table,
-            sequence_column=sequence_column,
-            partition_column=partition_column,
-            is_first_row_start=from_first_row,
-            findings_max=limit,
-        )
-    _write(output, found, f"Audit of {table}")
-    sys.stderr.write(_summary(found))
-    if not found.is_sound(allowed=allowed):
-        raise CheckFailedError(
-            f"The table {table} does not match: {_problems(found, allowed)}.",
-            next_step="Use --json to list the ranges. docs/concepts/exactly-once.md says what is guaranteed.",
-        )
-
-
-def _audit(
-    database: Database,
-    connection: ServiceConnection,
-    hub: str,
-    group: str,
-    *,
-    table: str,
-    sequence_column: str,
-    partition_column: str,
-    is_first_row_start: bool,
-    findings_max: int,
-) -> Audit:
     from tidegate.cli.shell.progress import progress_bar
     from tidegate.client import RetryPolicy
     from tidegate.client.blocking import BlockingConsumer
-    from tidegate.sql import ConsumerKey, audit_table
+    from tidegate.sql import ConsumerKey, FindingKind, audit_table
 
+    connection = service.connection()
+    allowed = frozenset([FindingKind.GAP] * allow_gaps + [FindingKind.DUPLICATE] * allow_duplicates)
     with (
+        open_database(database) as opened,
         BlockingConsumer(
             connection.connection_string,
             hub,
@@ -161,18 +117,25 @@ def _audit(
             retry=RetryPolicy(retries_max=2),
             timeout_s=FIRST_CONTACT_TIMEOUT_S,
         ) as consumer,
-        progress_bar("Auditing", len(consumer.get_event_hub_properties().partition_ids)) as bar,
+        progress_bar("Auditing", len(consumer.get_event_hub_properties().partition_ids)) as show_progress,
     ):
-        return audit_table(
-            database,
+        found = audit_table(
+            opened,
             ConsumerKey(hub, group),
             consumer,
             table,
             sequence_column=sequence_column,
             partition_column=partition_column,
-            is_first_row_start=is_first_row_start,
-            findings_max=findings_max,
-            progress=lambda done, _: bar.update(done),
+            is_first_row_start=from_first_row,
+            findings_max=limit,
+            progress=lambda done, _: show_progress(done),
+        )
+    _write(output, found, f"Audit of {table}")
+    remark(_summary(found))
+    if not found.is_sound(allowed=allowed):
+        raise CheckFailedError(
+            f"The table {table} does not match: {_problems(found, allowed)}.",
+            next_step="Use --json to list the ranges. docs/concepts/exactly-once.md says what is guaranteed.",
         )
 
 
@@ -196,20 +159,7 @@ def _write(output: Output, audit: Audit, title: str) -> None:
 
 
 def _record(partition: PartitionAudit, stray_rows: int) -> dict[str, object]:
-    return {
-        "partition": partition.partition_id,
-        "start": partition.start_sequence_number,
-        "checkpoint": partition.checkpoint_sequence_number,
-        "log_end": partition.log_until_sequence_number,
-        "events": partition.events,
-        "rows": partition.rows,
-        "dead_letters": partition.dead_letters_open,
-        "discarded": partition.dead_letters_discarded,
-        "gaps": partition.gaps,
-        "duplicates": partition.duplicates,
-        "rows_and_dead_letters": partition.rows_and_dead_letters,
-        "beyond_checkpoint": partition.beyond_checkpoint,
-        "beyond_log": partition.beyond_log,
+    return attributes(partition, _ATTRIBUTES) | {
         "stray_rows": stray_rows,
         "findings": [_finding_record(finding) for finding in partition.findings],
     }
@@ -233,15 +183,15 @@ def _summary(audit: Audit) -> str:
     )
     listed = sum(len(item.findings) for item in partitions)
     count = sum(item.finding_count for item in partitions)
-    return text + (
-        f" Listing {listed:,} of {count:,} ranges; use --limit to list more.\n" if listed < count else "\n"
-    )
+    if listed < count:
+        text += f" Listing {listed:,} of {count:,} ranges; use --limit to list more."
+    return text
 
 
 def _problems(audit: Audit, allowed: frozenset[FindingKind]) -> str:
     from tidegate.sql import FindingKind
 
-    words = {
+    sentences = {
         FindingKind.GAP: "{} events are missing",
         FindingKind.DUPLICATE: "{} events have more than one row",
         FindingKind.ROW_AND_DEAD_LETTER: "{} events have a row and an open dead letter",
@@ -250,7 +200,7 @@ def _problems(audit: Audit, allowed: frozenset[FindingKind]) -> str:
     }
     problems = [
         text.format(f"{audit.count(kind):,}")
-        for kind, text in words.items()
+        for kind, text in sentences.items()
         if kind not in allowed and audit.count(kind)
     ]
     strays = sum(stray.rows for stray in audit.strays)

@@ -1,9 +1,9 @@
-"""Where ``tidegate checkpoint set`` moves checkpoints to, and what speaks against it."""
+"""Where ``tidegate checkpoint set`` moves checkpoints to, and when it refuses."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from tidegate.model.errors import (
 from tidegate.model.partition_ends import PartitionEnds
 from tidegate.model.position import EventPosition, PositionKind
 from tidegate.model.position_text import parse_time
+from tidegate.transport.clock import SystemClock
 
 if TYPE_CHECKING:
     from tidegate.client import EventHubConsumer
@@ -31,46 +32,38 @@ if TYPE_CHECKING:
 
 
 class MoveRefusedError(TidegateError):
-    """Something speaks against moving checkpoints that an option can allow; none was moved."""
+    """Moving checkpoints requires an option that was not given; none was moved."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where processing is to go on, as the options say it."""
-
-    position: EventPosition
-
-    @classmethod
-    def of_options(
-        cls,
-        *,
-        sequence_number: int | None,
-        offset: str | None,
-        enqueued_time: str | None,
-        is_earliest: bool,
-        is_latest: bool,
-        now_utc: datetime,
-    ) -> Target:
-        """The one position that was given. Raises InvalidArgumentError for none, or more than one."""
-        given: list[EventPosition] = []
-        if sequence_number is not None:
-            given.append(EventPosition.from_sequence_number(sequence_number))
-        if offset is not None:
-            given.append(EventPosition.from_offset(offset))
-        if enqueued_time is not None:
-            given.append(EventPosition.from_enqueued_time(parse_time(enqueued_time, now_utc=now_utc)))
-        given += [EventPosition.earliest()] * is_earliest + [EventPosition.latest()] * is_latest
-        if len(given) != 1:
-            raise InvalidArgumentError(
-                "No position given." if not given else f"{len(given)} positions given.",
-                next_step="Use exactly one of --sequence-number, --offset, --enqueued-time, --earliest, "
-                "--latest.",
-            )
-        return cls(given[0])
+def target_of(
+    *,
+    sequence_number: int | None,
+    offset: str | None,
+    enqueued_time: str | None,
+    is_earliest: bool,
+    is_latest: bool,
+) -> EventPosition:
+    """The position that the options name. Raises InvalidArgumentError for none, or more than one."""
+    given: list[EventPosition] = []
+    if sequence_number is not None:
+        given.append(EventPosition.from_sequence_number(sequence_number))
+    if offset is not None:
+        given.append(EventPosition.from_offset(offset))
+    if enqueued_time is not None:
+        time = parse_time(enqueued_time, now_utc=SystemClock().now_utc())
+        given.append(EventPosition.from_enqueued_time(time))
+    given += [EventPosition.earliest()] * is_earliest + [EventPosition.latest()] * is_latest
+    if len(given) != 1:
+        raise InvalidArgumentError(
+            "No position given." if not given else f"{len(given)} positions given.",
+            next_step="Use exactly one of --sequence-number, --offset, --enqueued-time, --earliest, "
+            "--latest.",
+        )
+    return given[0]
 
 
 def compared_with(move: PlannedMove, view: GroupView, *, lease_duration_s: float) -> PlannedMove:
-    """The move with what the store has now. lease_duration_s: the age at which a lease has expired."""
+    """The move, compared with the store. lease_duration_s: an older lease has expired."""
     return replace(
         move,
         before=view.checkpoints.get(move.partition_id),
@@ -80,7 +73,7 @@ def compared_with(move: PlannedMove, view: GroupView, *, lease_duration_s: float
 
 
 def refuse_moves(plan: MovePlan, *, is_rewind_allowed: bool, is_forced: bool) -> None:
-    """Raises MoveRefusedError, with everything that speaks against them, unless it is allowed."""
+    """Raises MoveRefusedError, with all reasons, for moves that need an option which was not given."""
     reasons: list[str] = []
     remedies: list[str] = []
     if plan.owned and not is_forced:
@@ -104,15 +97,15 @@ def refuse_moves(plan: MovePlan, *, is_rewind_allowed: bool, is_forced: bool) ->
 async def plan_moves(
     consumer: EventHubConsumer,
     partition_ids: Sequence[str] | None,
-    target: Target,
+    target: EventPosition,
     *,
     is_offset_needed: bool = False,
 ) -> list[PlannedMove]:
-    """Find the target in each partition's log (None: in all).
+    """Find the target in the log of each partition (None: of all).
 
-    is_offset_needed: the store takes no checkpoint without offset. The one before the first event that is
-    held, whose offset nobody knows any more, becomes one that says that nothing is processed.
-    Raises NotFoundError (no such partition), PositionOutOfRangeError (not in the log), and what reading does.
+    is_offset_needed: the store requires offsets. The offset before the first retained event is unknown, so
+    that checkpoint becomes one with nothing processed.
+    Raises NotFoundError (no such partition), PositionOutOfRangeError (not in the log), and as reading does.
     """
     from tidegate.processor.moves import PlannedMove
 
@@ -127,7 +120,7 @@ async def plan_moves(
     moves = []
     for partition_id in chosen:
         partition = await consumer.get_partition_properties(partition_id)
-        resume_point = await _find(consumer, partition, target.position)
+        resume_point = await _find(consumer, partition, target)
         checkpoint = await _checkpoint_before(consumer, partition, resume_point)
         if is_offset_needed and checkpoint.offset is None and resume_point == partition.begin_sequence_number:
             checkpoint = replace(checkpoint, sequence_number=-1)
@@ -137,7 +130,7 @@ async def plan_moves(
 
 
 async def _find(consumer: EventHubConsumer, partition: PartitionEnds, position: EventPosition) -> int:
-    """The sequence number that processing goes on with."""
+    """The sequence number that processing continues with."""
     from tidegate.processor.moves import resume_point_of
 
     begin, until = partition.begin_sequence_number, partition.next_sequence_number
@@ -163,7 +156,7 @@ async def _find(consumer: EventHubConsumer, partition: PartitionEnds, position: 
 async def _checkpoint_before(
     consumer: EventHubConsumer, partition: PartitionEnds, resume_point: int
 ) -> ProcessorCheckpoint:
-    """The checkpoint of the event before ``resume_point``; with offset and time where the log still tells."""
+    """The checkpoint of the event before ``resume_point``; with offset and time if the log still has it."""
     from tidegate.processor.checkpoint import ProcessorCheckpoint
 
     begin, until = partition.begin_sequence_number, partition.next_sequence_number
@@ -176,7 +169,7 @@ async def _checkpoint_before(
     try:
         event = await _first_event(consumer, partition, EventPosition.from_sequence_number(last))
     except (ReceiverStolenError, QuotaExceededError):
-        # Hosts read the partition and let nobody else: the sequence number alone is enough to go on from.
+        # Hosts keep other readers out of the partition: the sequence number alone is enough to continue.
         return ProcessorCheckpoint(partition.partition_id, last)
     return ProcessorCheckpoint.of_event(event)
 

@@ -1,27 +1,17 @@
-"""``tidegate lag``: how far consumer groups are behind the end of the log, and who works on it."""
+"""``tidegate lag``: how far consumer groups are behind the end of the log, and who owns their partitions."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from tidegate.cli.shell.connection import impatient_namespace, resolve_connection
-from tidegate.cli.shell.options import (
-    BlobContainerOption,
-    CaFileOption,
-    CheckpointDirOption,
-    ConnectionStringOption,
-    DatabaseOption,
-    GroupsOption,
-    HubArgument,
-    NamespaceOption,
-    with_output,
-)
-from tidegate.cli.shell.render import Output, OutputFormat
+from tidegate.cli.shell.connection import Service, impatient_namespace, with_service
+from tidegate.cli.shell.interrupt import run_interruptible
+from tidegate.cli.shell.options import flag, groups_option, hub_argument, with_output, with_store
+from tidegate.cli.shell.render import Output, OutputFormat, remark
 from tidegate.cli.shell.stores import LEASE_COLUMNS, StoreChoice, lease_record, milliseconds_of, view_groups
 from tidegate.model.errors import InvalidArgumentError
 
@@ -29,34 +19,32 @@ if TYPE_CHECKING:
     from tidegate.client import EventHubProperties, PartitionEnds
     from tidegate.processor.group_view import GroupView, Lag
 
-_COLUMNS = (
-    *LEASE_COLUMNS,
-    "checkpoint",
-    "end_of_log",
-    "lag_events",
-    "lag_s",
-    "lost_events",
-)
+_COLUMNS = (*LEASE_COLUMNS, "checkpoint", "end_of_log", "lag_events", "lag_s", "lost_events")
 _CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 
+@click.command()
+@hub_argument
+@groups_option
+@with_store
+@flag("--watch", "Refresh until Ctrl-C; requires a terminal or --nl.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    metavar="S",
+    default=2.0,
+    help="Seconds between refreshes with --watch.",
+)
+@with_service
 @with_output()
 def lag(
     output: Output,
-    hub: HubArgument,
-    group: GroupsOption = None,
-    database: DatabaseOption = None,
-    checkpoint_dir: CheckpointDirOption = None,
-    blob_container: BlobContainerOption = None,
-    namespace: NamespaceOption = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Refresh until Ctrl-C; requires a terminal or --nl.")
-    ] = False,
-    interval: Annotated[
-        float, typer.Option(min=0.1, metavar="S", help="Seconds between refreshes with --watch.")
-    ] = 2.0,
-    connection_string: ConnectionStringOption = None,
-    ca_file: CaFileOption = None,
+    service: Service,
+    store: StoreChoice,
+    hub: str,
+    groups: tuple[str, ...],
+    watch: bool,
+    interval: float,
 ) -> None:
     """Show how far consumer groups are behind the log.
 
@@ -73,44 +61,37 @@ def lag(
       tidegate lag telemetry --group reports --group alarms --checkpoint-dir ./checkpoints --json
       tidegate lag telemetry --database postgresql://user@host/name --watch
     """
-    from tidegate.cli.shell.interrupt import run_interruptible
-
     is_redrawn = output.is_table and output.is_terminal
     if watch and not is_redrawn and output.format is not OutputFormat.NL:
         raise InvalidArgumentError("--watch requires a terminal or --nl.", next_step="Add --nl.")
-    choice = StoreChoice(database, checkpoint_dir, blob_container, namespace)
-    connection = resolve_connection(connection_string, ca_file, os.environ)
-    group_namespace = choice.group_namespace(connection_string, ca_file)
+    connection = service.connection()
+    namespace = store.group_namespace(service)
 
     async def work() -> None:
         import asyncio
 
         from tidegate.client import EventHubConsumer
 
-        async with choice.open() as store, EventHubConsumer(impatient_namespace(connection), hub) as consumer:
-            while True:
-                # The groups first: the log only grows meanwhile, so no checkpoint seems to be beyond its end.
-                views = await view_groups(store, group_namespace, hub, group)
-                properties = await consumer.get_event_hub_properties()
-                partitions = await consumer.get_all_partition_properties(properties)
-                if watch and is_redrawn:
-                    output.line(_CLEAR_SCREEN)
-                _write(output, views, properties, partitions)
-                if not watch:
-                    return
-                output.stream.flush()
-                await asyncio.sleep(interval)
+        # Watching ordinarily ends by being interrupted.
+        with suppress(asyncio.CancelledError) if watch else nullcontext():
+            async with (
+                store.open() as opened,
+                EventHubConsumer(impatient_namespace(connection), hub) as consumer,
+            ):
+                while True:
+                    # The groups first: the log only grows, so no checkpoint appears to be beyond its end.
+                    views = await view_groups(opened, namespace, hub, groups)
+                    properties = await consumer.get_event_hub_properties()
+                    partitions = await consumer.get_all_partition_properties(properties)
+                    if watch and is_redrawn:
+                        output.line(_CLEAR_SCREEN)
+                    _write(output, views, properties, partitions)
+                    if not watch:
+                        return
+                    output.stream.flush()
+                    await asyncio.sleep(interval)
 
-    async def work_until_interrupted() -> None:
-        import asyncio
-
-        try:
-            await work()
-        except asyncio.CancelledError:
-            if not watch:
-                raise
-
-    run_interruptible(work_until_interrupted())
+    run_interruptible(work())
 
 
 def _write(
@@ -134,26 +115,19 @@ def _write(
                 | {
                     "checkpoint": None if checkpoint is None else checkpoint.sequence_number,
                     "end_of_log": partition.last_enqueued_sequence_number,
-                    "lag_events": lag.events,
-                    "lag_s": lag.seconds,
-                    "lost_events": lag.lost_events,
                 }
+                | _lag_record(lag)
             )
             if lag.is_beyond_log:
-                sys.stderr.write(
+                remark(
                     f"Partition {partition.partition_id} of {name}: the checkpoint belongs to another "
-                    "log; this one was restored or recreated. `tidegate checkpoint set --rewind` moves "
-                    "it.\n"
+                    "log; this one was restored or recreated. `tidegate checkpoint set --rewind` moves it."
                 )
     if output.is_table:
-        records.append(_total_record(total_of(lags)))
+        total = total_of(lags)
+        records.append({"consumer_group": "total"} | _lag_record(total))
     output.records(records, columns=_COLUMNS, title=f"Lag of {properties.name}")
 
 
-def _total_record(total: Lag) -> dict[str, object]:
-    return {
-        "consumer_group": "total",
-        "lag_events": total.events,
-        "lag_s": total.seconds,
-        "lost_events": total.lost_events,
-    }
+def _lag_record(lag: Lag) -> dict[str, object]:
+    return {"lag_events": lag.events, "lag_s": lag.seconds, "lost_events": lag.lost_events}

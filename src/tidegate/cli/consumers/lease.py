@@ -1,38 +1,24 @@
-"""``tidegate lease``: which host has which partition."""
+"""``tidegate lease``: which host owns which partition."""
 
 from __future__ import annotations
 
-import typer
-
-from tidegate.cli.shell.options import (
-    BlobContainerOption,
-    CaFileOption,
-    CheckpointDirOption,
-    ConnectionStringOption,
-    DatabaseOption,
-    GroupsOption,
-    HubArgument,
-    NamespaceOption,
-    with_output,
-)
+from tidegate.cli.shell.connection import Service, with_service
+from tidegate.cli.shell.contents import CommandGroup
+from tidegate.cli.shell.options import groups_option, hub_argument, with_output, with_store
 from tidegate.cli.shell.render import Output
-from tidegate.cli.shell.stores import LEASE_COLUMNS, StoreChoice, lease_record, view_groups
+from tidegate.cli.shell.stores import LEASE_COLUMNS, StoreChoice, lease_record
 
-lease_app = typer.Typer(help="List the leases of Event Processor Hosts.", no_args_is_help=True)
+lease_group = CommandGroup("lease", help="List the leases of Event Processor Hosts.")
 
 
-@lease_app.command("list")
+@lease_group.command("list")
+@hub_argument
+@groups_option
+@with_store
+@with_service
 @with_output()
 def list_leases(
-    output: Output,
-    hub: HubArgument,
-    group: GroupsOption = None,
-    database: DatabaseOption = None,
-    checkpoint_dir: CheckpointDirOption = None,
-    blob_container: BlobContainerOption = None,
-    namespace: NamespaceOption = None,
-    connection_string: ConnectionStringOption = None,
-    ca_file: CaFileOption = None,
+    output: Output, service: Service, store: StoreChoice, hub: str, groups: tuple[str, ...]
 ) -> None:
     """List each partition's owner, and the age of its lease.
 
@@ -42,18 +28,10 @@ def list_leases(
     Example:
       tidegate lease list telemetry --group reports --database sqlite:///reports.db
     """
-    from tidegate.cli.shell.interrupt import run_interruptible
-
-    choice = StoreChoice(database, checkpoint_dir, blob_container, namespace)
-    group_namespace = choice.group_namespace(connection_string, ca_file)
-
-    async def work() -> list[dict[str, object]]:
-        async with choice.open() as store:
-            return [
-                lease_record(name, view, partition_id)
-                for name, view in await view_groups(store, group_namespace, hub, group)
-                for partition_id in view.partition_ids
-                if partition_id in view.leases.leases
-            ]
-
-    output.records(run_interruptible(work()), columns=LEASE_COLUMNS, title=f"Leases of {hub}")
+    records = [
+        lease_record(name, view, partition_id)
+        for name, view in store.read(service, hub, groups)
+        for partition_id in view.partition_ids
+        if partition_id in view.leases.leases
+    ]
+    output.records(records, columns=LEASE_COLUMNS, title=f"Leases of {hub}")

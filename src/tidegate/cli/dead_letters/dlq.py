@@ -1,88 +1,91 @@
-"""``tidegate dlq``: look at dead letters, run them again, or close them for good."""
+"""``tidegate dlq``: list dead letters, redrive them, or discard them permanently."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Final
 
-import typer
+import click
 
-from tidegate.cli.dead_letters.filter import (
-    ErrorTypeFilter,
-    GroupFilter,
-    HubFilter,
-    NumberFilter,
-    PartitionFilter,
-    ReasonFilter,
-    ReasonIsFilter,
-    SinceFilter,
-    StatusChoice,
-    UntilFilter,
-    chosen_filter,
-)
-from tidegate.cli.dead_letters.redrive import DataDirOption, event_reader, redrive
+from tidegate.cli.dead_letters.filter import with_filter
+from tidegate.cli.dead_letters.redrive import data_dir_option, event_reader, redrive
+from tidegate.cli.shell.connection import Service, with_service
+from tidegate.cli.shell.contents import CommandGroup
+from tidegate.cli.shell.decorators import FILE
 from tidegate.cli.shell.options import (
-    CaFileOption,
-    ConnectionStringOption,
-    DatabaseOption,
-    HubArgument,
+    COUNT,
+    database_option,
+    flag,
+    group_option,
+    hub_argument,
     with_output,
+    yes_option,
 )
-from tidegate.cli.shell.render import Output
+from tidegate.cli.shell.render import Output, attributes, remark
 from tidegate.cli.shell.stores import default_actor, open_database
 from tidegate.model.errors import TidegateError
-from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 
 if TYPE_CHECKING:
     from tidegate.model.events import ReceivedEvent
-    from tidegate.sql import DeadLetter
+    from tidegate.sql import DeadLetter, DeadLetterFilter
 
-dlq_app = typer.Typer(help="List dead letters, redrive them, or discard them.", no_args_is_help=True)
+dlq_group = CommandGroup("dlq", help="List dead letters, redrive them, or discard them.")
 
-
-_LIST_COLUMNS = (
-    "event_hub",
-    "partition",
-    "sequence_number",
-    "key",
-    "status",
-    "attempts",
-    "error_type",
-    "reason",
-    "last_failed_at",
-)
+_LIST_ATTRIBUTES: Final = {
+    "event_hub": "event_hub",
+    "partition": "partition_id",
+    "sequence_number": "sequence_number",
+    "key": "partition_key",
+    "status": "status",
+    "attempts": "attempts",
+    "error_type": "error_type",
+    "reason": "reason",
+    "last_failed_at": "last_failed_at",
+}
+"""Columns, and the attributes of a dead letter that fill them."""
 _COUNT_COLUMNS = ("error_type", "reason", "count", "first_failed_at", "last_failed_at")
+_HISTORY_ATTRIBUTES: Final = {
+    "at": "at",
+    "partition": "partition_id",
+    "sequence_number": "sequence_number",
+    "action": "action",
+    "actor": "actor",
+    "detail": "detail",
+}
+
+_limit_option = click.option("--limit", type=COUNT, metavar="N", default=100, help="Maximum number to show.")
+_output_file_option = click.option(
+    "--output",
+    "output_file",
+    type=FILE,
+    metavar="FILE",
+    help="Write to this file, readable only by you (events may contain personal data).",
+)
 
 
-OutputFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
-        metavar="FILE",
-        help="Write to this file, readable only by you (events may contain personal data).",
-    ),
-]
-
-
-@dlq_app.command("list")
+@dlq_group.command("list")
+@database_option
+@click.option(
+    "--status",
+    type=click.Choice(("open", "redriven", "discarded", "all")),
+    default="open",
+    help="Which ones.",
+)
+@flag("--by-reason", "Count them by error and reason.")
+@_limit_option
+@with_filter
+@_output_file_option
 @with_output()
 def list_dead_letters(
     output: Output,
-    database: DatabaseOption = None,
-    status: Annotated[StatusChoice, typer.Option(help="Which ones.")] = StatusChoice.OPEN,
-    by_reason: Annotated[bool, typer.Option("--by-reason", help="Count them by error and reason.")] = False,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number to show.")] = 100,
-    hub: HubFilter = None,
-    group: GroupFilter = None,
-    partition: PartitionFilter = None,
-    error_type: ErrorTypeFilter = None,
-    reason: ReasonFilter = None,
-    reason_is: ReasonIsFilter = None,
-    sequence_number: NumberFilter = None,
-    failed_since: SinceFilter = None,
-    failed_until: UntilFilter = None,
-    output_file: OutputFileOption = None,
+    database: str | None,
+    status: str,
+    by_reason: bool,
+    limit: int,
+    chosen: DeadLetterFilter,
+    output_file: Path | None,
 ) -> None:
     """List dead letters, by default the open ones.
 
@@ -91,20 +94,9 @@ def list_dead_letters(
       tidegate dlq list --database sqlite:///flights.db
       tidegate dlq list --database postgresql://user@host/name --by-reason --json
     """
-    from tidegate.sql import DeadLetters
+    from tidegate.sql import DeadLetters, DeadLetterStatus
 
-    chosen = chosen_filter(
-        hub,
-        group,
-        partition,
-        error_type,
-        reason,
-        reason_is,
-        status,
-        sequence_number,
-        failed_since,
-        failed_until,
-    )
+    chosen = replace(chosen, status=None if status == "all" else DeadLetterStatus(status))
     with open_database(database) as opened:
         dead_letters = DeadLetters(opened)
         if by_reason:
@@ -120,35 +112,36 @@ def list_dead_letters(
         count = len(found) if len(found) < limit else dead_letters.count(chosen)
     with output.into(output_file) as opened_output:
         opened_output.records(
-            (_list_record(item) for item in found), columns=_LIST_COLUMNS, title="Dead letters"
+            (_list_record(item) for item in found), columns=tuple(_LIST_ATTRIBUTES), title="Dead letters"
         )
     if count > len(found):
-        sys.stderr.write(
-            f"Showing {len(found):,} of {count:,}; use --limit to show more, or --by-reason to count them.\n"
+        remark(
+            f"Showing {len(found):,} of {count:,}; use --limit to show more, or --by-reason to count them."
         )
 
 
-@dlq_app.command("show")
+@dlq_group.command()
+@hub_argument
+@click.argument("partition", help="The partition.")
+@click.argument("sequence_number", type=int, help="The event's sequence number.")
+@database_option
+@group_option("The consumer group that dead-lettered the event.")
+@flag("--event", "Also show the event, read from the log or from its copy.")
+@data_dir_option
+@with_service
+@_output_file_option
 @with_output()
 def show(
     output: Output,
-    hub: HubArgument,
-    partition: Annotated[str, typer.Argument(metavar="PARTITION", help="The partition.")],
-    sequence_number: Annotated[
-        int, typer.Argument(metavar="SEQUENCE_NUMBER", help="The event's sequence number.")
-    ],
-    database: DatabaseOption = None,
-    group: Annotated[
-        str, typer.Option(metavar="NAME", help="The consumer group that dead-lettered the event.")
-    ] = DEFAULT_CONSUMER_GROUP,
-    event: Annotated[
-        bool,
-        typer.Option("--event", help="Also show the event, read from the log or from its copy."),
-    ] = False,
-    data_dir: DataDirOption = None,
-    connection_string: ConnectionStringOption = None,
-    ca_file: CaFileOption = None,
-    output_file: OutputFileOption = None,
+    service: Service,
+    hub: str,
+    partition: str,
+    sequence_number: int,
+    database: str | None,
+    group: str,
+    event: bool,
+    data_dir: Path | None,
+    output_file: Path | None,
 ) -> None:
     """Show one dead letter, its traceback and, if asked, its event.
 
@@ -164,19 +157,18 @@ def show(
 
     with open_database(database) as opened:
         letter = DeadLetters(opened).show(ConsumerKey(hub, group), partition, sequence_number)
-    record = dict(_list_record(letter))
-    record |= {
+    record = _list_record(letter) | {
         "consumer_group": letter.consumer_group,
         "pipeline": letter.pipeline,
         "offset": letter.offset,
         "first_failed_at": letter.first_failed_at,
         "is_payload_copied": letter.payload is not None,
     }
-    # A cell of a table is one line: for people it follows below.
+    # A table's cell is one line: for people, the traceback follows below.
     if not output.is_table:
         record["traceback"] = letter.traceback
     if event:
-        contents = event_record(_event_of(letter, data_dir, connection_string, ca_file))
+        contents = event_record(_event_of(letter, service, data_dir))
         record |= {name: contents[name] for name in ("properties", "body", "body_base64")}
     with output.into(output_file) as opened_output:
         opened_output.record(record, title="Dead letter")
@@ -184,21 +176,24 @@ def show(
             opened_output.lines("traceback", letter.traceback)
 
 
-@dlq_app.command("history")
+@dlq_group.command()
+@hub_argument
+@click.argument("partition", required=False, help="The partition. Default: all.")
+@click.argument(
+    "sequence_number", type=int, required=False, help="The event's sequence number. Default: all."
+)
+@database_option
+@group_option("The consumer group.")
+@_limit_option
 @with_output()
 def history(
     output: Output,
-    hub: HubArgument,
-    partition: Annotated[
-        str | None, typer.Argument(metavar="[PARTITION]", help="The partition. Default: all.")
-    ] = None,
-    sequence_number: Annotated[
-        int | None,
-        typer.Argument(metavar="[SEQUENCE_NUMBER]", help="The event's sequence number. Default: all."),
-    ] = None,
-    database: DatabaseOption = None,
-    group: Annotated[str, typer.Option(metavar="NAME", help="The consumer group.")] = DEFAULT_CONSUMER_GROUP,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number to show.")] = 100,
+    hub: str,
+    partition: str | None,
+    sequence_number: int | None,
+    database: str | None,
+    group: str,
+    limit: int,
 ) -> None:
     """Show who redrove or discarded which dead letters, latest first.
 
@@ -211,45 +206,22 @@ def history(
     with open_database(database) as opened:
         entries = DeadLetters(opened).audit(ConsumerKey(hub, group), partition, sequence_number, limit=limit)
     output.records(
-        (
-            {
-                "at": entry.at,
-                "partition": entry.partition_id,
-                "sequence_number": entry.sequence_number,
-                "action": entry.action,
-                "actor": entry.actor,
-                "detail": entry.detail,
-            }
-            for entry in entries
-        ),
-        columns=("at", "partition", "sequence_number", "action", "actor", "detail"),
+        (attributes(entry, _HISTORY_ATTRIBUTES) for entry in entries),
+        columns=tuple(_HISTORY_ATTRIBUTES),
         title="Dead letter history",
     )
 
 
-dlq_app.command("redrive")(redrive)
+dlq_group.add_command(redrive)
 
 
-@dlq_app.command("discard")
-def discard(
-    because: Annotated[str, typer.Option(metavar="TEXT", help="The reason, recorded in the audit trail.")],
-    database: DatabaseOption = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Report how many would be discarded, and discard none.")
-    ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Do not ask for confirmation. Without a terminal, it never asks.")
-    ] = False,
-    hub: HubFilter = None,
-    group: GroupFilter = None,
-    partition: PartitionFilter = None,
-    error_type: ErrorTypeFilter = None,
-    reason: ReasonFilter = None,
-    reason_is: ReasonIsFilter = None,
-    sequence_number: NumberFilter = None,
-    failed_since: SinceFilter = None,
-    failed_until: UntilFilter = None,
-) -> None:
+@dlq_group.command()
+@click.option("--because", metavar="TEXT", required=True, help="The reason, recorded in the audit trail.")
+@database_option
+@flag("--dry-run", "Report how many would be discarded, and discard none.")
+@yes_option
+@with_filter
+def discard(because: str, database: str | None, dry_run: bool, yes: bool, chosen: DeadLetterFilter) -> None:
     """Close open dead letters permanently, without processing them.
 
     \b
@@ -258,55 +230,31 @@ def discard(
     """
     from tidegate.sql import DeadLetters
 
-    chosen = chosen_filter(
-        hub,
-        group,
-        partition,
-        error_type,
-        reason,
-        reason_is,
-        StatusChoice.OPEN,
-        sequence_number,
-        failed_since,
-        failed_until,
-    )
     with open_database(database) as opened:
         dead_letters = DeadLetters(opened)
         if dry_run:
-            sys.stderr.write(f"Would discard {dead_letters.count(chosen):,} dead letters.\n")
+            remark(f"Would discard {dead_letters.count(chosen):,} dead letters.")
             return
         if not yes and sys.stdin.isatty():
-            typer.confirm(f"Discard {dead_letters.count(chosen):,} dead letters?", abort=True, err=True)
+            click.confirm(f"Discard {dead_letters.count(chosen):,} dead letters?", abort=True, err=True)
         count = dead_letters.discard(chosen, reason=because, actor=default_actor())
-    sys.stderr.write(f"Discarded {count:,} dead letters.\n")
+    remark(f"Discarded {count:,} dead letters.")
 
 
-def _event_of(
-    letter: DeadLetter, data_dir: Path | None, connection_string: str | None, ca_file: Path | None
-) -> ReceivedEvent:
-    """The event from the log; from its copy where the log cannot be asked. Raises TidegateError."""
+def _event_of(letter: DeadLetter, service: Service, data_dir: Path | None) -> ReceivedEvent:
+    """The event from the log, or from its copy if the log cannot provide it. Raises TidegateError."""
     from tidegate.sql.dead_letters.read_back import event_of_copy, find_event
 
     try:
-        with event_reader(letter.event_hub, data_dir, connection_string, ca_file) as reader:
+        with event_reader(letter.event_hub, service, data_dir) as reader:
             return find_event(letter, reader)
     except TidegateError as error:
         copy = event_of_copy(letter)
         if copy is None:
             raise
-        sys.stderr.write(f"Showing the copy stored with the dead letter: {error}\n")
+        remark(f"Showing the copy stored with the dead letter: {error}")
         return copy
 
 
 def _list_record(letter: DeadLetter) -> dict[str, object]:
-    return {
-        "event_hub": letter.event_hub,
-        "partition": letter.partition_id,
-        "sequence_number": letter.sequence_number,
-        "key": letter.partition_key,
-        "status": letter.status.value,
-        "attempts": letter.attempts,
-        "error_type": letter.error_type,
-        "reason": letter.reason,
-        "last_failed_at": letter.last_failed_at,
-    }
+    return attributes(letter, _LIST_ATTRIBUTES) | {"status": letter.status.value}

@@ -1,15 +1,15 @@
-"""``tidegate capture``: have the events of an event hub written to files."""
+"""``tidegate capture``: write the events of an event hub to files."""
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from tidegate.cli.shell.administering import administer
-from tidegate.cli.shell.options import CaFileOption, ConnectionStringOption, HubArgument, with_output
-from tidegate.cli.shell.render import Output
+from tidegate.cli.shell.connection import Service, with_service
+from tidegate.cli.shell.contents import CommandGroup
+from tidegate.cli.shell.options import flag, hub_argument, with_output
+from tidegate.cli.shell.render import Output, remark
 from tidegate.model.capture import NAME_FORMAT_DEFAULT, CaptureSettings
 from tidegate.model.limits import (
     CAPTURE_SIZE_WINDOW_BYTES_DEFAULT,
@@ -23,72 +23,65 @@ from tidegate.model.limits import (
 if TYPE_CHECKING:
     from tidegate.client import EventHubAdministrator
 
-capture_app = typer.Typer(help="Capture events in Avro files, each event exactly once.", no_args_is_help=True)
+capture_group = CommandGroup("capture", help="Capture events in Avro files, each event exactly once.")
 
 
-@capture_app.command("show")
+@capture_group.command()
+@hub_argument
+@with_service
 @with_output()
-def show(
-    output: Output,
-    hub: HubArgument,
-    connection_string: ConnectionStringOption = None,
-    ca_file: CaFileOption = None,
-) -> None:
+def show(output: Output, service: Service, hub: str) -> None:
     """Show the capture settings of an event hub. Without capture, destination is empty.
 
     \b
     Example:
       tidegate capture show telemetry
     """
-    settings = administer(lambda each: each.get_capture(hub), connection_string, ca_file)
-    output.record(_record(hub, settings))
+    output.record(_record(hub, service.administer(lambda each: each.get_capture(hub))))
 
 
-@capture_app.command("set")
+@capture_group.command("set")
+@hub_argument
+@click.argument(
+    "destination",
+    metavar="DIR|URL",
+    help="An absolute directory on the service's machine, or a URL that fsspec supports, such as "
+    "abfs://container@account.dfs.core.windows.net/folder.",
+)
+@click.option(
+    "--size-window-bytes",
+    type=click.IntRange(CAPTURE_SIZE_WINDOW_BYTES_MIN, CAPTURE_SIZE_WINDOW_BYTES_MAX),
+    metavar="N",
+    default=CAPTURE_SIZE_WINDOW_BYTES_DEFAULT,
+    help="Close a file after this many bytes of events.",
+)
+@click.option(
+    "--time-window-s",
+    type=click.IntRange(CAPTURE_TIME_WINDOW_S_MIN, CAPTURE_TIME_WINDOW_S_MAX),
+    metavar="S",
+    default=CAPTURE_TIME_WINDOW_S_DEFAULT,
+    help="Close a file after this many seconds.",
+)
+@flag("--skip-empty", "Write no file for a time window without events.")
+@click.option(
+    "--name-format",
+    metavar="FORMAT",
+    default=NAME_FORMAT_DEFAULT,
+    help="Format of file names; must contain every field.",
+)
+@flag("--paused", "Save the settings but write nothing until they are set again without --paused.")
+@with_service
 @with_output()
 def set_capture(
     output: Output,
-    hub: HubArgument,
-    destination: Annotated[
-        str,
-        typer.Argument(
-            metavar="DIR|URL",
-            help="An absolute directory on the service's machine, or a URL that fsspec supports, such as "
-            "abfs://container@account.dfs.core.windows.net/folder.",
-        ),
-    ],
-    size_window_bytes: Annotated[
-        int,
-        typer.Option(
-            min=CAPTURE_SIZE_WINDOW_BYTES_MIN,
-            max=CAPTURE_SIZE_WINDOW_BYTES_MAX,
-            metavar="N",
-            help="Close a file after this many bytes of events.",
-        ),
-    ] = CAPTURE_SIZE_WINDOW_BYTES_DEFAULT,
-    time_window_s: Annotated[
-        int,
-        typer.Option(
-            min=CAPTURE_TIME_WINDOW_S_MIN,
-            max=CAPTURE_TIME_WINDOW_S_MAX,
-            metavar="S",
-            help="Close a file after this many seconds.",
-        ),
-    ] = CAPTURE_TIME_WINDOW_S_DEFAULT,
-    skip_empty: Annotated[
-        bool, typer.Option("--skip-empty", help="Write no file for a time window without events.")
-    ] = False,
-    name_format: Annotated[
-        str, typer.Option(metavar="FORMAT", help="Format of file names; must contain every field.")
-    ] = NAME_FORMAT_DEFAULT,
-    paused: Annotated[
-        bool,
-        typer.Option(
-            "--paused", help="Save the settings but write nothing until they are set again without --paused."
-        ),
-    ] = False,
-    connection_string: ConnectionStringOption = None,
-    ca_file: CaFileOption = None,
+    service: Service,
+    hub: str,
+    destination: str,
+    size_window_bytes: int,
+    time_window_s: int,
+    skip_empty: bool,
+    name_format: str,
+    paused: bool,
 ) -> None:
     """Turn on capture for an event hub. All its capture settings are replaced.
 
@@ -114,15 +107,13 @@ def set_capture(
         await administrator.set_capture(hub, settings)
         return await administrator.get_capture(hub)
 
-    output.record(_record(hub, administer(change, connection_string, ca_file)))
+    output.record(_record(hub, service.administer(change)))
 
 
-@capture_app.command("off")
-def off(
-    hub: HubArgument,
-    connection_string: ConnectionStringOption = None,
-    ca_file: CaFileOption = None,
-) -> None:
+@capture_group.command()
+@hub_argument
+@with_service
+def off(service: Service, hub: str) -> None:
     """Turn off capture for an event hub. Existing files stay; turned on again, capture continues where it
     stopped.
 
@@ -130,8 +121,8 @@ def off(
     Example:
       tidegate capture off telemetry
     """
-    administer(lambda each: each.set_capture(hub, None), connection_string, ca_file)
-    sys.stderr.write(f"Turned off capture for {hub}.\n")
+    service.administer(lambda each: each.set_capture(hub, None))
+    remark(f"Turned off capture for {hub}.")
 
 
 def _record(hub: str, settings: CaptureSettings | None) -> dict[str, object]:

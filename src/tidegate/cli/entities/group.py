@@ -1,72 +1,60 @@
-"""``tidegate group``: make, list and delete consumer groups."""
+"""``tidegate group``: create, list and delete consumer groups."""
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated
+import click
 
-import typer
-
-from tidegate.cli.shell.administering import administer
 from tidegate.cli.shell.completing import complete_group
-from tidegate.cli.shell.options import CaFileOption, ConnectionStringOption, HubArgument, with_output
-from tidegate.cli.shell.render import Output
+from tidegate.cli.shell.connection import Service, with_service
+from tidegate.cli.shell.contents import CommandGroup
+from tidegate.cli.shell.options import hub_argument, with_output
+from tidegate.cli.shell.render import Output, remark
 
-group_app = typer.Typer(help="Create, list and delete consumer groups.", no_args_is_help=True)
+group_group = CommandGroup("group", help="Create, list and delete consumer groups.")
 
-GroupArgument = Annotated[
-    str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)
-]
+group_argument = click.argument("group", shell_complete=complete_group, help="The consumer group.")
 
 
-@group_app.command("create")
-def create(
-    hub: HubArgument,
-    group: GroupArgument,
-    connection_string: ConnectionStringOption = None,
-    ca_file: CaFileOption = None,
-) -> None:
+@group_group.command()
+@hub_argument
+@group_argument
+@with_service
+def create(service: Service, hub: str, group: str) -> None:
     """Create a consumer group.
 
     \b
     Example:
       tidegate group create telemetry reports
     """
-    administer(lambda each: each.create_consumer_group(hub, group), connection_string, ca_file)
-    sys.stderr.write(f"Created the consumer group {group} of {hub}.\n")
+    service.administer(lambda each: each.create_consumer_group(hub, group))
+    remark(f"Created the consumer group {group} of {hub}.")
 
 
-@group_app.command("list")
+@group_group.command("list")
+@hub_argument
+@with_service
 @with_output()
-def list_groups(
-    output: Output,
-    hub: HubArgument,
-    connection_string: ConnectionStringOption = None,
-    ca_file: CaFileOption = None,
-) -> None:
+def list_groups(output: Output, service: Service, hub: str) -> None:
     """List the consumer groups of an event hub.
 
     \b
     Example:
       tidegate group list telemetry --json
     """
-    names = administer(lambda each: each.list_consumer_groups(hub), connection_string, ca_file)
-    records = [{"event_hub": hub, "consumer_group": name} for name in names]
-    output.records(records, columns=("event_hub", "consumer_group"))
+    names = service.administer(lambda each: each.list_consumer_groups(hub))
+    output.rows(("event_hub", "consumer_group"), ((hub, name) for name in names))
 
 
-@group_app.command("delete")
-def delete(
-    hub: HubArgument,
-    group: GroupArgument,
-    connection_string: ConnectionStringOption = None,
-    ca_file: CaFileOption = None,
-) -> None:
+@group_group.command()
+@hub_argument
+@group_argument
+@with_service
+def delete(service: Service, hub: str, group: str) -> None:
     """Delete a consumer group. Its checkpoints, which are stored elsewhere, stay.
 
     \b
     Example:
       tidegate group delete telemetry reports
     """
-    administer(lambda each: each.delete_consumer_group(hub, group), connection_string, ca_file)
-    sys.stderr.write(f"Deleted the consumer group {group} of {hub}.\n")
+    service.administer(lambda each: each.delete_consumer_group(hub, group))
+    remark(f"Deleted the consumer group {group} of {hub}.")

@@ -1,19 +1,20 @@
-"""``tidegate hub``: make, list, show, change and delete event hubs."""
+"""``tidegate hub``: create, list, show, update and delete event hubs."""
 
 from __future__ import annotations
 
-import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Unpack
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
 from tidegate.cli.entities.hub_settings import with_hub_settings
-from tidegate.cli.shell.administering import administer, open_administrator
 from tidegate.cli.shell.completing import complete_hub
-from tidegate.cli.shell.connection import ServiceConnection, impatient_namespace, resolve_connection
-from tidegate.cli.shell.options import CaFileOption, ConnectionStringOption, with_output
-from tidegate.cli.shell.render import Output
+from tidegate.cli.shell.connection import Service, impatient_namespace, open_administrator, with_service
+from tidegate.cli.shell.contents import CommandGroup
+from tidegate.cli.shell.interrupt import run_interruptible
+from tidegate.cli.shell.options import with_output, yes_option
+from tidegate.cli.shell.profiles import ServiceConnection
+from tidegate.cli.shell.render import Output, remark
 from tidegate.model.errors import InvalidArgumentError, TidegateError
 from tidegate.model.hub_settings import HUB_SETTINGS, PARTITION_COUNT_DEFAULT, HubChanges
 from tidegate.model.limits import PARTITIONS_MAX
@@ -21,18 +22,11 @@ from tidegate.model.limits import PARTITIONS_MAX
 if TYPE_CHECKING:
     from tidegate.client import EventHubProperties
 
-hub_app = typer.Typer(help="Create, list, show, update and delete event hubs.", no_args_is_help=True)
+hub_group = CommandGroup("hub", help="Create, list, show, update and delete event hubs.")
 
-NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="The event hub.", autocompletion=complete_hub)
-]
+name_argument = click.argument("name", shell_complete=complete_hub, help="The event hub.")
 
-_HUB_COLUMNS = (
-    "name",
-    "partitions",
-    *(setting.name for setting in HUB_SETTINGS),
-    "created_at",
-)
+_HUB_COLUMNS = ("name", "partitions", *(setting.name for setting in HUB_SETTINGS), "created_at")
 _PARTITION_COLUMNS = (
     "partition",
     "events",
@@ -42,46 +36,35 @@ _PARTITION_COLUMNS = (
 )
 
 
-@hub_app.command("create")
-@with_output()
+@hub_group.command()
+@name_argument
+@click.option(
+    "--partitions",
+    type=click.IntRange(1, PARTITIONS_MAX),
+    metavar="N",
+    default=PARTITION_COUNT_DEFAULT,
+    help="Number of partitions; cannot be changed later.",
+)
 @with_hub_settings(is_change=False)
-def create(
-    output: Output,
-    name: NameArgument,
-    partitions: Annotated[
-        int,
-        typer.Option(
-            min=1, max=PARTITIONS_MAX, metavar="N", help="Number of partitions; cannot be changed later."
-        ),
-    ] = PARTITION_COUNT_DEFAULT,
-    connection_string: ConnectionStringOption = None,
-    ca_file: CaFileOption = None,
-    **settings: Unpack[HubChanges],
-) -> None:
+@with_service
+@with_output()
+def create(output: Output, service: Service, name: str, partitions: int, settings: HubChanges) -> None:
     """Create an event hub.
 
     \b
     Example:
       tidegate hub create telemetry --partitions 8 --retention-hours 24
     """
-    made = administer(
-        lambda each: each.create_event_hub(name, partition_count=partitions, **settings),
-        connection_string,
-        ca_file,
-    )
-    output.record(_hub_record(made))
+    hub = service.administer(lambda each: each.create_event_hub(name, partition_count=partitions, **settings))
+    output.record(_hub_record(hub))
 
 
-@hub_app.command("update")
-@with_output()
+@hub_group.command()
+@name_argument
 @with_hub_settings(is_change=True)
-def update(
-    output: Output,
-    name: NameArgument,
-    connection_string: ConnectionStringOption = None,
-    ca_file: CaFileOption = None,
-    **changes: Unpack[HubChanges],
-) -> None:
+@with_service
+@with_output()
+def update(output: Output, service: Service, name: str, settings: HubChanges) -> None:
     """Update the given settings of an event hub. The number of partitions cannot be changed.
 
     \b
@@ -89,35 +72,30 @@ def update(
       tidegate hub update telemetry --retention-hours 48
       tidegate hub update telemetry --retention-bytes 10000000000 --event-bytes-max off
     """
-    if not changes:
+    if not settings:
         raise InvalidArgumentError("No setting to change was given.", next_step="See --help.")
-    changed = administer(lambda each: each.update_event_hub(name, **changes), connection_string, ca_file)
-    output.record(_hub_record(changed))
+    output.record(_hub_record(service.administer(lambda each: each.update_event_hub(name, **settings))))
 
 
-@hub_app.command("list")
+@hub_group.command("list")
+@with_service
 @with_output()
-def list_hubs(
-    output: Output, connection_string: ConnectionStringOption = None, ca_file: CaFileOption = None
-) -> None:
+def list_hubs(output: Output, service: Service) -> None:
     """List the event hubs.
 
     \b
     Example:
       tidegate hub list --json
     """
-    hubs = administer(lambda each: each.list_event_hubs(), connection_string, ca_file)
+    hubs = service.administer(lambda each: each.list_event_hubs())
     output.records(map(_hub_record, hubs), columns=_HUB_COLUMNS)
 
 
-@hub_app.command("show")
+@hub_group.command()
+@name_argument
+@with_service
 @with_output()
-def show(
-    output: Output,
-    name: NameArgument,
-    connection_string: ConnectionStringOption = None,
-    ca_file: CaFileOption = None,
-) -> None:
+def show(output: Output, service: Service, name: str) -> None:
     """Show an event hub's partitions and their contents.
 
     Prints a warning if the number of throughput units differs from the number of partitions: Azure's
@@ -127,24 +105,18 @@ def show(
     Example:
       tidegate hub show telemetry
     """
-    from tidegate.cli.shell.interrupt import run_interruptible
-
-    connection = resolve_connection(connection_string, ca_file, os.environ)
+    connection = service.connection()
     records = run_interruptible(_partition_records(connection, name))
     output.records(records, columns=_PARTITION_COLUMNS, title=f"Event hub {name}")
-    if remark := run_interruptible(_balance_remark(connection, len(records))):
-        sys.stderr.write(remark)
+    if warning := run_interruptible(_balance_warning(connection, len(records))):
+        remark(warning)
 
 
-@hub_app.command("delete")
-def delete(
-    name: NameArgument,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Do not ask for confirmation. Without a terminal, it never asks.")
-    ] = False,
-    connection_string: ConnectionStringOption = None,
-    ca_file: CaFileOption = None,
-) -> None:
+@hub_group.command()
+@name_argument
+@yes_option
+@with_service
+def delete(service: Service, name: str, yes: bool) -> None:
     """Permanently delete an event hub and all its events.
 
     \b
@@ -152,9 +124,9 @@ def delete(
       tidegate hub delete telemetry --yes
     """
     if not yes and sys.stdin.isatty():
-        typer.confirm(f"Delete the event hub {name} and all its events?", abort=True, err=True)
-    administer(lambda each: each.delete_event_hub(name), connection_string, ca_file)
-    sys.stderr.write(f"Deleted the event hub {name}.\n")
+        click.confirm(f"Delete the event hub {name} and all its events?", abort=True, err=True)
+    service.administer(lambda each: each.delete_event_hub(name))
+    remark(f"Deleted the event hub {name}.")
 
 
 async def _partition_records(connection: ServiceConnection, name: str) -> list[dict[str, object]]:
@@ -164,7 +136,7 @@ async def _partition_records(connection: ServiceConnection, name: str) -> list[d
     async with EventHubConsumer(impatient_namespace(connection), name) as consumer:
         hub = await consumer.get_event_hub_properties()
         for partition in await consumer.get_all_partition_properties(hub):
-            # An empty partition of Azure may say -1 for both; ours says where its next event will be.
+            # Azure may report -1 for both ends of an empty partition; Tidegate reports its next event.
             begin = max(partition.begin_sequence_number, 0)
             until = partition.next_sequence_number
             records.append(
@@ -179,20 +151,18 @@ async def _partition_records(connection: ServiceConnection, name: str) -> list[d
     return records
 
 
-async def _balance_remark(connection: ServiceConnection, partition_count: int) -> str:
-    """What to say of throughput units and partitions; empty where they match or nobody may know."""
+async def _balance_warning(connection: ServiceConnection, partition_count: int) -> str | None:
+    """The warning about throughput units and partitions; None if they match or are unknown."""
     try:
         async with open_administrator(connection) as administrator:
             units = (await administrator.get_throughput()).units
     except TidegateError:
-        return (
-            ""  # a policy without Manage, or a service that is not Tidegate: the hub was shown all the same
-        )
+        return None  # a policy without Manage, or a service that is not Tidegate
     if units is None or units == partition_count:
-        return ""
+        return None
     return (
         f"Warning: the hub has {partition_count} partitions and the namespace {units} throughput units. "
-        f"Azure recommends as many units as partitions: `tidegate throughput set {partition_count}`.\n"
+        f"Azure recommends as many units as partitions: `tidegate throughput set {partition_count}`."
     )
 
 

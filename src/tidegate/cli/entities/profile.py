@@ -5,43 +5,47 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
-from tidegate.cli.shell.completing import complete_profile
+from tidegate.cli.shell.contents import CommandGroup
+from tidegate.cli.shell.decorators import FILE
 from tidegate.cli.shell.options import with_output
-from tidegate.cli.shell.render import Output
+from tidegate.cli.shell.profiles import (
+    ServiceConnection,
+    choose_profile,
+    chosen_profile,
+    complete_profile,
+    delete_profile,
+    load_profile,
+    profile_names,
+    save_profile,
+)
+from tidegate.cli.shell.render import Output, remark
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError
 
-profile_app = typer.Typer(help="Manage this user's saved connections.", no_args_is_help=True)
+profile_group = CommandGroup("profile", help="Manage this user's saved connections.")
 
-NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="The profile.", autocompletion=complete_profile)
-]
+name_argument = click.argument("name", shell_complete=complete_profile, help="The profile.")
 
 _COLUMNS = ("name", "used", "endpoint", "event_hub", "key_name", "ca_file")
 
 
-@profile_app.command("save")
-def save(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The profile; an existing one is replaced.")],
-    text: Annotated[
-        str | None,
-        typer.Option(
-            "--connection-string",
-            metavar="TEXT",
-            help="The service's connection string. Default: read from standard input, or prompted for.",
-        ),
-    ] = None,
-    trusted: Annotated[
-        Path | None,
-        typer.Option(
-            "--ca-file", metavar="FILE", help="Certificate authority to trust for TLS. Default: the system's."
-        ),
-    ] = None,
-) -> None:
+@profile_group.command()
+@click.argument("name", help="The profile; an existing one is replaced.")
+@click.option(
+    "--connection-string",
+    metavar="TEXT",
+    help="The service's connection string. Default: read from standard input, or prompted for.",
+)
+@click.option(
+    "--ca-file",
+    metavar="FILE",
+    type=FILE,
+    help="Certificate authority to trust for TLS. Default: the system's.",
+)
+def save(name: str, connection_string: str | None, ca_file: Path | None) -> None:
     """Save a connection under a name, readable only by this user.
 
     Prefer standard input: a key given on the command line stays in the shell's history.
@@ -51,19 +55,20 @@ def save(
       tidegate profile save production
       echo "$CONNECTION_STRING" | tidegate profile save production
     """
-    from tidegate.cli.shell.profiles import Profile, save_profile
-
+    text = connection_string
     if text is None and sys.stdin.isatty():
-        text = typer.prompt("Connection string", hide_input=True, err=True)
+        text = str(click.prompt("Connection string", hide_input=True, err=True))
     elif text is None:
         text = sys.stdin.readline()
     text = text.strip()
     ConnectionString.parse(text)
-    save_profile(name, Profile(text, None if trusted is None else str(trusted.absolute())), os.environ)
-    sys.stderr.write(f"Saved the profile {name}. Use it with --profile {name}.\n")
+    save_profile(
+        name, ServiceConnection(text, None if ca_file is None else str(ca_file.absolute())), os.environ
+    )
+    remark(f"Saved the profile {name}. Use it with --profile {name}.")
 
 
-@profile_app.command("list")
+@profile_group.command("list")
 @with_output()
 def list_profiles(output: Output) -> None:
     """List the profiles, without their keys.
@@ -74,20 +79,19 @@ def list_profiles(output: Output) -> None:
     Example:
       tidegate profile list
     """
-    from tidegate.cli.shell.profiles import profile_names
-
     records = []
     for name in profile_names(os.environ):
         try:
             records.append(_record(name))
         except InvalidArgumentError as error:
-            sys.stderr.write(f"Skipped {name}: {error}\n")
+            remark(f"Skipped {name}: {error}")
     output.records(records, columns=_COLUMNS)
 
 
-@profile_app.command("show")
+@profile_group.command()
+@name_argument
 @with_output()
-def show(output: Output, name: NameArgument) -> None:
+def show(output: Output, name: str) -> None:
     """Show a profile, without its key.
 
     \b
@@ -97,8 +101,9 @@ def show(output: Output, name: NameArgument) -> None:
     output.record(_record(name))
 
 
-@profile_app.command("use")
-def use(name: NameArgument) -> None:
+@profile_group.command()
+@name_argument
+def use(name: str) -> None:
     """Make a profile the default for all commands.
 
     The profile local is written by `tidegate serve`. --connection-string, --profile,
@@ -108,29 +113,24 @@ def use(name: NameArgument) -> None:
     Example:
       tidegate profile use production
     """
-    from tidegate.cli.shell.profiles import choose_profile
-
     choose_profile(name, os.environ)
-    sys.stderr.write(f"Commands now use the profile {name}.\n")
+    remark(f"Commands now use the profile {name}.")
 
 
-@profile_app.command("delete")
-def delete(name: NameArgument) -> None:
+@profile_group.command()
+@name_argument
+def delete(name: str) -> None:
     """Delete a profile. The service is not affected.
 
     \b
     Example:
       tidegate profile delete production
     """
-    from tidegate.cli.shell.profiles import delete_profile
-
     delete_profile(name, os.environ)
-    sys.stderr.write(f"Deleted the profile {name}.\n")
+    remark(f"Deleted the profile {name}.")
 
 
 def _record(name: str) -> dict[str, object]:
-    from tidegate.cli.shell.profiles import chosen_profile, load_profile
-
     profile = load_profile(name, os.environ)
     parts = ConnectionString.parse(profile.connection_string)
     return {

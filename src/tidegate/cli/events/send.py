@@ -5,40 +5,40 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
-from tidegate.cli.shell.connection import resolve_connection
-from tidegate.cli.shell.options import CaFileOption, ConnectionStringOption, HubArgument
+from tidegate.cli.shell.connection import Service, with_service
+from tidegate.cli.shell.decorators import FILE
+from tidegate.cli.shell.interrupt import run_interruptible
+from tidegate.cli.shell.options import hub_argument
 from tidegate.model.errors import InvalidArgumentError
 
 
+@click.command()
+@hub_argument
+@click.option(
+    "--file", type=FILE, metavar="FILE", help="Read lines from this file instead of standard input."
+)
+@click.option(
+    "--key",
+    metavar="PATH",
+    help="JSON field of each line to use as partition key, e.g. .carrier or .device.id",
+)
+@click.option("--partition-key", metavar="TEXT", help="One partition key for all events.")
+@click.option(
+    "--partition",
+    metavar="ID",
+    help="Send to this partition. Without a key or a partition, events are distributed round-robin.",
+)
+@with_service
 def send(
-    hub: HubArgument,
-    file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Read lines from this file instead of standard input."),
-    ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="JSON field of each line to use as partition key, e.g. .carrier or .device.id",
-        ),
-    ] = None,
-    partition_key: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="One partition key for all events.")
-    ] = None,
-    partition: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID",
-            help="Send to this partition. Without a key or a partition, events are distributed round-robin.",
-        ),
-    ] = None,
-    connection_string: ConnectionStringOption = None,
-    ca_file: CaFileOption = None,
+    service: Service,
+    hub: str,
+    file: Path | None,
+    key: str | None,
+    partition_key: str | None,
+    partition: str | None,
 ) -> None:
     """Send each line of standard input or of a file as one event.
 
@@ -51,13 +51,12 @@ def send(
       tidegate send telemetry --file readings.jsonl --key .device
     """
     from tidegate.cli.events.sending import Routing, send_lines
-    from tidegate.cli.shell.interrupt import run_interruptible
     from tidegate.model.json_path import JsonPath
 
     if sum(option is not None for option in (key, partition_key, partition)) > 1:
         raise InvalidArgumentError("--key, --partition-key and --partition are mutually exclusive.")
     routing = Routing(None if key is None else JsonPath.parse(key), partition_key, partition)
-    connection = resolve_connection(connection_string, ca_file, os.environ)
+    connection = service.connection()
     try:
         descriptor = sys.stdin.fileno() if file is None else os.open(file, os.O_RDONLY)
     except OSError as error:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from tidegate.cli.shell.connection import ServiceConnection, check_event_hub
-from tidegate.cli.shell.progress import NO_BAR, ProgressBar, progress_bar
+from tidegate.cli.shell.connection import check_event_hub
+from tidegate.cli.shell.profiles import ServiceConnection
+from tidegate.cli.shell.progress import ProgressBar, no_bar, progress_bar
+from tidegate.cli.shell.render import remark
 from tidegate.cli.shell.stream_lines import read_lines
 from tidegate.client import EventHubProducer
 from tidegate.model.errors import InvalidArgumentError
@@ -23,18 +24,18 @@ from tidegate.transport.tasks import TaskOwner
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How events find their partition; at most one field is set."""
+    """How events are assigned to partitions; at most one field is set."""
 
     key_path: JsonPath | None = None
-    """Take each event's key from its own JSON."""
+    """Where each event's JSON holds its key."""
     partition_key: str | None = None
     partition_id: str | None = None
 
 
 async def send_lines(connection: ServiceConnection, hub: str, descriptor: int, routing: Routing) -> None:
-    """Send each line of a file descriptor; what was taken is flushed and counted, however it ends.
+    """Send each line of a file descriptor; lines already read are sent and counted, however it ends.
 
-    On a terminal a bar shows how far a file is; of a pipe nobody knows the end.
+    On a terminal, a bar shows the progress of a file; the length of a pipe is unknown.
     """
     started = time.monotonic()
     await check_event_hub(connection, hub)
@@ -46,20 +47,18 @@ async def send_lines(connection: ServiceConnection, hub: str, descriptor: int, r
             with _bar_of(descriptor) as bar:
                 await sender.send_chunks(producer, read_lines(descriptor), bar)
         finally:
-            # Also when interrupted or stopped by a bad line: what was taken is sent, and counted.
+            # Also when interrupted or stopped by an invalid line: the lines before are sent and counted.
             await producer.flush()
             elapsed_s = max(time.monotonic() - started, 1e-9)
             count = sender.event_count
-            sys.stderr.write(
-                f"Sent {count:,} events in {elapsed_s:.1f} s ({count / elapsed_s:,.0f} events/s).\n"
-            )
+            remark(f"Sent {count:,} events in {elapsed_s:.1f} s ({count / elapsed_s:,.0f} events/s).")
 
 
 def _bar_of(descriptor: int) -> AbstractContextManager[ProgressBar]:
-    """A bar that counts the bytes of a file that are sent; nothing for what has no end to be known."""
+    """A bar that counts the bytes sent of a file; none for a descriptor of unknown length."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
-        return nullcontext(NO_BAR)
+        return nullcontext(no_bar)
     return progress_bar("Sending", status.st_size)
 
 
@@ -76,7 +75,7 @@ class _Sender:
     ) -> None:
         """Enqueue every non-empty line; raises InvalidArgumentError naming the line that cannot be routed.
 
-        bar: is told the bytes that were taken.
+        bar: called with the bytes read so far.
         """
         taken_bytes = 0
         async for lines in chunks:
@@ -91,14 +90,14 @@ class _Sender:
             finally:
                 await self._enqueue_whole(producer, bodies[: len(keys)], keys)
             taken_bytes += sum(map(len, lines)) + len(lines)
-            bar.update(taken_bytes)
+            bar(taken_bytes)
             await asyncio.sleep(0)
 
     async def _enqueue_whole(
         self, producer: EventHubProducer, bodies: Sequence[bytes], keys: Sequence[str | None]
     ) -> None:
-        """As ``_enqueue``. Cancellation: these events are still enqueued, for they are counted as a whole."""
-        # Whatever the task fails with is raised here, by waiting for it.
+        """As ``_enqueue``. Cancellation: all of them are still enqueued, and counted together."""
+        # Waiting for the task raises its error.
         async with TaskOwner("send", on_failure=lambda _: None) as tasks:
             task = tasks.start(self._enqueue(producer, bodies, keys), name="enqueue")
             try:

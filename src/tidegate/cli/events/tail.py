@@ -1,4 +1,4 @@
-"""Reads all partitions of a hub at once and writes their events as they come."""
+"""Reads all partitions of a hub concurrently and writes their events as they arrive."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from tidegate.cli.shell.connection import ServiceConnection, check_event_hub
-from tidegate.cli.shell.render import Output, OutputFormat, Record
+from tidegate.cli.shell.connection import check_event_hub
+from tidegate.cli.shell.profiles import ServiceConnection
+from tidegate.cli.shell.render import Output, OutputFormat, Record, remark
 from tidegate.cli.shell.stream_lines import until_reader_goes
 from tidegate.client import EventHubConsumer, EventHubProperties, PartitionEnds
 from tidegate.model.errors import NotFoundError
@@ -31,7 +32,7 @@ _COLUMNS = (
 
 _EVENTS_PER_BATCH_MAX = 1000
 _BATCHES_QUEUED_MAX = 16
-"""Batches between the receivers and the terminal: a slow reader of the pipe slows the receivers down."""
+"""Batches between the receivers and the output: a slow reader of the pipe slows the receivers down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Selection:
     """None: all partitions."""
     events_max: int | None
     is_following: bool
-    """False: end with the last event that was there at the start."""
+    """False: stop at the last event of the log at the start."""
 
 
 async def show_events(
@@ -53,9 +54,9 @@ async def show_events(
     selection: Selection,
     writer: BodyWriter | RecordWriter,
 ) -> None:
-    """Show what ``selection`` means; interrupted, it says how many events it has shown and ends well.
+    """Show the selected events; when interrupted, report their number and return.
 
-    Raises BrokenPipeError once nobody reads standard output any more, also where no event comes.
+    Raises BrokenPipeError once standard output is no longer read, even if no event arrives.
     """
     try:
         partition_ids = _chosen_partitions(await check_event_hub(connection, hub), selection.partition_id)
@@ -67,8 +68,8 @@ async def show_events(
         ):
             await _Tail(consumer, selection, writer).run(partition_ids)
     except asyncio.CancelledError:
-        # Being interrupted is how a tail ends well.
-        sys.stderr.write(f"Stopped after {writer.event_count:,} events.\n")
+        # A tail ordinarily ends by being interrupted.
+        remark(f"Stopped after {writer.event_count:,} events.")
     finally:
         writer.close()
 
@@ -85,7 +86,7 @@ def _chosen_partitions(hub: EventHubProperties, wanted: str | None) -> tuple[str
 
 
 class _Tail:
-    """One task per partition feeds a bounded queue; this coroutine takes batches from it and writes them."""
+    """One task per partition fills a bounded queue; ``run`` writes the batches from it."""
 
     def __init__(
         self, consumer: EventHubConsumer, selection: Selection, writer: BodyWriter | RecordWriter
@@ -93,11 +94,11 @@ class _Tail:
         self._consumer = consumer
         self._selection = selection
         self._writer = writer
-        # None: one reader has come to its end.
+        # None: one reader has finished.
         self._batches: asyncio.Queue[list[ReceivedEvent] | None] = asyncio.Queue(_BATCHES_QUEUED_MAX)
 
     async def run(self, partition_ids: Sequence[str]) -> None:
-        """Show events until the selection is exhausted; for ever where it follows without a maximum."""
+        """Show events until the selection is exhausted; forever if it follows without a maximum."""
         try:
             async with asyncio.TaskGroup() as readers:
                 tasks = [readers.create_task(self._read(partition_id)) for partition_id in partition_ids]
@@ -105,7 +106,7 @@ class _Tail:
                 for task in tasks:
                     task.cancel()
         except BaseExceptionGroup as group:
-            # One clear error: the first reader's, which ended the others.
+            # The first reader's error, which cancelled the others.
             raise group.exceptions[0] from None
 
     async def _read(self, partition_id: str) -> None:
@@ -142,7 +143,7 @@ class _Tail:
 
 
 def _is_anything_after(position: EventPosition, partition: PartitionEnds) -> bool:
-    """Whether the partition holds events from ``position`` on, as of its properties."""
+    """Whether the partition has events at or after ``position``, by its properties."""
     if partition.is_empty or position.kind is PositionKind.LATEST:
         return False
     if isinstance(position.value, int):
@@ -161,7 +162,7 @@ class RecordWriter:
         self.event_count = 0
 
     def write(self, events: Sequence[ReceivedEvent]) -> None:
-        """Write events, and let a reader of the pipe see them."""
+        """Write events, and flush them to the reader of a pipe."""
         for event in events:
             self._records.write(event_record(event))
         self.event_count += len(events)
@@ -173,23 +174,23 @@ class RecordWriter:
 
 
 class BodyWriter:
-    """Writes bodies as they are, one a line."""
+    """Writes bodies unchanged, one per line."""
 
     def __init__(self) -> None:
         self.event_count = 0
 
     def write(self, events: Sequence[ReceivedEvent]) -> None:
-        """Write bodies, and let a reader of the pipe see them."""
+        """Write bodies, and flush them to the reader of a pipe."""
         sys.stdout.buffer.write(b"".join(event.body + b"\n" for event in events))
         sys.stdout.buffer.flush()
         self.event_count += len(events)
 
     def close(self) -> None:
-        """Nothing is left to complete."""
+        """There is nothing to complete."""
 
 
 def event_record(event: ReceivedEvent) -> Record:
-    """An event as a record; a body that is not UTF-8 text is in ``body_base64``, else in ``body``."""
+    """An event as a record: its body in ``body``, or in ``body_base64`` if it is not UTF-8 text."""
     contents = event.contents
     body: str | None = None
     body_base64: str | None = None

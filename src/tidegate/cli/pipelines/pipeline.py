@@ -1,25 +1,13 @@
-"""``tidegate pipeline``: the group of commands over pipelines that run on Spark.
-
-Each command is a module of its own (``pipeline_…``), and is given its name here.
-"""
+"""``tidegate pipeline``: the group of commands for pipelines that run on Spark."""
 
 from __future__ import annotations
-
-import typer
 
 from tidegate.cli.pipelines.replay import replay
 from tidegate.cli.pipelines.run import run
 from tidegate.cli.pipelines.status import status, stop
+from tidegate.cli.shell.contents import CommandGroup
 
-pipeline_app = typer.Typer(help="Run and monitor pipelines on Spark.", no_args_is_help=True)
+pipeline_group = CommandGroup("pipeline", help="Run and monitor pipelines on Spark.")
 
-
-@pipeline_app.callback()
-def pipeline() -> None:
-    """Run and monitor pipelines on Spark."""
-
-
-pipeline_app.command("run")(run)
-pipeline_app.command("replay")(replay)
-pipeline_app.command("status")(status)
-pipeline_app.command("stop")(stop)
+for _command in (run, replay, status, stop):
+    pipeline_group.add_command(_command)

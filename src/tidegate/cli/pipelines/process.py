@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from tidegate.cli.shell.connection import ServiceConnection
+from tidegate.cli.shell.profiles import ServiceConnection
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import TidegateError
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus

@@ -4,70 +4,54 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Annotated
 
-import typer
+import click
 
 from tidegate.cli.pipelines.start import (
-    AvailableNowOption,
-    MasterOption,
-    MetricsPortOption,
-    PipelineArgument,
-    SparkCheckpointOption,
+    RunOptions,
     load_stream_pipeline,
+    pipeline_argument,
     run_declared,
+    with_run_options,
 )
-from tidegate.cli.shell.connection import resolve_connection
-from tidegate.cli.shell.options import (
-    STORAGE_VARIABLE,
-    CaFileOption,
-    ConnectionStringOption,
-    DatabaseOption,
-    with_output,
-)
+from tidegate.cli.shell.connection import Service, with_service
+from tidegate.cli.shell.options import flag, with_output
 from tidegate.cli.shell.render import Output
+from tidegate.cli.shell.stores import STORAGE_VARIABLE
 
 _AZURE = ("az://", "abfs://", "abfss://")
 
 
+@click.command()
+@pipeline_argument
+@click.option(
+    "--capture",
+    metavar="PATH",
+    required=True,
+    help="Capture's destination: a directory, or a URL such as az://container/folder, in the account "
+    f"given by {STORAGE_VARIABLE}.",
+)
+@click.option("--name-format", metavar="FORMAT", help="Capture's file name format, if not the default.")
+@click.option("--namespace", metavar="NAME", help="The namespace in the file names, if there are several.")
+@click.option(
+    "--starting-time",
+    metavar="TIME",
+    help="Ignore files from before this time, e.g. 2026-11-20T12:00:00Z. Default: read all files.",
+)
+@flag("--allow-gap", "Skip events that are neither in the log nor in the files.")
+@with_run_options
+@with_service
 @with_output()
 def replay(
     output: Output,
-    pipeline: PipelineArgument,
-    capture: Annotated[
-        str,
-        typer.Option(
-            metavar="PATH",
-            help="Capture's destination: a directory, or a URL such as az://container/folder, in the account "
-            f"given by {STORAGE_VARIABLE}.",
-        ),
-    ],
-    name_format: Annotated[
-        str | None,
-        typer.Option(metavar="FORMAT", help="Capture's file name format, if not the default."),
-    ] = None,
-    namespace: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The namespace in the file names, if there are several."),
-    ] = None,
-    starting_time: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Ignore files from before this time, e.g. 2026-11-20T12:00:00Z. Default: read all files.",
-        ),
-    ] = None,
-    allow_gap: Annotated[
-        bool,
-        typer.Option("--allow-gap", help="Skip events that are neither in the log nor in the files."),
-    ] = False,
-    database: DatabaseOption = None,
-    checkpoint_dir: SparkCheckpointOption = None,
-    master: MasterOption = None,
-    available_now: AvailableNowOption = False,
-    metrics_port: MetricsPortOption = None,
-    connection_string: ConnectionStringOption = None,
-    ca_file: CaFileOption = None,
+    service: Service,
+    options: RunOptions,
+    pipeline: str,
+    capture: str,
+    name_format: str | None,
+    namespace: str | None,
+    starting_time: str | None,
+    allow_gap: bool,
 ) -> None:
     """Run a pipeline over captured events, then over live ones.
 
@@ -93,14 +77,5 @@ def replay(
         "startingTime": starting_time,
         "storageConnectionString": os.environ.get(STORAGE_VARIABLE) if capture.startswith(_AZURE) else None,
     }
-    run_declared(
-        output,
-        declared,
-        connection=resolve_connection(connection_string, ca_file, os.environ),
-        database=database,
-        checkpoint_dir=checkpoint_dir,
-        master=master,
-        is_available_now=available_now,
-        metrics_at=None if metrics_port is None else ("127.0.0.1", metrics_port),
-        capture={name: value for name, value in chosen.items() if value is not None},
-    )
+    given = {name: value for name, value in chosen.items() if value is not None}
+    run_declared(output, declared, service, options, capture=given)

@@ -2,50 +2,45 @@
 
 from __future__ import annotations
 
-import os
-from typing import Annotated
-
-import typer
+import click
 
 from tidegate.cli.pipelines.start import (
-    AvailableNowOption,
-    MasterOption,
-    MetricsPortOption,
-    PipelineArgument,
-    SparkCheckpointOption,
+    RunOptions,
     load_stream_pipeline,
+    pipeline_argument,
     run_declared,
+    with_run_options,
 )
-from tidegate.cli.shell.connection import resolve_connection
-from tidegate.cli.shell.options import CaFileOption, ConnectionStringOption, DatabaseOption, with_output
+from tidegate.cli.shell.connection import Service, with_service
+from tidegate.cli.shell.options import with_output
 from tidegate.cli.shell.render import Output
 
 
+@click.command()
+@pipeline_argument
+@with_run_options
+@click.option("--metrics-host", metavar="ADDRESS", default="127.0.0.1", help="Address to serve metrics on.")
+@click.option(
+    "--spark-log",
+    metavar="LEVEL",
+    default="ERROR",
+    help="Spark's log level: OFF, ERROR, WARN or INFO.",
+)
+@click.option(
+    "--adopt",
+    metavar="TOKEN",
+    help="Continue once, where a SqlBatchSink's ledger stopped the query with this token.",
+)
+@with_service
 @with_output()
 def run(
     output: Output,
-    pipeline: PipelineArgument,
-    database: DatabaseOption = None,
-    checkpoint_dir: SparkCheckpointOption = None,
-    master: MasterOption = None,
-    available_now: AvailableNowOption = False,
-    metrics_port: MetricsPortOption = None,
-    metrics_host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to serve metrics on.")
-    ] = "127.0.0.1",
-    spark_log: Annotated[
-        str,
-        typer.Option(metavar="LEVEL", help="Spark's log level: OFF, ERROR, WARN or INFO."),
-    ] = "ERROR",
-    adopt: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TOKEN",
-            help="Continue once, where a SqlBatchSink's ledger stopped the query with this token.",
-        ),
-    ] = None,
-    connection_string: ConnectionStringOption = None,
-    ca_file: CaFileOption = None,
+    service: Service,
+    options: RunOptions,
+    pipeline: str,
+    metrics_host: str,
+    spark_log: str,
+    adopt: str | None,
 ) -> None:
     """Run a pipeline defined in a Python file.
 
@@ -67,12 +62,9 @@ def run(
     run_declared(
         output,
         load_stream_pipeline(pipeline),
-        connection=resolve_connection(connection_string, ca_file, os.environ),
-        database=database,
-        checkpoint_dir=checkpoint_dir,
-        master=master,
-        is_available_now=available_now,
-        metrics_at=None if metrics_port is None else (metrics_host, metrics_port),
+        service,
+        options,
+        metrics_host=metrics_host,
         log_level=spark_log.upper(),
         adopt=adopt,
     )

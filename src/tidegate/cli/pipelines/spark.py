@@ -2,53 +2,51 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
-spark_app = typer.Typer(help="Package pipelines for a Spark cluster.", no_args_is_help=True)
+from tidegate.cli.shell.contents import CommandGroup
+from tidegate.cli.shell.decorators import FILE
+from tidegate.cli.shell.options import flag
+from tidegate.cli.shell.render import remark
+
+spark_group = CommandGroup("spark", help="Package pipelines for a Spark cluster.")
 
 
-@spark_app.callback()
-def spark() -> None:
-    """Package pipelines for a Spark cluster."""
-
-
-@spark_app.command("package")
+@spark_group.command()
+@click.argument(
+    "files",
+    nargs=-1,
+    type=FILE,
+    metavar="[FILE.py]...",
+    help="The program for spark-submit, followed by the modules and packages that it imports.",
+)
+@click.option(
+    "--output",
+    type=FILE,
+    metavar="DIR",
+    default=Path("dist"),
+    help="Directory to write the package to.",
+)
+@flag(
+    "--environment",
+    "Also pack the Python packages that executors need, as installed here. Without it, they must be "
+    "installed on the executors.",
+)
+@click.option(
+    "--master",
+    metavar="URL",
+    default="spark://HOST:7077",
+    help="The cluster's master, for the spark-submit command.",
+)
+@click.option(
+    "--python",
+    metavar="NAME",
+    help="Name of the Python command on the executors and the driver. Default: this Python's python3.N.",
+)
 def package(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[FILE.py]...",
-            help="The program for spark-submit, followed by the modules and packages that it imports.",
-        ),
-    ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", metavar="DIR", help="Directory to write the package to.")
-    ] = Path("dist"),
-    environment: Annotated[
-        bool,
-        typer.Option(
-            "--environment",
-            help="Also pack the Python packages that executors need, as installed here. Without it, they "
-            "must be installed on the executors.",
-        ),
-    ] = False,
-    master: Annotated[
-        str,
-        typer.Option("--master", metavar="URL", help="The cluster's master, for the spark-submit command."),
-    ] = "spark://HOST:7077",
-    python: Annotated[
-        str | None,
-        typer.Option(
-            "--python",
-            metavar="NAME",
-            help="Name of the Python command on the executors and the driver. Default: this Python's "
-            "python3.N.",
-        ),
-    ] = None,
+    files: tuple[Path, ...], output: Path, environment: bool, master: str, python: str | None
 ) -> None:
     """Build the package that a pipeline's executors need.
 
@@ -63,7 +61,7 @@ def package(
     from tidegate.spark.runtime.package import build_package
     from tidegate.spark.runtime.session import PYTHON_NAME
 
-    made = build_package(files or [], output, is_environment_included=environment)
+    made = build_package(files, output, is_environment_included=environment)
     python = python or PYTHON_NAME
     size = f"{made.path.stat().st_size / 1e6:,.1f} MB"
     if made.is_environment:
@@ -78,6 +76,5 @@ def package(
             f"  {' '.join(made.requirements)}",
         ]
     lines += ["Next:", f"  {made.submit_command(master=master, python=python)}"]
-    sys.stdout.write(f"{made.path}\n")
-    sys.stdout.flush()
-    sys.stderr.write("\n".join(lines) + "\n")
+    click.echo(made.path)
+    remark("\n".join(lines))

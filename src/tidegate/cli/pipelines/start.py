@@ -4,74 +4,93 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from tidegate.cli.shell.connection import ServiceConnection
+from tidegate.cli.shell.connection import Service
+from tidegate.cli.shell.decorators import adding_argument, all_of
 from tidegate.cli.shell.installed import check_installed
-from tidegate.cli.shell.options import DATABASE_VARIABLE
+from tidegate.cli.shell.options import PORT, database_option
 from tidegate.cli.shell.render import Output
+from tidegate.cli.shell.stores import DATABASE_VARIABLE
 
 if TYPE_CHECKING:
     from tidegate.spark.pipelines.stream_pipeline import StreamPipeline
 
-PipelineArgument = Annotated[
-    str,
-    typer.Argument(metavar="FILE.py:NAME", help="The pipeline: path/to/file.py:name or package.module:name."),
-]
+pipeline_argument = click.argument(
+    "pipeline", metavar="FILE.py:NAME", help="The pipeline: path/to/file.py:name or package.module:name."
+)
 
-SparkCheckpointOption = Annotated[
-    str | None,
-    typer.Option(
+_run_options = all_of(
+    database_option,
+    click.option(
+        "--checkpoint-dir",
         metavar="DIR",
         help="Spark's checkpoint directory, or a URL that Spark can write to. Default: a directory with the "
         "pipeline's name in this user's state directory.",
     ),
-]
-
-MasterOption = Annotated[
-    str | None,
-    typer.Option(metavar="URL", help="Spark's master. Default: local, with all cores of this machine."),
-]
-
-AvailableNowOption = Annotated[
-    bool, typer.Option("--available-now", "--once", help="Process all events available now, then stop.")
-]
-
-MetricsPortOption = Annotated[
-    int | None,
-    typer.Option(
-        min=0, max=65535, metavar="N", help="Port to serve Prometheus metrics on; 0: any free port."
+    click.option(
+        "--master", metavar="URL", help="Spark's master. Default: local, with all cores of this machine."
     ),
-]
+    click.option(
+        "--available-now", "--once", is_flag=True, help="Process all events available now, then stop."
+    ),
+    click.option(
+        "--metrics-port",
+        type=PORT,
+        metavar="N",
+        help="Port to serve Prometheus metrics on; 0: any free port.",
+    ),
+)
+
+
+def with_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of a run; it takes ``RunOptions`` as its argument ``options``."""
+
+    def make(_: click.Context, arguments: dict[str, Any]) -> RunOptions:
+        names = ("database", "checkpoint_dir", "master", "available_now", "metrics_port")
+        return RunOptions(*(arguments.pop(name) for name in names))
+
+    return _run_options(adding_argument(command, "options", make))
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the options of a run say."""
+
+    database: str | None
+    """None: the database of the environment."""
+    checkpoint_dir: str | None
+    """None: a directory of this user with the pipeline's name."""
+    master: str | None
+    is_available_now: bool
+    metrics_port: int | None
 
 
 def run_declared(
     output: Output,
     declared: StreamPipeline,
+    service: Service,
+    options: RunOptions,
     *,
-    connection: ServiceConnection,
-    database: str | None,
-    checkpoint_dir: str | None,
-    master: str | None,
-    is_available_now: bool,
-    metrics_at: tuple[str, int] | None,
+    metrics_host: str = "127.0.0.1",
     log_level: str = "ERROR",
     adopt: str | None = None,
     capture: Mapping[str, str] | None = None,
 ) -> None:
-    """Run a pipeline in this process until it ends or is stopped, and show how it does.
+    """Run a pipeline in this process until it ends or is stopped, and show its progress.
 
-    The parameters are those of ``PipelineRun``; database, checkpoint_dir: None are the defaults of this
-    user. Raises what it does.
+    The other parameters are those of ``PipelineRun``, and it raises the same errors.
     """
     from tidegate.cli.pipelines.process import PipelineRun
     from tidegate.cli.pipelines.screen import PipelineScreen
     from tidegate.transport.status_files import PipelineFiles
 
+    connection = service.connection()
     files = PipelineFiles.of_user(os.environ)
     screen = PipelineScreen(output)
     status = None
@@ -79,11 +98,11 @@ def run_declared(
         status = PipelineRun(
             pipeline=declared,
             connection=connection,
-            database_url=_database_url(declared, database),
-            checkpoint=checkpoint_dir or str(files.checkpoint_dir(declared.name).absolute()),
-            master=master,
-            is_available_now=is_available_now,
-            metrics_at=metrics_at,
+            database_url=_database_url(declared, options.database),
+            checkpoint=options.checkpoint_dir or str(files.checkpoint_dir(declared.name).absolute()),
+            master=options.master,
+            is_available_now=options.is_available_now,
+            metrics_at=None if options.metrics_port is None else (metrics_host, options.metrics_port),
             log_level=log_level,
             adopt=adopt,
             watch=screen.watch,
@@ -94,16 +113,16 @@ def run_declared(
 
 
 def load_stream_pipeline(address: str) -> StreamPipeline:
-    """The declaration at an address; its file, and what lies beside it, are found by Spark's workers, too.
+    """The declaration at an address; Spark's workers can import its file and the modules beside it.
 
-    Raises InvalidArgumentError, and NotFoundError where Spark is not installed.
+    Raises InvalidArgumentError, and NotFoundError if Spark is not installed.
     """
     check_installed("pyspark", "pyarrow", extras="spark")
     from tidegate.spark.pipelines.stream_pipeline import StreamPipeline, declared_pipeline
     from tidegate.sql.handlers.pipeline import Pipeline, load_declared
 
     place = address.rpartition(":")[0]
-    # As with `python file.py`: neighbours can be imported. Workers of this machine inherit the environment.
+    # As with `python file.py`: modules beside it can be imported. Local workers inherit the environment.
     directory = str(Path(place).absolute().parent) if place.endswith(".py") else os.getcwd()
     sys.path.insert(0, directory)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (directory, os.environ.get("PYTHONPATH"))))

@@ -3,47 +3,44 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from typing import Annotated
+from typing import Final
 
-import typer
+import click
 
 from tidegate.cli.shell.completing import complete_pipeline
 from tidegate.cli.shell.options import with_output
-from tidegate.cli.shell.render import Output, OutputFormat
+from tidegate.cli.shell.render import Output, OutputFormat, attributes, remark
 from tidegate.model.errors import OperationTimeoutError
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 from tidegate.transport.status_files import PipelineFiles, ask_to_stop, is_there
 
-_COLUMNS = (
-    "pipeline",
-    "state",
-    "since",
-    "batch",
-    "input_events_per_s",
-    "processed_events_per_s",
-    "batch_ms",
-    "lag_events",
-    "events",
-    "dead_letters_open",
-    "error",
-)
+_ATTRIBUTES: Final = {
+    "pipeline": "name",
+    "state": "state",
+    "since": "started_at",
+    "batch": "batch_id",
+    "input_events_per_s": "input_events_per_s",
+    "processed_events_per_s": "processed_events_per_s",
+    "batch_ms": "batch_ms",
+    "lag_events": "lag_events",
+    "events": "events_total",
+    "dead_letters_open": "dead_letters_open",
+    "error": "error",
+}
+"""Columns, and the attributes of a status that fill them."""
 _POLL_S = 0.1
 
 
+@click.command()
+@click.argument(
+    "name",
+    required=False,
+    shell_complete=complete_pipeline,
+    help="The pipeline. Default: all that have run on this machine.",
+)
 @with_output()
-def status(
-    output: Output,
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME]",
-            help="The pipeline. Default: all that have run on this machine.",
-            autocompletion=complete_pipeline,
-        ),
-    ] = None,
-) -> None:
+def status(output: Output, name: str | None) -> None:
     """Show the pipelines that run on this machine, and how others ended.
 
     state is one of starting, running, stopping, stopped (on request), ended (all available events are
@@ -60,7 +57,7 @@ def status(
     files = PipelineFiles.of_user(os.environ)
     if name is None:
         found = files.read_all()
-        output.records((_summary(item) for item in found), columns=_COLUMNS, title="Pipelines")
+        output.records((_summary(item) for item in found), columns=tuple(_ATTRIBUTES), title="Pipelines")
         return
     one = files.read(name)
     if output.format is OutputFormat.JSON or output.format is OutputFormat.NL:
@@ -68,20 +65,21 @@ def status(
         return
     shown = {key: value for key, value in _details(one).items() if value is not None}
     if one.state.is_over:
-        del shown["is_idle"]  # whether it waits is a question about one that runs
+        del shown["is_idle"]  # only meaningful while it runs
     output.record(shown, title=one.name)
 
 
+@click.command()
+@click.argument("name", shell_complete=complete_pipeline, help="The pipeline.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0.1),
+    metavar="S",
+    default=60.0,
+    help="Seconds to wait for it to stop.",
+)
 @with_output(OutputFormat.TABLE, OutputFormat.JSON)
-def stop(
-    output: Output,
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The pipeline.", autocompletion=complete_pipeline)
-    ],
-    timeout: Annotated[
-        float, typer.Option(min=0.1, metavar="S", help="Seconds to wait for it to stop.")
-    ] = 60.0,
-) -> None:
+def stop(output: Output, name: str, timeout: float) -> None:
     """Stop a running pipeline gracefully, and wait until it has stopped.
 
     It finishes its micro-batch, or abandons it safely. If it is not running, the command does nothing and
@@ -94,16 +92,16 @@ def stop(
     files = PipelineFiles.of_user(os.environ)
     found = files.read(name)
     if found.state.is_over:
-        sys.stderr.write(f"{name} is not running: {_since(found)}.\n")
+        remark(f"{name} is not running: {_since(found)}.")
     else:
         found = _stop(files, found, timeout)
-        sys.stderr.write(f"{name} has stopped after {found.events_total:,} events.\n")
+        remark(f"{name} has stopped after {found.events_total:,} events.")
     if output.format is OutputFormat.JSON:
         output.record(_details(found))
 
 
 def _stop(files: PipelineFiles, found: PipelineStatus, timeout_s: float) -> PipelineStatus:
-    """Ask the process to stop, and wait until it is gone; its last status."""
+    """Ask the process to stop, and wait until it has exited; returns its last status."""
     process = found.process
     if not ask_to_stop(found):
         return files.read(found.name)
@@ -120,18 +118,9 @@ def _stop(files: PipelineFiles, found: PipelineStatus, timeout_s: float) -> Pipe
 
 
 def _summary(found: PipelineStatus) -> dict[str, object]:
-    return {
-        "pipeline": found.name,
+    return attributes(found, _ATTRIBUTES) | {
         "state": found.state.value,
         "since": found.ended_at or found.started_at,
-        "batch": found.batch_id,
-        "input_events_per_s": found.input_events_per_s,
-        "processed_events_per_s": found.processed_events_per_s,
-        "batch_ms": found.batch_ms,
-        "lag_events": found.lag_events,
-        "events": found.events_total,
-        "dead_letters_open": found.dead_letters_open,
-        "error": found.error,
     }
 
 

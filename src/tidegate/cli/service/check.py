@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
+from tidegate.cli.shell.decorators import FILE
 from tidegate.cli.shell.exit_codes import CheckFailedError
-from tidegate.cli.shell.options import with_output
-from tidegate.cli.shell.progress import NO_BAR, progress_bar
-from tidegate.cli.shell.render import Output
+from tidegate.cli.shell.options import flag, with_output
+from tidegate.cli.shell.progress import no_bar, progress_bar
+from tidegate.cli.shell.render import Output, remark
 from tidegate.model.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -22,19 +23,16 @@ if TYPE_CHECKING:
 _COLUMNS = ("file", "position", "damage", "lost_from", "lost_until", "set_aside")
 
 
+@click.command()
+@click.argument(
+    "directory",
+    type=FILE,
+    metavar="DIR",
+    help="A service's data directory. The service must be stopped.",
+)
+@flag("--repair", "Make damaged logs usable again; damaged files are moved, not deleted.")
 @with_output()
-def check(
-    output: Output,
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A service's data directory. The service must be stopped.")
-    ],
-    repair: Annotated[
-        bool,
-        typer.Option(
-            "--repair", help="Make damaged logs usable again; damaged files are moved, not deleted."
-        ),
-    ] = False,
-) -> None:
+def check(output: Output, directory: Path, repair: bool) -> None:
     """Verify every checksum of a data directory: its catalog and logs.
 
     Damage is listed with the half-open range of sequence numbers that it affects. Exit code 4 if there is
@@ -59,7 +57,7 @@ def check(
     records = [*map(_catalog_record, catalog_damages), *map(_record, report.damages)]
     if records or not output.is_table:
         output.records(records, columns=_COLUMNS, title="Damage")
-    sys.stderr.write(_summary(report, is_catalog_sound=not catalog_damages))
+    remark(_summary(report, is_catalog_sound=not catalog_damages))
     if not report.is_sound and not report.is_repaired:
         raise CheckFailedError(
             f"Found damage in {len(records)} places.",
@@ -73,12 +71,12 @@ def check(
 
 
 def _check_logs(directory: Path, *, repair: bool, is_shown: bool) -> CheckReport:
-    """``check_log_directory``, with a bar that counts bytes where is_shown and somebody watches."""
+    """``check_log_directory``, with a bar that counts bytes if is_shown and standard error is a terminal."""
     from tidegate.cli.service.check_files import CountedFiles, segment_bytes
     from tidegate.storage.check import check_log_directory
 
-    is_watched = is_shown and sys.stderr.isatty()  # else nobody needs the total
-    shown = progress_bar("Checking", segment_bytes(directory)) if is_watched else nullcontext(NO_BAR)
+    is_watched = is_shown and sys.stderr.isatty()
+    shown = progress_bar("Checking", segment_bytes(directory)) if is_watched else nullcontext(no_bar)
     try:
         with shown as bar:
             return check_log_directory(directory, repair=repair, files=CountedFiles(bar))
@@ -88,7 +86,7 @@ def _check_logs(directory: Path, *, repair: bool, is_shown: bool) -> CheckReport
             if repair
             else "Nothing changed."
         )
-        sys.stderr.write(f"Interrupted. {left}\n")
+        remark(f"Interrupted. {left}")
         raise
 
 
@@ -123,4 +121,4 @@ def _summary(report: CheckReport, *, is_catalog_sound: bool) -> str:
         lines.append(f"Repaired damage in {len(report.damages)} places.")
     elif report.is_sound and is_catalog_sound:
         lines.append("No damage found.")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)

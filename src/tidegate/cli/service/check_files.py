@@ -14,7 +14,7 @@ from tidegate.storage.segment import SEGMENT_SUFFIX
 def segment_bytes(data_directory: Path) -> int:
     """Bytes of all segments of a data directory: what a check reads, or a little more.
 
-    A service may run on it still: what its retention removes meanwhile counts nothing.
+    A running service may remove segments meanwhile; they are not counted.
     """
     total = 0
     for segment in (data_directory / LOGS_NAME).glob(f"*/*/*{SEGMENT_SUFFIX}"):
@@ -24,7 +24,7 @@ def segment_bytes(data_directory: Path) -> int:
 
 
 class CountedFiles(OsFiles):
-    """The real file system, which tells a bar how many bytes of segments were read."""
+    """The real file system; a bar shows how many bytes of segments were read."""
 
     def __init__(self, bar: ProgressBar) -> None:
         self._bar = bar
@@ -35,17 +35,17 @@ class CountedFiles(OsFiles):
         file = super().open_readable(path)
         return _CountedFile(file, self) if path.suffix == SEGMENT_SUFFIX else file
 
-    def tell(self, bytes_read: int) -> None:
-        """So much of the file that is being read was read."""
-        self._bar.update(self._bytes_before + bytes_read)
+    def report(self, bytes_read: int) -> None:
+        """Show that this much of the current file was read."""
+        self._bar(self._bytes_before + bytes_read)
 
     def add(self, bytes_read: int) -> None:
-        """The file that was being read is closed."""
+        """Count the current file, which is closed."""
         self._bytes_before += bytes_read
 
 
 class _CountedFile:
-    """A segment; what is read of it again counts once."""
+    """A segment; bytes that are read again count once."""
 
     def __init__(self, file: ReadableFile, files: CountedFiles) -> None:
         self._file = file
@@ -57,7 +57,7 @@ class _CountedFile:
         data = self._file.read_at(count, position)
         if position + len(data) > self._until:
             self._until = position + len(data)
-            self._files.tell(self._until)
+            self._files.report(self._until)
         return data
 
     def size(self) -> int:

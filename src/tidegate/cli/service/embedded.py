@@ -1,5 +1,4 @@
-"""The service inside a command: for commands that need the log of a data directory that no service has
-open."""
+"""A service inside a command, for commands that read a data directory's log without a running service."""
 
 from __future__ import annotations
 
@@ -22,15 +21,15 @@ if TYPE_CHECKING:
 def embedded_service(data_dir: Path) -> Iterator[ReadyInformation]:
     """Serve ``data_dir`` on a free port of loopback, in a thread, until the block ends.
 
-    Raises NotFoundError where there is no service's data (it is not made), DirectoryInUseError where a
-    service has it open, and what else starting a service raises.
+    Raises NotFoundError for a directory without a service's data (which is not created),
+    DirectoryInUseError if a service has it open, and as starting a service does.
     """
     from tidegate.server.settings import ServerSettings
 
     if not (data_dir / "catalog.json").is_file():
         raise NotFoundError(
             f"{data_dir} is not a service's data directory.",
-            next_step="Name the directory that `tidegate serve --data-dir` or an example used.",
+            next_step="Use the directory that `tidegate serve --data-dir` or an example used.",
         )
     thread = _ServiceThread(ServerSettings(data_dir=data_dir, amqp_port=0, http_port=None))
     thread.start()
@@ -46,13 +45,13 @@ class _ServiceThread(threading.Thread):
     def __init__(self, settings: ServerSettings) -> None:
         super().__init__(name="embedded-service", daemon=True)
         self.ready: Future[ReadyInformation] = Future()
-        """Where it listens, or why it did not start."""
+        """Where it listens, or the error that kept it from starting."""
         self._settings = settings
         self._loop: asyncio.AbstractEventLoop | None = None
         self._serving: asyncio.Task[None] | None = None
 
     def run(self) -> None:
-        """The thread's work."""
+        """Run the service until ``stop``."""
         from tidegate.server.event_loop import new_event_loop
 
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -67,8 +66,8 @@ class _ServiceThread(threading.Thread):
                 self.ready.set_exception(error)
 
     def stop(self) -> None:
-        """Stop the service in order, and wait until it is down."""
-        # A start that is under way is waited for: half a service cannot be stopped in order.
+        """Stop the service in order, and wait until it has stopped."""
+        # Wait for a start in progress: a partly started service cannot be stopped in order.
         wait([self.ready])
         if self.ready.exception() is None:
             assert self._loop is not None

@@ -1,7 +1,7 @@
 """What a shell completes beside commands and options: names of hubs, groups, policies, pipelines, profiles.
 
-Somebody has pressed a key and waits: a service that does not answer at once completes nothing, and neither
-does an error, for there is nowhere to say it.
+A person has pressed a key and waits: a service that does not answer quickly completes nothing, and neither
+does an error, since there is nowhere to print it.
 
 ``_TIDEGATE_COMPLETION_S`` in the environment is for tests on busy machines: how long the service has, in
 seconds.
@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import typer
+import click
 
 from tidegate.model.errors import TidegateError
 
 if TYPE_CHECKING:
-    from tidegate.cli.shell.connection import ServiceConnection
     from tidegate.client import EventHubAdministrator
 
 _ANSWER_S_MAX: Final = 1.5
@@ -27,86 +25,68 @@ _ANSWER_S_MAX: Final = 1.5
 _ANSWER_VARIABLE: Final = "_TIDEGATE_COMPLETION_S"
 
 
-def complete_hub(context: typer.Context, incomplete: str) -> list[str]:
-    """The event hubs of the service; the one that the connection string is for, where it is for one."""
+def complete_hub(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """The event hubs of the service, or the hub that the connection string names."""
 
     async def names(administrator: EventHubAdministrator) -> list[str]:
         return [hub.name for hub in await administrator.list_event_hubs()]
 
-    return _ask(context, names, is_of_hub=True)
+    return _ask(context, incomplete, names, is_of_hub=True)
 
 
-def complete_group(context: typer.Context, incomplete: str) -> list[str]:
+def complete_group(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """The consumer groups of the event hub that the command names."""
-    # Where the value of an option is completed, arguments before it are not assigned yet.
+    # While the value of an option is completed, the arguments before it are not assigned yet.
     hub = context.params.get("hub") or next(iter(context.args), None)
 
     async def names(administrator: EventHubAdministrator) -> list[str]:
         return list(await administrator.list_consumer_groups(hub)) if hub else []
 
-    return _ask(context, names)
+    return _ask(context, incomplete, names)
 
 
-def complete_policy(context: typer.Context, incomplete: str) -> list[str]:
+def complete_policy(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """The policies of the namespace, or of the event hub of ``--hub``."""
-    hub = context.params.get("hub")
 
     async def names(administrator: EventHubAdministrator) -> list[str]:
-        return [policy.name for policy in await administrator.list_policies(hub)]
+        return [policy.name for policy in await administrator.list_policies(context.params.get("hub"))]
 
-    return _ask(context, names)
+    return _ask(context, incomplete, names)
 
 
-def complete_pipeline(incomplete: str) -> list[str]:
-    """The pipelines that ever ran on this machine."""
+def complete_pipeline(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """The pipelines that have run on this machine."""
     from tidegate.transport.status_files import PipelineFiles
 
     try:
-        return [status.name for status in PipelineFiles.of_user(os.environ).read_all()]
+        names = [status.name for status in PipelineFiles.of_user(os.environ).read_all()]
     except (TidegateError, OSError):
         return []
-
-
-def complete_profile(incomplete: str) -> list[str]:
-    """The profiles of this user."""
-    from tidegate.cli.shell.profiles import profile_names
-
-    return profile_names(os.environ)
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def _ask(
-    context: typer.Context,
+    context: click.Context,
+    incomplete: str,
     names: Callable[[EventHubAdministrator], Awaitable[list[str]]],
     *,
     is_of_hub: bool = False,
 ) -> list[str]:
     import asyncio
 
-    from tidegate.cli.shell.connection import connection_of_profile, resolve_connection
+    from tidegate.cli.shell.connection import Service, open_administrator
     from tidegate.model.connection_string import ConnectionString
 
-    given = context.params
-    ca_file: Path | None = given.get("ca_file")
     try:
-        if given.get("profile"):
-            connection = connection_of_profile(given["profile"], ca_file, os.environ)
-        else:
-            connection = resolve_connection(given.get("connection_string"), ca_file, os.environ)
+        connection = context.ensure_object(Service).connection()
         entity_path = ConnectionString.parse(connection.connection_string).entity_path
-        if is_of_hub and entity_path is not None:
-            return [entity_path]
-        return asyncio.run(_answer(connection, names))
+
+        async def answer() -> list[str]:
+            wait_s = float(os.environ.get(_ANSWER_VARIABLE) or _ANSWER_S_MAX)
+            async with asyncio.timeout(wait_s), open_administrator(connection) as administrator:
+                return await names(administrator)
+
+        found = [entity_path] if is_of_hub and entity_path is not None else asyncio.run(answer())
     except (TidegateError, OSError):
         return []
-
-
-async def _answer(
-    connection: ServiceConnection, names: Callable[[EventHubAdministrator], Awaitable[list[str]]]
-) -> list[str]:
-    import asyncio
-
-    from tidegate.cli.shell.administering import open_administrator
-
-    wait_s = float(os.environ.get(_ANSWER_VARIABLE) or _ANSWER_S_MAX)
-    async with asyncio.timeout(wait_s), open_administrator(connection) as administrator:
-        return await names(administrator)
+    return [name for name in found if name.startswith(incomplete)]

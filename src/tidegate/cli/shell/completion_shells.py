@@ -1,87 +1,110 @@
-"""What Typer answers a shell that completes, where its own answer does not do.
+"""How shells are answered, where Click's own answer is not enough.
 
-    every shell    the value of ``--option=value`` is completed, too
-    zsh, fish      a description is one line: Typer folds it, and fish cuts off what it folds
-    bash           names that its command line would read as more than text are in quotes
-    fish           the program is started once per tabulator, where Typer starts it twice
-    zsh            names and descriptions reach the shell as they are, and nothing in them is run; the script
-                   may also lie in a directory of ``fpath``
+    zsh         a script in a directory of fpath completes every time, not only once
+    zsh, fish   the value of ``--option=value`` is completed, and a description is one line
+    bash, fish  files are completed where the program knows nothing
+    bash        names that a command line would not read as plain text are quoted
+    fish        descriptions may contain commas
 
-Tried with bash 5.2, zsh 5.9 and fish 3.6, with Typer 0.29.
+Tried with bash 5.2, zsh 5.9 and fish 3.6, with Click 8.5.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-ZSH_SCRIPT: Final = """\
-#compdef tidegate
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    add_completion_class,
+)
 
-_tidegate() {
-  eval $(env _TYPER_COMPLETE_ARGS="${words[1,$CURRENT]}" _TIDEGATE_COMPLETE=complete_zsh tidegate)
+_BASH_SCRIPT: Final = """\
+%(complete_func)s() {
+  local IFS=$'\\n'
+  COMPREPLY=( $(env COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD \\
+    %(complete_var)s=bash_complete %(prog_name)s) )
 }
 
-if [[ $funcstack[1] == _tidegate ]]; then
-  _tidegate
-else
-  compdef _tidegate tidegate
-fi
-"""
-"""Read by ``source`` it says what completes. Loaded from ``fpath`` it is the function ``_tidegate``,
-which puts another one in its place and has to complete the first time.
+complete -o default -F %(complete_func)s %(prog_name)s
 """
 
-FISH_SCRIPT: Final = """\
-function __tidegate_find
-  set -g __tidegate_found (env _TIDEGATE_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=get-args \\
-    _TYPER_COMPLETE_ARGS=(commandline -cp) tidegate)
-  test -n "$__tidegate_found"
+_FISH_SCRIPT: Final = """\
+function _%(prog_name)s_find
+  set -g _%(prog_name)s_found (env %(complete_var)s=fish_complete COMP_WORDS=(commandline -cp) \\
+    COMP_CWORD=(commandline -ct) %(prog_name)s)
+  test -n "$_%(prog_name)s_found"
 end
 
-complete --command tidegate --no-files --condition __tidegate_find --arguments '$__tidegate_found'
+complete --command %(prog_name)s --no-files --condition _%(prog_name)s_find \\
+  --arguments '$_%(prog_name)s_found'
 """
-"""Files are completed where the program knows nothing."""
 
 
-def mend_shells() -> None:
-    """Change Typer's classes for the shells, which are registered already."""
-    from typer import _completion_classes as shells
+class _Bash(BashComplete):
+    source_template: ClassVar[str] = _BASH_SCRIPT
 
-    classes: Any = shells
-    for kind in (classes.ZshComplete, classes.FishComplete):
-        kind.get_completions = _with_option_names(kind.get_completions)
-    classes.BashComplete.get_completion_args = _without_equal_signs(classes.BashComplete.get_completion_args)
-    classes.BashComplete.format_completion = lambda _, item: _bash_text(item, _typed_word())
-    classes.ZshComplete.format_completion = lambda _, item: _zsh_text(item)
-    classes.FishComplete.format_completion = lambda _, item: _fish_text(item)
+    def source(self) -> str:
+        """The script; unlike Click's, it runs in versions before 4.4, so none has to be started to ask."""
+        return ShellComplete.source(self)
 
-
-def _with_option_names(get_completions: Any) -> Any:
-    """A value behind ``--option=``: for zsh and fish it is part of the word."""
-
-    def get(self: Any, args: list[str], incomplete: str) -> Any:
-        items = get_completions(self, args, incomplete)
-        name, has_value, _ = incomplete.partition("=")
-        if has_value and name.startswith("-"):
-            for item in items:
-                item.value = f"{name}={item.value}"
-        return items
-
-    return get
-
-
-def _without_equal_signs(get_completion_args: Any) -> Any:
-    """For bash ``=`` is a word between two others."""
-
-    def get(self: Any) -> tuple[list[str], str]:
-        args, incomplete = get_completion_args(self)
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Complete words and the incomplete one. To bash, ``=`` is a word of its own: it is dropped."""
+        args, incomplete = super().get_completion_args()
         kept = [word for word, before in zip(args, ["", *args], strict=False) if not _is_sign(word, before)]
         is_sign = bool(args) and _is_sign(incomplete, args[-1])
         return kept, "" if is_sign else incomplete
 
-    return get
+    def format_completion(self, item: CompletionItem[Any]) -> str:
+        """See ``bash_text``."""
+        return bash_text(item, _typed_word())
+
+
+class _Zsh(ZshComplete):
+    # In a directory of fpath, the file is _tidegate's body at each call; Click's test is for the first only.
+    source_template: ClassVar[str] = ZshComplete.source_template.replace(
+        "$zsh_eval_context[-1] == loadautofunc", "$funcstack[1] == _%(prog_name)s"
+    )
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
+        """See ``_with_option_name``."""
+        return [_with_option_name(item, incomplete) for item in super().get_completions(args, incomplete)]
+
+
+class _Fish(FishComplete):
+    source_template: ClassVar[str] = _FISH_SCRIPT
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
+        """See ``_with_option_name``."""
+        return [_with_option_name(item, incomplete) for item in super().get_completions(args, incomplete)]
+
+    def format_completion(self, item: CompletionItem[str]) -> str:
+        """A line of the answer; none for files, which fish completes where there is no answer."""
+        if item.type != "plain":
+            return ""
+        return f"{item.value}\t{item.help}" if item.help else item.value
+
+
+SHELLS: Final[dict[str, type[ShellComplete]]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
+
+
+def register_shells() -> None:
+    """Let Click answer with these classes."""
+    for shell in SHELLS.values():
+        add_completion_class(shell)
+
+
+def _with_option_name(item: CompletionItem[str], incomplete: str) -> CompletionItem[str]:
+    """A completion with its description on one line, and behind ``--option=`` where that was typed: zsh and
+    fish take it for a part of the word."""
+    name, has_value, _ = incomplete.partition("=")
+    prefix = f"{name}=" if has_value and name.startswith("-") else ""
+    return CompletionItem(prefix + item.value, item.type, " ".join((item.help or "").split()) or None)
 
 
 def _is_sign(word: str, before: str) -> bool:
@@ -89,36 +112,18 @@ def _is_sign(word: str, before: str) -> bool:
 
 
 def _typed_word() -> str:
-    """The word that bash completes, with the quotes that were typed. Its script joins words by line ends."""
+    """The word that bash completes, with the quotes that were typed. The script joins words by line ends."""
     return "".join(os.environ.get("COMP_WORDS", "").split("\n")[int(os.environ.get("COMP_CWORD", "0")) :])
 
 
-def _bash_text(item: Any, typed: str) -> str:
-    """A line of the answer, which bash puts into the command line as it is; empty where there is no way.
+def bash_text(item: CompletionItem[Any], typed: str) -> str:
+    """A line of the answer, which bash inserts into the command line as it is; empty where that is unsafe.
 
-    Bash splits the answer at line ends. Behind a quote that was typed it would take another one for its end.
+    Bash splits the answer at line ends. After a quote in ``typed``, it would take another quote for its end.
     """
+    if item.type != "plain":
+        return ""
     value = str(item.value)
     quoted = shlex.quote(value)
     is_safe = value.isprintable() and (quoted == value or not any(sign in typed for sign in "'\"\\"))
     return quoted if is_safe else ""
-
-
-def _zsh_text(item: Any) -> str:
-    """An entry of ``_arguments '*: :((…))'``: "word:description", in double quotes within single ones."""
-    parts = [
-        str(part).replace("\\", "\\\\").replace(":", "\\:") for part in (item.value, _line(item)) if part
-    ]
-    quoted = ":".join(parts)
-    for character in '\\"$`':
-        quoted = quoted.replace(character, f"\\{character}")
-    return '"' + quoted.replace("'", "'\\''") + '"'
-
-
-def _fish_text(item: Any) -> str:
-    line = _line(item)
-    return f"{item.value}\t{line}" if line else str(item.value)
-
-
-def _line(item: Any) -> str:
-    return " ".join((item.help or "").split())

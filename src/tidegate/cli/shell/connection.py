@@ -1,76 +1,150 @@
-"""Where the service is, for every command that talks to one.
+"""Where the service is: the connection options, and the order in which a connection is looked for.
 
 Order: ``--connection-string`` or ``--profile``, then ``TIDEGATE_CONNECTION_STRING``, then the profile that
 ``TIDEGATE_PROFILE`` names, else the one chosen with ``tidegate profile use``, else the one that ``tidegate
-serve`` left for this user.
+serve`` wrote for this user.
+
+The options are declared once, here. They may be given before the command, which is where the program itself
+takes them, or after it, where each command with ``with_service`` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import click
+
+from tidegate.cli.shell.decorators import FILE, Decorator, adding_argument, all_of
 from tidegate.cli.shell.exit_codes import NoConnectionError
+from tidegate.cli.shell.interrupt import run_interruptible
+from tidegate.cli.shell.profiles import (
+    LOCAL,
+    PROFILE_VARIABLE,
+    ServiceConnection,
+    chosen_profile,
+    complete_profile,
+    load_profile,
+)
 from tidegate.model.connection_string import ConnectionString
+from tidegate.model.errors import InvalidArgumentError
+from tidegate.server.ready import profile_path
 
 if TYPE_CHECKING:
-    from tidegate.client import EventHubProperties, Namespace
+    from tidegate.client import EventHubAdministrator, EventHubProperties, Namespace
+
+T = TypeVar("T")
 
 CONNECTION_STRING_VARIABLE = "TIDEGATE_CONNECTION_STRING"
 FIRST_CONTACT_TIMEOUT_S = 10.0
-"""How long a person at the terminal waits for a service that is not there."""
+"""Longest wait, in seconds, for a service that a person at a terminal waits for."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceConnection:
-    """How to reach a service."""
+@dataclass(slots=True)
+class Service:
+    """The service that the options name; nothing is resolved before it is needed."""
 
-    connection_string: str = field(repr=False)
-    ca_file: str | None
-    """The certificate authority to trust besides the system's; None: only the system's."""
+    connection_string: str | None = field(default=None, repr=False)
+    profile: str | None = None
+    ca_file: Path | None = None
+
+    def connection(self) -> ServiceConnection:
+        """See ``resolve_connection``."""
+        return resolve_connection(self.connection_string, self.ca_file, os.environ, profile=self.profile)
+
+    def administer(self, act: Callable[[EventHubAdministrator], Awaitable[T]]) -> T:
+        """The result of ``act``, called with an administrator of this service.
+
+        Raises NoConnectionError, ConnectionStringError and what ``act`` raises.
+        """
+        connection = self.connection()
+
+        async def work() -> T:
+            async with open_administrator(connection) as administrator:
+                return await act(administrator)
+
+        return run_interruptible(work())
+
+
+def _remember(context: click.Context, parameter: click.Parameter, value: object) -> None:
+    if value is not None:
+        setattr(context.ensure_object(Service), parameter.name, value)
+
+
+connection_options: Decorator = all_of(
+    click.option(
+        "--profile",
+        metavar="NAME",
+        expose_value=False,
+        callback=_remember,
+        shell_complete=complete_profile,
+        help=f"A connection saved with `tidegate profile`. Default: {PROFILE_VARIABLE}, then the active "
+        "profile, then the one written by `tidegate serve`.",
+    ),
+    click.option(
+        "--connection-string",
+        metavar="TEXT",
+        expose_value=False,
+        callback=_remember,
+        help=f"The service's connection string. Default: {CONNECTION_STRING_VARIABLE}, then a profile.",
+    ),
+    click.option(
+        "--ca-file",
+        metavar="FILE",
+        type=FILE,
+        expose_value=False,
+        callback=_remember,
+        help="Certificate authority to trust for TLS. Default: the system's.",
+    ),
+)
+
+
+def with_service(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the connection options; it takes a ``Service`` as its argument ``service``."""
+    return connection_options(adding_argument(command, "service", _service))
+
+
+def _service(context: click.Context, _: dict[str, Any]) -> Service:
+    return context.ensure_object(Service)
 
 
 def resolve_connection(
-    connection_string: str | None, ca_file: Path | None, environment: Mapping[str, str]
+    connection_string: str | None,
+    ca_file: Path | None,
+    environment: Mapping[str, str],
+    *,
+    profile: str | None = None,
 ) -> ServiceConnection:
     """The connection to use.
 
     Raises ConnectionStringError for one that does not parse, InvalidArgumentError for a profile that is
-    damaged or not there, and NoConnectionError where none of the sources has one.
+    damaged or does not exist, and NoConnectionError where none of the sources has a connection.
     """
-    text = connection_string or environment.get(CONNECTION_STRING_VARIABLE)
+    if connection_string and profile:
+        raise InvalidArgumentError(
+            "--profile and --connection-string are mutually exclusive.", next_step="Use only one of them."
+        )
+    text = None if profile else connection_string or environment.get(CONNECTION_STRING_VARIABLE)
     if text:
         ConnectionString.parse(text)
         return ServiceConnection(text, None if ca_file is None else str(ca_file))
-    from tidegate.cli.shell.profiles import LOCAL, PROFILE_VARIABLE, chosen_profile
-    from tidegate.server.ready import profile_path
-
-    name = chosen_profile(environment)
-    if name == LOCAL and not profile_path(environment).exists():
+    name = profile or chosen_profile(environment)
+    if not profile and name == LOCAL and not profile_path(environment).exists():
         raise NoConnectionError(
             f"No service given: found no --connection-string, --profile, {CONNECTION_STRING_VARIABLE} or "
             f"{PROFILE_VARIABLE}, and no profile at {profile_path(environment)}.",
             next_step="Start one with `tidegate serve`, or save a connection: `tidegate profile save NAME`.",
         )
-    return connection_of_profile(name, ca_file, environment)
-
-
-def connection_of_profile(
-    name: str, ca_file: Path | None, environment: Mapping[str, str]
-) -> ServiceConnection:
-    """The connection that a profile keeps. Raises InvalidArgumentError where there is none of that name."""
-    from tidegate.cli.shell.profiles import load_profile
-
-    profile = load_profile(name, environment)
-    return ServiceConnection(profile.connection_string, profile.ca_file if ca_file is None else str(ca_file))
+    found = load_profile(name, environment)
+    return found if ca_file is None else ServiceConnection(found.connection_string, str(ca_file))
 
 
 def impatient_namespace(connection: ServiceConnection) -> Namespace:
-    """For first contact and small requests: somebody waits at the terminal, so a service that is not there is
-    told within seconds.
-    """
+    """The namespace for first contact and small requests: an unreachable service is reported within seconds,
+    since a person waits."""
     from tidegate.client import Namespace, RetryPolicy
 
     return Namespace.from_connection_string(
@@ -81,8 +155,16 @@ def impatient_namespace(connection: ServiceConnection) -> Namespace:
     )
 
 
+def open_administrator(connection: ServiceConnection) -> EventHubAdministrator:
+    """An administrator for ``async with``; limited to one hub if the connection string names one."""
+    from tidegate.client import EventHubAdministrator
+
+    entity_path = ConnectionString.parse(connection.connection_string).entity_path
+    return EventHubAdministrator(impatient_namespace(connection), entity_path)
+
+
 async def check_event_hub(connection: ServiceConnection, name: str) -> EventHubProperties:
-    """What the service says about a hub: shows that it is there before patient work begins.
+    """The properties of a hub: checks that it exists before a command starts to wait patiently.
 
     Raises NotFoundError, UnauthorizedError, BrokenError and OperationTimeoutError.
     """

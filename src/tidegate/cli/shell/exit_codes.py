@@ -16,26 +16,26 @@ from tidegate.model.errors import (
 
 
 class ExitCode(IntEnum):
-    """The codes that scripts may rely on. A command ended by a signal gives 128 + its number, as in
+    """The codes that scripts may rely on. A command terminated by signal N exits with 128 + N, as in
     shells."""
 
     DONE = 0
     FAILED = 1
     """The operation failed."""
     USAGE = 2
-    """The words are off: an unknown option, a value that cannot be meant."""
+    """Invalid usage: an unknown option, an invalid value."""
     UNREACHABLE = 3
-    """It could not reach the service, or was not let in."""
+    """The service was unreachable or denied access."""
     CHECK_FAILED = 4
-    """A check found something wrong."""
+    """A check failed."""
 
 
 class CheckFailedError(TidegateError):
-    """A command whose work is to check found that something does not hold."""
+    """A command that checks something found a problem."""
 
 
 class NoConnectionError(TidegateError):
-    """Nothing says where the service is."""
+    """No option, variable or profile names a service."""
 
 
 _CODES: tuple[tuple[type[TidegateError], ExitCode], ...] = (
@@ -51,8 +51,5 @@ _CODES: tuple[tuple[type[TidegateError], ExitCode], ...] = (
 
 
 def exit_code_of(error: TidegateError) -> ExitCode:
-    """The exit code that a command ends with when ``error`` reaches it."""
-    for error_type, code in _CODES:
-        if isinstance(error, error_type):
-            return code
-    return ExitCode.FAILED
+    """The exit code of a command that fails with ``error``."""
+    return next((code for error_type, code in _CODES if isinstance(error, error_type)), ExitCode.FAILED)

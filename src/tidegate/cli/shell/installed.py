@@ -1,4 +1,4 @@
-"""What a command needs that a plain installation does not bring."""
+"""Checks for packages that a plain installation does not include."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from tidegate.model.errors import NotFoundError
 
 
 def check_installed(*packages: str, extras: str) -> None:
-    """Raise NotFoundError where one of the packages cannot be imported, with the command that installs it.
+    """Raise NotFoundError, with the command to install it, if a package cannot be imported.
 
-    extras: of Tidegate, as ``pip install`` names them: ``spark,postgresql``.
+    extras: Tidegate's extras for ``pip install``, such as ``spark,postgresql``.
     """
     for name in packages:
         try:
             found = find_spec(name)
-        except ModuleNotFoundError:  # the package that it would be in
+        except ModuleNotFoundError:  # its parent package is missing
             found = None
         if found is None:
             raise NotFoundError(

@@ -1,4 +1,4 @@
-"""Runs a command's coroutine and turns SIGINT and SIGTERM into an orderly end.
+"""Runs a command's coroutine, and stops it in order at SIGINT or SIGTERM.
 
 The first signal cancels the coroutine, whose ``finally`` and ``async with`` blocks then run; a second one
 ends the process at once, in case the orderly end hangs.
@@ -6,12 +6,11 @@ ends the process at once, in case the orderly end hangs.
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-import typer
+import click
 
 T = TypeVar("T")
 
@@ -19,12 +18,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_interruptible(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run ``coroutine`` to its end and return its result.
+    """Run ``coroutine`` and return its result.
 
-    A signal cancels it; if it then lets the cancellation through, the process leaves with 128 + the signal's
-    number. A coroutine for which being interrupted is its ordinary end (a tail, a service) catches the
-    cancellation and returns.
+    A signal cancels it; if the cancellation propagates, the process exits with 128 + the signal's number. A
+    coroutine that ordinarily ends by being interrupted (a tail, a service) catches the cancellation and
+    returns.
     """
+    # Imported here, so that the modules of commands can import this one and start fast.
+    import asyncio
+
     from tidegate.server.event_loop import new_event_loop
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -32,6 +34,8 @@ def run_interruptible(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def _guarded(coroutine: Coroutine[Any, Any, T]) -> T:
+    import asyncio
+
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
@@ -39,7 +43,7 @@ async def _guarded(coroutine: Coroutine[Any, Any, T]) -> T:
 
     def stop(signal_number: int) -> None:
         received.append(signal_number)
-        # A second signal finds the default handler again.
+        # A second signal meets the default handler again.
         loop.remove_signal_handler(signal_number)
         task.cancel()
 
@@ -49,7 +53,7 @@ async def _guarded(coroutine: Coroutine[Any, Any, T]) -> T:
         return await coroutine
     except asyncio.CancelledError:
         if received:
-            raise typer.Exit(128 + received[0]) from None
+            raise click.exceptions.Exit(128 + received[0]) from None
         raise
     finally:
         for signal_number in _SIGNALS:

@@ -1,107 +1,65 @@
-"""Options that several commands share, and the decorator that gives a command its output formats."""
+"""Options that several commands share, and the decorators that make one argument of several options."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-import os
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any, Concatenate, ParamSpec
+from typing import Any
 
-import typer
+import click
 
-from tidegate.cli.shell.completing import complete_group, complete_hub, complete_profile
-from tidegate.cli.shell.connection import CONNECTION_STRING_VARIABLE, connection_of_profile
-from tidegate.cli.shell.profiles import PROFILE_VARIABLE
+from tidegate.cli.shell.completing import complete_group, complete_hub
+from tidegate.cli.shell.decorators import FILE, Decorator, adding_argument, all_of
 from tidegate.cli.shell.render import Output, OutputFormat
+from tidegate.cli.shell.stores import DATABASE_VARIABLE, STORAGE_VARIABLE, StoreChoice
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 
-P = ParamSpec("P")
+OFF = "off"
+"""Given in place of a number, removes a limit."""
 
-DATABASE_VARIABLE = "TIDEGATE_DATABASE"
-STORAGE_VARIABLE = "AZURE_STORAGE_CONNECTION_STRING"
-"""As Azure's own command line has it."""
+PORT = click.IntRange(0, 65535)
+COUNT = click.IntRange(min=1)
 
-ConnectionStringOption = Annotated[
-    str | None,
-    typer.Option(
-        "--connection-string",
-        metavar="TEXT",
-        help=f"The service's connection string. Default: {CONNECTION_STRING_VARIABLE}, then a profile.",
-    ),
-]
+hub_argument: Decorator = click.argument("hub", shell_complete=complete_hub, help="The event hub.")
 
-ProfileOption = Annotated[
-    str | None,
-    typer.Option(
-        "--profile",
-        metavar="NAME",
-        help=f"A connection saved with `tidegate profile`. Default: {PROFILE_VARIABLE}, then the active "
-        "profile, then the one written by `tidegate serve`.",
-        autocompletion=complete_profile,
-    ),
-]
+database_option: Decorator = click.option(
+    "--database",
+    metavar="URL",
+    help="SQLAlchemy URL of the database, e.g. sqlite:///flights.db or postgresql://user@host/name. "
+    f"Default: {DATABASE_VARIABLE}.",
+)
 
-HubArgument = Annotated[
-    str, typer.Argument(metavar="HUB", help="The event hub.", autocompletion=complete_hub)
-]
+groups_option: Decorator = click.option(
+    "--group",
+    "groups",
+    metavar="NAME",
+    multiple=True,
+    help="A consumer group; repeatable. Default: $Default.",
+    shell_complete=complete_group,
+)
 
-CaFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--ca-file", metavar="FILE", help="Certificate authority to trust for TLS. Default: the system's."
-    ),
-]
 
-DatabaseOption = Annotated[
-    str | None,
-    typer.Option(
-        "--database",
-        metavar="URL",
-        help="SQLAlchemy URL of the database, e.g. sqlite:///flights.db or postgresql://user@host/name. "
-        f"Default: {DATABASE_VARIABLE}.",
-    ),
-]
-
-CheckpointDirOption = Annotated[
-    Path | None,
-    typer.Option(
+_store_options = all_of(
+    database_option,
+    click.option(
         "--checkpoint-dir",
         metavar="DIR",
+        type=FILE,
         help="Read leases and checkpoints from this directory (hosts with a DirectoryStore) instead of a "
         "database.",
     ),
-]
-
-BlobContainerOption = Annotated[
-    str | None,
-    typer.Option(
+    click.option(
         "--blob-container",
         metavar="NAME|URL",
         help="Read leases and checkpoints from this Azure blob container (official processors): its URL "
         f"with a shared access signature, or its name in the account given by {STORAGE_VARIABLE}.",
     ),
-]
-
-NamespaceOption = Annotated[
-    str | None,
-    typer.Option(
+    click.option(
         "--namespace",
         metavar="HOST",
         help="The namespace used in directory and blob names. Default: the connection's host name.",
     ),
-]
-
-GroupsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--group",
-        metavar="NAME",
-        help="A consumer group; repeatable. Default: $Default.",
-        autocompletion=complete_group,
-    ),
-]
+)
 
 _FORMAT_HELP = {
     OutputFormat.TABLE: "A table (the default; plain text when piped).",
@@ -111,83 +69,61 @@ _FORMAT_HELP = {
 }
 
 
-def with_output(
-    *formats: OutputFormat,
-) -> Callable[[Callable[Concatenate[Output, P], None]], Callable[P, None]]:
-    """Give a command the format options; the command takes an ``Output`` as its first parameter.
-
-    formats: which of them; none named means all four. More than one option at once is an
-    InvalidArgumentError (exit code 2).
-    """
-    offered = formats or tuple(OutputFormat)
-
-    def decorate(command: Callable[Concatenate[Output, P], None]) -> Callable[P, None]:
-        def run(**arguments: object) -> None:
-            chosen = [name for name in offered if arguments.pop(_parameter_name(name))]
-            if len(chosen) > 1:
-                options = " and ".join(f"--{name.value}" for name in chosen)
-                raise InvalidArgumentError(
-                    f"{options} are mutually exclusive.", next_step="Use only one of them."
-                )
-            output = Output(chosen[0] if chosen else OutputFormat.TABLE)
-            command(output, **arguments)  # type: ignore[call-arg,arg-type]  # typer calls with keywords only
-
-        functools.update_wrapper(run, command)
-        # Typer reads the parameters from the signature: the first one goes, the format options come.
-        signature = inspect.signature(command, eval_str=True)
-        own = list(signature.parameters.values())[1:]
-        flags = [_format_parameter(name) for name in offered]
-        run.__signature__ = signature.replace(parameters=_in_order(own + flags))  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in own + flags}
-        return run  # type: ignore[return-value]  # the signature that typer sees is P plus the flags
-
-    return decorate
-
-
-def with_profile(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command that takes a connection string the option ``--profile``, which stands for one.
-
-    Other commands are returned as they are. Giving both is an InvalidArgumentError.
-    """
-    signature = inspect.signature(command, eval_str=True)
-    if not {"connection_string", "ca_file"} <= set(signature.parameters):
-        return command
-
-    def run(*, profile: str | None = None, **arguments: Any) -> None:
-        if profile is not None:
-            if arguments["connection_string"] is not None:
-                raise InvalidArgumentError(
-                    "--profile and --connection-string are mutually exclusive.",
-                    next_step="Use only one of them.",
-                )
-            found = connection_of_profile(profile, arguments["ca_file"], os.environ)
-            arguments["connection_string"] = found.connection_string
-            arguments["ca_file"] = None if found.ca_file is None else Path(found.ca_file)
-        command(**arguments)
-
-    functools.update_wrapper(run, command)
-    parameters = list(signature.parameters.values())
-    place = list(signature.parameters).index("connection_string")
-    option = inspect.Parameter("profile", parameters[place].kind, default=None, annotation=ProfileOption)
-    parameters.insert(place, option)
-    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
-
-
-def _parameter_name(output_format: OutputFormat) -> str:
-    return f"is_{output_format.value}"
-
-
-def _format_parameter(output_format: OutputFormat) -> inspect.Parameter:
-    option = typer.Option(f"--{output_format.value}", help=_FORMAT_HELP[output_format])
-    return inspect.Parameter(
-        _parameter_name(output_format),
-        inspect.Parameter.KEYWORD_ONLY,
-        default=False,
-        annotation=Annotated[bool, option],
+def group_option(text: str) -> Decorator:
+    """One consumer group, ``$Default`` unless given. text: the help."""
+    return click.option(
+        "--group", metavar="NAME", default=DEFAULT_CONSUMER_GROUP, shell_complete=complete_group, help=text
     )
 
 
-def _in_order(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    return sorted(parameters, key=lambda parameter: parameter.kind)
+def flag(name: str, text: str, argument: str | None = None) -> Decorator:
+    """An option without a value. text: the help; argument: the parameter, if named differently."""
+    return click.option(name, argument or name[2:].replace("-", "_"), is_flag=True, help=text)
+
+
+yes_option = flag("--yes", "Do not ask for confirmation. Without a terminal, it never asks.")
+
+
+def with_store(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that name a store; it takes a ``StoreChoice`` as its argument ``store``."""
+
+    def make(_: click.Context, arguments: dict[str, Any]) -> StoreChoice:
+        names = ("database", "checkpoint_dir", "blob_container", "namespace")
+        return StoreChoice(*(arguments.pop(name) for name in names))
+
+    return _store_options(adding_argument(command, "store", make))
+
+
+def with_output(*formats: OutputFormat) -> Decorator:
+    """Give a command the format options; it takes an ``Output`` as its argument ``output``.
+
+    formats: which of them; without any, all four. More than one option at once is an InvalidArgumentError
+    (exit code 2).
+    """
+    offered = formats or tuple(OutputFormat)
+
+    def make(_: click.Context, arguments: dict[str, Any]) -> Output:
+        chosen = [each for each in offered if arguments.pop(f"is_{each.value}")]
+        if len(chosen) > 1:
+            options = " and ".join(f"--{each.value}" for each in chosen)
+            raise InvalidArgumentError(
+                f"{options} are mutually exclusive.", next_step="Use only one of them."
+            )
+        return Output(chosen[0] if chosen else OutputFormat.TABLE)
+
+    flags = [
+        click.option(f"--{each.value}", f"is_{each.value}", is_flag=True, help=_FORMAT_HELP[each])
+        for each in offered
+    ]
+    return lambda command: all_of(*flags)(adding_argument(command, "output", make))
+
+
+def number_or_off(option: str, text: str) -> int | None:
+    """The number that was given, or None for ``off``. Raises InvalidArgumentError naming the option."""
+    if text.lower() == OFF:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise InvalidArgumentError(
+            f"Invalid value {text[:40]!r} for {option}.", next_step=f"Use an integer, or {OFF}."
+        )
+    return int(text)

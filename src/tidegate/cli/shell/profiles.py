@@ -1,31 +1,34 @@
-"""Named connections of this user: ``production``, ``staging``, and ``local``, that of ``tidegate serve``.
+"""Named connections of this user: ``production``, ``staging``, and ``local``, written by ``tidegate serve``.
 
-Each is a file ``profiles/NAME.json`` beside the profile of ``tidegate serve``, written whole and with mode
-0600, for it holds a key. The one that commands use when nothing else is said is in ``profiles/.chosen``.
+Each is a file ``profiles/NAME.json`` beside the profile of ``tidegate serve``, written atomically and with
+mode 0600, since it holds a key. ``profiles/.chosen`` names the one that commands use by default.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
+import click
+
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.server.ready import profile_path, read_profile, write_private_file
 
 LOCAL: Final = "local"
-"""The profile that ``tidegate serve`` left; it cannot be saved or deleted by hand."""
+"""The profile that ``tidegate serve`` writes; users cannot save or delete it."""
 PROFILE_VARIABLE: Final = "TIDEGATE_PROFILE"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CHOSEN: Final = ".chosen"
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
-    """How to reach one service."""
+class ServiceConnection:
+    """How to reach a service."""
 
     connection_string: str = field(repr=False)
     ca_file: str | None = None
@@ -33,24 +36,29 @@ class Profile:
 
 
 def profile_names(environment: Mapping[str, str]) -> list[str]:
-    """The names there are, sorted; ``local`` first where a service has left its profile."""
+    """The names of all profiles, sorted; ``local`` first if a service has written it."""
     saved = sorted(path.stem for path in _directory(environment).glob("*.json") if _NAME.fullmatch(path.stem))
     return [LOCAL, *saved] if profile_path(environment).exists() else saved
 
 
-def load_profile(name: str, environment: Mapping[str, str]) -> Profile:
-    """The profile of that name. Raises InvalidArgumentError where there is none, or none that can be read."""
+def complete_profile(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """The names that a shell completes."""
+    return [name for name in profile_names(os.environ) if name.startswith(incomplete)]
+
+
+def load_profile(name: str, environment: Mapping[str, str]) -> ServiceConnection:
+    """The profile of that name. Raises InvalidArgumentError if it does not exist or is not readable."""
     if name == LOCAL:
-        left = read_profile(environment)
-        if left is None:
+        written = read_profile(environment)
+        if written is None:
             raise InvalidArgumentError(
                 "There is no profile 'local': this user has not run `tidegate serve`.",
                 next_step="Start a service with `tidegate serve`.",
             )
-        return Profile(left.connection_string, left.ca_file)
+        return ServiceConnection(written.connection_string, written.ca_file)
     path = _path(name, environment)
     try:
-        return Profile(**json.loads(path.read_text(encoding="utf-8")))
+        return ServiceConnection(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise _missing(name, environment) from None
     except (ValueError, TypeError) as error:
@@ -59,8 +67,8 @@ def load_profile(name: str, environment: Mapping[str, str]) -> Profile:
         ) from error
 
 
-def save_profile(name: str, profile: Profile, environment: Mapping[str, str]) -> None:
-    """Keep a profile, in place of an earlier one of that name. Raises InvalidArgumentError for the name."""
+def save_profile(name: str, profile: ServiceConnection, environment: Mapping[str, str]) -> None:
+    """Save a profile, replacing one of that name. Raises InvalidArgumentError for an invalid name."""
     if name == LOCAL:
         raise InvalidArgumentError(
             "The profile 'local' is reserved for `tidegate serve`.", next_step="Choose another name."
@@ -71,9 +79,9 @@ def save_profile(name: str, profile: Profile, environment: Mapping[str, str]) ->
 
 
 def delete_profile(name: str, environment: Mapping[str, str]) -> None:
-    """Forget a profile, readable or not, and that it was chosen.
+    """Delete a profile, readable or not; ``local`` becomes the default if it was this one.
 
-    Raises InvalidArgumentError where there is none.
+    Raises InvalidArgumentError if it does not exist.
     """
     if name == LOCAL:
         raise InvalidArgumentError(
@@ -84,13 +92,13 @@ def delete_profile(name: str, environment: Mapping[str, str]) -> None:
         _path(name, environment).unlink()
     except FileNotFoundError:
         raise _missing(name, environment) from None
-    # By the file: what the environment says is chosen for one shell only.
+    # By the file: the environment's choice is for one shell only.
     if _chosen_in_file(environment) == name:
         choose_profile(LOCAL, environment)
 
 
 def choose_profile(name: str, environment: Mapping[str, str]) -> None:
-    """Have commands use this profile when nothing else is said; ``local``: the one of ``tidegate serve``."""
+    """Make a profile the default of all commands."""
     directory = _directory(environment)
     if name == LOCAL:
         (directory / _CHOSEN).unlink(missing_ok=True)

@@ -1,9 +1,8 @@
 """The one renderer: records out as a table, one JSON value, JSON lines or CSV.
 
-A command hands over records (mappings of plain values) and never formats them itself. What is asked for
-goes to standard output; progress and remarks go to standard error, so that a pipe holds the result and
-nothing else. Without a format option a terminal gets a drawn table, and a pipe the same columns as plain
-aligned text.
+A command passes records (mappings of plain values) and never formats them itself. Results go to standard
+output; progress and remarks go to standard error, so that a pipe holds only the result. Without a format
+option, a terminal gets a drawn table, and a pipe the same columns as plain aligned text.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.transport.private_files import open_private
 
 Record = Mapping[str, object]
-"""Names to plain values: text, numbers, booleans, times, bytes, None, and lists and mappings of them."""
+"""Names to plain values: strings, numbers, booleans, times, bytes, None, and lists and mappings of them."""
 
 _VISIBLE_CONTROLS = {
     code: {9: "\\t", 10: "\\n", 13: "\\r"}.get(code, f"\\x{code:02x}")
@@ -36,12 +35,23 @@ _VISIBLE_CONTROLS_IN_LINES = {
 }
 
 
+def remark(text: str) -> None:
+    """Write a line to standard error, for people."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def attributes(value: object, names: Mapping[str, str]) -> dict[str, object]:
+    """A record of attributes of ``value``. names: column → attribute."""
+    return {column: getattr(value, name) for column, name in names.items()}
+
+
 class OutputFormat(Enum):
     """How records are written."""
 
     TABLE = "table"
     JSON = "json"
-    """One JSON array (or one object where the command shows one thing)."""
+    """One JSON array, or one object if the command shows one thing."""
     NL = "nl"
     """One JSON object per line."""
     CSV = "csv"
@@ -51,7 +61,7 @@ class Output:
     """Where and how a command writes its result."""
 
     def __init__(self, output_format: OutputFormat, *, stream: TextIO | None = None) -> None:
-        """stream: None: this process's standard output."""
+        """stream: None for this process's standard output."""
         self.format = output_format
         self._stream = stream
 
@@ -62,9 +72,9 @@ class Output:
 
     @contextmanager
     def into(self, path: Path | None) -> Iterator[Output]:
-        """The same into a file that only this user may read, whole or not at all; None: where it goes anyway.
+        """An output that writes a file, readable only by this user, atomically; without a path, this output.
 
-        Raises InvalidArgumentError where it cannot be written.
+        Raises InvalidArgumentError if the file cannot be written.
         """
         if path is None:
             yield self
@@ -86,7 +96,7 @@ class Output:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether somebody is looking at the result directly."""
+        """Whether the result goes to a terminal."""
         return self.stream.isatty()
 
     @property
@@ -95,9 +105,9 @@ class Output:
         return self.format is OutputFormat.TABLE
 
     def records(self, records: Iterable[Record], *, columns: Sequence[str], title: str | None = None) -> None:
-        """Write a list; ``columns`` says which fields, in which order, also when there is no record.
+        """Write a list. columns: the fields and their order, also without any record.
 
-        title: shown above a table only.
+        title: shown only above a table.
         """
         if self.format is OutputFormat.JSON:
             rows = [{column: record.get(column) for column in columns} for record in records]
@@ -110,8 +120,12 @@ class Output:
                 stream.write(record)
             stream.close()
 
+    def rows(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Write a list of rows with these columns."""
+        self.records((dict(zip(columns, row, strict=True)) for row in rows), columns=columns)
+
     def record(self, record: Record, *, title: str | None = None) -> None:
-        """Write one thing: its fields one below the other as a table, or one JSON object, or one CSV row."""
+        """Write one thing: a table with a line per field, one JSON object, or one CSV row."""
         if self.format is OutputFormat.JSON:
             self._write_json(record)
         elif self.format is OutputFormat.TABLE:
@@ -121,21 +135,21 @@ class Output:
             self.record_stream(tuple(record)).write(record)
 
     def record_stream(self, columns: Sequence[str]) -> RecordStream:
-        """Write records one by one as they come (a tail); a table is tab-separated text."""
+        """Write records one at a time as they arrive (a tail); a table is tab-separated text."""
         return RecordStream(self, columns)
 
     def lines(self, heading: str, text: str) -> None:
-        """Write text of several lines, indented under a heading, for people: to follow a table."""
+        """Write text of several lines, indented under a heading; for people, after a table."""
         visible = text.translate(_VISIBLE_CONTROLS_IN_LINES).strip("\n")
-        # Not splitlines(): what it takes for the end of a line besides, a terminal does not.
+        # Not splitlines(): it splits at characters that do not end a line on a terminal.
         self.line("\n".join((heading, *(f"  {line}".rstrip() for line in visible.split("\n")))))
 
     def line(self, text: str) -> None:
-        """Write one line of text as it is."""
+        """Write one line of text unchanged."""
         self.stream.write(text + "\n")
 
     def _write_json(self, value: object) -> None:
-        # One line for programs, so that it is also the last line; indented for people.
+        # One line for programs, which then is also the last line; indented for people.
         self.stream.write(json_text(value, is_indented=self.is_terminal) + "\n")
 
     def _table(
@@ -167,7 +181,7 @@ class RecordStream:
             self._stream.write("[")
 
     def write(self, record: Record) -> None:
-        """Write one record; fields outside the columns are left out."""
+        """Write one record; fields that are not columns are ignored."""
         values = [record.get(column) for column in self._columns]
         if self._format is OutputFormat.CSV:
             self._csv.writerow([csv_text(value) for value in values])
@@ -181,24 +195,24 @@ class RecordStream:
         self._count += 1
 
     def flush(self) -> None:
-        """Let a reader of the pipe see what was written so far."""
+        """Flush what was written so far to the reader of a pipe."""
         self._stream.flush()
 
     def close(self) -> None:
-        """Complete what was written: a JSON array ends here, also when a tail is interrupted."""
+        """Complete the output: a JSON array is closed, also when a tail is interrupted."""
         if self._format is OutputFormat.JSON:
             self._stream.write("]\n")
         self.flush()
 
 
 def json_text(value: object, *, is_indented: bool = False) -> str:
-    """A value as JSON, written by ``plain``'s rules."""
+    """A value as JSON, converted by ``plain``."""
     option = orjson.OPT_PASSTHROUGH_DATETIME | (orjson.OPT_INDENT_2 if is_indented else 0)
     return orjson.dumps(value, default=plain, option=option).decode()
 
 
 def plain(value: object) -> object:
-    """A field as JSON holds it: times in ISO 8601 with ``Z``, bytes in base64, UUIDs as text."""
+    """A field for JSON: times in ISO 8601 with ``Z``, bytes in base64, UUIDs as strings."""
     if isinstance(value, datetime):
         return time_text(value)
     if isinstance(value, bytes):
@@ -216,7 +230,7 @@ def time_text(value: datetime) -> str:
 
 
 def cell_text(value: object) -> str:
-    """A field as people read it: ``-`` for nothing, yes/no, one decimal, control characters made visible."""
+    """A field for people: ``-`` for None, yes/no, one decimal, control characters made visible."""
     value = plain(value)
     if value is None:
         return "-"
@@ -228,12 +242,12 @@ def cell_text(value: object) -> str:
         value = " ".join(f"{name}={item}" for name, item in value.items())
     elif isinstance(value, list):
         value = ", ".join(map(str, value))
-    # An event's body must not steer the terminal that shows it.
+    # An event's body must not control the terminal that shows it.
     return str(value).translate(_VISIBLE_CONTROLS)
 
 
 def csv_text(value: object) -> str:
-    """A field as CSV holds it: empty for nothing, true/false, lists and mappings as JSON."""
+    """A field for CSV: empty for None, true/false, lists and mappings as JSON."""
     value = plain(value)
     if value is None:
         return ""
@@ -273,7 +287,7 @@ def _draw_table(
             style="bold" if not is_header_shown and column == columns[0] else "",
         )
     for row in rows:
-        # Text: a value in square brackets must not be read as markup.
+        # Text: a value in square brackets is not markup.
         table.add_row(*(Text(cell_text(row.get(column))) for column in columns))
     Console(file=stream, highlight=False).print(table)
 

@@ -12,9 +12,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidegate.cli.shell.connection import impatient_namespace, resolve_connection
+from tidegate.cli.shell.connection import Service, impatient_namespace
 from tidegate.cli.shell.exit_codes import NoConnectionError
-from tidegate.cli.shell.options import DATABASE_VARIABLE, STORAGE_VARIABLE
+from tidegate.cli.shell.interrupt import run_interruptible
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, StoreError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 
@@ -24,17 +24,20 @@ if TYPE_CHECKING:
     from tidegate.sql import Database
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+DATABASE_VARIABLE = "TIDEGATE_DATABASE"
+STORAGE_VARIABLE = "AZURE_STORAGE_CONNECTION_STRING"
+"""The variable of Azure's own command line."""
 
 _ANY_NAMESPACE = "localhost"
-"""A SQL store keeps no namespaces, so this one serves where nothing says which it is."""
+"""A SQL store does not record namespaces, so any name will do."""
 
 
 def open_database(url: str | None, *, may_create: bool = False) -> Database:
-    """The database that ``--database`` or the environment names.
+    """The database named by ``--database`` or the environment.
 
-    may_create: a SQLite file that does not exist yet is made.
-    Raises InvalidArgumentError where neither names one, NotFoundError where its file does not exist,
-    DatabaseError and DatabaseUnavailableError.
+    may_create: create a SQLite file that does not exist yet.
+    Raises InvalidArgumentError if neither names one, NotFoundError if its file does not exist, DatabaseError
+    and DatabaseUnavailableError.
     """
     from tidegate.sql import Database
     from tidegate.sql.core.database import sqlite_file
@@ -57,15 +60,15 @@ def open_database(url: str | None, *, may_create: bool = False) -> Database:
 
 @dataclass(frozen=True, slots=True)
 class StoreChoice:
-    """Which store of leases and checkpoints the options name; ``open`` it."""
+    """The store of leases and checkpoints that the options name; ``open`` it."""
 
     database_url: str | None
-    """None: the environment's database, unless there is a directory or a container."""
+    """None: the environment's database, unless a directory or a container is given."""
     directory: Path | None = None
     blob_container: str | None = None
     """The URL of a container, or its name in the environment's storage account."""
     namespace: str | None = None
-    """As the store has it; None: as the connection has it."""
+    """As in the store; None: the connection's host."""
 
     def __post_init__(self) -> None:
         named = {
@@ -81,15 +84,16 @@ class StoreChoice:
 
     @property
     def is_offset_needed(self) -> bool:
-        """Whether the store takes no checkpoint without offset."""
+        """Whether every checkpoint in the store needs an offset."""
         return self.blob_container is not None
 
     @asynccontextmanager
     async def open(self, *, may_create: bool = False) -> AsyncIterator[ProcessorStore]:
-        """The store, for as long as the context lasts; made, where it is a file and may be.
+        """The store, open while the context lasts.
 
-        Raises as ``open_database``; NotFoundError for a directory that is not there; InvalidArgumentError and
-        StoreError for a container that cannot be meant, or where the package for it is missing.
+        may_create: create a file or directory that does not exist yet.
+        Raises as ``open_database``; NotFoundError for a missing directory; InvalidArgumentError and
+        StoreError for an invalid container, or if the package for it is not installed.
         """
         with ExitStack() as stack:
             store: ProcessorStore
@@ -107,21 +111,29 @@ class StoreChoice:
             finally:
                 await store.close()
 
-    def group_namespace(self, connection_string: str | None, ca_file: Path | None) -> str:
-        """The namespace whose leases and checkpoints are meant; nothing is asked of its service.
+    def group_namespace(self, service: Service) -> str:
+        """The namespace in the store's keys; the service is not contacted.
 
-        A SQL store does not keep namespaces apart, so there it may be that nothing says which it is.
-        Raises NoConnectionError where something must.
+        Raises NoConnectionError if nothing names the namespace and the store is not a database.
         """
         if self.namespace is not None:
             return self.namespace
         try:
-            connection = resolve_connection(connection_string, ca_file, os.environ)
+            return impatient_namespace(service.connection()).host
         except NoConnectionError:
             if self.directory is not None or self.blob_container is not None:
                 raise
             return _ANY_NAMESPACE
-        return impatient_namespace(connection).host
+
+    def read(self, service: Service, hub: str, groups: Sequence[str]) -> list[tuple[str, GroupView]]:
+        """See ``view_groups``; opens the store and closes it."""
+        namespace = self.group_namespace(service)
+
+        async def work() -> list[tuple[str, GroupView]]:
+            async with self.open() as store:
+                return await view_groups(store, namespace, hub, groups)
+
+        return run_interruptible(work())
 
 
 def _directory_store(directory: Path, *, may_create: bool) -> ProcessorStore:
@@ -161,18 +173,18 @@ def lease_record(group: str, view: GroupView, partition_id: str) -> dict[str, ob
     return {
         "consumer_group": group,
         "partition": partition_id,
-        "owner": None if owned is None else owned.owner,
-        "acquired": None if owned is None else owned.acquired_at,
-        "offset": None if checkpoint is None else checkpoint.offset,
-        "lease_age_s": None if owned is None else view.lease_age_s(partition_id),
-        "epoch": None if lease is None else lease.epoch,
+        "owner": owned and owned.owner,
+        "acquired": owned and owned.acquired_at,
+        "offset": checkpoint and checkpoint.offset,
+        "lease_age_s": owned and view.lease_age_s(partition_id),
+        "epoch": lease and lease.epoch,
     }
 
 
 async def view_groups(
-    store: ProcessorStore, namespace: str, hub: str, groups: Sequence[str] | None
+    store: ProcessorStore, namespace: str, hub: str, groups: Sequence[str]
 ) -> list[tuple[str, GroupView]]:
-    """The groups that ``--group`` names, each with its name; without any, the default group."""
+    """The groups named by ``--group``, each with its name; without any, the default group."""
     from tidegate.processor.group_view import view_group
     from tidegate.processor.lease import GroupKey
 
@@ -181,7 +193,7 @@ async def view_groups(
 
 
 def time_of(milliseconds: int | None) -> datetime | None:
-    """The aware time so many milliseconds after 1970-01-01 UTC; None: none is known."""
+    """The aware time this many milliseconds after 1970-01-01 UTC; None: unknown."""
     return None if milliseconds is None else EPOCH + timedelta(milliseconds=milliseconds)
 
 
@@ -191,7 +203,7 @@ def milliseconds_of(time: datetime) -> int:
 
 
 def default_actor() -> str:
-    """``user@host``: who works on a database by the command line."""
+    """``user@host``: the name recorded in a database's audit trail."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a user without a name, as in containers

@@ -1,0 +1,59 @@
+"""The command groups: listed in the order of their declaration, and the root with its table of contents."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+
+Contents = Sequence[tuple[str, Sequence[click.Command]]]
+"""Headings, each with its commands."""
+
+_INTERRUPTED: Final = 128 + signal.SIGINT
+_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
+
+
+class CommandGroup(click.Group):
+    """Commands in the order in which they were declared; without one, the help is shown."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{"no_args_is_help": True, **options})
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of the commands."""
+        return list(self.commands)
+
+
+class ContentsGroup(CommandGroup):
+    """A root group whose help lists its commands under headings."""
+
+    def __init__(self, *arguments: Any, contents: Contents, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._contents = contents
+        for _, commands in contents:
+            for command in commands:
+                self.add_command(command)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table of contents."""
+        for heading, commands in self._contents:
+            with formatter.section(heading):
+                formatter.write_dl([(each.name or "", each.get_short_help_str(100)) for each in commands])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; end quietly when it is interrupted or its output is no longer read."""
+        try:
+            try:
+                return super().invoke(ctx)
+            finally:
+                sys.stdout.flush()
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(_INTERRUPTED) from None
+        except BrokenPipeError:
+            # The buffer's rest has no reader: the interpreter's last flush must not complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise click.exceptions.Exit(_BROKEN_PIPE) from None
