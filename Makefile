@@ -91,7 +91,7 @@ sbom: build/supply/.installed  ## write a bill of materials (CycloneDX, JSON) to
 	build/supply/bin/python -m tools.sbom build/tidegate.cdx.json
 
 vendor: $(STAMP)  ## renew the libraries that the console ships, from npm, at the versions of vendor.json
-	$(BIN)/python -m tidegate.console.vendoring
+	$(BIN)/python -m tools.vendoring
 
 clean:
 	rm -rf $(VENV) build dist tests/azurite/node_modules tests/console/axe/node_modules tests/interop/javascript/node_modules

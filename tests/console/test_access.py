@@ -21,6 +21,7 @@ from urllib.parse import urlencode
 import pytest
 from starlette.requests import Request
 from tests.console.support import PlainBrowser, assert_accessible, console_service
+from tools.vendoring import MANIFEST, VENDOR_DIRECTORY
 
 from tidegate.broker import ROOT_POLICY_NAME, Claim
 from tidegate.console.app import SECURITY_HEADERS
@@ -28,7 +29,6 @@ from tidegate.console.frame import live
 from tidegate.console.frame import sessions as access
 from tidegate.console.frame.sessions import rights_of
 from tidegate.console.overview import page as overview
-from tidegate.console.vendoring import MANIFEST, VENDOR_DIRECTORY
 from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
@@ -169,11 +169,11 @@ def test_a_live_page_ends_with_its_session_at_once(
     end: str, service: HubService, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even where the page waits for something that never comes; another session's page goes on."""
-    fragments, is_over = overview._Pages._fragments, threading.Event()
+    fragments, is_over = overview.OverviewPages._fragments, threading.Event()
     waiting: queue.Queue[str] = queue.Queue()
     beats: Counter[str] = Counter()
 
-    async def never_again(self: overview._Pages, request: Request) -> Mapping[str, str]:
+    async def never_again(self: overview.OverviewPages, request: Request) -> Mapping[str, str]:
         policy = rights_of(request).policy_name
         beats[policy] += 1
         if beats[policy] > 1 and not is_over.is_set():
@@ -187,7 +187,7 @@ def test_a_live_page_ends_with_its_session_at_once(
         else:
             server.broker.regenerate_key(None, policy)
 
-    monkeypatch.setattr(overview._Pages, "_fragments", never_again)
+    monkeypatch.setattr(overview.OverviewPages, "_fragments", never_again)
     policy, other = f"goes by {end}".replace(" ", "-"), f"stays at {end}".replace(" ", "-")
     streams = []
     browsers = plain_browser, PlainBrowser(plain_browser.origin)

@@ -91,7 +91,7 @@ def test_a_first_page_keeps_its_events_for_the_download(
     ("asked", "words"),
     [
         ("from=sequence", "which?"),
-        ("from=sequence&value=x", "no sequence number"),
+        ("from=sequence&value=x", "not a sequence number"),
         ("from=offset&value=x", "offset"),
         ("from=offset&value=99&partition=0", "99"),
         ("from=time&value=yesterday", "not a valid time"),

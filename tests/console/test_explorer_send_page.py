@@ -155,7 +155,7 @@ def test_a_set_is_sent_and_can_be_stopped(hub: str, plain_browser: PlainBrowser)
     assert "stopped" in words_of(plain_browser.get(f"/hubs/{hub}/explorer/send"))
     answer = plain_browser.post(f"/hubs/{hub}/explorer/sets", {**fields, "rate": "x"})
     assert answer.status == 400
-    assert "no number of events per second" in words_of(answer)
+    assert "not a number of events per second" in words_of(answer)
     answer = plain_browser.post(f"/hubs/{hub}/explorer/sets", {**fields, "lines": '{"d": 1}\nno JSON'})
     assert "Line 2: Invalid JSON" in words_of(answer)
     assert plain_browser.get(f"/hubs/{hub}/explorer/sets/none").status == 404

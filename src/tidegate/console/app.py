@@ -21,18 +21,19 @@ from starlette.routing import BaseRoute, Match, Mount, NoMatchFound, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tidegate.console.audit import page as audit
-from tidegate.console.consumers import move_page as consumers_move
-from tidegate.console.consumers import page as consumers
-from tidegate.console.dead_letters import actions as dead_letters_actions
-from tidegate.console.dead_letters import page as dead_letters
-from tidegate.console.explorer import event_page as explorer_event
-from tidegate.console.explorer import page as explorer
-from tidegate.console.explorer import send_page as explorer_send
+from tidegate.console.audit.page import AuditPages
+from tidegate.console.consumers.move_page import MovePages
+from tidegate.console.consumers.page import ConsumerPages
+from tidegate.console.dead_letters.actions import DeadLetterActionPages
+from tidegate.console.dead_letters.page import DeadLetterPages
+from tidegate.console.explorer.event_page import EventPages
+from tidegate.console.explorer.page import ExplorerPages
+from tidegate.console.explorer.send_page import SendPages
 from tidegate.console.frame.context import Console
 from tidegate.console.frame.errors import answer_of_exception, error_page
 from tidegate.console.frame.form_reading import counted
 from tidegate.console.frame.live import LiveStreams
+from tidegate.console.frame.pages import Pages
 from tidegate.console.frame.rendering import STATIC_DIRECTORY, STATIC_PATH
 from tidegate.console.frame.sessions import (
     Session,
@@ -42,15 +43,15 @@ from tidegate.console.frame.sessions import (
     session_id_in,
     set_cookie,
 )
-from tidegate.console.hubs import capture as hub_capture
-from tidegate.console.hubs import changes as hub_changes
-from tidegate.console.hubs import hub
-from tidegate.console.hubs import page as hubs
-from tidegate.console.hubs import publishers as hub_publishers
-from tidegate.console.jobs import page as jobs
-from tidegate.console.overview import page as overview
-from tidegate.console.pipelines import page as pipelines
-from tidegate.console.sign_in import page as sign_in
+from tidegate.console.hubs.capture import CapturePages
+from tidegate.console.hubs.changes import HubChangePages
+from tidegate.console.hubs.hub import HubPages
+from tidegate.console.hubs.page import HubListPages
+from tidegate.console.hubs.publishers import PublisherPages
+from tidegate.console.jobs.page import JobPages
+from tidegate.console.overview.page import OverviewPages
+from tidegate.console.pipelines.page import PipelinePages
+from tidegate.console.sign_in.page import SignInPages, address_of_sign_in
 from tidegate.console.views import Views
 from tidegate.model.clock import Clock
 from tidegate.model.errors import TidegateError, UnauthorizedError
@@ -125,25 +126,26 @@ class ConsoleApp:
 def page_routes(console: Console, views: Views) -> list[Route]:
     """The pages, by their addresses."""
     namespace, events, letters = views.namespace, views.events, views.letters
-    return [
-        *overview.routes(console, namespace, views.consumers, letters),
-        *hubs.routes(console, namespace),
-        *hub.routes(console, namespace),
-        *hub_publishers.routes(console, namespace),
-        *hub_capture.routes(console, namespace),
-        *hub_changes.routes(console, namespace),
-        *explorer.routes(console, events),
-        *explorer_event.routes(events),
-        *explorer_send.routes(console, events, views.sender),
-        *pipelines.routes(console, views.pipelines),
-        *sign_in.routes(console),
-        *consumers.routes(console, views.consumers),
-        *consumers_move.routes(console, views.consumers, views.jobs),
-        *dead_letters.routes(console, letters),
-        *dead_letters_actions.routes(console, letters, views.jobs),
-        *jobs.routes(console, views.jobs),
-        *audit.routes(views.trail),
-    ]
+    pages: tuple[Pages, ...] = (
+        OverviewPages(console, namespace, views.consumers, letters),
+        HubListPages(console, namespace),
+        HubPages(console, namespace),
+        PublisherPages(console, namespace),
+        CapturePages(console, namespace),
+        HubChangePages(namespace),
+        ExplorerPages(console, events),
+        EventPages(events),
+        SendPages(console, events, views.sender),
+        PipelinePages(console, views.pipelines),
+        SignInPages(console),
+        ConsumerPages(console, views.consumers),
+        MovePages(console, views.consumers, views.jobs),
+        DeadLetterPages(console, letters),
+        DeadLetterActionPages(console, letters, views.jobs),
+        JobPages(console, views.jobs),
+        AuditPages(views.trail),
+    )
+    return [route for each in pages for route in each.routes()]
 
 
 class ConsoleRoute(BaseRoute):
@@ -260,7 +262,7 @@ def _ask_to_sign_in(request: Request) -> Response:
     if request.method == "GET" and not path.startswith(_LIVE_PATH):
         query = request.scope["query_string"].decode("latin-1")
         wanted = quote(path) + (f"?{query}" if query else "")
-        return RedirectResponse(sign_in.address_of_sign_in(wanted), status_code=303)
+        return RedirectResponse(address_of_sign_in(wanted), status_code=303)
     return error_page(
         request,
         UnauthorizedError(

@@ -8,11 +8,11 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from tidegate.broker import Action, AuditRecord, AuditTrail
 from tidegate.broker.audit import Values
 from tidegate.console.frame.forms import start_of
+from tidegate.console.frame.pages import Pages, get
 from tidegate.console.frame.paging import page_at, pager
 from tidegate.console.frame.rendering import page
 from tidegate.console.frame.sessions import require_manage
@@ -20,28 +20,28 @@ from tidegate.console.frame.sessions import require_manage
 _FIELD_CHARACTERS_MAX = 200
 
 
-def routes(trail: AuditTrail) -> list[Route]:
-    """What is served."""
+class AuditPages(Pages):
+    """The audit trail."""
 
-    async def show(request: Request) -> Response:
+    def __init__(self, trail: AuditTrail) -> None:
+        self._trail = trail
+
+    @get("/audit")
+    async def show(self, request: Request) -> Response:
         require_manage(request)
         given = {
             name: request.query_params.get(name, "").strip()[:_FIELD_CHARACTERS_MAX]
             for name in ("search", "action", "policy")
         }
-        records = [record for record in trail.newest_first() if _is_wanted(record, **given)]
+        records = [record for record in self._trail.newest_first() if _is_wanted(record, **given)]
         found = page_at(records, start_of(request.query_params.get("start")))
         context: dict[str, Any] = {
             "found": found,
             "actions": [action.value for action in Action],
             "time_of": lambda record: datetime.fromisoformat(record.time),
             "text_of": _text,
-            **given,
         }
-        context |= pager("/audit", found, **given)
-        return page(request, "audit/page.html", **context)
-
-    return [Route("/audit", show, methods=["GET"])]
+        return page(request, "audit/page.html", **context | given | pager("/audit", found, **given))
 
 
 def _is_wanted(record: AuditRecord, *, search: str, action: str, policy: str) -> bool:

@@ -8,13 +8,14 @@ from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from tidegate.console.consumers.groups import Consumers
 from tidegate.console.consumers.page import group_address, names_of
 from tidegate.console.consumers.values import KeptPlan, MoveRequest
 from tidegate.console.frame.context import Console, stored
 from tidegate.console.frame.errors import status_of
+from tidegate.console.frame.forms import sequence_number_of
+from tidegate.console.frame.pages import Pages, get, post
 from tidegate.console.frame.rendering import page
 from tidegate.console.frame.sessions import actor_of, form_of, require_manage
 from tidegate.console.jobs.jobs import Jobs
@@ -44,16 +45,9 @@ _KINDS: Final = {
 }
 
 
-def routes(console: Console, consumers: Consumers | None, jobs: Jobs | None) -> list[Route]:
-    """What is served."""
-    pages = _Pages(console, consumers, jobs)
-    return [
-        Route("/consumers/{hub}/{group}/move", pages.ask, methods=["GET"]),
-        Route("/consumers/{hub}/{group}/move", pages.move, methods=["POST"]),
-    ]
+class MovePages(Pages):
+    """Moving checkpoints."""
 
-
-class _Pages:
     def __init__(self, console: Console, consumers: Consumers | None, jobs: Jobs | None) -> None:
         self._clock = console.clock
         self._consumers = consumers
@@ -63,6 +57,7 @@ class _Pages:
     def _view(self) -> Consumers:
         return stored(self._consumers)
 
+    @get("/consumers/{hub}/{group}/move")
     async def ask(self, request: Request) -> Response:
         """The form, and the dry run of what it says."""
         hub, group = names_of(request)
@@ -76,6 +71,7 @@ class _Pages:
                 problem = error
         return self._page(request, fields, plan, problem)
 
+    @post("/consumers/{hub}/{group}/move")
     async def move(self, request: Request) -> Response:
         """Carry a dry run out."""
         hub, group = names_of(request)
@@ -129,11 +125,7 @@ class _Pages:
             return EventPosition.from_enqueued_time(parse_time(value, now_utc=self._clock.now_utc()))
         if to is not MoveTo.SEQUENCE_NUMBER:
             return EventPosition.earliest() if to is MoveTo.EARLIEST else EventPosition.latest()
-        if not (value.isascii() and value.isdigit() and len(value) < 19):
-            raise InvalidArgumentError(
-                f"{value[:40]!r} is not a sequence number.", next_step="Give a number, 0 or more."
-            )
-        return EventPosition.from_sequence_number(int(value))
+        return EventPosition.from_sequence_number(sequence_number_of(value))
 
 
 def _fields_of(request: MoveRequest) -> dict[str, str]:

@@ -8,12 +8,12 @@ from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from tidegate.console.consumers.groups import Consumers
 from tidegate.console.consumers.values import GroupProgress, GroupSummary, PartitionProgress
-from tidegate.console.frame.context import Console
+from tidegate.console.frame.context import Console, stored
 from tidegate.console.frame.forms import start_of
+from tidegate.console.frame.pages import Pages, get
 from tidegate.console.frame.paging import page_at, pager
 from tidegate.console.frame.rendering import fragment, page
 from tidegate.console.frame.sessions import require_listen, rights_of
@@ -23,17 +23,6 @@ LIVE_EVERY_S = 2.0
 FIRST_PAINT_S = 0.15
 """Groups that are not read by then come live, or when the page is asked for again."""
 LIVE_WAIT_S = 30.0
-
-
-def routes(console: Console, consumers: Consumers | None) -> list[Route]:
-    """What is served."""
-    pages = _Pages(console, consumers)
-    return [
-        Route("/consumers", pages.show_list, methods=["GET"]),
-        Route("/consumers/{hub}/{group}", pages.show, methods=["GET"]),
-        Route("/console/live/consumers", pages.live_list, methods=["GET"]),
-        Route("/console/live/consumers/{hub}/{group}", pages.live, methods=["GET"]),
-    ]
 
 
 def group_address(hub: str, group: str) -> str:
@@ -49,11 +38,14 @@ def names_of(request: Request) -> tuple[str, str]:
     return hub, group
 
 
-class _Pages:
+class ConsumerPages(Pages):
+    """Consumer groups and their lag."""
+
     def __init__(self, console: Console, consumers: Consumers | None) -> None:
         self._console = console
         self._view = consumers
 
+    @get("/consumers")
     async def show_list(self, request: Request) -> Response:
         require_listen(request, rights_of(request).hub)
         view = self._view
@@ -63,13 +55,12 @@ class _Pages:
             request, "consumers/page.html", **await self._list(request, view, at_most_s=FIRST_PAINT_S)
         )
 
+    @get("/console/live/consumers")
     async def live_list(self, request: Request) -> Response:
         require_listen(request, rights_of(request).hub)
-        view = self._view
+        view = stored(self._view)
 
-        async def render() -> Mapping[str, str] | None:
-            if view is None:
-                return None
+        async def render() -> Mapping[str, str]:
             try:
                 context = await self._list(request, view, at_most_s=LIVE_WAIT_S) | {
                     "now": self._console.clock.now_utc()
@@ -106,6 +97,7 @@ class _Pages:
             "sentence": _sentence(seen),
         }
 
+    @get("/consumers/{hub}/{group}")
     async def show(self, request: Request) -> Response:
         hub, _ = names_of(request)
         require_listen(request, hub)
@@ -114,14 +106,13 @@ class _Pages:
             return page(request, "frame/processing_absent.html", title="Consumers")
         return page(request, "consumers/consumer.html", **await self._one(request, view))
 
+    @get("/console/live/consumers/{hub}/{group}")
     async def live(self, request: Request) -> Response:
         hub, _ = names_of(request)
         require_listen(request, hub)
-        view = self._view
+        view = stored(self._view)
 
-        async def render() -> Mapping[str, str] | None:
-            if view is None:
-                return None
+        async def render() -> Mapping[str, str]:
             try:
                 context = await self._one(request, view) | {"now": self._console.clock.now_utc()}
             except TidegateError as error:

@@ -11,13 +11,14 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from tidegate.console.dead_letters.filter import LetterQuery
 from tidegate.console.dead_letters.letters import DeadLetterView
 from tidegate.console.dead_letters.values import RedriveRequest
 from tidegate.console.frame.context import Console, stored
 from tidegate.console.frame.errors import status_of
+from tidegate.console.frame.forms import digits_of
+from tidegate.console.frame.pages import Pages, get, post
 from tidegate.console.frame.rendering import page
 from tidegate.console.frame.sessions import actor_of, form_of, require_manage, rights_of
 from tidegate.console.jobs.jobs import Jobs
@@ -31,18 +32,9 @@ ATTEMPTS_MAX_DEFAULT = 10
 """As ``tidegate dlq redrive`` has it: a dead letter that has failed so often is left alone."""
 
 
-def routes(console: Console, letters: DeadLetterView | None, jobs: Jobs | None) -> list[Route]:
-    """What is served."""
-    pages = _Pages(console, letters, jobs)
-    return [
-        Route("/dead-letters/discard", pages.confirm_discard, methods=["GET"]),
-        Route("/dead-letters/discard", pages.discard, methods=["POST"]),
-        Route("/dead-letters/redrive", pages.ask_redrive, methods=["GET"]),
-        Route("/dead-letters/redrive", pages.redrive, methods=["POST"]),
-    ]
+class DeadLetterActionPages(Pages):
+    """Discarding and redriving dead letters."""
 
-
-class _Pages:
     def __init__(self, console: Console, letters: DeadLetterView | None, jobs: Jobs | None) -> None:
         self._clock = console.clock
         self._letters = letters
@@ -52,12 +44,14 @@ class _Pages:
     def _view(self) -> DeadLetterView:
         return stored(self._letters)
 
+    @get("/dead-letters/discard")
     async def confirm_discard(self, request: Request) -> Response:
         """How many, by reason."""
         query = LetterQuery.of(request.query_params, rights_of(request))
         require_manage(request, query.hub)
         return await self._page(request, "dead_letters/discard.html", query, {"because": ""}, None)
 
+    @post("/dead-letters/discard")
     async def discard(self, request: Request) -> Response:
         """Close them for good."""
         form = await form_of(request)
@@ -70,6 +64,7 @@ class _Pages:
             return await self._page(request, "dead_letters/discard.html", query, {"because": because}, error)
         return await follow_job(stored(self._jobs), request, job)
 
+    @get("/dead-letters/redrive")
     async def ask_redrive(self, request: Request) -> Response:
         """Which pipeline, how many; and how many there are, by reason."""
         query = LetterQuery.of(request.query_params, rights_of(request))
@@ -77,6 +72,7 @@ class _Pages:
         asked = {"pipeline": "", "maximum": "", "attempts_max": str(ATTEMPTS_MAX_DEFAULT)}
         return await self._page(request, "dead_letters/redrive.html", query, asked, None)
 
+    @post("/dead-letters/redrive")
     async def redrive(self, request: Request) -> Response:
         """Run them again: a dry run, unless ``mode`` says otherwise."""
         form = await form_of(request)
@@ -147,6 +143,6 @@ def _fixed(query: LetterQuery, now: datetime) -> Mapping[str, str]:
 def _count(text: str, what: str) -> int | None:
     if not text:
         return None
-    if not (text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0):
-        raise InvalidArgumentError(f"{text[:40]!r} is not {what}.", next_step="Give a number, 1 or more.")
-    return int(text)
+    if not (found := digits_of(text, 9)):
+        raise InvalidArgumentError(f"{text[:40]!r} is not {what}.", next_step="Enter a number, 1 or more.")
+    return found

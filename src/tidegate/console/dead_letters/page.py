@@ -9,15 +9,16 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from tidegate.console.dead_letters.filter import LetterQuery, letter_address, parse_place
 from tidegate.console.dead_letters.histogram import histogram_of
 from tidegate.console.dead_letters.letters import DeadLetterView
 from tidegate.console.dead_letters.values import LetterEvent
 from tidegate.console.explorer.bodies import hex_lines, pretty_json, visible
-from tidegate.console.frame.context import Console
+from tidegate.console.frame.context import Console, stored
 from tidegate.console.frame.errors import status_of
+from tidegate.console.frame.forms import digits_of
+from tidegate.console.frame.pages import Pages, get
 from tidegate.console.frame.paging import PAGE_SIZE
 from tidegate.console.frame.rendering import fragment, page
 from tidegate.console.frame.sessions import require_listen, rights_of
@@ -38,26 +39,16 @@ HISTORY_MAX = 100
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def routes(console: Console, letters: DeadLetterView | None) -> list[Route]:
-    """What is served."""
-    pages = _Pages(console, letters)
-    one = "/dead-letters/{hub}/{group}/{partition}/{number}"
-    return [
-        Route("/dead-letters", pages.show_list, methods=["GET"]),
-        Route("/dead-letters/history", pages.history, methods=["GET"]),
-        Route(one, pages.show, methods=["GET"]),
-        Route(f"{one}/body", pages.download, methods=["GET"]),
-        Route("/console/live/dead-letters", pages.live_list, methods=["GET"]),
-    ]
+class DeadLetterPages(Pages):
+    """Dead letters, all and one by one."""
 
-
-class _Pages:
     def __init__(self, console: Console, letters: DeadLetterView | None) -> None:
         self._console = console
         self._view = letters
 
     # --- all ----------------------------------------------------------------------------------------------
 
+    @get("/dead-letters")
     async def show_list(self, request: Request) -> Response:
         query = LetterQuery.of(request.query_params, rights_of(request))
         require_listen(request, query.hub)
@@ -71,35 +62,28 @@ class _Pages:
             rows = await self._rows(view, query, chosen, behind, at_most_s=FIRST_PAINT_S)
             sums = await self._sums(view, query, chosen, at_most_s=FIRST_PAINT_S)
         except TidegateError as error:
-            if self._is_service_trouble(error):
+            if status_of(error) >= 500:
                 raise
-            nothing: dict[str, Any] = {
-                "lines": [],
-                "next": None,
-                "is_sought": False,
-                "sums": None,
-                "histogram": None,
-            }
+            nothing = dict.fromkeys(("next", "sums", "histogram"))
             return page(
                 request,
                 "dead_letters/page.html",
                 status_code=status_of(error),
-                **context | nothing | {"problem": error, "live": None},
+                **context | nothing | {"lines": [], "is_sought": False, "problem": error, "live": None},
             )
         return page(request, "dead_letters/page.html", **context | rows | sums)
 
+    @get("/console/live/dead-letters")
     async def live_list(self, request: Request) -> Response:
         query = LetterQuery.of(request.query_params, rights_of(request))
         require_listen(request, query.hub)
-        view, is_sought = self._view, request.query_params.get("sought") == "1"
+        view, is_sought = stored(self._view), request.query_params.get("sought") == "1"
         # Times ago are meant from when the page was asked for.
         chosen = query.filter(now_utc=self._console.clock.now_utc())
         behind = _place_of(request)
 
         async def render() -> Mapping[str, str] | None:
             nonlocal is_sought
-            if view is None:
-                return None
             context = self._frame(request, query) | {"now": self._console.clock.now_utc()}
             try:
                 if is_sought:
@@ -152,6 +136,7 @@ class _Pages:
         sums = await view.sums(chosen, at_most_s=at_most_s)
         return {"sums": sums, "histogram": None if sums is None else histogram_of(sums.hours)}
 
+    @get("/dead-letters/history")
     async def history(self, request: Request) -> Response:
         """Who did what to which dead letters."""
         query = LetterQuery.of(request.query_params, rights_of(request))
@@ -164,6 +149,7 @@ class _Pages:
 
     # --- one ----------------------------------------------------------------------------------------------
 
+    @get("/dead-letters/{hub}/{group}/{partition}/{number}")
     async def show(self, request: Request) -> Response:
         view, (letter, history) = await self._one(request)
         event, missing = None, None
@@ -188,6 +174,7 @@ class _Pages:
             has_pipelines=bool(view.redrive_pipelines),
         )
 
+    @get("/dead-letters/{hub}/{group}/{partition}/{number}/body")
     async def download(self, request: Request) -> Response:
         """The body as it is."""
         view, (letter, _) = await self._one(request)
@@ -206,16 +193,11 @@ class _Pages:
         """The dead letter of an address, and what was done to it."""
         parts: Mapping[str, str] = request.path_params
         require_listen(request, parts["hub"])
-        number = parts["number"]
-        is_number = number.isascii() and number.isdigit() and len(number) < 19
-        if self._view is None or not is_number or any("\0" in part for part in parts.values()):
+        number = digits_of(parts["number"])
+        if self._view is None or number is None or any("\0" in part for part in parts.values()):
             raise NotFoundError("There is no such dead letter.")
         consumer = ConsumerKey(parts["hub"], parts["group"])
-        return self._view, await self._view.letter(consumer, parts["partition"], int(number))
-
-    @staticmethod
-    def _is_service_trouble(error: TidegateError) -> bool:
-        return status_of(error) >= 500
+        return self._view, await self._view.letter(consumer, parts["partition"], number)
 
 
 def body_texts(event: LetterEvent) -> dict[str, str | None]:

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from tidegate.console.explorer.bodies import Look, body_bytes, body_view, pretty_json, visible
 from tidegate.console.explorer.events import BrokerEvents
 from tidegate.console.explorer.properties import type_name
 from tidegate.console.explorer.values import EventDetail, property_text
+from tidegate.console.frame.forms import digits_of, start_of
+from tidegate.console.frame.pages import Pages, get
 from tidegate.console.frame.rendering import page
 from tidegate.console.frame.sessions import require_listen
 from tidegate.model.errors import NotFoundError
@@ -22,25 +23,18 @@ from tidegate.model.errors import NotFoundError
 _AROUND = 10
 
 
-def routes(events: BrokerEvents) -> list[Route]:
-    """What is served."""
-    pages = _Pages(events)
-    place = "/hubs/{hub}/explorer/events/{partition}/{number}"
-    return [
-        Route(place, pages.show, methods=["GET"]),
-        Route(f"{place}/body", pages.download, methods=["GET"]),
-    ]
+class EventPages(Pages):
+    """One event."""
 
-
-class _Pages:
     def __init__(self, events: BrokerEvents) -> None:
         self._events = events
 
+    @get("/hubs/{hub}/explorer/events/{partition}/{number}")
     async def show(self, request: Request) -> Response:
         detail = await self._find(request)
         wanted, at = request.query_params.get("as", ""), request.query_params.get("at", "")
         look = Look(wanted) if wanted in {look.value for look in Look} else None
-        start = int(at[:9]) if at.isascii() and at.isdigit() else 0
+        start = start_of(at[:9])
         contents = detail.event.contents
         view = None if contents is None else await asyncio.to_thread(body_view, contents, look, start)
         return page(
@@ -56,6 +50,7 @@ class _Pages:
             around=max(0, detail.event.sequence_number - _AROUND),
         )
 
+    @get("/hubs/{hub}/explorer/events/{partition}/{number}/body")
     async def download(self, request: Request) -> Response:
         detail = await self._find(request)
         event = detail.event
@@ -74,9 +69,9 @@ class _Pages:
     async def _find(self, request: Request) -> EventDetail:
         hub, number = request.path_params["hub"], request.path_params["number"]
         require_listen(request, hub)
-        if not number.isascii() or not number.isdigit() or len(number) > 18:
-            raise NotFoundError(f"{number[:40]!r} is no sequence number.")
-        return await self._events.event(hub, request.path_params["partition"], int(number))
+        if (found := digits_of(number)) is None:
+            raise NotFoundError(f"{number[:40]!r} is not a sequence number.")
+        return await self._events.event(hub, request.path_params["partition"], found)
 
 
 def _properties(detail: EventDetail) -> Mapping[str, tuple[str, str]]:

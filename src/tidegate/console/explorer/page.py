@@ -15,7 +15,6 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from tidegate.console.explorer.bodies import preview, value_text, visible
 from tidegate.console.explorer.events import BrokerEvents
@@ -29,6 +28,7 @@ from tidegate.console.explorer.values import (
 )
 from tidegate.console.frame.context import Console
 from tidegate.console.frame.errors import status_of
+from tidegate.console.frame.pages import Pages, get
 from tidegate.console.frame.rendering import fragment, page
 from tidegate.console.frame.sessions import require_listen
 from tidegate.model.errors import (
@@ -42,22 +42,14 @@ _PROPERTIES_SHOWN = 3
 _PROPERTY_CHARACTERS = 40
 
 
-def routes(console: Console, events: BrokerEvents) -> list[Route]:
-    """What is served."""
-    pages = _Pages(console, events)
-    return [
-        Route("/hubs/{hub}/explorer", pages.show, methods=["GET"]),
-        Route("/hubs/{hub}/explorer/page.jsonl", pages.download, methods=["GET"]),
-        Route("/hubs/{hub}/explorer/live", pages.show_live, methods=["GET"]),
-        Route("/console/live/hubs/{hub}/explorer", pages.stream, methods=["GET"]),
-    ]
+class ExplorerPages(Pages):
+    """The events of a hub."""
 
-
-class _Pages:
     def __init__(self, console: Console, events: BrokerEvents) -> None:
         self._console = console
         self._events = events
 
+    @get("/hubs/{hub}/explorer")
     async def show(self, request: Request) -> Response:
         form = self._form(request)
         context = self._context(form)
@@ -85,6 +77,7 @@ class _Pages:
             key_partition=self._key_partition(form),
         )
 
+    @get("/hubs/{hub}/explorer/page.jsonl")
     async def download(self, request: Request) -> Response:
         """The page as JSON Lines, in the form that ``tidegate receive --nl`` writes."""
         form = self._form(request)
@@ -97,6 +90,7 @@ class _Pages:
             headers={"Content-Disposition": f'attachment; filename="{form.hub}.jsonl"'},
         )
 
+    @get("/hubs/{hub}/explorer/live")
     async def show_live(self, request: Request) -> Response:
         form = self._form(request)
         context = self._context(form)
@@ -113,6 +107,7 @@ class _Pages:
             problem=problem,
         )
 
+    @get("/console/live/hubs/{hub}/explorer")
     async def stream(self, request: Request) -> Response:
         form = self._form(request)
         query = form.query(now_utc=request.state.now)

@@ -9,6 +9,7 @@ from typing import Final
 from urllib.parse import quote, urlencode
 
 from tidegate.console.explorer.values import EVENTS_PER_PAGE_MAX, EventCursor, EventFilter, EventQuery
+from tidegate.console.frame.forms import digits_of, sequence_number_of
 from tidegate.console.frame.paging import PAGE_SIZE
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.position import EventPosition
@@ -110,15 +111,11 @@ def _position(start: str, value: str, now_utc: datetime) -> EventPosition | None
         return EventPosition.from_enqueued_time(parse_time(value, now_utc=now_utc))
     if start == "offset":
         return EventPosition.from_offset(value, is_inclusive=True)
-    if not value.isascii() or not value.isdigit() or len(value) > 18:
-        raise InvalidArgumentError(
-            f"{value[:40]!r} is no sequence number.", next_step="It is a number, 0 or more."
-        )
-    return EventPosition.from_sequence_number(int(value))
+    return EventPosition.from_sequence_number(sequence_number_of(value))
 
 
 def _count(text: str) -> int:
-    is_number = text.isascii() and text.isdigit() and len(text) <= _COUNT_DIGITS_MAX
-    if not is_number or not 1 <= int(text) <= EVENTS_PER_PAGE_MAX:
+    found = digits_of(text, _COUNT_DIGITS_MAX)
+    if found is None or not 1 <= found <= EVENTS_PER_PAGE_MAX:
         raise InvalidArgumentError(f"A page has 1 to {EVENTS_PER_PAGE_MAX} events, not {text[:20]!r}.")
-    return int(text)
+    return found

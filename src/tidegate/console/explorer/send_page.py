@@ -16,7 +16,6 @@ from urllib.parse import quote
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
 
 from tidegate.console.explorer.bodies import body_bytes, visible
 from tidegate.console.explorer.events import BrokerEvents
@@ -45,6 +44,8 @@ from tidegate.console.explorer.values import (
 )
 from tidegate.console.frame.context import Console
 from tidegate.console.frame.errors import status_of
+from tidegate.console.frame.forms import digits_of
+from tidegate.console.frame.pages import Pages, get, post
 from tidegate.console.frame.rendering import fragment, page
 from tidegate.console.frame.sessions import form_of, require_listen, require_send, rights_of, session_of
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
@@ -70,26 +71,15 @@ _EMPTY: Final[Mapping[str, str]] = {
 }
 
 
-def routes(console: Console, events: BrokerEvents, sender: EventSender) -> list[Route]:
-    """What is served."""
-    pages = _Pages(console, events, sender)
-    place = "/hubs/{hub}/explorer"
-    return [
-        Route(f"{place}/send", pages.ask, methods=["GET"]),
-        Route(f"{place}/send", pages.send, methods=["POST"]),
-        Route(f"{place}/sets", pages.start, methods=["POST"]),
-        Route(f"{place}/sets/{{run}}", pages.show_run, methods=["GET"]),
-        Route(f"{place}/sets/{{run}}/stop", pages.stop, methods=["POST"]),
-        Route("/console/live/hubs/{hub}/sets/{run}", pages.stream, methods=["GET"]),
-    ]
+class SendPages(Pages):
+    """Sending events."""
 
-
-class _Pages:
     def __init__(self, console: Console, events: BrokerEvents, sender: EventSender) -> None:
         self._console = console
         self._events = events
         self._sender = sender
 
+    @get("/hubs/{hub}/explorer/send")
     async def ask(self, request: Request) -> Response:
         hub = _hub(request)
         if not rights_of(request).may_send(hub):
@@ -102,6 +92,7 @@ class _Pages:
         fields, left_out = await asyncio.to_thread(_copy_of, detail)
         return self._form(request, {**_EMPTY, **fields}, copied=detail.event, left_out=left_out)
 
+    @post("/hubs/{hub}/explorer/send")
     async def send(self, request: Request) -> Response:
         hub = _hub(request)
         require_send(request, hub)
@@ -123,6 +114,7 @@ class _Pages:
             where = "send"
         return RedirectResponse(f"{_place(hub)}/{where}", status_code=303)
 
+    @post("/hubs/{hub}/explorer/sets")
     async def start(self, request: Request) -> Response:
         hub = _hub(request)
         require_send(request, hub)
@@ -154,12 +146,14 @@ class _Pages:
             await form.close()
         return RedirectResponse(f"{_place(hub)}/sets/{run.run_id}", status_code=303)
 
+    @get("/hubs/{hub}/explorer/sets/{run}")
     async def show_run(self, request: Request) -> Response:
         hub = _hub(request)
         require_send(request, hub)
         run = self._sender.run(hub, request.path_params["run"])
         return page(request, "explorer/set.html", hub=hub, run=run, is_sending=run.state is RunState.SENDING)
 
+    @post("/hubs/{hub}/explorer/sets/{run}/stop")
     async def stop(self, request: Request) -> Response:
         hub, run_id = _hub(request), request.path_params["run"]
         require_send(request, hub)
@@ -167,6 +161,7 @@ class _Pages:
         self._sender.stop_run(hub, run_id)
         return RedirectResponse(f"{_place(hub)}/sets/{quote(run_id)}", status_code=303)
 
+    @get("/console/live/hubs/{hub}/sets/{run}")
     async def stream(self, request: Request) -> Response:
         hub, run_id = _hub(request), request.path_params["run"]
         require_send(request, hub)
@@ -219,9 +214,9 @@ class _Pages:
 
     async def _find(self, hub: str, place: str) -> EventDetail:
         partition_id, _, number = place.partition(".")
-        if not number.isascii() or not number.isdigit() or len(number) > 18:
-            raise NotFoundError(f"{place[:40]!r} is no event.")
-        return await self._events.event(hub, partition_id, int(number))
+        if (found := digits_of(number)) is None:
+            raise NotFoundError(f"{place[:40]!r} is not an event.")
+        return await self._events.event(hub, partition_id, found)
 
 
 def _copy_of(detail: EventDetail) -> tuple[Mapping[str, str], Sequence[str]]:
@@ -334,10 +329,11 @@ async def _lines(form: FormData, fields: Mapping[str, str]) -> list[bytes]:
 
 
 def _number(text: str, what: str) -> int:
-    digits = text.strip()
-    if not digits.isascii() or not digits.isdigit() or len(digits) > 12:
-        raise InvalidArgumentError(f"{text[:20]!r} is no number of {what}.", next_step="Write it as 100.")
-    return int(digits)
+    if (found := digits_of(text.strip(), 12)) is None:
+        raise InvalidArgumentError(
+            f"{text[:20]!r} is not a number of {what}.", next_step="Enter digits only, such as 100."
+        )
+    return found
 
 
 def _encoded(text: str, what: str) -> bytes:

@@ -28,7 +28,6 @@ from tidegate.console.explorer.values import (
     OutgoingEvent,
     RunState,
     SendPlan,
-    SendRun,
     SentEvent,
     Target,
 )
@@ -65,7 +64,7 @@ class EventSender:
         self._broker = broker
         self._clock = clock
         self._tasks = TaskOwner("console sending")
-        self._runs: OrderedDict[str, _Run] = OrderedDict()
+        self._runs: OrderedDict[str, SendRun] = OrderedDict()
 
     async def close(self) -> None:
         """Stop all runs; what was stored stays."""
@@ -97,33 +96,35 @@ class EventSender:
         sections = await asyncio.to_thread(_encoded, plan, event_hub.event_bytes_max)
         self._check_room()  # others may have begun meanwhile
         # What is encoded stands for the bodies and properties, which need not stay, too.
-        run = _Run(
+        run = SendRun(
             replace(plan, bodies=(), properties=EventProperties()),
             sections,
             len(sections) * plan.repeats,
             uuid.uuid4().hex[:12],
-            started_s=self._clock.monotonic(),
+            self._clock,
+            self._clock.monotonic(),
         )
         ended = [known for known in self._runs.values() if known.state is not RunState.SENDING]
         for old in ended[: max(0, len(ended) - _ENDED_RUNS_MAX + 1)]:
             del self._runs[old.run_id]
         self._runs[run.run_id] = run
         self._tasks.start(self._send_set(run, event_hub, may_go_on), name=f"set {run.run_id}")
-        return run.snapshot(self._clock.monotonic())
+        return run
 
     def run(self, hub: str, run_id: str) -> SendRun:
-        """How a run is. Raises NotFoundError: the console forgets the oldest that have ended."""
-        return self._find(hub, run_id).snapshot(self._clock.monotonic())
+        """A run. Raises NotFoundError: the console forgets the oldest that have ended."""
+        run = self._runs.get(run_id)
+        if run is None or run.plan.hub.lower() != hub.lower():
+            raise NotFoundError(f"No set {run_id[:40]!r} was sent to {hub[:80]!r} recently.")
+        return run
 
     def runs(self, hub: str) -> Sequence[SendRun]:
         """Those known, newest first."""
-        now = self._clock.monotonic()
-        known = [run for run in self._runs.values() if run.plan.hub.lower() == hub.lower()]
-        return [run.snapshot(now) for run in reversed(known)]
+        return [run for run in reversed(self._runs.values()) if run.plan.hub.lower() == hub.lower()]
 
     def stop_run(self, hub: str, run_id: str) -> None:
         """Stop a run; what it has sent stays. Harmless when it has ended. Raises NotFoundError."""
-        self._find(hub, run_id).stop_requested.set()
+        self.run(hub, run_id).stop_requested.set()
 
     def _check_room(self) -> None:
         if sum(run.state is RunState.SENDING for run in self._runs.values()) >= SEND_RUNS_MAX:
@@ -132,27 +133,21 @@ class EventSender:
                 next_step="Stop one, or wait until it has ended.",
             )
 
-    def _find(self, hub: str, run_id: str) -> _Run:
-        run = self._runs.get(run_id)
-        if run is None or run.plan.hub.lower() != hub.lower():
-            raise NotFoundError(f"No set {run_id[:40]!r} is being sent to {hub[:80]!r}, or was lately.")
-        return run
-
-    async def _send_set(self, run: _Run, event_hub: EventHub, may_go_on: Callable[[], bool]) -> None:
+    async def _send_set(self, run: SendRun, event_hub: EventHub, may_go_on: Callable[[], bool]) -> None:
         try:
             await self._send_steps(run, event_hub, may_go_on)
-            run.end(RunState.DONE if run.sent == run.total else RunState.STOPPED, self._clock.monotonic())
+            run.end(RunState.DONE if run.sent == run.total else RunState.STOPPED)
         except TidegateError as error:
             # What has a text for remote peers is told in full only in the log.
             _log.info("sending a set to %s ended: %s", event_hub.name, error)
             run.error = error.remote_text or error.message
             run.next_step = "" if error.remote_text else error.next_step
-            run.end(RunState.FAILED, self._clock.monotonic())
+            run.end(RunState.FAILED)
         except BaseException:
-            run.end(RunState.FAILED, self._clock.monotonic())
+            run.end(RunState.FAILED)
             raise
 
-    async def _send_steps(self, run: _Run, event_hub: EventHub, may_go_on: Callable[[], bool]) -> None:
+    async def _send_steps(self, run: SendRun, event_hub: EventHub, may_go_on: Callable[[], bool]) -> None:
         rate = run.plan.events_per_s
         step_events = max(1, rate // _STEPS_PER_S)
         due_s = self._clock.monotonic()
@@ -172,7 +167,7 @@ class EventSender:
             if run.sent < run.total:
                 await _wait_set(run.stop_requested, due_s - now_s)
 
-    async def _append(self, run: _Run, batch: _Batch) -> None:
+    async def _append(self, run: SendRun, batch: _Batch) -> None:
         """Store a batch, however often the service is busy; gives up when the run is to stop."""
         while not run.stop_requested.is_set():
             try:
@@ -196,47 +191,39 @@ class _Batch:
     size_bytes: int = 0
 
 
-@dataclass(slots=True)
-class _Run:
-    """``SendRun`` while it changes."""
+@dataclass(slots=True, eq=False)
+class SendRun:
+    """A set that is being sent, or was; it changes while it is sent."""
 
     plan: SendPlan
     """Without bodies and properties."""
     sections: Sequence[tuple[bytes, str | None]]
-    """Each line's stored form, and its key; none once it has ended."""
+    """Each line's stored form and partition key; empty once the run has ended."""
     total: int
     """Events of all repeats."""
     run_id: str
+    clock: Clock
     started_s: float
     state: RunState = RunState.SENDING
     sent: int = 0
+    """Events that are stored."""
     sent_bytes: int = 0
     waits: int = 0
+    """How often the service asked to slow down."""
     error: str = ""
     next_step: str = ""
     ended_s: float | None = None
     stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def end(self, state: RunState, now_s: float) -> None:
-        """It sends no more, and holds nothing but its figures."""
-        self.state, self.ended_s = state, now_s
-        self.sections = ()
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds from its start to its end, or until now."""
+        return (self.clock.monotonic() if self.ended_s is None else self.ended_s) - self.started_s
 
-    def snapshot(self, now_s: float) -> SendRun:
-        """How it is."""
-        return SendRun(
-            run_id=self.run_id,
-            hub=self.plan.hub,
-            state=self.state,
-            sent=self.sent,
-            total=self.total,
-            sent_bytes=self.sent_bytes,
-            events_per_s=self.plan.events_per_s,
-            elapsed_s=(now_s if self.ended_s is None else self.ended_s) - self.started_s,
-            waits=self.waits,
-            error=self.error,
-            next_step=self.next_step,
-        )
+    def end(self, state: RunState) -> None:
+        """It sends no more, and keeps only its figures."""
+        self.state, self.ended_s = state, self.clock.monotonic()
+        self.sections = ()
 
 
 def _check(plan: SendPlan) -> None:
@@ -309,7 +296,7 @@ def _key_of(target: Target, body: bytes) -> str | None:
     return key
 
 
-def _batches(event_hub: EventHub, run: _Run, numbers: Iterable[int]) -> list[_Batch]:
+def _batches(event_hub: EventHub, run: SendRun, numbers: Iterable[int]) -> list[_Batch]:
     """The events of these numbers, by partition, each batch within the hub's limit."""
     bytes_max = event_hub.event_bytes_max
     ready: list[_Batch] = []

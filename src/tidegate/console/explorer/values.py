@@ -294,25 +294,5 @@ class RunState(Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class SendRun:
-    """A set that is being sent, or was."""
-
-    run_id: str
-    hub: str
-    state: RunState
-    sent: int
-    """Events that are stored."""
-    total: int
-    sent_bytes: int
-    events_per_s: int
-    """As asked for."""
-    elapsed_s: float
-    waits: int = 0
-    """How often the service asked to slow down."""
-    error: str = ""
-    next_step: str = ""
-
-
 Wanted = Callable[[], Awaitable[bool]]
 """Whether somebody still waits for an answer."""

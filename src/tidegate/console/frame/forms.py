@@ -37,12 +37,26 @@ def optional_number(fields: Mapping[str, str], field: str, noun: str) -> int | N
     text = fields.get(field, "").replace(",", "").replace(" ", "").replace("\u202f", "")
     if not text:
         return None
-    if not text.isascii() or not text.isdigit() or len(text) > _DIGITS_MAX:
-        raise FieldError(field, f"{noun} is {fields[field][:40]!r}.", next_step="Write a whole number.")
-    return int(text)
+    if (found := digits_of(text, _DIGITS_MAX)) is None:
+        raise FieldError(field, f"{noun} is {fields[field][:40]!r}.", next_step="Enter an integer.")
+    return found
 
 
 def start_of(text: str | None) -> int:
-    """Where a page of a list begins, as an address has it; what is no number is 0."""
-    is_number = text is not None and text.isascii() and text.isdigit() and len(text) < 10
-    return int(text) if is_number and text is not None else 0
+    """Where a page of a list begins, as an address has it; 0 for anything but a number."""
+    return digits_of(text or "", 9) or 0
+
+
+def digits_of(text: str, digits_max: int = 18) -> int | None:
+    """The number that ASCII digits, ``digits_max`` at most, stand for; None for any other text."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= digits_max
+    return int(text) if is_number else None
+
+
+def sequence_number_of(text: str) -> int:
+    """A sequence number of a field. Raises InvalidArgumentError."""
+    if (found := digits_of(text)) is None:
+        raise InvalidArgumentError(
+            f"{text[:40]!r} is not a sequence number.", next_step="Enter a number, 0 or more."
+        )
+    return found

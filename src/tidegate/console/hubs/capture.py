@@ -8,12 +8,12 @@ from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
 
 from tidegate.broker import EventHubDescription
 from tidegate.console.frame.context import Console
 from tidegate.console.frame.errors import status_of
 from tidegate.console.frame.forms import start_of, texts_of, whole_number
+from tidegate.console.frame.pages import Pages, get, post
 from tidegate.console.frame.paging import pager
 from tidegate.console.frame.rendering import fragment, page
 from tidegate.console.frame.sessions import form_of, require_listen, require_manage, session_of
@@ -42,26 +42,18 @@ _LIVE: Final = ("figures", "files", "partitions")
 """The parts that follow by themselves: ``hub_capture_….html``."""
 
 
-def routes(console: Console, namespace: Namespace) -> list[Route]:
-    """What is served."""
-    pages = _Pages(console, namespace)
-    return [
-        Route("/hubs/{hub}/capture", pages.show, methods=["GET"]),
-        Route("/console/live/hubs/{hub}/capture", pages.live, methods=["GET"]),
-        Route("/hubs/{hub}/capture", pages.set_capture, methods=["POST"]),
-        Route("/hubs/{hub}/capture/off", pages.ask_to_end_capture, methods=["GET"]),
-        Route("/hubs/{hub}/capture/off", pages.end_capture, methods=["POST"]),
-    ]
+class CapturePages(Pages):
+    """The capture of an event hub."""
 
-
-class _Pages:
     def __init__(self, console: Console, namespace: Namespace) -> None:
         self._console = console
         self._namespace = namespace
 
+    @get("/hubs/{hub}/capture")
     async def show(self, request: Request) -> Response:
         return await self._page(request, None, None)
 
+    @get("/console/live/hubs/{hub}/capture")
     async def live(self, request: Request) -> Response:
         require_listen(request, request.path_params["hub"])
 
@@ -71,6 +63,7 @@ class _Pages:
 
         return self._console.streams.stream(request, render)
 
+    @post("/hubs/{hub}/capture")
     async def set_capture(self, request: Request) -> Response:
         fields = texts_of(await form_of(request))
         # As in the administration: its destination is a place beyond the event hub.
@@ -83,10 +76,12 @@ class _Pages:
         session_of(request).flash("success", "Capture is set.")
         return RedirectResponse(f"/hubs/{hub.name}/capture", status_code=303)
 
+    @get("/hubs/{hub}/capture/off")
     async def ask_to_end_capture(self, request: Request) -> Response:
         hub = hub_to_see(request, self._namespace)
         return page(request, "hubs/hub_capture_off.html", tab="capture", hub=hub)
 
+    @post("/hubs/{hub}/capture/off")
     async def end_capture(self, request: Request) -> Response:
         await form_of(request)
         hub = hub_to_change(request, self._namespace)

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
 
-from tidegate.console.frame.context import Console
 from tidegate.console.frame.errors import status_of
 from tidegate.console.frame.forms import FieldError, texts_of
+from tidegate.console.frame.pages import Pages, get, post
 from tidegate.console.frame.rendering import page
 from tidegate.console.frame.sessions import form_of, session_of
 from tidegate.console.hubs.hub import hub_to_change, hub_to_see
@@ -19,28 +18,19 @@ from tidegate.console.hubs.setting_fields import changed_settings, setting_field
 from tidegate.model.errors import TidegateError
 
 
-def routes(console: Console, namespace: Namespace) -> list[Route]:
-    """What is served."""
-    pages = _Pages(console, namespace)
-    found = []
-    for what, ask, change in (
-        ("settings", pages.settings, pages.change_settings),
-        ("delete", pages.ask_to_delete, pages.delete),
-    ):
-        found.append(Route(f"/hubs/{{hub}}/{what}", ask, methods=["GET"]))
-        found.append(Route(f"/hubs/{{hub}}/{what}", change, methods=["POST"]))
-    return found
+class HubChangePages(Pages):
+    """Changing and deleting an event hub."""
 
-
-class _Pages:
-    def __init__(self, console: Console, namespace: Namespace) -> None:
+    def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
 
     # -- settings
 
+    @get("/hubs/{hub}/settings")
     async def settings(self, request: Request) -> Response:
         return self._settings(request, None, None)
 
+    @post("/hubs/{hub}/settings")
     async def change_settings(self, request: Request) -> Response:
         fields = texts_of(await form_of(request))
         hub = hub_to_change(request, self._namespace)
@@ -72,9 +62,11 @@ class _Pages:
 
     # -- deleting
 
+    @get("/hubs/{hub}/delete")
     async def ask_to_delete(self, request: Request) -> Response:
         return self._deletion(request, None)
 
+    @post("/hubs/{hub}/delete")
     async def delete(self, request: Request) -> Response:
         fields = texts_of(await form_of(request))
         hub = hub_to_change(request, self._namespace)

@@ -8,12 +8,12 @@ from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
 
 from tidegate.broker import EventHub
 from tidegate.console.frame.context import Console
 from tidegate.console.frame.errors import status_of
 from tidegate.console.frame.forms import start_of, texts_of
+from tidegate.console.frame.pages import Pages, get, post
 from tidegate.console.frame.paging import pager
 from tidegate.console.frame.rendering import fragment, page
 from tidegate.console.frame.sessions import form_of, require_listen, require_manage, rights_of, session_of
@@ -21,20 +21,6 @@ from tidegate.console.hubs.namespace import Namespace
 from tidegate.console.hubs.values import Hub
 from tidegate.model.errors import NotFoundError, TidegateError
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
-
-
-def routes(console: Console, namespace: Namespace) -> list[Route]:
-    """What is served."""
-    pages = _Pages(console, namespace)
-    group = "/hubs/{hub}/groups/{group}/delete"
-    return [
-        Route("/hubs/{hub}", pages.show, methods=["GET"]),
-        Route("/console/live/hubs/{hub}", pages.live, methods=["GET"]),
-        Route("/hubs/{hub}/groups", pages.groups, methods=["GET"]),
-        Route("/hubs/{hub}/groups", pages.create_group, methods=["POST"]),
-        Route(group, pages.ask_to_delete_group, methods=["GET"]),
-        Route(group, pages.delete_group, methods=["POST"]),
-    ]
 
 
 def hub_to_see(request: Request, namespace: Namespace) -> Hub:
@@ -69,11 +55,14 @@ def change_hub(
     return RedirectResponse(f"/hubs/{hub.name}/{tab}", status_code=303)
 
 
-class _Pages:
+class HubPages(Pages):
+    """An event hub: its partitions and consumer groups."""
+
     def __init__(self, console: Console, namespace: Namespace) -> None:
         self._console = console
         self._namespace = namespace
 
+    @get("/hubs/{hub}")
     async def show(self, request: Request) -> Response:
         name = request.path_params["hub"]
         rights = rights_of(request)
@@ -82,6 +71,7 @@ class _Pages:
         require_listen(request, name)
         return page(request, "hubs/hub.html", tab="partitions", **self._partitions(request))
 
+    @get("/console/live/hubs/{hub}")
     async def live(self, request: Request) -> Response:
         require_listen(request, request.path_params["hub"])
 
@@ -94,9 +84,11 @@ class _Pages:
 
         return self._console.streams.stream(request, render)
 
+    @get("/hubs/{hub}/groups")
     async def groups(self, request: Request) -> Response:
         return self._groups(request, {"name": ""}, None)
 
+    @post("/hubs/{hub}/groups")
     async def create_group(self, request: Request) -> Response:
         fields = texts_of(await form_of(request))
         name = fields.get("name", "")
@@ -109,9 +101,11 @@ class _Pages:
             "groups",
         )
 
+    @get("/hubs/{hub}/groups/{group}/delete")
     async def ask_to_delete_group(self, request: Request) -> Response:
         return self._deletion_of_group(request, None)
 
+    @post("/hubs/{hub}/groups/{group}/delete")
     async def delete_group(self, request: Request) -> Response:
         await form_of(request)
         group = request.path_params["group"]

@@ -8,11 +8,11 @@ from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
 
 from tidegate.console.frame.context import Console
 from tidegate.console.frame.errors import status_of
 from tidegate.console.frame.forms import start_of, texts_of, whole_number
+from tidegate.console.frame.pages import Pages, get, post
 from tidegate.console.frame.paging import pager
 from tidegate.console.frame.rendering import fragment, page
 from tidegate.console.frame.sessions import form_of, require_listen, require_manage, rights_of, session_of
@@ -27,22 +27,14 @@ CREATE_PATH = "/hubs/-/create"
 _BLANK = {"name": "", "partition_count": str(PARTITION_COUNT_DEFAULT), **setting_texts(HubSettings())}
 
 
-def routes(console: Console, namespace: Namespace) -> list[Route]:
-    """What is served."""
-    pages = _Pages(console, namespace)
-    return [
-        Route("/hubs", pages.list, methods=["GET"]),
-        Route("/console/live/hubs", pages.live, methods=["GET"]),
-        Route(CREATE_PATH, pages.ask, methods=["GET"]),
-        Route(CREATE_PATH, pages.create, methods=["POST"]),
-    ]
+class HubListPages(Pages):
+    """The list of event hubs, and creating one."""
 
-
-class _Pages:
     def __init__(self, console: Console, namespace: Namespace) -> None:
         self._console = console
         self._namespace = namespace
 
+    @get("/hubs")
     async def list(self, request: Request) -> Response:
         rights = rights_of(request)
         if rights.hub is not None:
@@ -51,6 +43,7 @@ class _Pages:
             return self._send_only(request)
         return page(request, "hubs/page.html", **self._context(request))
 
+    @get("/console/live/hubs")
     async def live(self, request: Request) -> Response:
         require_listen(request)
 
@@ -59,9 +52,11 @@ class _Pages:
 
         return self._console.streams.stream(request, render)
 
+    @get(CREATE_PATH)
     async def ask(self, request: Request) -> Response:
         return self._form(request, _BLANK, None)
 
+    @post(CREATE_PATH)
     async def create(self, request: Request) -> Response:
         fields = texts_of(await form_of(request))
         require_manage(request)

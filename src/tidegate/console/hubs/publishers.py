@@ -12,11 +12,11 @@ from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from tidegate.console.frame.context import Console
 from tidegate.console.frame.errors import status_of
 from tidegate.console.frame.forms import start_of, texts_of
+from tidegate.console.frame.pages import Pages, get, post
 from tidegate.console.frame.paging import pager
 from tidegate.console.frame.rendering import fragment, page
 from tidegate.console.frame.sessions import form_of, require_listen
@@ -29,26 +29,18 @@ _REVOKED: Final = "revoked"
 """What ``only`` may be in an address."""
 
 
-def routes(console: Console, namespace: Namespace) -> list[Route]:
-    """What is served."""
-    pages = _Pages(console, namespace)
-    return [
-        Route("/hubs/{hub}/publishers", pages.list, methods=["GET"]),
-        Route("/console/live/hubs/{hub}/publishers", pages.live, methods=["GET"]),
-        Route("/hubs/{hub}/publisher", pages.show, methods=["GET"]),
-        Route("/hubs/{hub}/publishers", pages.revoke, methods=["POST"]),
-        Route("/hubs/{hub}/publishers/restore", pages.restore, methods=["POST"]),
-    ]
+class PublisherPages(Pages):
+    """The publishers of an event hub."""
 
-
-class _Pages:
     def __init__(self, console: Console, namespace: Namespace) -> None:
         self._console = console
         self._namespace = namespace
 
+    @get("/hubs/{hub}/publishers")
     async def list(self, request: Request) -> Response:
         return self._list(request, {"publisher": ""}, None)
 
+    @get("/console/live/hubs/{hub}/publishers")
     async def live(self, request: Request) -> Response:
         require_listen(request, request.path_params["hub"])
 
@@ -59,6 +51,7 @@ class _Pages:
 
         return self._console.streams.stream(request, render)
 
+    @get("/hubs/{hub}/publisher")
     async def show(self, request: Request) -> Response:
         hub = hub_to_see(request, self._namespace)
         name = request.query_params.get("name", "").strip()
@@ -75,6 +68,7 @@ class _Pages:
             forgotten=forgotten,
         )
 
+    @post("/hubs/{hub}/publishers")
     async def revoke(self, request: Request) -> Response:
         publisher = texts_of(await form_of(request)).get("publisher", "")
         return change_hub(
@@ -86,6 +80,7 @@ class _Pages:
             "publishers",
         )
 
+    @post("/hubs/{hub}/publishers/restore")
     async def restore(self, request: Request) -> Response:
         publisher = texts_of(await form_of(request)).get("publisher", "")
         return change_hub(

@@ -7,9 +7,9 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
 
 from tidegate.console.frame.context import Console, stored
+from tidegate.console.frame.pages import Pages, get, post
 from tidegate.console.frame.rendering import fragment, page
 from tidegate.console.frame.sessions import form_of, require_listen, require_manage, rights_of, session_of
 from tidegate.console.jobs.job import Job, JobState
@@ -28,17 +28,6 @@ _LOOKS = {
 }
 
 
-def routes(console: Console, jobs: Jobs | None) -> list[Route]:
-    """What is served."""
-    pages = _Pages(console, jobs)
-    return [
-        Route("/console/jobs", pages.show_list, methods=["GET"]),
-        Route("/console/jobs/{job_id}", pages.show, methods=["GET"]),
-        Route("/console/jobs/{job_id}/cancel", pages.cancel, methods=["POST"]),
-        Route("/console/live/jobs/{job_id}", pages.live, methods=["GET"]),
-    ]
-
-
 def job_address(job_id: str) -> str:
     """The page of a job."""
     return f"/console/jobs/{job_id}"
@@ -51,7 +40,9 @@ async def follow_job(jobs: Jobs, request: Request, job: Job) -> Response:
     return RedirectResponse(job_address(job.job_id), status_code=303)
 
 
-class _Pages:
+class JobPages(Pages):
+    """The jobs of the console."""
+
     def __init__(self, console: Console, jobs: Jobs | None) -> None:
         self._console = console
         self._jobs = jobs
@@ -60,15 +51,18 @@ class _Pages:
     def _view(self) -> Jobs:
         return stored(self._jobs)
 
+    @get("/console/jobs")
     async def show_list(self, request: Request) -> Response:
         rights = rights_of(request)
         require_listen(request, rights.hub)
         jobs = [job for job in self._view.jobs() if rights.may_listen(job.event_hub)]
         return page(request, "jobs/page.html", jobs=jobs, looks=_LOOKS, address_of=job_address)
 
+    @get("/console/jobs/{job_id}")
     async def show(self, request: Request) -> Response:
         return page(request, "jobs/job.html", **self._context(request))
 
+    @get("/console/live/jobs/{job_id}")
     async def live(self, request: Request) -> Response:
         self._context(request)
         is_told = False
@@ -88,6 +82,7 @@ class _Pages:
 
         return self._console.streams.stream(request, render, every_s=LIVE_EVERY_S)
 
+    @post("/console/jobs/{job_id}/cancel")
     async def cancel(self, request: Request) -> Response:
         await form_of(request)
         job = self._job(request)

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
 
 from tidegate.console.consumers.groups import Consumers
 from tidegate.console.dead_letters.letters import DeadLetterView
 from tidegate.console.frame.context import Console
+from tidegate.console.frame.pages import Pages, get
 from tidegate.console.frame.rendering import bytes_text, duration, fragment, number, page
 from tidegate.console.frame.sessions import require_listen, rights_of
 from tidegate.console.hubs.namespace import Namespace
@@ -33,17 +33,6 @@ _SHARED_S: Final = 0.5
 """Seconds for which what was drawn is as good as new: half of the time between two samples."""
 
 _log = logging.getLogger(__name__)
-
-
-def routes(
-    console: Console, namespace: Namespace, consumers: Consumers | None, letters: DeadLetterView | None
-) -> list[Route]:
-    """What is served."""
-    pages = _Pages(console, namespace, _Processing(console, consumers, letters))
-    return [
-        Route("/", pages.show, methods=["GET"]),
-        Route("/console/live/overview", pages.live, methods=["GET"]),
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +59,22 @@ class Notice:
     place_name: str = ""
 
 
-class _Pages:
-    def __init__(self, console: Console, namespace: Namespace, processing: _Processing) -> None:
+class OverviewPages(Pages):
+    """The overview."""
+
+    def __init__(
+        self,
+        console: Console,
+        namespace: Namespace,
+        consumers: Consumers | None,
+        letters: DeadLetterView | None,
+    ) -> None:
         self._console = console
         self._namespace = namespace
-        self._processing = processing
+        self._processing = _Processing(console, consumers, letters)
         self._drawn: dict[bool, tuple[float, Mapping[str, str]]] = {}
 
+    @get("/")
     async def show(self, request: Request) -> Response:
         rights = rights_of(request)
         if rights.hub is not None:
@@ -85,6 +83,7 @@ class _Pages:
             return RedirectResponse("/hubs", status_code=303)
         return page(request, "overview/page.html", **await self._context())
 
+    @get("/console/live/overview")
     async def live(self, request: Request) -> Response:
         require_listen(request)
 

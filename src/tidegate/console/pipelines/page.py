@@ -9,9 +9,9 @@ from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
 
 from tidegate.console.frame.context import Console
+from tidegate.console.frame.pages import Pages, get, post
 from tidegate.console.frame.paging import PAGE_SIZE, Page
 from tidegate.console.frame.rendering import fragment, page
 from tidegate.console.frame.sessions import form_of, require_listen, require_manage, rights_of, session_of
@@ -34,20 +34,9 @@ STATE_LOOKS = {
 """The others look like any text."""
 
 
-def routes(console: Console, pipelines: ReportedPipelines) -> list[Route]:
-    """What is served."""
-    pages = _Pages(console, pipelines)
-    return [
-        Route("/pipelines", pages.show_list, methods=["GET"]),
-        Route("/pipelines/{name}", pages.show, methods=["GET"]),
-        Route("/pipelines/{name}/stop", pages.confirm_stop, methods=["GET"]),
-        Route("/pipelines/{name}/stop", pages.stop, methods=["POST"]),
-        Route("/console/live/pipelines", pages.live_list, methods=["GET"]),
-        Route("/console/live/pipelines/{name}", pages.live, methods=["GET"]),
-    ]
+class PipelinePages(Pages):
+    """The pipelines of this machine."""
 
-
-class _Pages:
     def __init__(self, console: Console, pipelines: ReportedPipelines) -> None:
         self._streams = console.streams
         self._view = pipelines
@@ -55,6 +44,7 @@ class _Pages:
 
     # --- all ----------------------------------------------------------------------------------------------
 
+    @get("/pipelines")
     async def show_list(self, request: Request) -> Response:
         # A policy of one hub sees that hub's; whoever may see nothing at all is told so.
         require_listen(request, rights_of(request).hub)
@@ -62,6 +52,7 @@ class _Pages:
         live = urlencode({name: context[name] for name in ("search", "after") if context[name]})
         return page(request, "pipelines/page.html", live=live, **context)
 
+    @get("/console/live/pipelines")
     async def live_list(self, request: Request) -> Response:
         require_listen(request, rights_of(request).hub)
 
@@ -94,11 +85,13 @@ class _Pages:
 
     # --- one ----------------------------------------------------------------------------------------------
 
+    @get("/pipelines/{name}")
     async def show(self, request: Request) -> Response:
         context = await self._one_context(request)
         log = await self._view.log_tail(context["name"])
         return page(request, "pipelines/pipeline.html", log=log, **context)
 
+    @get("/console/live/pipelines/{name}")
     async def live(self, request: Request) -> Response:
         await self._one_context(request)
         beats = 0
@@ -150,11 +143,13 @@ class _Pages:
 
     # --- stopping -----------------------------------------------------------------------------------------
 
+    @get("/pipelines/{name}/stop")
     async def confirm_stop(self, request: Request) -> Response:
         entry = await self._entry(request)
         require_manage(request, entry.status.event_hub)
         return page(request, "pipelines/pipeline_stop.html", **_shown(entry))
 
+    @post("/pipelines/{name}/stop")
     async def stop(self, request: Request) -> Response:
         await form_of(request)
         entry = await self._entry(request)

@@ -7,10 +7,10 @@ from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
 
 from tidegate.console.frame.context import Console
 from tidegate.console.frame.form_reading import read_form
+from tidegate.console.frame.pages import Pages, get, post
 from tidegate.console.frame.rendering import page
 from tidegate.console.frame.sessions import address_of, form_of, set_cookie
 from tidegate.model.connection_string import ConnectionString
@@ -20,29 +20,23 @@ _FORM_BYTES_MAX: Final = 16 * 1024
 """Whoever sends it is nobody yet: room for a connection string and an address."""
 
 
-def routes(console: Console) -> list[Route]:
-    """What is served."""
-    pages = _Pages(console)
-    return [
-        Route("/console/sign-in", pages.ask, methods=["GET"]),
-        Route("/console/sign-in", pages.sign_in, methods=["POST"]),
-        Route("/console/sign-out", pages.sign_out, methods=["POST"]),
-    ]
-
-
 def address_of_sign_in(wanted: str) -> str:
     """Where to sign in, and come back from to ``wanted``."""
     return "/console/sign-in" if wanted == "/" else f"/console/sign-in?next={quote(wanted)}"
 
 
-class _Pages:
+class SignInPages(Pages):
+    """Signing in and out."""
+
     def __init__(self, console: Console) -> None:
         self._console = console
 
+    @get("/console/sign-in")
     async def ask(self, request: Request) -> Response:
         wanted = _own_address(request.query_params.get("next", "/"))
         return page(request, "sign_in/page.html", wanted=wanted, policy_name="", hub="", problem=None)
 
+    @post("/console/sign-in")
     async def sign_in(self, request: Request) -> Response:
         form = await read_form(request, bytes_max=_FORM_BYTES_MAX)
         fields = {name: value for name, value in form.items() if isinstance(value, str)}
@@ -75,6 +69,7 @@ class _Pages:
         set_cookie(request, response, session)
         return response
 
+    @post("/console/sign-out")
     async def sign_out(self, request: Request) -> Response:
         if request.state.session is not None:
             await form_of(request)

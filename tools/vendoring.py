@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-VENDOR_DIRECTORY: Final = Path(__file__).parent / "static" / "vendor"
+VENDOR_DIRECTORY: Final = Path(__file__).parents[1] / "src/tidegate/console/static/vendor"
 MANIFEST: Final = VENDOR_DIRECTORY / "vendor.json"
 
 
