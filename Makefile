@@ -33,7 +33,7 @@ check: $(STAMP)  ## lint, format, types, import contracts, docs, versions of dep
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/test_dependencies.py tests/test_history.py tests/test_docs.py tests/test_docs_site.py tests/test_docs_states.py tests/test_compatibility.py tests/examples/test_demo_guides.py tests/examples/test_public_api.py tests/test_needs.py -q -m "not (slow or spark)"
+	$(BIN)/python -m pytest tests/test_dependencies.py tests/test_history.py tests/test_words.py tests/test_docs.py tests/test_docs_site.py tests/test_docs_states.py tests/test_compatibility.py tests/examples/test_demo_guides.py tests/examples/test_public_api.py tests/test_needs.py -q -m "not (slow or spark)"
 
 docs: $(STAMP)  ## renew the reference pages that are made from the code
 	$(BIN)/python -m tools.reference docs/reference
