@@ -90,8 +90,8 @@ def test_every_metric_is_in_the_reference() -> None:
 
 OPTIONS = {
     "spark-source.md": options.KNOWN,
-    "spark-sinks.md": (*hub_writer_options._KNOWN, *file_sink_options._KNOWN),
-    "spark-capture.md": capture_options._KNOWN,
+    "spark-sinks.md": (*hub_writer_options.KNOWN, *file_sink_options.KNOWN),
+    "spark-capture.md": capture_options.KNOWN,
 }
 
 

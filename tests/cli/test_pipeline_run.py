@@ -208,7 +208,7 @@ def test_a_step_that_raises_is_named_by_its_line(place: Place) -> None:
     line = place.file.read_text().splitlines().index('    return rows.selectt("sequenceNumber")') + 1
     where = f"The pipeline's misspelt_step failed in {place.file}, line {line}: "
     assert (failed.code, f"Error: {where}" in failed.err) == (1, True), failed.err
-    assert failed.err.endswith(". Mend it, then start again.\n")
+    assert failed.err.endswith(". Fix it, then start again.\n")
     error = place.files.read("misspelt").error
     assert error is not None
     assert error.startswith(where)

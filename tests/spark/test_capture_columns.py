@@ -115,7 +115,7 @@ def test_a_time_that_contradicts_is_not_taken() -> None:
 
 def test_a_time_that_is_none_names_the_file() -> None:
     """Another service's Avro with the same field names."""
-    with pytest.raises(CaptureFileError, match=r"f\.avro holds no events of Capture"):
+    with pytest.raises(CaptureFileError, match=r"f\.avro does not hold captured events"):
         capture_rows([azure_record(0, EnqueuedTimeUtc="yesterday")], "f.avro")
 
 

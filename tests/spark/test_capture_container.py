@@ -60,7 +60,7 @@ def test_a_file_that_is_cut_is_never_a_short_one(tmp_path: Path, codec: str) -> 
         if length in ends:
             assert len(_read(data[:length])) < 40
         else:
-            with pytest.raises(CaptureFileError, match=r"^f\.avro is (cut off|damaged|no Avro)"):
+            with pytest.raises(CaptureFileError, match=r"^f\.avro is (truncated|damaged|not an Avro)"):
                 _read(data[:length])
 
 
@@ -90,13 +90,13 @@ def _avro(schema: Any, records: list[Any], codec: str = "null") -> bytes:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "no Avro file"),
-        (b"PAR1....", "no Avro file"),
+        (b"", "not an Avro file"),
+        (b"PAR1....", "not an Avro file"),
         (
             _avro({"type": "record", "name": "E", "fields": [{"name": "x", "type": "int"}]}, []),
-            "none of Capture",
+            "not one of Capture",
         ),
-        (_avro("string", ["x"]), "none of Capture"),
+        (_avro("string", ["x"]), "not one of Capture"),
         (_avro(dict(AVRO_SCHEMA), [azure_record(0)], "bzip2"), "compressed with 'bzip2'"),
     ],
     ids=["empty", "Parquet", "other fields", "no record", "other codec"],  # the bytes hold a random marker

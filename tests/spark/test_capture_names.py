@@ -117,10 +117,10 @@ def test_names_leave_out_what_they_can() -> None:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("ns/hub/0/2026/13/01/00/00/00.avro", "not named as Capture"),
-        ("ns/hub/0/2026/02/30/00/00/00.avro", "not named as Capture"),
-        ("ns/hub/0/2026/11/20/12/00.avro", "not named as Capture"),
-        ("ns/hub/zero/2026/11/20/12/00/00.avro", "not named as Capture"),
+        ("ns/hub/0/2026/13/01/00/00/00.avro", "does not match Capture's name format"),
+        ("ns/hub/0/2026/02/30/00/00/00.avro", "does not match Capture's name format"),
+        ("ns/hub/0/2026/11/20/12/00.avro", "does not match Capture's name format"),
+        ("ns/hub/zero/2026/11/20/12/00/00.avro", "does not match Capture's name format"),
     ],
 )
 def test_a_foreign_name_is_refused(name: str, problem: str) -> None:

@@ -152,9 +152,7 @@ def test_bounds_never_leave_out_what_filters_want(
 ) -> None:
     """Each row that all filters accept is within what they bound."""
     row: dict[str, object] = {"partition": partition, "sequenceNumber": number, "enqueuedTime": time}
-    bounds = RowBounds()
-    for condition in filters:
-        bounds = bounds.with_filter(condition)
+    bounds = RowBounds().with_filters(filters)
     time_ms = (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
     row["enqueuedTime"] = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)
     if all(_holds(condition, row) for condition in filters):

@@ -187,7 +187,7 @@ def test_a_bad_file_is_named_or_left_out(spark: SparkSession, tmp_path: Path) ->
     foreign.write_bytes(b"PAR1")
     with pytest.raises(PySparkException) as caught:
         _capture(spark, tmp_path).count()
-    assert "12/01/00.avro is cut off. Move it away" in explain(caught.value)
+    assert "12/01/00.avro is truncated. Move it away" in explain(caught.value)
     numbers = _numbers(_capture(spark, tmp_path, skipBadFiles="true"))
     assert numbers == list(range(len(numbers)))
     assert 10 < len(numbers) < 500
@@ -198,10 +198,10 @@ def test_a_bad_file_is_named_or_left_out(spark: SparkSession, tmp_path: Path) ->
     [
         ({"startTime": "x"}, "The format eventhubs-capture has no option 'starttime'"),
         ({"startingTime": "2026-11-20"}, "The option startingTime has no time zone"),
-        ({"partitions": "a"}, "The option partitions takes partition ids"),
+        ({"partitions": "a"}, "The option partitions must be a list of partition ids"),
         ({"nameFormat": "{Year}"}, "The capture name format"),
         ({"path": "az://c/f?sig=secret"}, "The option path is a URL with a query or a password"),
-        ({"storageOptions": "[]"}, "The option storageOptions is no JSON object"),
+        ({"storageOptions": "[]"}, "The option storageOptions is not a JSON object"),
         ({"path": "/nowhere/at/all"}, "There is nothing at /nowhere/at/all"),
         ({"path": "nosuch://x/y"}, "Cannot open nosuch://x/y"),
     ],
@@ -223,13 +223,13 @@ def test_a_hub_or_partition_that_is_not_there_is_named(spark: SparkSession, tmp_
     with pytest.raises(PySparkException) as caught:
         _capture(spark, tmp_path, eventHubName="telemtry").count()
     assert explain(caught.value).startswith(
-        f"There is nothing of the event hub telemtry at {tmp_path}. "
+        f"There are no files of the event hub telemtry at {tmp_path}. "
         "Correct the option eventHubName: there are files of ns/telemetry (namespace/event hub,"
     )
     with pytest.raises(PySparkException) as caught:
         _capture(spark, tmp_path, partitions="7").count()
     assert explain(caught.value) == (
-        f"There is nothing of the partition 7 of the event hub 'telemetry' at {tmp_path}. "
+        f"There are no files of partition 7 of the event hub 'telemetry' at {tmp_path}. "
         "Correct the option partitions: there are files of 0, 2."
     )
     assert _capture(spark, tmp_path, partitions="2,7").count() == 1
@@ -247,5 +247,5 @@ def test_a_stream_of_it_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     stream = spark.readStream.format("eventhubs-capture").option("path", str(tmp_path))
     with pytest.raises(PySparkException) as caught:
         stream.load().writeStream.format("noop").start().awaitTermination(30)
-    assert "is a table, and no stream" in explain(caught.value)
+    assert "is a table, not a stream" in explain(caught.value)
     assert "tidegate pipeline replay" in explain(caught.value)

@@ -100,4 +100,4 @@ def test_the_format_is_not_for_others(spark: SparkSession, hub_service: HubServi
             .start()
             .awaitTermination(60)
         )
-    assert "cannot be read by itself" in explain(caught.value)
+    assert "cannot be used directly" in explain(caught.value)

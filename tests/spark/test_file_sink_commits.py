@@ -155,13 +155,13 @@ def test_partition_columns_become_folders(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"format": "csv"}, "no option 'format'"),
-        ({"fileFormat": "csv"}, "takes parquet, json, not 'csv'"),
-        ({"compression": "lzo"}, "takes snappy, gzip, zstd, none"),
-        ({"partitionColumns": "street"}, "names street"),
+        ({"fileFormat": "csv"}, "must be one of parquet, json, not 'csv'"),
+        ({"compression": "lzo"}, "must be one of snappy, gzip, zstd, none"),
+        ({"partitionColumns": "street"}, "names 'street', which is not a column"),
         ({"partitionColumns": "home,value"}, "names all columns"),
         ({"path": "memory://x"}, "memory of one process"),
         ({"path": "az://user:secretword@place"}, "a URL with a query or a password"),
-        ({"storageOptions": "account_key=secretword"}, "no JSON object"),
+        ({"storageOptions": "account_key=secretword"}, "not a JSON object"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(options: dict[str, str], words: str) -> None:

@@ -110,7 +110,7 @@ def test_a_write_with_an_id_is_stored_once(spark: SparkSession, hub_service: Hub
     _write(frame, hub_service, hub, writeId="daily-2026-11-22")
     _write(frame, hub_service, hub, writeId="daily-2026-11-22")
     assert len(_bodies(hub_service, hub)) == 50
-    with pytest.raises(Exception, match="was begun with other rows") as caught:
+    with pytest.raises(Exception, match="was first sent with other rows") as caught:
         _write(
             frame.select(sf.concat("body", sf.lit("!")).alias("body")),
             hub_service,
@@ -126,11 +126,15 @@ def test_a_write_with_an_id_is_stored_once(spark: SparkSession, hub_service: Hub
     ("columns", "options", "words"),
     [
         (["id"], {}, "has no column 'id'"),
-        (["partition"], {}, "needs the column body"),
-        (["id AS body"], {}, "The column body is bigint, and the sink eventhubs takes binary or string"),
+        (["partition"], {}, "requires the column body"),
+        (
+            ["id AS body"],
+            {},
+            "The column body is of type bigint; the sink eventhubs requires binary or string",
+        ),
         (["'a' AS body", "map('a', 1) AS properties"], {}, "takes map<string,string>"),
         (["'a' AS body"], {"consumerGroup": "x"}, "has no option 'eventhubs.consumergroup'"),
-        (["'a' AS body"], {"idempotent": "maybe"}, "eventhubs.idempotent takes true or false"),
+        (["'a' AS body"], {"idempotent": "maybe"}, "eventhubs.idempotent must be true or false"),
         (["'a' AS body"], {"caFile": "/nowhere"}, "no such file"),
         (["cast(null AS string) AS body"], {}, "Row 0 of the task has no body"),
         (["repeat('a', 1200000) AS body"], {}, "is an event of 12000"),

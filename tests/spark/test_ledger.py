@@ -197,8 +197,8 @@ def test_a_step_makes_rows_in_the_tasks_that_write_them(
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [
-        ("home LONG, readings LONG", "declared to yield a column 'readings'"),
-        ("home INT", "not what its schema says"),
+        ("home LONG, readings LONG", "yielded rows without the column 'readings'"),
+        ("home INT", "do not match its schema"),
     ],
 )
 def test_a_step_is_held_to_its_schema(
@@ -302,7 +302,7 @@ def test_what_does_not_fit_the_table_is_refused_at_the_start(
     no_columns = LedgerSink(
         name="counts", database_url=sqlite_url, table=counts, step=ArrowStep(iter, "LONG")
     )
-    assert "which names no columns" in words("home LONG, readings INT", no_columns)
+    assert "which has no columns" in words("home LONG, readings INT", no_columns)
     sink = LedgerSink(name="counts", database_url=sqlite_url, table=counts, consumer=CONSUMER)
     assert "no column 'partition'" in words("home LONG, readings INT, _error STRING", sink)
     made = Table(

@@ -138,9 +138,9 @@ def test_what_the_function_yields_and_raises_is_said(spark: SparkSession, hub: s
 
     for number, (step, words) in enumerate(
         (
-            (ArrowStep(_sums, "partition string, mean double"), "declared to yield a column 'mean'"),
-            (ArrowStep(_letters, "partition long"), "yielded rows that are not what its schema says"),
-            (ArrowStep(_tables, "partition string"), "yielded a Table instead of a pyarrow.RecordBatch"),
+            (ArrowStep(_sums, "partition string, mean double"), "yielded rows without the column 'mean'"),
+            (ArrowStep(_letters, "partition long"), "yielded rows that do not match its schema"),
+            (ArrowStep(_tables, "partition string"), "must yield a pyarrow.RecordBatch, got a Table"),
             (ArrowStep(broken, _SUMS), "no sensor of that name"),
         )
     ):
@@ -166,7 +166,7 @@ def test_the_format_is_not_for_others(spark: SparkSession, hub: str, tmp_path: P
     reader = spark.readStream.format(MappedDataSource.name()).options(**_options(hub))
     with pytest.raises(PySparkException) as caught:
         reader.load()
-    assert "cannot be read by itself" in explain(caught.value)
+    assert "cannot be used directly" in explain(caught.value)
     writer = reader.schema(_SUMS).load().writeStream.format("noop")
     query = writer.option("checkpointLocation", str(tmp_path)).start()
     with pytest.raises(PySparkException) as caught:

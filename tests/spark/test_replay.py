@@ -27,8 +27,7 @@ from tests.spark.support import (
 )
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.spark import Trigger, explain
-from tidegate.spark.pipelines.replay import replay_pipeline
+from tidegate.spark import Trigger, explain, run_pipeline
 from tidegate.sql import ArrowHandler, Database, Pipeline
 from tidegate.testing.hub import HubService
 
@@ -48,7 +47,7 @@ def _replay(
     checkpoint: Path,
     **options: object,
 ) -> None:
-    query = replay_pipeline(
+    query = run_pipeline(
         spark,
         make_pipeline(hub),
         capture={"path": str(path)},
@@ -98,7 +97,7 @@ def test_a_function_over_batches_goes_over_capture_and_then_live(
     pipeline = Pipeline("readings", hub, readings, handler)
 
     def start(pipeline: Pipeline) -> StreamingQuery:
-        return replay_pipeline(
+        return run_pipeline(
             spark,
             pipeline,
             capture={"path": str(tmp_path / "capture")},
@@ -156,10 +155,10 @@ def test_events_that_are_nowhere_are_named_or_passed_over(
     with pytest.raises(PySparkException) as caught:
         _replay(*arguments)
     assert explain(caught.value).startswith(
-        "Partition 0: sequence number 50 was wanted, and the first available one is 70: retention has "
-        "deleted the events between, and Capture's files do not have them."
+        "Partition 0: sequence number 50 was wanted, but the first available one is 70: retention has "
+        "deleted the events between, and no capture file has them."
     )
-    _replay(*arguments, is_gap_allowed=True)
+    _replay(*arguments, fail_on_data_loss=False)
     with Database.open(sqlite_url) as database, database.read() as connection:
         numbers = set(connection.execute(select(readings.c.number)).scalars())
     dead = {number for number in range(110) if number % 7 == 3}
@@ -181,14 +180,13 @@ _DRIVER = """
 import json, sys
 from tests.spark.conftest import QUICK_START
 from tests.spark.support import make_pipeline
-from tidegate.spark import Trigger, explain, spark_session
-from tidegate.spark.pipelines.replay import replay_pipeline
+from tidegate.spark import Trigger, explain, run_pipeline, spark_session
 arguments = json.loads(sys.argv[1])
 spark = spark_session("driver", cores=2, java_options=QUICK_START, log_level="OFF")
 try:
     hub = arguments.pop("event_hub")
     trigger = Trigger(is_available_now=True)
-    replay_pipeline(spark, make_pipeline(hub), trigger=trigger, **arguments).awaitTermination()
+    run_pipeline(spark, make_pipeline(hub), trigger=trigger, **arguments).awaitTermination()
 except Exception as error:
     print(explain(error), flush=True)
     sys.exit(1)

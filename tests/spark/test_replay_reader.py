@@ -169,7 +169,7 @@ def test_options_that_would_leave_events_out_are_refused(hub_service: HubService
     """A replay of some partitions would look like one of all."""
     source = {"connectionString": hub_service.hub_connection_string("any"), "capture.path": "/x"}
     for name in ("partitions", "endingTime"):
-        with pytest.raises(InvalidArgumentError, match=rf"capture\.{name} would leave events out"):
+        with pytest.raises(InvalidArgumentError, match=rf"capture\.{name} would exclude events"):
             parse_options({**source, f"capture.{name}": "0"})
 
 

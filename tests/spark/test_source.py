@@ -138,10 +138,14 @@ def test_an_unknown_consumer_group_is_named_with_the_command(spark: SparkSession
 def test_a_position_beyond_the_end_names_its_option(spark: SparkSession, filled_hub: str) -> None:
     """With what helps there: an ending waits for nothing."""
     for option, position, words in (
-        ("endingPosition", '{"seqNo": 900}', "an ending of its own in eventhubs.endingPositions."),
-        ("endingPositions", '{"2": {"seqNo": 900}}', "Use latest to end where each partition does now"),
+        ("endingPosition", '{"seqNo": 900}', "set this partition's own end in eventhubs.endingPositions."),
+        ("endingPositions", '{"2": {"seqNo": 900}}', "Use latest to end at each partition's present end"),
         ("startingPosition", '{"seqNo": 900}', "Use latest to wait for new events"),
-        ("startingPositions", '{"2": {"seqNo": 900}}', "a start of its own in eventhubs.startingPositions."),
+        (
+            "startingPositions",
+            '{"2": {"seqNo": 900}}',
+            "set this partition's own start in eventhubs.startingPositions.",
+        ),
     ):
         with pytest.raises(PySparkException) as caught:
             _read(spark, filled_hub, **{option: position}).count()

@@ -57,7 +57,7 @@ def test_columns_are_those_that_the_schema_names(spark: SparkSession, filled_hub
     assert explain(caught.value).startswith("The source has no column 'sequencenumber'.")
     with pytest.raises(PySparkException) as caught:
         _read(spark, filled_hub, "sequenceNumber INT").count()
-    assert "sequenceNumber is of the type bigint, and not int" in explain(caught.value)
+    assert "sequenceNumber is of type bigint, not int" in explain(caught.value)
 
 
 def test_an_option_without_effect_is_a_warning_once_per_query(

@@ -23,7 +23,7 @@ from tidegate.model.errors import (
     TidegateError,
 )
 from tidegate.spark.pipelines.failures import PipelineFailedError, StepFailedError, error_of
-from tidegate.spark.pipelines.identity import FILE_NAME, PipelineIdentity, check_directory, local_path
+from tidegate.spark.pipelines.identity import FILE_NAME, PipelineIdentity, claim_checkpoint
 from tidegate.spark.pipelines.stream_pipeline import (
     FileSink,
     HubSink,
@@ -33,6 +33,7 @@ from tidegate.spark.pipelines.stream_pipeline import (
     SqlSink,
     StreamPipeline,
 )
+from tidegate.spark.source.journal import local_path
 from tidegate.sql import Pipeline
 
 counts = Table("counts", MetaData(), Column("parity", String(8), primary_key=True), Column("number", Integer))
@@ -61,24 +62,24 @@ def declare(**changes: object) -> StreamPipeline:
         (lambda: declare(source="readings"), "its source is a str.*HubSource"),
         (lambda: declare(sink=readings), "its sink is a Table.*SqlSink, SqlBatchSink, HubSink or FileSink"),
         (lambda: declare(trigger="5 seconds"), "its trigger is a str.*Trigger"),
-        (lambda: declare(steps=unchanged), "its steps are one function"),
+        (lambda: declare(steps=unchanged), "its steps must be a list, got a function"),
         (lambda: declare(steps=[unchanged, "filter"]), "its step 2 is a str"),
-        (lambda: declare(sink=SqlSink(readings)), "nothing says what a row is"),
+        (lambda: declare(sink=SqlSink(readings)), "nothing makes rows"),
         (lambda: declare(on_failure="stop"), "on_failure is 'stop'.*OnFailure.STOP"),
         (lambda: declare(on_failure=OnFailure.STOP), "on_failure is stop.*no step makes one"),
         (
             lambda: declare(sink=FileSink("out"), on_failure=OnFailure.DEAD_LETTER),
-            "a FileSink has no database to put dead letters into",
+            "a FileSink has no database for them",
         ),
-        (lambda: declare(sink=HubSink("Readings")), "which it reads: every event would come round again"),
+        (lambda: declare(sink=HubSink("Readings")), "which it reads: an endless loop"),
         (
             lambda: declare(source=HubSource("readings", options={"tasksMax": "3"})),
-            r"HubSource.options \(tasksMax\) do not reach a SqlSink",
+            r"HubSource.options \(tasksMax\) are not used by a SqlSink",
         ),
         (lambda: HubSource("readings", max_events_per_trigger=0), "max_events_per_trigger is 0"),
         (
             lambda: HubSource("readings", options={"EventHubs.ConsumerGroup": "g"}),
-            "it is HubSource.consumer_group",
+            "use HubSource.consumer_group",
         ),
         (lambda: HubSource(""), "event hub"),
         (lambda: SqlBatchSink(readings), "no primary key"),
@@ -133,48 +134,36 @@ IDENTITY = PipelineIdentity(
 )
 
 
-class Directory:
-    """A checkpoint directory in memory."""
-
-    def __init__(self, **files: str) -> None:
-        self.files = files
-
-    def claim(self, identity: PipelineIdentity) -> None:
-        """Start the pipeline on it."""
-        check_directory(self.files.get, self.files.__setitem__, "the-directory", identity)
-
-
-def test_a_directory_belongs_to_who_came_first() -> None:
+def test_a_directory_belongs_to_who_came_first(tmp_path: Path) -> None:
     """The same pipeline goes on; the service's address and the spelling of the hub may change."""
-    directory = Directory()
-    directory.claim(IDENTITY)
-    written = directory.files[FILE_NAME]
-    directory.claim(replace(IDENTITY, namespace="elsewhere", event_hub="Flights"))
-    assert directory.files[FILE_NAME] == written
+    claim_checkpoint(str(tmp_path / "new"), IDENTITY)
+    written = (tmp_path / "new" / FILE_NAME).read_text()
+    claim_checkpoint(str(tmp_path / "new"), replace(IDENTITY, namespace="elsewhere", event_hub="Flights"))
+    assert (tmp_path / "new" / FILE_NAME).read_text() == written
 
 
 @pytest.mark.parametrize("field", ["pipeline", "event_hub", "consumer_group", "sink", "target"])
-def test_the_directory_of_another_is_refused(field: str) -> None:
+def test_the_directory_of_another_is_refused(tmp_path: Path, field: str) -> None:
     """The error says whose it is, who asks, and what to do."""
-    directory = Directory()
-    directory.claim(IDENTITY)
-    with pytest.raises(InvalidArgumentError, match=r"belongs to .*, and this is 'other'.*--checkpoint-dir"):
-        directory.claim(replace(IDENTITY, **{field: "other"}))  # type: ignore[arg-type]
+    claim_checkpoint(str(tmp_path), IDENTITY)
+    with pytest.raises(InvalidArgumentError, match=r"belongs to .*, but this is 'other'.*--checkpoint-dir"):
+        claim_checkpoint(str(tmp_path), replace(IDENTITY, **{field: "other"}))  # type: ignore[arg-type]
 
 
-def test_a_hub_made_anew_is_refused() -> None:
+def test_a_hub_made_anew_is_refused(tmp_path: Path) -> None:
     """Offsets of the hub that was deleted mean nothing in the one of the same name."""
-    directory = Directory()
-    directory.claim(IDENTITY)
+    claim_checkpoint(str(tmp_path), IDENTITY)
     with pytest.raises(EventHubReplacedError, match=r"2023-11-14.*which was deleted"):
-        directory.claim(replace(IDENTITY, event_hub_created_at_ms=1_800_000_000_000))
+        claim_checkpoint(str(tmp_path), replace(IDENTITY, event_hub_created_at_ms=1_800_000_000_000))
 
 
 @pytest.mark.parametrize("files", [{"metadata": "{}"}, {FILE_NAME: "{"}, {FILE_NAME: '{"version": 9}'}])
-def test_a_directory_that_does_not_say_whose_it_is_is_refused(files: dict[str, str]) -> None:
+def test_a_directory_that_does_not_say_whose_it_is_is_refused(tmp_path: Path, files: dict[str, str]) -> None:
     """A query of a user's own, a damaged file, and one of another version."""
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
     with pytest.raises(InvalidArgumentError, match="does not say which pipeline it belongs to"):
-        Directory(**files).claim(IDENTITY)
+        claim_checkpoint(str(tmp_path), IDENTITY)
 
 
 def test_locations_of_this_machine() -> None:
@@ -246,7 +235,7 @@ def test_an_error_of_a_step_names_its_line(tmp_path: Path) -> None:
         assert type(error) is StepFailedError
         assert re.fullmatch(
             rf"The pipeline's helper failed in {re.escape(str(file))}, line 3: JSONDecodeError: .*\)\. "
-            r"Mend it, then start again\.",
+            r"Fix it, then start again\.",
             str(error),
         )
     assert "pipelines.py, line 8: KeyError: 'colour'. Mend" in str(error_through(names["Looked"]()))

@@ -1,8 +1,8 @@
 """Spark over Event Hubs: the data source ``eventhubs``, and pipelines whose SQL effects happen exactly once.
 
-The only package that imports pyspark. Names are loaded when they are first used: Spark starts half a dozen
-Python processes per query that import this package, and most of them need one module of it (importing the
-source: 1.3 s → 0.3 s).
+The only package that imports pyspark. Names are loaded on first use: Spark starts half a dozen Python
+processes per query that import this package, and most of them need one module of it (importing the source:
+1.3 s → 0.3 s).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tidegate.spark.pipelines.identity import HadoopDirectory
     from tidegate.spark.pipelines.mapped_events import mapped_events
     from tidegate.spark.pipelines.pipeline import Transformation, run_pipeline, sink_options
-    from tidegate.spark.pipelines.replay import replay_pipeline
     from tidegate.spark.pipelines.start import start_stream_pipeline
     from tidegate.spark.pipelines.stream_pipeline import (
         FileSink,
@@ -45,7 +44,6 @@ __all__ = [
     "HadoopDirectory",
     "freeze_loaded_modules",
     "run_pipeline",
-    "replay_pipeline",
     "sink_options",
     "Transformation",
     "Trigger",
@@ -76,7 +74,6 @@ _MODULES = {
     "HadoopDirectory": "pipelines.identity",
     "freeze_loaded_modules": "runtime.workers",
     "run_pipeline": "pipelines.pipeline",
-    "replay_pipeline": "pipelines.replay",
     "sink_options": "pipelines.pipeline",
     "Transformation": "pipelines.pipeline",
     "Trigger": "runtime.trigger",

@@ -1,12 +1,13 @@
-"""The data source ``eventhubs``: what Spark makes its readers from.
+"""The data source ``eventhubs``, from which Spark gets its readers and writers.
 
-Spark pickles this class by its module name into every Python process that it starts, so it must stay
-importable there; on a cluster Tidegate has to be installed on the driver and on every executor. Some of those
-processes only ask for the schema, so the readers are imported where they are made.
+Spark pickles this class by its module name into every Python process that it starts, so it must be importable
+there; on a cluster Tidegate has to be installed on the driver and on every executor. Some of those processes
+only ask for the schema, so readers are imported where they are created.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
@@ -29,20 +30,20 @@ class EventHubsDataSource(DataSource):
         return "eventhubs"
 
     def schema(self) -> StructType:
-        """All columns, where ``.schema(…)`` names none; options that are wrong are refused here already."""
-        return self._available_columns(self._parsed_options())
+        """All columns, unless ``.schema(…)`` names some; also checks the options."""
+        return _available_columns(SourceOptions.parse(self.options))
 
     def reader(self, schema: StructType) -> EventHubsBatchReader:
         """The reader of a batch query, of the columns that ``.schema(…)`` names."""
         from tidegate.spark.source.reader import EventHubsBatchReader
 
-        return EventHubsBatchReader(self._checked_options(schema), schema.fieldNames())
+        return EventHubsBatchReader(_checked_options(self.options, schema), schema.fieldNames())
 
     def streamReader(self, schema: StructType) -> EventHubsStreamReader:  # noqa: N802 - Spark's name
         """The reader of a stream, of the columns that ``.schema(…)`` names."""
         from tidegate.spark.source.reader import EventHubsStreamReader
 
-        return EventHubsStreamReader(self._checked_options(schema), schema.fieldNames())
+        return EventHubsStreamReader(_checked_options(self.options, schema), schema.fieldNames())
 
     def writer(self, schema: StructType, overwrite: bool) -> HubBatchWriter:
         """The writer of ``df.write.format("eventhubs").mode("append")``."""
@@ -56,25 +57,24 @@ class EventHubsDataSource(DataSource):
 
         return hub_stream_writer(self.options, schema, overwrite)
 
-    def _parsed_options(self) -> SourceOptions:
-        return SourceOptions.parse(self.options)
 
-    def _available_columns(self, options: SourceOptions) -> StructType:
-        from tidegate.spark.source.schema import ENCODED_EVENT_SCHEMA, EVENT_SCHEMA
+def _available_columns(options: SourceOptions) -> StructType:
+    from tidegate.spark.source.schema import ENCODED_EVENT_SCHEMA, EVENT_SCHEMA
 
-        return ENCODED_EVENT_SCHEMA if options.encoded_events else EVENT_SCHEMA
+    return ENCODED_EVENT_SCHEMA if options.encoded_events else EVENT_SCHEMA
 
-    def _checked_options(self, schema: StructType) -> SourceOptions:
-        from tidegate.spark.source.schema import check_chosen_columns
 
-        options = self._parsed_options()
-        check_chosen_columns(schema, self._available_columns(options))
-        return options
+def _checked_options(options: Mapping[str, str], schema: StructType) -> SourceOptions:
+    from tidegate.spark.source.schema import check_chosen_columns
+
+    parsed = SourceOptions.parse(options)
+    check_chosen_columns(schema, _available_columns(parsed))
+    return parsed
 
 
 def register(spark: SparkSession) -> None:
-    """Make Tidegate's formats known to a session: ``eventhubs``, ``eventhubs-capture``, that of the sink of
-    files, and those that pipelines are made of.
+    """Register Tidegate's formats with a session: ``eventhubs``, ``eventhubs-capture``, ``eventhubs-files``,
+    and the internal ones of pipelines.
     """
     from tidegate.spark.capture.replay_source import ReplayDataSource
     from tidegate.spark.capture.source import CaptureDataSource
@@ -85,10 +85,13 @@ def register(spark: SparkSession) -> None:
     from tidegate.spark.sql_sink.sink import SqlSinkDataSource
 
     share_python_path()
-    spark.dataSource.register(EventHubsDataSource)
-    spark.dataSource.register(CaptureDataSource)
-    spark.dataSource.register(ReplayDataSource)
-    spark.dataSource.register(CommittingDataSource)
-    spark.dataSource.register(MappedDataSource)
-    spark.dataSource.register(SqlSinkDataSource)
-    spark.dataSource.register(FileSinkDataSource)
+    for source in (
+        EventHubsDataSource,
+        CaptureDataSource,
+        ReplayDataSource,
+        CommittingDataSource,
+        MappedDataSource,
+        SqlSinkDataSource,
+        FileSinkDataSource,
+    ):
+        spark.dataSource.register(source)

@@ -130,8 +130,8 @@ def test_what_is_missing_is_said(spark_cluster: SparkCluster, tmp_path: Path) ->
     driver = submit(command, tmp_path, {})
     _finish(driver, tmp_path)
     log = (tmp_path / "submit.log").read_text()
-    assert "cannot import tidegate. Make it with `tidegate spark package`" in log
-    assert "database: SQLite is a file of one machine" in log
+    assert "cannot import tidegate. Create a package with `tidegate spark package`" in log
+    assert "database: SQLite is a file on one machine" in log
 
 
 def test_executors_that_join_take_load_over(

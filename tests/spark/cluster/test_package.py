@@ -76,9 +76,9 @@ def test_the_requirements_name_every_package_that_executors_import(tmp_path: Pat
     [
         ("missing.py", "no file"),
         ("notes.txt", "neither a Python file nor a package"),
-        ("my-pipeline.py", "no name in Python"),
-        ("json.py", "in place of the module json"),
-        ("tidegate.py", "in place of the module tidegate"),
+        ("my-pipeline.py", "not a Python identifier"),
+        ("json.py", "instead of the module json"),
+        ("tidegate.py", "instead of the module tidegate"),
     ],
 )
 def test_files_that_executors_could_not_import_are_refused(name: str, words: str, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_master_with_executors_is_a_cluster(
         if is_local:
             session.refuse_sqlite_on_cluster(url)
         else:
-            with pytest.raises(InvalidArgumentError, match="SQLite is a file of one machine"):
+            with pytest.raises(InvalidArgumentError, match="SQLite is a file on one machine"):
                 session.refuse_sqlite_on_cluster(url)
 
 
@@ -150,11 +150,11 @@ def test_certificates_arrive_where_their_file_is_not(tmp_path: Path) -> None:
     source = tmp_path / "ca.pem"
     source.write_text(f"-----BEGIN CERTIFICATE-----\n{tmp_path.name}\n-----END CERTIFICATE-----\n")
     text = read_certificates(str(source))
-    target = Path(certificates_file(text))
+    target = Path(certificates_file(text) or "")
     try:
         assert target.read_text() == text
         target.write_text("damaged")
-        assert Path(certificates_file(text)) == target
+        assert certificates_file(text) == str(target)
         assert target.read_text() == text
     finally:
         target.unlink()

@@ -1,14 +1,14 @@
 """Records of capture files become Arrow columns: those of the format ``eventhubs``, with equal values.
 
-What a capture file does not carry is told in docs/reference/spark-capture.md. The enqueued time is cut to
-seconds there; Tidegate's own files have it in full in ``SystemProperties``.
+docs/reference/spark-capture.md says what a capture file lacks. Its enqueued time is truncated to seconds;
+Tidegate's own files also have the exact time in ``SystemProperties``.
 """
 
 from __future__ import annotations
 
 import marshal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _NOT_A_COLUMN: Final = frozenset(
     (*map(str, (ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER)), PROPERTY_TYPES)
 )
-"""What ``systemProperties`` leaves out: it has a column of its own, or is a remark of the file's writer."""
+"""Not in ``systemProperties``: it has a column of its own, or is a note of the file's writer."""
 _FIELDS_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "body": ("Body", "SystemProperties"),
     "partition": (),
@@ -45,41 +45,40 @@ _FIELDS_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "encodedEvent": ("Body", "Properties", "SystemProperties"),
 }
 _ALWAYS: Final = ("SequenceNumber", "EnqueuedTimeUtc", "SystemProperties")
-"""What every event is judged by: its number, its time (which is in two places)."""
+"""Needed of every event: its number and its time (which is in two places)."""
 
 Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureRows:
-    """Records of one partition, with what is asked about each of them.
+    """Records of one partition, with their numbers, times and system properties.
 
-    Events that were enqueued together have the same time and mostly the same ``SystemProperties``, so both
-    are looked at once for each distinct pair.
+    Events that were enqueued together have the same time and usually the same ``SystemProperties``, so both
+    are parsed once per distinct pair.
     """
 
     records: Sequence[Record]
     sequence_numbers: Int64s
     times_ms: Int64s
-    """When they were enqueued: milliseconds since 1970-01-01 UTC."""
+    """Enqueued times: milliseconds since 1970-01-01 UTC."""
     systems: Sequence[Values]
     """The distinct ``SystemProperties``."""
     system_of: npt.NDArray[np.int32]
-    """For each record the place of its own among them."""
+    """For each record, the index of its own among them."""
 
     def chosen(self, mask: npt.NDArray[np.bool_]) -> CaptureRows:
-        """Those for which ``mask`` is true."""
+        """The rows for which ``mask`` is true."""
         return self if mask.all() else self.at(np.flatnonzero(mask))
 
     def at(self, places: npt.NDArray[np.intp]) -> CaptureRows:
-        """Those at these places."""
-        records = self.records
-        return CaptureRows(
-            [records[place] for place in places.tolist()],
-            self.sequence_numbers[places],
-            self.times_ms[places],
-            self.systems,
-            self.system_of[places],
+        """The rows at these indices."""
+        return replace(
+            self,
+            records=[self.records[place] for place in places.tolist()],
+            sequence_numbers=self.sequence_numbers[places],
+            times_ms=self.times_ms[places],
+            system_of=self.system_of[places],
         )
 
 
@@ -91,7 +90,7 @@ def fields_for(columns: Sequence[str]) -> tuple[str, ...]:
 
 
 def capture_rows(records: Sequence[Record], file_name: str) -> CaptureRows:
-    """Records with their numbers and times. Raises CaptureFileError for a time that is none."""
+    """Records with their numbers and times. Raises CaptureFileError for an invalid time."""
     count = len(records)
     places: dict[tuple[str, bytes], int] = {}
     systems: list[Values] = []
@@ -110,7 +109,7 @@ def capture_rows(records: Sequence[Record], file_name: str) -> CaptureRows:
                 times.append(_time_ms(key[0], system))
             system_of.append(place)
     except (ValueError, TypeError, OverflowError) as error:
-        raise CaptureFileError(f"{file_name} holds no events of Capture: {error}.") from error
+        raise CaptureFileError(f"{file_name} does not hold captured events: {error}.") from error
     indices = np.array(system_of, np.int32)
     times_ms = np.array(times, np.int64)[indices] if count else np.zeros(0, np.int64)
     return CaptureRows(records, numbers, times_ms, systems, indices)
@@ -119,7 +118,7 @@ def capture_rows(records: Sequence[Record], file_name: str) -> CaptureRows:
 def capture_batch(partition_id: str, rows: CaptureRows, columns: Sequence[str]) -> pa.RecordBatch:
     """Those columns, in that order."""
     arrays = [_column(name, partition_id, rows) for name in columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(tuple(columns)))
 
 
 def _column(name: str, partition_id: str, rows: CaptureRows) -> Column:
@@ -132,7 +131,7 @@ def _column(name: str, partition_id: str, rows: CaptureRows) -> Column:
 def _time_ms(text: str, system_properties: Mapping[str, object]) -> int:
     time_ms = _parsed_time_ms(text)
     exact = system_properties.get("x-opt-enqueued-time")
-    # Only where it says the same and more: nobody but Tidegate has promised what this is.
+    # Only where it agrees: no other writer has promised what this property means.
     return exact if type(exact) is int and exact // 1000 == time_ms // 1000 else time_ms
 
 
@@ -155,7 +154,7 @@ def _bodies(_: str, rows: CaptureRows) -> Column:
     bodies = [record["Body"] for record in rows.records]
     bad = [place for place, system in enumerate(rows.systems) if DECODE_ERROR_PROPERTY in system]
     if bad:
-        # An event that was no AMQP message has no body in the live table, either; it says why.
+        # An event that was not an AMQP message has no body in the live table either.
         for place in np.flatnonzero(np.isin(rows.system_of, bad)).tolist():
             bodies[place] = None
     return pa.array(bodies, pa.binary()) if None in bodies else binary_column(bodies)
@@ -181,7 +180,7 @@ def _properties(_: str, rows: CaptureRows) -> Column:
 
 
 def _typed_properties(rows: CaptureRows) -> list[Values]:
-    """Each record's properties, with the types that a file of Tidegate's says they have."""
+    """Each record's properties, with the types that Tidegate's files note for them."""
     maps = [record["Properties"] for record in rows.records]
     typed = [place for place, system in enumerate(rows.systems) if PROPERTY_TYPES in system]
     for place in np.flatnonzero(np.isin(rows.system_of, typed)).tolist() if typed else ():
@@ -205,7 +204,7 @@ def _system_text(name: str) -> Callable[[str, CaptureRows], Column]:
 
 
 def _spread(column: Column, rows: CaptureRows) -> Column:
-    """A column of the distinct ``SystemProperties`` as one of the records."""
+    """A column of the distinct ``SystemProperties`` as a column of the records."""
     return column.take(pa.array(rows.system_of, pa.int32()))
 
 

@@ -1,9 +1,9 @@
-"""Avro object containers, block by block: what a capture file consists of.
+"""Avro object containers, block by block: the format of capture files.
 
-Every block is checked (sizes, sync marker, number of records), so that a file that ends early or is damaged
-is an error with the file's name and never a short table. Only a file that was cut exactly between two blocks
-looks whole: the format has no end mark. Records are decoded by fastavro, a block at a time.
-Source: Apache Avro 1.12 specification, "Object Container Files" and "Binary Encoding".
+Every block is checked (sizes, sync marker, number of records), so that a truncated or damaged file is an
+error with the file's name and never a short table. Only a file that was cut exactly between two blocks looks
+complete: the format has no end mark. fastavro decodes the records, a block at a time. Source: Apache Avro
+1.12 specification, "Object Container Files" and "Binary Encoding".
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _SYNC_BYTES: Final = 16
 _HEADER_BYTES_MAX: Final = 1 << 20
 _VARINT_BYTES_MAX: Final = 10
 _BLOCK_BYTES_MAX: Final = 1 << 30
-"""Our choice: a block that says it is larger is damaged (services write far less than a megabyte)."""
+"""Our choice: a larger size means a damaged block (services write far less than a megabyte)."""
 _RECORD_BYTES_MIN: Final = 6
 
 Record = dict[str, Any]
-"""A record of a capture file, as fastavro gives it: names of ``AVRO_SCHEMA`` → values."""
+"""A record as fastavro returns it: names of ``AVRO_SCHEMA`` → values."""
 
 FIELD_NAMES: Final = tuple(field["name"] for field in AVRO_SCHEMA["fields"])  # type: ignore[attr-defined]
 
@@ -39,12 +39,12 @@ _MAPS: Final = frozenset({"SystemProperties", "Properties"})
 
 
 class CaptureFileError(TidegateError):
-    """A capture file could not be read: it is cut off, damaged, no capture file, or its storage fails."""
+    """A capture file could not be read: truncated, damaged, not a capture file, or its storage fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerHeader:
-    """What stands before a file's blocks."""
+    """The part of a file before its blocks."""
 
     schema_text: str
     codec: str
@@ -52,9 +52,9 @@ class ContainerHeader:
 
 
 def read_header(file: BinaryIO, name: str) -> ContainerHeader:
-    """The header of the file, which stands behind it afterwards. Raises CaptureFileError."""
+    """Read the header, leaving the file positioned after it. Raises CaptureFileError."""
     if file.read(len(_MAGIC)) != _MAGIC:
-        raise CaptureFileError(f"{name} is no Avro file.", next_step=_SKIP)
+        raise CaptureFileError(f"{name} is not an Avro file.", next_step=_SKIP)
     metadata: dict[str, bytes] = {}
     count = _read_long(file, name)
     while count:
@@ -68,7 +68,7 @@ def read_header(file: BinaryIO, name: str) -> ContainerHeader:
     codec = metadata.get("avro.codec", b"null").decode("utf-8", "replace")
     if codec not in ("null", "deflate"):
         raise CaptureFileError(
-            f"{name} is compressed with {codec!r}; null and deflate are read.", next_step=_SKIP
+            f"{name} is compressed with {codec!r}; only null and deflate are supported.", next_step=_SKIP
         )
     schema_text = metadata.get("avro.schema", b"").decode("utf-8", "replace")
     _check_schema(schema_text, name)
@@ -76,7 +76,7 @@ def read_header(file: BinaryIO, name: str) -> ContainerHeader:
 
 
 def iter_blocks(file: BinaryIO, header: ContainerHeader, name: str) -> Iterator[tuple[int, bytes]]:
-    """(number of records, their bytes) of each block from where the file stands. Raises CaptureFileError."""
+    """(number of records, their bytes) of each block from the file's position on. Raises CaptureFileError."""
     while True:
         first = file.read(1)
         if not first:
@@ -101,28 +101,24 @@ def decode_records(
     array = BytesIO(b"".join((_long(count), data, b"\0") if count else (b"\0", data)))
     try:
         records = fastavro.schemaless_reader(array, written, wanted)
-    except Exception as error:  # fastavro raises what it stumbles over: IndexError, UnicodeDecodeError, …
+    except Exception as error:  # fastavro raises IndexError, UnicodeDecodeError, …
         raise _damaged(name, f"a record does not parse ({type(error).__name__}: {error})") from error
     if array.read(1):
         raise _damaged(name, "a block holds more than its records")
     return records  # type: ignore[return-value]
 
 
-_SKIP: Final = "Move it away, or set the option skipBadFiles to true to leave such files out."
+_SKIP: Final = "Move it away, or set the option skipBadFiles to true to skip such files."
 
 
 def _damaged(name: str, what: str) -> CaptureFileError:
     return CaptureFileError(f"{name} is damaged: {what}.", next_step=_SKIP)
 
 
-def _cut_off(name: str) -> CaptureFileError:
-    return CaptureFileError(f"{name} is cut off.", next_step=_SKIP)
-
-
 def _read_exactly(file: BinaryIO, size: int, name: str) -> bytes:
     data = file.read(size)
     if len(data) != size:
-        raise _cut_off(name)
+        raise CaptureFileError(f"{name} is truncated.", next_step=_SKIP)
     return data
 
 
@@ -137,9 +133,7 @@ def _read_long(file: BinaryIO, name: str, first: bytes = b"") -> int:
     """A zigzag integer of seven bits a byte."""
     value = shift = 0
     for position in range(_VARINT_BYTES_MAX):
-        byte = first if first and not position else file.read(1)
-        if not byte:
-            raise _cut_off(name)
+        byte = first if first and not position else _read_exactly(file, 1, name)
         value |= (byte[0] & 0x7F) << shift
         shift += 7
         if not byte[0] & 0x80:
@@ -165,7 +159,7 @@ def _decompressed(data: bytes, header: ContainerHeader, name: str) -> bytes:
         inflated = inflate.decompress(data, _BLOCK_BYTES_MAX)
     except zlib.error as error:
         raise _damaged(name, f"a block does not decompress ({error})") from error
-    # fastavro leaves three bytes of a checksum behind the stream, so what follows it is let be.
+    # fastavro writes three bytes of a checksum after the stream, so trailing bytes are ignored.
     if not inflate.eof:
         raise _damaged(name, "a block does not decompress to its end")
     return inflated
@@ -173,7 +167,7 @@ def _decompressed(data: bytes, header: ContainerHeader, name: str) -> bytes:
 
 @lru_cache(maxsize=64)
 def _parsed_fields(schema_text: str) -> dict[str, dict[str, object]] | None:
-    """The fields of a record schema by their names; None where the text is none."""
+    """The fields of a record schema by name; None where the text is not one."""
     try:
         schema = json.loads(schema_text)
         fastavro.parse_schema(schema)
@@ -187,16 +181,17 @@ def _check_schema(schema_text: str, name: str) -> None:
     missing = FIELD_NAMES if fields is None else tuple(field for field in FIELD_NAMES if field not in fields)
     if missing:
         raise CaptureFileError(
-            f"{name} is an Avro file, and none of Capture: its records lack {missing[0]}.", next_step=_SKIP
+            f"{name} is an Avro file, but not one of Capture: its records lack {missing[0]}.",
+            next_step=_SKIP,
         )
 
 
 @lru_cache(maxsize=64)
 def _schemas(schema_text: str, fields: tuple[str, ...]) -> tuple[Schema, Schema | None]:
-    """The schema of an array of the file's records, and of the fields to be read (None: of all).
+    """The schema of an array of the file's records, and of the requested fields (None: of all).
 
-    All where one of them is a map: with a second schema, fastavro takes the first type of a union that can
-    hold a value, and so makes text of bytes.
+    All, if one of them is a map: with a second schema, fastavro uses the first type of a union that can hold
+    a value, and so converts bytes to text.
     """
     record = json.loads(schema_text)
     written = fastavro.parse_schema({"type": "array", "items": record})

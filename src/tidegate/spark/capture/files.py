@@ -1,6 +1,6 @@
-"""Where capture files lie: listing them and opening them, on this machine or wherever fsspec reaches.
+"""Lists and opens capture files, on this machine or wherever fsspec reaches.
 
-Everything blocks. Whatever a file system raises becomes a CaptureFileError with the place and no secret.
+Everything blocks. Any error of a file system becomes a CaptureFileError with the location and no secret.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol, cast
+from typing import Any, BinaryIO, Final, cast
 from urllib.parse import unquote, urlsplit
 
 from tidegate.model.errors import InvalidArgumentError, TidegateError
@@ -20,32 +20,20 @@ from tidegate.spark.capture.options import CaptureOptions
 from tidegate.wire.capture import FILE_SUFFIX
 
 _READ_AHEAD_BYTES: Final = 4 * 1024 * 1024
-"""Our choice: a remote file is asked for in pieces of this size."""
+"""Our choice: the size of reads of a remote file."""
 _CONNECTIONS_MAX: Final = 8
 _HUBS_SHOWN_MAX: Final = 10
-"""Our choice: what an error names of the event hubs at a place."""
+"""Our choice: how many event hubs an error names."""
 
 
 class CaptureStorageError(CaptureFileError):
-    """The place where capture files lie could not be reached."""
+    """The storage of capture files could not be reached."""
 
     is_transient = True
 
 
-class CaptureFiles(Protocol):
-    """The files below a path."""
-
-    def list(self, folder: str) -> list[tuple[str, int]]:
-        """(name below the path, size in bytes) of every Avro file below ``folder`` (empty: everywhere)."""
-        ...
-
-    def open(self, name: str) -> BinaryIO:
-        """The file of that name, at its beginning."""
-        ...
-
-
 def open_capture_files(options: CaptureOptions) -> CaptureFiles:
-    """The files below the options' path. Raises CaptureStorageError where no library knows its scheme."""
+    """The files below the options' path. Raises CaptureStorageError where no library supports its scheme."""
     parts = urlsplit(options.path)
     if "://" not in options.path:
         return _DirectoryFiles(Path(options.path))
@@ -59,9 +47,8 @@ def list_capture_files(
 ) -> list[CaptureFile]:
     """The capture files of the one event hub that the options choose, by partition and time.
 
-    event_hub: to be taken where they choose none, in any case of its letters; None: the only one there is.
-
-    Raises InvalidArgumentError where an Avro file is not named as they say, or where several hubs remain.
+    event_hub: used, in any letter case, where the options name none; None: the only one there is. Raises
+    InvalidArgumentError for an Avro file whose name does not match, or where several hubs remain.
     """
     names = options.names()
     found: list[CaptureFile] = []
@@ -81,10 +68,11 @@ def list_capture_files(
 
 
 def list_chosen_files(files: CaptureFiles, options: CaptureOptions) -> list[CaptureFile]:
-    """The same, where the options' event hub and partitions have none: an error that names those that have.
+    """As ``list_capture_files``, but an error where there are files, and none of the chosen hub or
+    partitions.
 
-    A misspelt name would look like a hub without events. No file at all is no error: Capture may not have
-    written yet. Raises InvalidArgumentError.
+    A misspelt name would look like a hub without events. No file at all is not an error: Capture may not have
+    written yet. Raises InvalidArgumentError, naming the hubs or partitions that have files.
     """
     found = list_capture_files(files, options)
     if not found:
@@ -94,7 +82,7 @@ def list_chosen_files(files: CaptureFiles, options: CaptureOptions) -> list[Capt
         wanted = ", ".join(sorted(ids, key=int))
         there = dict.fromkeys(file.partition_id for file in found)
         raise InvalidArgumentError(
-            f"There is nothing of the partition {wanted} of the event hub {found[0].event_hub!r} at "
+            f"There are no files of partition {wanted} of the event hub {found[0].event_hub!r} at "
             f"{options.path}.",
             next_step=f"Correct the option partitions: there are files of {', '.join(there)}.",
         )
@@ -102,14 +90,14 @@ def list_chosen_files(files: CaptureFiles, options: CaptureOptions) -> list[Capt
 
 
 def _check_hub_is_there(files: CaptureFiles, options: CaptureOptions) -> None:
-    """Raise InvalidArgumentError where there are files, and all are of other hubs than the options name."""
+    """Raise InvalidArgumentError where there are files, but only of hubs that the options do not choose."""
     any_hub = NameFormat(options.name_format)
     hubs: set[str] = set()
     for name, size_bytes in files.list(options.names().folder):
         try:
             file = any_hub.parse(name, size_bytes)
         except InvalidArgumentError:
-            continue  # a bad file, and to be skipped: else it was refused before
+            continue  # a bad file that is skipped; otherwise it was refused before
         if file is not None:
             hubs.add(f"{file.namespace}/{file.event_hub}")
     if hubs:
@@ -117,61 +105,58 @@ def _check_hub_is_there(files: CaptureFiles, options: CaptureOptions) -> None:
         given = {option: value for option, value in named.items() if value is not None}
         more = f" and {len(hubs) - _HUBS_SHOWN_MAX} more" if len(hubs) > _HUBS_SHOWN_MAX else ""
         raise InvalidArgumentError(
-            f"There is nothing of the event hub {'/'.join(given.values())} at {options.path}.",
+            f"There are no files of the event hub {'/'.join(given.values())} at {options.path}.",
             next_step=f"Correct the option {' or '.join(given)}: there are files of "
-            f"{', '.join(sorted(hubs)[:_HUBS_SHOWN_MAX])}{more} (namespace/event hub, letter case counts).",
+            f"{', '.join(sorted(hubs)[:_HUBS_SHOWN_MAX])}{more} (namespace/event hub, case-sensitive).",
         )
 
 
 @contextmanager
 def opened(files: CaptureFiles, name: str) -> Iterator[BinaryIO]:
-    """The file, closed in the end. Raises CaptureStorageError for what its file system raises."""
+    """The open file. Raises CaptureStorageError for any error of its file system."""
     try:
         with files.open(name) as file:
             yield file
     except TidegateError:
         raise
-    except Exception as error:  # libraries of other people raise what they like: this is the boundary
+    except Exception as error:  # third-party libraries raise anything: this is the boundary
         raise _storage_error(f"read {name}", error) from error
 
 
 class _DirectoryFiles:
-    """A directory of this machine."""
+    """The files below a directory of this machine."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def list(self, folder: str) -> list[tuple[str, int]]:
-        """See ``CaptureFiles``."""
+        """(name below the path, size in bytes) of every Avro file below ``folder`` (empty: everywhere)."""
         root = str(self._root)
         start = os.path.join(root, folder)
         if not os.path.isdir(start):
             raise _nothing_there(start)
         found: list[tuple[str, int]] = []
-        pending = [start]
-        while pending:
-            with os.scandir(pending.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir():
-                        if not entry.name.startswith("."):  # where a service builds its files
-                            pending.append(entry.path)
-                    elif entry.name.endswith(FILE_SUFFIX) and not entry.name.startswith("."):
-                        found.append((os.path.relpath(entry.path, root), entry.stat().st_size))
+        for parent, folders, names in os.walk(start, onerror=_raise, followlinks=True):
+            folders[:] = [name for name in folders if not name.startswith(".")]  # a service's spool
+            for name in names:
+                if name.endswith(FILE_SUFFIX) and not name.startswith("."):
+                    path = os.path.join(parent, name)
+                    found.append((os.path.relpath(path, root), os.path.getsize(path)))
         return found
 
     def open(self, name: str) -> BinaryIO:
-        """See ``CaptureFiles``."""
+        """The file, positioned at its start."""
         return (self._root / name).open("rb")
 
 
 class _FsspecFiles:
-    """A URL that fsspec knows."""
+    """The files below a URL that fsspec supports."""
 
     def __init__(self, url: str, storage_options: Mapping[str, object]) -> None:
         try:
             from fsspec.core import url_to_fs
 
-            # An instance of our own: a cached one would keep the credentials of somebody else.
+            # Not a cached instance, which would keep another query's credentials.
             self._fs, root = url_to_fs(url, skip_instance_cache=True, **storage_options)
         except Exception as error:
             raise _storage_error(f"open {url}", error) from error
@@ -179,7 +164,7 @@ class _FsspecFiles:
         self._root: str = root.rstrip("/")
 
     def list(self, folder: str) -> list[tuple[str, int]]:
-        """See ``CaptureFiles``."""
+        """See ``_DirectoryFiles``."""
         start = f"{self._root}/{folder}".rstrip("/")
         try:
             self._fs.invalidate_cache()
@@ -198,16 +183,18 @@ class _FsspecFiles:
         ]
 
     def open(self, name: str) -> BinaryIO:
-        """See ``CaptureFiles``."""
+        """See ``_DirectoryFiles``."""
         file = self._fs.open(f"{self._root}/{name}", "rb", block_size=_READ_AHEAD_BYTES)
         return cast(BinaryIO, file)
 
+
+CaptureFiles = _DirectoryFiles | _FsspecFiles
 
 _connections: dict[tuple[int, str, str], _FsspecFiles] = {}
 
 
 def _fsspec_files(options: CaptureOptions) -> _FsspecFiles:
-    """This process's connection; the process id is in the key because workers are forked."""
+    """This process's connection; the key has the process id because workers are forked."""
     key = (os.getpid(), options.path, json.dumps(dict(options.storage_options), sort_keys=True))
     if key not in _connections:
         while len(_connections) >= _CONNECTIONS_MAX:
@@ -216,10 +203,14 @@ def _fsspec_files(options: CaptureOptions) -> _FsspecFiles:
     return _connections[key]
 
 
+def _raise(error: OSError) -> None:
+    raise error
+
+
 def _nothing_there(place: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"There is nothing at {place}.",
-        next_step="Correct the option path (what {Namespace}/… of the names is below), namespace or "
+        next_step="Correct the option path (the parent of {Namespace}/… in the names), namespace or "
         "eventHubName.",
     )
 
@@ -228,5 +219,6 @@ def _storage_error(what: str, error: Exception) -> CaptureStorageError:
     reason = " ".join(str(error).split())[:300] or type(error).__name__
     return CaptureStorageError(
         f"Cannot {what}: {reason.rstrip('.')}.",
-        next_step="Check that it exists, that its library is installed, and that the credentials let you in.",
+        next_step="Check that it exists, that its library is installed, and that the credentials allow "
+        "access.",
     )

@@ -1,15 +1,15 @@
-"""The names of capture files: which file belongs to which partition, and what its time says about its events.
+"""The names of capture files: which partition a file belongs to, and what its time says about its events.
 
 Pure. A name carries the time when its file's window was opened, not the time of any event, so it bounds the
-events' enqueued times, and not tightly:
+events' enqueued times only loosely:
 
     events of the file:   time - retention  ≤  enqueued time  <  time + 1 s + longest window + clocks
                                (lower bound)                     (upper bound)
 
 The upper bound holds because a window is at most 15 minutes long, whoever writes ("between 1 and 15 minutes",
-Azure "Capture streaming events through Azure Event Hubs"). The lower one is wide: Capture that was held up (a
-storage account that was away) goes on later and may name the file for that later time, so an event in it can
-be as old as the hub's retention lets an event become.
+Azure "Capture streaming events through Azure Event Hubs"). The lower one is wide: Capture that was blocked
+(by an unreachable storage account) resumes later and may name the file for that later time, so an event in it
+can be as old as the hub's retention allows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tidegate.wire.capture import FILE_SUFFIX
 _CLOCKS_S: Final = 300
 """Our choice: how far the clock that stamps events may be ahead of the one that names files."""
 LATEST_EVENT_S: Final = 1 + CAPTURE_TIME_WINDOW_S_MAX + _CLOCKS_S
-"""Seconds after a file's time when no event of it can have been enqueued any more."""
+"""All events of a file were enqueued less than this many seconds after its time."""
 
 _FIELD: Final = re.compile(r"\{([^{}]*)\}")
 _PATTERNS: Final[Mapping[str, str]] = {
@@ -47,10 +47,10 @@ _TIME_FIELDS: Final = ("Year", "Month", "Day", "Hour", "Minute", "Second")
 
 @dataclass(frozen=True, slots=True)
 class CaptureFile:
-    """A file as its name describes it."""
+    """A file, as its name describes it."""
 
     name: str
-    """Below the path that Capture writes to."""
+    """Relative to Capture's destination."""
     namespace: str
     event_hub: str
     partition_id: str
@@ -60,7 +60,7 @@ class CaptureFile:
 
     @property
     def latest_event_ms(self) -> int:
-        """No event of the file was enqueued at this time or later: milliseconds since 1970-01-01 UTC."""
+        """All events of the file were enqueued before this: milliseconds since 1970-01-01 UTC."""
         return (self.time_s + LATEST_EVENT_S) * 1000
 
     def earliest_event_ms(self, retention_hours: int) -> int:
@@ -76,19 +76,20 @@ class TimeBounds:
     until_ms: int | None = None
 
     def narrowed(self, other: TimeBounds) -> TimeBounds:
-        """What lies within both."""
+        """The intersection of both."""
         starts = [bound for bound in (self.start_ms, other.start_ms) if bound is not None]
         untils = [bound for bound in (self.until_ms, other.until_ms) if bound is not None]
         return TimeBounds(max(starts, default=None), min(untils, default=None))
 
 
 class NameFormat:
-    """Capture's naming format, read backwards: from names to their fields."""
+    """Capture's naming format, used in reverse: from names to their fields."""
 
     def __init__(self, text: str, *, namespace: str | None = None, event_hub: str | None = None) -> None:
-        """text: as Capture is given it, without ``.avro``. namespace, event_hub: those to take; None: any.
+        """text: as configured for Capture, without ``.avro``. namespace, event_hub: the only ones to accept;
+        None: any.
 
-        Raises InvalidArgumentError unless it holds each of ``NAME_FIELDS`` and no other.
+        Raises InvalidArgumentError unless it holds each of ``NAME_FIELDS`` and no other field.
         """
         named = _FIELD.findall(text)
         problem = next((f"lacks {{{name}}}" for name in NAME_FIELDS if name not in named), "") or next(
@@ -97,7 +98,7 @@ class NameFormat:
         if problem:
             raise InvalidArgumentError(
                 f"The capture name format {text!r} {problem}.",
-                next_step=f"Give it as Capture has it: each of {', '.join(NAME_FIELDS)}, in braces.",
+                next_step=f"Write it as in Capture: each of {', '.join(NAME_FIELDS)}, in braces.",
             )
         self.text = text
         self._wanted = {"Namespace": namespace, "EventHub": event_hub}
@@ -122,8 +123,8 @@ class NameFormat:
 
     @property
     def folder(self) -> str:
-        """Where all wanted files lie, as far as that is known: the leading parts of names without fields, or
-        with fields that have one value. Empty, or ends with ``/``.
+        """The deepest folder that holds all accepted files: the leading parts of names without fields, or
+        whose fields have one value. Empty, or ends with ``/``.
         """
         known: list[str] = []
         for part in self.text.split("/")[:-1]:
@@ -134,9 +135,9 @@ class NameFormat:
         return "".join(known)
 
     def parse(self, name: str, size_bytes: int) -> CaptureFile | None:
-        """The file of that name; None where it is of a namespace or event hub that is not wanted.
+        """The file of that name; None where its namespace or event hub is not accepted.
 
-        Raises InvalidArgumentError for a name that is not of this format.
+        Raises InvalidArgumentError for a name that does not match the format.
         """
         match = self._wanted_only.fullmatch(name)
         if match is None:
@@ -158,9 +159,9 @@ class NameFormat:
 
     def _foreign(self, name: str) -> InvalidArgumentError:
         return InvalidArgumentError(
-            f"The file {name} is not named as Capture names files with the format {self.text}.",
-            next_step="Give the format that Capture was set to as the option nameFormat, and what its names "
-            "are below as the option path; or move the file away.",
+            f"The name of the file {name} does not match Capture's name format {self.text}.",
+            next_step="Set the option nameFormat to the one that Capture used, and the option path to the "
+            "parent of such names; or move the file away.",
         )
 
 
@@ -185,12 +186,12 @@ def prune(
 
 
 def check_one_hub(files: Iterable[CaptureFile]) -> None:
-    """Raise InvalidArgumentError where files are of more than one event hub: their numbers would mix."""
+    """Raise InvalidArgumentError for files of more than one event hub, whose numbers would mix."""
     hubs = {(file.namespace, file.event_hub) for file in files}
     if len(hubs) > 1:
         (first, second, *_) = sorted(hubs)
         raise InvalidArgumentError(
-            f"The path holds the captured events of several event hubs, {'/'.join(first)} and "
-            f"{'/'.join(second)} among them.",
+            f"The path holds the captured events of several event hubs, including {'/'.join(first)} and "
+            f"{'/'.join(second)}.",
             next_step="Choose one with the options eventHubName and namespace.",
         )

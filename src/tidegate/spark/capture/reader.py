@@ -1,13 +1,15 @@
-"""Reads capture files: whole ones as rows in batches, and of a file just which events it covers."""
+"""Reads capture files: complete ones as batches of rows, or only which events a file covers."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from io import SEEK_END, BytesIO
 from typing import BinaryIO, Final
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
@@ -36,16 +38,15 @@ from tidegate.spark.runtime.session import usable_core_count
 from tidegate.spark.runtime.workers import freeze_loaded_modules
 
 _BATCH_ROWS: Final = 16_384
-"""Our choice: Spark has Arrow batches of about ten thousand rows elsewhere, too."""
+"""Our choice: about as many rows as Spark's Arrow batches elsewhere."""
 _BATCH_BYTES: Final = 16 * 1024 * 1024
 _TAIL_BYTES: Final = 128 * 1024
-"""Our choice: holds the last block of either service's files, which have blocks of at most 64 KB of small
-events."""
+"""Our choice: holds the last block of any service's files, whose blocks of small events are at most 64 KB."""
 _PROBES_AT_A_TIME: Final = 16
 """Our choice: small reads of a storage account take tens of milliseconds, nearly all of it waiting."""
 
 UNKNOWN_UNTIL: Final = 2**63 - 1
-"""Where a file ends of which that cannot be told."""
+"""The end of a file whose end cannot be determined."""
 
 _logger = logging.getLogger(__name__)
 
@@ -67,40 +68,36 @@ class CaptureReader(DataSourceReader):
         self._bounds = RowBounds(options.partition_ids, options.times)
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Use what bounds partition, sequence number or time; Spark applies all of them again."""
-        for condition in filters:
-            self._bounds = self._bounds.with_filter(condition)
+        """Use filters on partition, sequence number and time; Spark applies all of them as well."""
+        self._bounds = self._bounds.with_filters(filters)
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        """List the files, leave out what cannot matter by name, and deal the rest to tasks.
+        """List the files, exclude by name those that cannot matter, and deal the rest to tasks.
 
-        Raises InvalidArgumentError where there are files, and none of the hub or partitions of the options.
+        Raises InvalidArgumentError where there are files, but none of the chosen hub or partitions.
         """
-        files = open_capture_files(self._options)
+        options = self._options
+        files = open_capture_files(options)
         wanted = prune(
-            list_chosen_files(files, self._options),
+            list_chosen_files(files, options),
             partition_ids=self._bounds.partition_ids,
             times=self._bounds.times,
-            retention_hours=self._options.retention_hours,
+            retention_hours=options.retention_hours,
         )
-        tasks = plan_tasks(
-            wanted, self._options.tasks_max or usable_core_count(), lambda some: self._probe(files, some)
-        )
+        probe = partial(probe_files, files, is_bad_file_skipped=options.is_bad_file_skipped)
+        tasks = plan_tasks(wanted, options.tasks_max or usable_core_count(), probe)
         return [PiecesInputPartition(task) for task in tasks]
-
-    def _probe(self, files: CaptureFiles, wanted: Sequence[CaptureFile]) -> list[FileRange]:
-        return probe_files(files, wanted, is_bad_file_skipped=self._options.is_bad_file_skipped)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The wanted events of a task's files, each once.
 
-        Raises CaptureFileError for a file that cannot be read, EventHubReplacedError where files are of two
-        incarnations of the hub.
+        Raises CaptureFileError for an unreadable file, and EventHubReplacedError where files are of two hubs
+        of the same name.
         """
         freeze_loaded_modules()
         if not isinstance(partition, PiecesInputPartition):
-            return  # Spark's stand-in for a query that has nothing to read
+            return  # Spark's placeholder in a query that has nothing to read
         files = open_capture_files(self._options)
         skipped_count = 0
         for piece in partition.pieces:
@@ -113,20 +110,20 @@ class CaptureReader(DataSourceReader):
                         if wanted.records:
                             yield capture_batch(file.partition_id, wanted, self._columns)
                 except CaptureStorageError:
-                    raise  # it may be there, and whole
+                    raise  # the file may exist, and be complete
                 except CaptureFileError as error:
                     if not self._options.is_bad_file_skipped:
                         raise
                     skipped_count += 1
-                    _logger.warning("Left out, or the rest of it: %s", error.message)
+                    _logger.warning("Skipped, wholly or in part: %s", error.message)
         if skipped_count:
-            _logger.warning("%d capture files of this task could not be read whole.", skipped_count)
+            _logger.warning("%d capture files of this task could not be read completely.", skipped_count)
 
 
 def read_rows(
     files: CaptureFiles, file: CaptureFile, fields: tuple[str, ...], bounds: RowBounds
 ) -> Iterator[CaptureRows]:
-    """The events of a file in batches, as it has them; ends early where all that follows is out of bounds.
+    """The events of a file in batches, in its order; stops early where all that follow are out of bounds.
 
     Raises CaptureFileError.
     """
@@ -136,7 +133,7 @@ def read_rows(
         for records in _batches(stream, header, file.name, fields):
             rows = capture_rows(records, file.name)
             yield rows
-            # A partition's numbers and times rise together, so the rest of the file is beyond as well.
+            # A partition's numbers and times rise together, so the rest of the file is out of bounds as well.
             if until_ms is not None and rows.times_ms[-1] >= until_ms:
                 return
             if until_number is not None and rows.sequence_numbers[-1] >= until_number:
@@ -146,8 +143,9 @@ def read_rows(
 def _batches(
     stream: BinaryIO, header: ContainerHeader, name: str, fields: tuple[str, ...]
 ) -> Iterator[list[Record]]:
-    """The records of blocks until there are enough for a batch; the first block by itself, for it tells
-    whether the others are needed."""
+    """The records of blocks, enough for a batch each; the first block by itself, because it shows whether the
+    others are needed.
+    """
     pending: list[Record] = []
     pending_bytes, is_first = 0, True
     try:
@@ -166,41 +164,38 @@ def _batches(
 
 
 def fresh_rows(seen: SeenNumbers, rows: CaptureRows, file: CaptureFile) -> CaptureRows:
-    """Those that ``seen`` has not, which it takes. Raises EventHubReplacedError."""
+    """The rows that are not in ``seen``, to which they are added. Raises EventHubReplacedError."""
     try:
         return rows.chosen(seen.add(rows.sequence_numbers, rows.times_ms))
     except OtherHubError as error:
         raise EventHubReplacedError(
-            f"{file.name} holds another event with the sequence number {error.sequence_number} than earlier "
-            f"files of partition {file.partition_id}: the event hub {file.event_hub!r} was deleted and "
+            f"{file.name} and earlier files of partition {file.partition_id} hold different events with the "
+            f"sequence number {error.sequence_number}: the event hub {file.event_hub!r} was deleted and "
             "created again, and both are captured here.",
             next_step="Choose one of the two with the options startingTime and endingTime.",
         ) from error
 
 
 def within(rows: CaptureRows, bounds: RowBounds) -> CaptureRows:
-    """Those within the bounds of numbers and times."""
-    numbers, times = rows.sequence_numbers, rows.times_ms
+    """The rows within the bounds of numbers and times."""
+    mask = np.ones(len(rows.records), np.bool_)
     for values, start, until in (
-        (numbers, bounds.start_sequence_number, bounds.until_sequence_number),
-        (times, bounds.times.start_ms, bounds.times.until_ms),
+        (rows.sequence_numbers, bounds.start_sequence_number, bounds.until_sequence_number),
+        (rows.times_ms, bounds.times.start_ms, bounds.times.until_ms),
     ):
-        if not len(values):
-            break
-        if (start is not None and values.min() < start) or (until is not None and values.max() >= until):
-            mask = (values >= (values.min() if start is None else start)) & (
-                values < (values.max() + 1 if until is None else until)
-            )
-            return within(rows.chosen(mask), bounds)
-    return rows
+        if start is not None:
+            mask &= values >= start
+        if until is not None:
+            mask &= values < until
+    return rows.chosen(mask)
 
 
 def probe_files(
     files: CaptureFiles, wanted: Sequence[CaptureFile], *, is_bad_file_skipped: bool
 ) -> list[FileRange]:
-    """What each file covers, by two small reads; files without events are left out.
+    """What each file covers, by two small reads; files without events are omitted.
 
-    Raises CaptureFileError, unless bad files are skipped: then such a file may cover anything.
+    Raises CaptureFileError, unless bad files are skipped: such a file may then cover anything.
     """
 
     def probe(file: CaptureFile) -> FileRange | None:
@@ -211,7 +206,7 @@ def probe_files(
         except CaptureFileError as error:
             if not is_bad_file_skipped:
                 raise
-            _logger.warning("Will be left out, or the rest of it: %s", error.message)
+            _logger.warning("Will be skipped, wholly or in part: %s", error.message)
             return FileRange(file, 0, UNKNOWN_UNTIL, 0)
 
     if len(wanted) < 2:
@@ -246,7 +241,7 @@ def _last_block(
         start = max(data_start - len(header.sync_marker), size - tail_bytes)
         stream.seek(start)
         tail = stream.read(size - start)
-        # Blocks stand between sync markers; the one before the first block is the header's.
+        # Blocks are between sync markers; the one before the first block is the header's.
         place = tail.rfind(header.sync_marker, 0, len(tail) - len(header.sync_marker))
         while place >= 0:
             after = BytesIO(tail[place + len(header.sync_marker) :])
@@ -255,5 +250,5 @@ def _last_block(
                 return blocks[-1]
             place = tail.rfind(header.sync_marker, 0, place)
         if start <= data_start:
-            raise CaptureFileError(f"{name} is damaged: its last block does not begin anywhere.")
+            raise CaptureFileError(f"{name} is damaged: its last block has no start.")
         tail_bytes *= 8

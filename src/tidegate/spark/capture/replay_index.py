@@ -1,7 +1,7 @@
-"""Which events of which partition lie in which capture file: what a replay is planned from, on the driver.
+"""Which events of which partition are in which capture file: the basis for planning a replay, on the driver.
 
-Made by two small reads per file, which are kept; looked at again when something is needed that was not there,
-because Capture goes on writing while a replay runs.
+Built by two small reads per file, which are kept; refreshed when a needed event is missing, because Capture
+continues to write while a replay runs.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ class CaptureIndex:
     """The capture files of one event hub."""
 
     def __init__(self, options: CaptureOptions, *, event_hub: str, event_hub_created_at_ms: int) -> None:
-        """event_hub: whose files to take, where the options do not say.
-
-        event_hub_created_at_ms: older events are of an event hub of that name that is gone.
+        """event_hub: whose files to use, where the options do not say. event_hub_created_at_ms: older events
+        are of a deleted hub of that name.
         """
         self._options = options
         self._event_hub = event_hub
@@ -41,7 +40,7 @@ class CaptureIndex:
         self._by_partition: dict[str, list[FileRange]] = {}
 
     def refresh(self) -> None:
-        """Look for files that have come. Raises CaptureFileError, InvalidArgumentError."""
+        """Look for new files. Raises CaptureFileError, InvalidArgumentError."""
         files = open_capture_files(self._options)
         since = TimeBounds(self._created_at_ms // 1000 * 1000)
         listed = prune(
@@ -58,7 +57,7 @@ class CaptureIndex:
         self._known = {file: self._known.get(file, found.get(file)) for file in listed}
         self._by_partition = {}
         for file, item in self._known.items():
-            # Times of Azure are cut to seconds, so no more than that is compared.
+            # Azure truncates times to seconds, so only seconds are compared.
             if item is None or item.until_sequence_number == UNKNOWN_UNTIL:
                 continue
             if item.first_event_ms // 1000 >= self._created_at_ms // 1000:
@@ -82,7 +81,7 @@ class CaptureIndex:
         return first_missing(self._by_partition.get(wanted.partition_id, ()), wanted)
 
     def files_for(self, wanted: PartitionRange) -> CapturedRange:
-        """What to read the range from, as far as it is there."""
+        """The files to read the range from, as far as it is captured."""
         files = [
             item.file
             for item in self._by_partition.get(wanted.partition_id, ())
@@ -105,7 +104,7 @@ def first_missing(ranges: Iterable[FileRange], wanted: PartitionRange) -> int | 
 def split_at(
     wanted: PartitionRange, sequence_number: int
 ) -> tuple[PartitionRange | None, PartitionRange | None]:
-    """What lies before a sequence number, and what from it on; None where nothing does."""
+    """The parts of a range before a sequence number and from it on; None for an empty part."""
     start, until = wanted.start_sequence_number, wanted.until_sequence_number
     middle = min(max(sequence_number, start), until)
     before = PartitionRange(wanted.partition_id, start, middle) if middle > start else None

@@ -1,4 +1,4 @@
-"""The data source ``eventhubs-replay``: a hub's stream, with what retention has dropped read from Capture.
+"""The data source ``eventhubs-replay``: a hub's stream, with deleted events read from Capture.
 
 Theory of operation. It is the stream ``eventhubs``, with the same offsets: micro-batches are ranges of
 sequence numbers per partition. When one is planned, each range is cut where the partition's log begins:
@@ -7,8 +7,8 @@ sequence numbers per partition. When one is planned, each range is cut where the
         │ ── from capture files ── │ ────── from the hub ─────────── │
 
 Both parts of a partition go to the same task, in order. So the exactly-once sink sees one unbroken run of
-numbers, and neither it nor Spark's journal can tell where an event came from. Once the checkpoint is in the
-log, nothing of Capture is looked at any more.
+numbers, and neither it nor Spark's journal depends on where an event came from. Once the checkpoint is in the
+log, Capture is no longer read.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from tidegate.spark.source.reader import EventHubsStreamReader, RangesInputParti
 from tidegate.sql import Pipeline
 
 CAPTURE_PREFIX: Final = "capture."
-"""Options that begin so are those of ``eventhubs-capture``."""
+"""Prefix of options for ``eventhubs-capture``."""
 
 _logger = logging.getLogger(__name__)
 
 
 class ReplayDataSource(DataSource):
-    """``readStream.format("eventhubs-replay")``; start it with ``tidegate.spark.replay_pipeline``."""
+    """``readStream.format("eventhubs-replay")``; start it with ``tidegate.spark.run_pipeline``."""
 
     @classmethod
     def name(cls) -> str:
@@ -54,14 +54,14 @@ class ReplayDataSource(DataSource):
         return "eventhubs-replay"
 
     def schema(self) -> StructType:
-        """The columns of ``eventhubs``; options that are wrong are refused here already."""
+        """The columns of ``eventhubs``; also checks the options."""
         from tidegate.spark.source.schema import ENCODED_EVENT_SCHEMA, EVENT_SCHEMA
 
         source, _ = parse_options(self.options)
         return ENCODED_EVENT_SCHEMA if source.encoded_events else EVENT_SCHEMA
 
     def reader(self, schema: StructType) -> NoReturn:
-        """Raises InvalidArgumentError: a batch query reads one of the two."""
+        """Raises InvalidArgumentError: a batch query reads captured events or the log."""
         raise InvalidArgumentError(
             "The format eventhubs-replay is a stream.",
             next_step='Read captured events with .format("eventhubs-capture"), the log with "eventhubs".',
@@ -77,7 +77,7 @@ class ReplayDataSource(DataSource):
 
 
 def parse_options(options: Mapping[str, str]) -> tuple[SourceOptions, CaptureOptions]:
-    """The options of the hub and, those that begin with ``capture.``, of its captured events.
+    """The options of the hub and, those with the prefix ``capture.``, of its captured events.
 
     Raises InvalidArgumentError.
     """
@@ -90,7 +90,7 @@ def parse_options(options: Mapping[str, str]) -> tuple[SourceOptions, CaptureOpt
     for name in capture:
         if name.lower() in ("partitions", "endingtime", "tasksmax"):
             raise InvalidArgumentError(
-                f"The option {CAPTURE_PREFIX}{name} would leave events out of a replay.",
+                f"The option {CAPTURE_PREFIX}{name} would exclude events from a replay.",
                 next_step="Leave it out.",
             )
     return SourceOptions.parse(source), CaptureOptions.parse(capture)
@@ -101,15 +101,15 @@ class Replay:
     """What a pipeline over Capture and log is started with."""
 
     options: Mapping[str, str] = field(repr=False)
-    """Beside those of the hub, for ``eventhubs-replay``."""
+    """Options for ``eventhubs-replay``, beside those of the hub."""
     starting_positions: str
     """The source's option ``startingPositions``, for partitions without a SQL checkpoint."""
 
 
 def plan_replay(source_options: Mapping[str, str], capture_options: Mapping[str, str]) -> Replay:
-    """Look at hub and files before anything is claimed.
+    """Examine hub and files before anything is claimed.
 
-    Raises InvalidArgumentError where there are no captured events of the hub, CaptureFileError.
+    Raises InvalidArgumentError where no events of the hub are captured, and CaptureFileError.
     """
     prefixed = {CAPTURE_PREFIX + name: value for name, value in capture_options.items()}
     source, capture = parse_options({**source_options, **prefixed})
@@ -120,7 +120,7 @@ def plan_replay(source_options: Mapping[str, str], capture_options: Mapping[str,
     if not first:
         raise InvalidArgumentError(
             f"There are no captured events of the event hub {source.event_hub!r} at {capture.path}.",
-            next_step="Correct the path (what {Namespace}/… of the names is below), or run the pipeline "
+            next_step="Correct the path (the parent of {Namespace}/… in the names), or run the pipeline "
             "without Capture.",
         )
     begins = {key: bounds.begin_sequence_number for key, bounds in hub.bounds.items()}
@@ -131,12 +131,12 @@ def plan_replay(source_options: Mapping[str, str], capture_options: Mapping[str,
 def check_replayable(columns: Sequence[str], pipeline: Pipeline) -> None:
     """Raise InvalidArgumentError where the sink would ask the log for events that it no longer holds.
 
-    columns: what a transformation returned, or a function over batches is given.
+    columns: those that a transformation returned, or that a function over batches gets.
     """
     lost = [name for name in ("offset", "enqueuedTime") if name not in columns]
     if lost or pipeline.is_payload_copied:
         raise InvalidArgumentError(
-            f"The transformation dropped the column {lost[0]!r}, which the log cannot give back in a replay."
+            f"The transformation dropped the column {lost[0]!r}, which the log cannot provide in a replay."
             if lost
             else "A transformation, or a function over batches, has no copy of an event for its dead letter "
             "(is_payload_copied), and in a replay the log has none either.",
@@ -145,7 +145,7 @@ def check_replayable(columns: Sequence[str], pipeline: Pipeline) -> None:
 
 
 class ReplayInputPartition(InputPartition):
-    """What one task reads: of each hub partition what was captured first, then what is in the log."""
+    """What one task reads: for each hub partition, first its captured events, then those in the log."""
 
     def __init__(self, captured: tuple[CapturedRange, ...], live: tuple[PartitionRange, ...]) -> None:
         super().__init__((captured, live))
@@ -163,7 +163,7 @@ class ReplayStreamReader(EventHubsStreamReader):
         self._log_begins: Mapping[str, int] = {}
 
     def _describe(self, wanted: Mapping[str, int]) -> HubDescription:
-        """The hub, as if its partitions began where what is wanted was captured."""
+        """The hub, as if its partitions began at the wanted events that are captured."""
         hub = super()._describe(wanted)
         self._log_begins = {key: bounds.begin_sequence_number for key, bounds in hub.bounds.items()}
         bounds = dict(hub.bounds)
@@ -238,7 +238,7 @@ def read_captured(
 ) -> Iterator[CaptureRows]:
     """The events of a range in order, each once.
 
-    Raises PositionOutOfRangeError where one is in no file (unless ``failOnDataLoss`` is off).
+    Raises PositionOutOfRangeError for an event in no file (unless ``failOnDataLoss`` is off).
     """
     files = open_capture_files(capture)
     expected, until = item.wanted.start_sequence_number, item.wanted.until_sequence_number
@@ -260,7 +260,7 @@ def read_captured(
 
 
 def _unbroken(rows: CaptureRows) -> CaptureRows:
-    """The rows up to the first number that does not follow the one before it."""
+    """The rows up to the first number that does not follow its predecessor."""
     numbers = rows.sequence_numbers
     steps = numbers[1:] != numbers[:-1] + 1
     if not steps.any():
@@ -271,13 +271,13 @@ def _unbroken(rows: CaptureRows) -> CaptureRows:
 def report_missing(partition_id: str, missing: int, first: int, options: SourceOptions) -> None:
     """Raise or log, as the options say, that events are neither in the log nor in Capture's files."""
     sentence = (
-        f"Partition {partition_id}: sequence number {missing} was wanted, and the first available one is "
-        f"{first}: retention has deleted the events between, and Capture's files do not have them."
+        f"Partition {partition_id}: sequence number {missing} was wanted, but the first available one is "
+        f"{first}: retention has deleted the events between, and no capture file has them."
     )
     if options.fail_on_data_loss:
         raise PositionOutOfRangeError(
             sentence,
             next_step="If Capture is still writing them, start again later. Set failOnDataLoss to false "
-            "(--allow-gap) to go on from the first available event.",
+            "(--allow-gap) to continue at the first available event.",
         )
     _logger.warning(sentence)

@@ -1,6 +1,6 @@
-"""Which sequence numbers of a partition have been read: so that files that overlap give each event once.
+"""Which sequence numbers of a partition have been read, so that overlapping files yield each event once.
 
-Pure. Two files overlap where Capture began again with another state or beside another service.
+Pure. Two files overlap where Capture started again with another state, or beside another service.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class OtherHubError(Exception):
-    """The same sequence number stands for two events."""
+    """One sequence number belongs to two different events."""
 
     def __init__(self, sequence_number: int) -> None:
         super().__init__(sequence_number)
@@ -28,10 +28,10 @@ class SeenNumbers:
         self._starts, self._untils, self._times = none, none, none
 
     def add(self, numbers: Int64s, times_ms: Int64s) -> Mask:
-        """Take numbers of events, in any order; returns which of them are new.
+        """Add numbers of events, in any order; returns which of them are new.
 
-        Raises OtherHubError where a number that is known comes with a later time than all events up to it
-        had: sequence numbers and times of a partition only ever rise together, so the hub was made anew.
+        Raises OtherHubError for a known number with a later time than all events up to it had: numbers and
+        times of a partition only rise together, so the hub was recreated.
         """
         _, first_places = np.unique(numbers, return_index=True)
         is_new = np.zeros(len(numbers), np.bool_)
@@ -39,7 +39,7 @@ class SeenNumbers:
         if len(self._starts):
             ranges = np.searchsorted(self._starts, numbers, side="right") - 1
             is_known = (ranges >= 0) & (numbers < self._untils[ranges])
-            # Compared in seconds, which is what all writers of capture files have.
+            # Compared in seconds, the precision of all writers of capture files.
             is_later = is_known & (times_ms // 1000 > self._times[ranges] // 1000)
             if is_later.any():
                 raise OtherHubError(int(numbers[is_later][0]))

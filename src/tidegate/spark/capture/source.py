@@ -1,7 +1,7 @@
 """The data source ``eventhubs-capture``: captured events as a table with the columns of ``eventhubs``.
 
-Spark pickles this class by its module name into every Python process that it starts, so the reader is
-imported where it is made (see ``spark.formats``).
+Spark pickles this class by its module name into every Python process that it starts, so readers are imported
+where they are created (see ``spark.formats``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CaptureDataSource(DataSource):
         return "eventhubs-capture"
 
     def schema(self) -> StructType:
-        """The columns; also the first place where Spark looks at the options, so they are checked here."""
+        """The columns; also checks the options, since Spark calls this first."""
         from tidegate.spark.capture.options import CaptureOptions
         from tidegate.spark.source.schema import EVENT_SCHEMA
 
@@ -43,9 +43,9 @@ class CaptureDataSource(DataSource):
         return CaptureReader(CaptureOptions.parse(self.options), schema.fieldNames())
 
     def streamReader(self, schema: StructType) -> NoReturn:  # noqa: N802 - Spark's name
-        """Raises InvalidArgumentError: files appear late, and are a table of what was."""
+        """Raises InvalidArgumentError: files appear late, so they are only a table."""
         raise InvalidArgumentError(
-            "The format eventhubs-capture is a table, and no stream.",
-            next_step='Read live events with .format("eventhubs"), or run a pipeline over Capture and then '
-            "live with `tidegate pipeline replay`.",
+            "The format eventhubs-capture is a table, not a stream.",
+            next_step='Read live events with .format("eventhubs"), or run a pipeline over captured and then '
+            "live events with `tidegate pipeline replay`.",
         )

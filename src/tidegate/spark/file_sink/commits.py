@@ -1,17 +1,16 @@
-"""Which files of an ``eventhubs-files`` sink count: a manifest per micro-batch, written at one stroke.
+"""Which files of an ``eventhubs-files`` sink count: a manifest per micro-batch, written atomically.
 
-Theory of operation
--------------------
+Theory of operation -------------------
     _tidegate/staging/QUERY/BATCH/…     what tasks write, under names that no two attempts share
     _tidegate/commits/QUERY-BATCH.json  the manifest: staged name → final name
     [COLUMN=VALUE/]part-QUERY-BATCH-…   the files
 
-The manifest is the point of no return. Without one, what is staged counts for nothing, and the micro-batch
-run again stages anew, with as many tasks as it likes. With one, tasks that run again write nothing, and the
-driver only finishes what the manifest says: it moves what is still staged, marks the manifest as published,
-and removes what is left over of failed and speculative attempts. So a file has its final name only if it
-counts, and whoever lists the folder sees no row twice. Names that begin with ``_`` are passed over by Spark,
-Hive, pyarrow and DuckDB alike.
+The manifest is the point of no return. Without one, staged files do not count, and a repeat of the
+micro-batch stages again, with any number of tasks. With one, repeated tasks write nothing, and the driver
+only completes what the manifest says: it moves what is still staged, marks the manifest as published, and
+deletes what failed and speculative attempts left. So a file has its final name only if it counts, and a
+listing of the folder shows no row twice. Spark, Hive, pyarrow and DuckDB all ignore names that begin with
+``_``.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ class Manifest:
     files: tuple[StagedFile, ...]
 
     def to_json(self) -> bytes:
-        """As it is stored."""
+        """The stored form."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Manifest:
-        """As it was stored."""
+        """The inverse of ``to_json``."""
         value = json.loads(data)
         files = tuple(StagedFile(**each) for each in value["files"])
         return cls(value["query"], value["batch_id"], value["is_published"], files)
@@ -65,7 +64,7 @@ class FileCommits:
     """The manifests of one sink and query."""
 
     def __init__(self, folder: SinkFolder, query: str) -> None:
-        """query: the Spark query's id, or what names a batch query."""
+        """query: the Spark query's id, or the name of a batch query."""
         self._folder = folder
         self._query = query
 
@@ -74,15 +73,15 @@ class FileCommits:
         return f"{_STAGING}/{self._query}/{batch_id:010}"
 
     def find(self, batch_id: int) -> Manifest | None:
-        """The micro-batch's manifest; None while it is not decided."""
+        """The micro-batch's manifest; None until it is committed."""
         data = self._folder.read(self._name(batch_id))
         return None if data is None else Manifest.from_json(data)
 
     def commit(self, batch_id: int, files: Sequence[StagedFile]) -> Manifest:
-        """Decide which files the micro-batch has, where that is not decided, and publish those.
+        """Decide which files the micro-batch has, unless that is decided, and publish them.
 
-        files: what the tasks of this run have staged; not looked at where an earlier run was committed.
-        May be called again after a failure at any point. Raises FileSinkError.
+        files: what the tasks of this run have staged; ignored if an earlier run was committed. May be called
+        again after a failure at any point. Raises FileSinkError.
         """
         manifest = self.find(batch_id)
         if manifest is None:
@@ -103,10 +102,10 @@ class FileCommits:
 
 
 def published_files(path: str, storage_options: Mapping[str, object] | None = None) -> list[str]:
-    """The files of all micro-batches that a file sink has finished, by query and micro-batch.
+    """The files of all micro-batches that a file sink has completed, by query and micro-batch.
 
-    path: as the sink was given it. storage_options: for fsspec. A micro-batch is in it whole or not at all,
-    which a listing of the folder cannot promise while one is being published. Raises FileSinkError.
+    path: the sink's. storage_options: for fsspec. Contains a micro-batch completely or not at all, unlike a
+    listing of the folder while one is being published. Raises FileSinkError.
     """
     folder = SinkFolder(path, storage_options or {})
     names: list[str] = []

@@ -1,4 +1,4 @@
-"""A task's rows become files: one per combination of the partition columns' values."""
+"""Writes a task's rows to files: one per combination of the partition columns' values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import gzip
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any, BinaryIO, Final, Protocol
+from typing import Any, BinaryIO, Final
 from urllib.parse import quote
 
 import numpy as np
@@ -21,25 +21,19 @@ from tidegate.spark.file_sink.options import FileFormat, FileSinkOptions
 from tidegate.spark.file_sink.storage import SinkFolder
 
 _FILES_OPEN_MAX: Final = 256
-"""Our choice: each holds a row group or a block in memory, and more of them mean a wrong column."""
+"""Our choice: each holds a row group or a block in memory, and more of them suggest a wrong column."""
 _NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
-"""What Hive and Spark call the folder of rows whose partition column is null."""
+"""Hive's and Spark's name for the folder of rows whose partition column is null."""
 _SEPARATOR: Final = "\x1f"
 
 _compute: Any = pc
-
-
-class _RowWriter(Protocol):
-    def write(self, rows: pa.RecordBatch) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class TaskFiles:
     """Writes the files of one task, once."""
 
     def __init__(self, folder: SinkFolder, options: FileSinkOptions, attempt: str, prefix: str) -> None:
-        """attempt: the folder of this attempt alone. prefix: how the files' final names begin."""
+        """attempt: the folder of this attempt. prefix: of the files' final names."""
         self._folder = folder
         self._options = options
         self._attempt = attempt
@@ -71,7 +65,7 @@ class TaskFiles:
             if number >= _FILES_OPEN_MAX:
                 raise InvalidArgumentError(
                     f"A task has rows for over {_FILES_OPEN_MAX} values of the partition columns.",
-                    next_step="Choose something coarser, or repartition by these columns before writing.",
+                    next_step="Choose coarser columns, or repartition by these columns before writing.",
                 )
             file = open_files.enter_context(self._folder.writing(self._staged(number)))
             writer = self._writers[place] = _row_writer(file, schema, self._options)
@@ -82,7 +76,7 @@ class TaskFiles:
 
 
 def _split(rows: pa.RecordBatch, columns: tuple[str, ...]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """(folder, its rows in their order without the columns that the folder says) for each combination."""
+    """(folder, its rows in order without the partition columns) for each combination of their values."""
     if not columns:
         yield "", rows
         return
@@ -110,16 +104,15 @@ def _row_writer(file: BinaryIO, schema: pa.Schema, options: FileSinkOptions) -> 
     if options.file_format is FileFormat.PARQUET:
         compression: Any = options.compression
         return pq.ParquetWriter(file, schema, compression=compression)
-    return _JsonLines(file, is_compressed=options.compression == "gzip")
+    # Without the time: the same rows give the same bytes.
+    return _JsonLines(gzip.GzipFile("", "wb", 6, file, mtime=0) if options.compression == "gzip" else file)
 
 
 class _JsonLines:
-    """One JSON object per line. Binary values are base64, as Spark's ``to_json`` writes them."""
+    """Writes one JSON object per line. Binary values are base64, as in Spark's ``to_json``."""
 
-    def __init__(self, file: BinaryIO, *, is_compressed: bool) -> None:
-        # Without the time: the same rows give the same bytes.
-        self._stream: Any = gzip.GzipFile("", "wb", 6, file, mtime=0) if is_compressed else file
-        self._is_own = is_compressed
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
 
     def write(self, rows: pa.RecordBatch) -> None:
         objects = rows.to_pylist(maps_as_pydicts="lossy")
@@ -127,8 +120,11 @@ class _JsonLines:
         self._stream.write(b"\n".join(lines) + b"\n")
 
     def close(self) -> None:
-        if self._is_own:
+        if isinstance(self._stream, gzip.GzipFile):
             self._stream.close()
+
+
+_RowWriter = pq.ParquetWriter | _JsonLines
 
 
 def _plain(value: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -10,24 +10,19 @@ from typing import Final
 from pyspark.sql.types import StructType
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.spark.capture.options import _path, _storage_options
-
-_KNOWN: Final = (
-    "path",
-    "fileFormat",
-    "compression",
-    "partitionColumns",
-    "storageConnectionString",
-    "storageAccessKey",
-    "storageToken",
-    "storageOptions",
+from tidegate.spark.runtime.options import (
+    OPTIONS_OF_SPARK,
+    STORAGE_OPTIONS,
+    known_options,
+    storage_options,
+    storage_path,
 )
-_NAMES: Final = {name.lower(): name for name in _KNOWN}
-_OPTIONS_OF_SPARK: Final = ("checkpointlocation", "queryname")
+
+KNOWN: Final = (*STORAGE_OPTIONS, "fileFormat", "compression", "partitionColumns")
 
 
 class FileFormat(Enum):
-    """What the files are, by the option's value."""
+    """The file format, by the option's value."""
 
     PARQUET = "parquet"
     JSON = "json"
@@ -49,9 +44,9 @@ class FileSinkOptions:
     file_format: FileFormat
     compression: str
     partition_columns: tuple[str, ...]
-    """Columns that become folders ``name=value`` instead of being in the files."""
+    """Columns that become folders ``name=value`` and are not stored in the files."""
     storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
-    """For the file system's library; holds secrets."""
+    """For the file system's library; may hold secrets."""
 
     @property
     def suffix(self) -> str:
@@ -66,38 +61,28 @@ class FileSinkOptions:
 
         Raises InvalidArgumentError naming the option or the column at fault.
         """
-        given: dict[str, str] = {}
-        for raw_name, value in options.items():
-            if raw_name.lower() in _OPTIONS_OF_SPARK:
-                continue
-            name = _NAMES.get(raw_name.lower())
-            if name is None:
-                raise InvalidArgumentError(
-                    f"The format eventhubs-files has no option {raw_name!r}.",
-                    next_step=f"It knows {', '.join(_KNOWN)} (in any case).",
-                )
-            given[name] = value
-        path = _path(given)
+        ignored = [name for name in OPTIONS_OF_SPARK if name != "path"]
+        given = known_options(options, KNOWN, subject="The format eventhubs-files", ignored=ignored)
+        path = storage_path(given)
         if path.startswith("memory:"):
             raise InvalidArgumentError(
-                "The option path is in the memory of one process, and Spark writes from several.",
-                next_step="Give a directory, or a URL such as az://container/folder.",
+                "The option path is in the memory of one process, but Spark writes from several.",
+                next_step="Set it to a directory, or to a URL such as az://container/folder.",
             )
-        file_format = _choice(given, "fileFormat", [each.value for each in FileFormat])
-        compressions = _COMPRESSIONS[FileFormat(file_format)]
+        file_format = FileFormat(_choice(given, "fileFormat", [each.value for each in FileFormat]))
         return cls(
             path=path,
-            file_format=FileFormat(file_format),
-            compression=_choice(given, "compression", compressions),
+            file_format=file_format,
+            compression=_choice(given, "compression", _COMPRESSIONS[file_format]),
             partition_columns=_partition_columns(given.get("partitionColumns", ""), schema),
-            storage_options=_storage_options(given),
+            storage_options=storage_options(given),
         )
 
 
-def _choice(given: Mapping[str, str], option: str, choices: list[str] | tuple[str, ...]) -> str:
+def _choice(given: Mapping[str, str], option: str, choices: Sequence[str]) -> str:
     value = given.get(option, choices[0]).strip().lower()
     if value not in choices:
-        raise InvalidArgumentError(f"The option {option} takes {', '.join(choices)}, not {value!r}.")
+        raise InvalidArgumentError(f"The option {option} must be one of {', '.join(choices)}, not {value!r}.")
     return value
 
 
@@ -105,12 +90,13 @@ def _partition_columns(text: str, schema: StructType) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     unknown = [name for name in names if name not in schema.fieldNames()]
     if unknown or len(set(names)) < len(names):
+        problem = f"{unknown[0]!r}, which is not a column" if unknown else "a column twice"
         raise InvalidArgumentError(
-            f"The option partitionColumns names {', '.join(unknown) or 'a column twice'}.",
+            f"The option partitionColumns names {problem}.",
             next_step=f"The query's columns are {', '.join(schema.fieldNames())}.",
         )
     if names and len(names) == len(schema.fields):
         raise InvalidArgumentError(
-            "The option partitionColumns names all columns, so nothing would be in the files."
+            "The option partitionColumns names all columns, so the files would have none."
         )
     return names

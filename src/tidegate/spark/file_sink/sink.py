@@ -1,18 +1,17 @@
-"""The data source ``eventhubs-files``: rows become Parquet or JSON files, each row in one file that counts.
+"""The data source ``eventhubs-files``: rows become Parquet or JSON files, each row in one published file.
 
-For places that Spark's own ``parquet`` and ``json`` sinks do not reach without further jars (Azure Blob
-Storage, SFTP, whatever fsspec knows), and with files that a plain listing may trust: ``commits``
-says why no row counts twice.
+For storage that Spark's own ``parquet`` and ``json`` sinks do not reach without further jars (Azure Blob
+Storage, SFTP, everything that fsspec supports), and for readers that rely on a plain listing: ``commits``
+explains why no row appears twice.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -21,12 +20,12 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.file_sink.commits import FileCommits, StagedFile
 from tidegate.spark.file_sink.files import TaskFiles
 from tidegate.spark.file_sink.options import FileSinkOptions
 from tidegate.spark.file_sink.storage import SinkFolder
-from tidegate.spark.runtime.workers import freeze_loaded_modules
+from tidegate.spark.runtime.options import check_appends
+from tidegate.spark.runtime.workers import freeze_loaded_modules, micro_batch, running_task
 
 
 @dataclass
@@ -48,11 +47,13 @@ class FileSinkDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> FileStreamWriter:  # noqa: N802 - Spark's name
         """The writer of a streaming query in append mode."""
         freeze_loaded_modules()
-        return FileStreamWriter(_checked(self.options, schema, overwrite, '.outputMode("append")'))
+        check_appends(overwrite, '.outputMode("append")', "The format eventhubs-files")
+        return FileStreamWriter(FileSinkOptions.parse(self.options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> FileBatchWriter:
         """The writer of a batch query in append mode."""
-        return FileBatchWriter(_checked(self.options, schema, overwrite, '.mode("append")'))
+        check_appends(overwrite, '.mode("append")', "The format eventhubs-files")
+        return FileBatchWriter(FileSinkOptions.parse(self.options, schema))
 
 
 class FileStreamWriter(DataSourceStreamArrowWriter):
@@ -61,27 +62,21 @@ class FileStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: FileSinkOptions) -> None:
         self._options = options
 
-    # The Arrow writer's parameter differs from its base class's in pyspark, too.
+    # The Arrow writer's parameter differs from its base class's in pyspark as well.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesCommitMessage:  # type: ignore[override]
-        """Stage the rows of one task; nothing where the micro-batch was committed before."""
-        context = TaskContext.get()
-        assert context is not None
-        query = context.getLocalProperty("sql.streaming.queryId")
-        batch_id = context.getLocalProperty("streaming.sql.batchId")
-        assert query is not None
-        assert batch_id is not None
-        return _stage(self._options, query, int(batch_id), iterator)
+        """Stage the rows of one task; nothing if the micro-batch is already committed."""
+        return _stage(self._options, *micro_batch(), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Publish what the tasks have staged, or what an earlier run of the micro-batch had."""
+        """Publish what the tasks have staged, or what an earlier run of the micro-batch staged."""
         _commit(self._options, messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing: what is staged counts for nothing, and goes when the micro-batch is committed."""
+        """Nothing: staged files do not count, and are deleted when the micro-batch is committed."""
 
 
 class FileBatchWriter(DataSourceArrowWriter):
-    """The same for the one batch of a batch query."""
+    """The same for a batch query, which is one batch."""
 
     def __init__(self, options: FileSinkOptions) -> None:
         self._options = options
@@ -96,7 +91,7 @@ class FileBatchWriter(DataSourceArrowWriter):
         _commit(self._options, messages, 0)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Remove what was staged: this query does not come back."""
+        """Delete what was staged: this query is not repeated."""
         folder = SinkFolder(self._options.path, self._options.storage_options)
         folder.delete_tree(FileCommits(folder, self._query).staging(0))
 
@@ -105,15 +100,14 @@ def _stage(
     options: FileSinkOptions, query: str, batch_id: int, batches: Iterator[pa.RecordBatch]
 ) -> FilesCommitMessage:
     freeze_loaded_modules()
-    context = TaskContext.get()
-    assert context is not None
     folder = SinkFolder(options.path, options.storage_options)
     commits = FileCommits(folder, query)
     if commits.find(batch_id) is not None:
         return FilesCommitMessage(query, ())
-    # Attempts never share a name: neither twins, nor one of a driver that was killed and its successor's.
-    attempt = f"{commits.staging(batch_id)}/{context.partitionId():05}-{uuid.uuid4().hex}"
-    prefix = f"part-{query[:13]}-{batch_id:010}-{context.partitionId():05}"
+    # Attempts never share a name: neither concurrent ones, nor those of a killed driver and its successor.
+    task = running_task().partitionId()
+    attempt = f"{commits.staging(batch_id)}/{task:05}-{uuid.uuid4().hex}"
+    prefix = f"part-{query[:13]}-{batch_id:010}-{task:05}"
     return FilesCommitMessage(query, TaskFiles(folder, options, attempt, prefix).write(batches))
 
 
@@ -123,11 +117,3 @@ def _commit(options: FileSinkOptions, messages: Sequence[WriterCommitMessage | N
         return
     folder = SinkFolder(options.path, options.storage_options)
     FileCommits(folder, staged[0].query).commit(batch_id, [file for each in staged for file in each.files])
-
-
-def _checked(options: Mapping[str, str], schema: StructType, overwrite: bool, how: str) -> FileSinkOptions:
-    if overwrite:
-        raise InvalidArgumentError(
-            "The format eventhubs-files appends and never overwrites.", next_step=f"Use {how}."
-        )
-    return FileSinkOptions.parse(options, schema)

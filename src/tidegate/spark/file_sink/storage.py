@@ -1,6 +1,6 @@
-"""A folder of this machine or of whatever fsspec reaches, with the few operations that the file sink needs.
+"""The file sink's folder, on this machine or wherever fsspec reaches.
 
-Whatever a file system raises becomes a FileSinkError with the place and no secret.
+Any error of a file system becomes a FileSinkError with the location and no secret.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tidegate.model.errors import TidegateError
 
 _COPY_BYTES: Final = 8 * 1024 * 1024
 _BY_UPLOAD: Final = frozenset({"az", "abfs", "abfss", "adl", "s3", "s3a", "gs", "gcs"})
-"""Object stores: a name shows nothing before its upload is complete, and there is no rename."""
+"""Object stores: a file appears only when its upload is complete, and there is no rename."""
 
 
 class FileSinkError(TidegateError):
-    """The place where files are written could not be reached, or refused; the micro-batch is repeated."""
+    """The location of files could not be reached, or refused access; the micro-batch is repeated."""
 
     is_transient = True
 
@@ -28,7 +28,7 @@ class SinkFolder:
     """Names are relative to the folder, with ``/`` between their parts. Everything blocks."""
 
     def __init__(self, path: str, storage_options: Mapping[str, object]) -> None:
-        """Raises FileSinkError where no library knows the path's scheme, or its options are refused."""
+        """Raises FileSinkError where no library supports the path's scheme, or its options are refused."""
         from fsspec.core import url_to_fs
 
         self.path = path
@@ -42,7 +42,7 @@ class SinkFolder:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[BinaryIO]:
-        """A new file, or one in place of another; not to be looked at before it is closed."""
+        """A new file, or one replacing another; not to be read before it is closed."""
         with _guarded(self.path, f"write {name}"):
             target = self._at(name)
             if self._is_renamed:
@@ -51,7 +51,7 @@ class SinkFolder:
                 yield cast(BinaryIO, file)
 
     def write_whole(self, name: str, data: bytes) -> None:
-        """Write a small file, which nobody sees before it is complete."""
+        """Write a small file, which appears only when it is complete."""
         if not self._is_renamed:
             with _guarded(self.path, f"write {name}"):
                 self._fs.pipe_file(self._at(name), data)
@@ -62,7 +62,7 @@ class SinkFolder:
         self.move(temporary, name)
 
     def move(self, source: str, target: str) -> None:
-        """Give a file another name, replacing what has it. Where ``source`` is gone, it was moved before."""
+        """Rename a file, replacing the target. If only ``target`` exists, it was already moved."""
         with _guarded(self.path, f"move {source} to {target}"):
             from_, to = self._at(source), self._at(target)
             if not self._fs.exists(from_):
@@ -73,7 +73,7 @@ class SinkFolder:
                 self._fs.makedirs(to.rpartition("/")[0], exist_ok=True)
                 self._fs.mv(from_, to)
                 return
-            # Through this process: a copy within the store may end after the call that asked for it.
+            # Through this process: a copy within the store may end after the call that started it.
             with self._fs.open(from_, "rb") as reading, self._fs.open(to, "wb") as writing:
                 shutil.copyfileobj(reading, writing, _COPY_BYTES)
             self._fs.rm_file(from_)
@@ -88,7 +88,7 @@ class SinkFolder:
                 return None
 
     def list(self, folder: str) -> list[str]:
-        """The names of the files directly in a folder; none where there is no such folder."""
+        """The names of the files directly in a folder; empty where there is no such folder."""
         with _guarded(self.path, f"list {folder}"):
             self._fs.invalidate_cache()
             try:
@@ -98,14 +98,14 @@ class SinkFolder:
             return sorted(item["name"].rpartition("/")[2] for item in found if item["type"] == "file")
 
     def delete_tree(self, folder: str) -> None:
-        """Delete a folder and all in it; nothing happens where there is none."""
+        """Delete a folder and everything in it; does nothing where there is none."""
         with _guarded(self.path, f"delete {folder}"):
             self._fs.invalidate_cache()
             if self._fs.exists(self._at(folder)):
                 self._fs.rm(self._at(folder), recursive=True)
 
     def url(self, name: str) -> str:
-        """The name as others may open it."""
+        """The name in a form that others can open."""
         return f"{self.path.rstrip('/')}/{name}"
 
     def _at(self, name: str) -> str:
@@ -118,10 +118,10 @@ def _guarded(path: str, what: str) -> Iterator[None]:
         yield
     except TidegateError:
         raise
-    except Exception as error:  # libraries of other people raise what they like: this is the boundary
-        # Their texts may hold a signed URL; the class and, of the system's own errors, the reason is enough.
+    except Exception as error:  # third-party libraries raise anything: this is the boundary
+        # Their messages may hold a signed URL; the class and, for OSErrors, the reason are enough.
         reason = error.strerror if isinstance(error, OSError) and error.strerror else ""
         raise FileSinkError(
             f"The file sink at {path} could not {what}: {type(error).__name__} {reason}".rstrip() + ".",
-            next_step="Is the place there, and do the storage options allow writing to it?",
+            next_step="Check that it exists, and that the storage options allow writing to it.",
         ) from None

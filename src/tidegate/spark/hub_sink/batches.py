@@ -1,12 +1,12 @@
-"""A task's rows become batches of hub partitions: always the same ones for the same rows.
+"""A task's rows become batches of hub partitions: always the same batches for the same rows.
 
-Where a row goes and where a batch ends depends on the rows alone, their order included: never on time, nor on
-how Spark cut them into Arrow batches. A task that is run again therefore makes the same batches, and the log
-can tell what it has of them (``client.repeatable``).
+Where a row goes and where a batch ends depend only on the rows, including their order: not on time, nor on
+how Spark cut them into Arrow batches. A repeated task therefore makes the same batches, and the log can
+recognise those that it has (``client.repeatable``).
 
     partition set          that partition
-    partitionKey set       the partition that the service would hash the key to
-    neither                every 500 such rows the next partition, from one that task and micro-batch choose
+    partitionKey set       the partition to which the service would hash the key
+    neither                the next partition after every 500 such rows; task and micro-batch choose the first
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tidegate.model.partition_key import partition_for_key
 from tidegate.spark.hub_sink.encoding import encode_sections
 
 _ROWS_PER_TURN: Final = 500
-"""Rows without key that go to one partition before the next one's turn. Our choice: a micro-batch of some
-thousand rows reaches several partitions, and runs are long enough to be cheap to deal out."""
+"""Rows without a key that go to one partition before the next one. Our choice: a micro-batch of some thousand
+rows reaches several partitions, and runs are long enough to be cheap."""
 _SLICE_BYTES: Final = 64 * 1024 * 1024
-"""Rows encoded at a time: Arrow's offsets have 31 bits, and memory is not endless."""
+"""Rows encoded at a time: Arrow's offsets have 31 bits, and memory is limited."""
 _KEYS_REMEMBERED: Final = 262_144
 
 _compute: Any = pc
@@ -38,7 +38,7 @@ _compute: Any = pc
 
 @dataclass(frozen=True, slots=True)
 class HubBatch:
-    """What is sent as one message."""
+    """The content of one message."""
 
     partition_index: int
     sections: bytes
@@ -58,7 +58,7 @@ class BatchCutter:
     """Cuts the rows of one task. ``add`` them in order, then ``finish``."""
 
     def __init__(self, partition_ids: tuple[str, ...], batch_bytes_max: int, *, first_turn: int) -> None:
-        """first_turn: where rows without key begin; taken modulo the number of partitions."""
+        """first_turn: where rows without a key begin, modulo the number of partitions."""
         self._partition_ids = partition_ids
         self._bytes_max = batch_bytes_max
         self._first_turn = first_turn
@@ -70,8 +70,8 @@ class BatchCutter:
     def add(self, rows: pa.RecordBatch) -> Iterator[HubBatch]:
         """The batches that these rows fill.
 
-        Raises InvalidArgumentError, NotFoundError or EventTooLargeError for the first row at fault of a slice
-        of 64 MB, and nothing of that slice is in a batch then.
+        Raises InvalidArgumentError, NotFoundError or EventTooLargeError for the first invalid row of a slice
+        of 64 MB; then no batch has any row of that slice.
         """
         rows_per_slice = max(1, int(rows.num_rows * _SLICE_BYTES / max(1, rows.nbytes)))
         for start in range(0, rows.num_rows, rows_per_slice):
@@ -95,7 +95,7 @@ class BatchCutter:
             raise EventTooLargeError(
                 f"Row {self._rows_before + row} of the task is an event of {lengths[row]} encoded bytes, "
                 f"over the limit of {self._bytes_max}.",
-                next_step="Store large content elsewhere and send a reference to it, or filter such rows.",
+                next_step="Store large content elsewhere and send a reference, or filter out such rows.",
             )
         self._rows_before += rows.num_rows
         if int(indices[0]) == int(indices[-1]) and (indices == indices[0]).all():
@@ -110,7 +110,7 @@ class BatchCutter:
             )
 
     def _fill(self, index: int, sections: Any) -> Iterator[HubBatch]:
-        """Put sections into the open batch of a partition; those that become full come out."""
+        """Put sections into the open batch of a partition; yields those that become full."""
         offsets = _offsets(sections)
         data = memoryview(sections.buffers()[2])
         start = 0
@@ -135,7 +135,7 @@ class BatchCutter:
             row = _first(columns["body"].is_null())
             raise InvalidArgumentError(
                 f"Row {self._rows_before + row} of the task has no body.",
-                next_step="Filter such rows, or give them an empty body with coalesce(body, '').",
+                next_step="Filter out such rows, or set an empty body with coalesce(body, '').",
             )
         keys, partitions = columns.get("partitionKey"), columns.get("partition")
         if keys is not None and partitions is not None:

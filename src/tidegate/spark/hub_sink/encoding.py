@@ -1,9 +1,8 @@
 """Arrow columns become encoded events: whole columns at a time, never through a Python object per event.
 
-Each row is one data section that holds one encoded message, byte for byte what ``wire.event_codec`` makes of
-the same event (``tests/spark/test_hub_sink_encoding.py`` holds it to that). Everything is put together from
-columns of pieces: headers are made with numpy from the lengths of what follows them, and Arrow joins the
-pieces row by row.
+Each row is one data section that holds one encoded message, byte for byte as ``wire.event_codec`` encodes the
+same event (``tests/spark/test_hub_sink_encoding.py`` checks this). Everything is built from columns of
+pieces: numpy makes headers from the lengths of what follows them, and Arrow joins the pieces row by row.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import pyarrow.compute as pc
 from tidegate.wire.names import PARTITION_KEY
 
 _compute: Any = pc
-"""The stubs know no function that takes an array of any type."""
+"""The stubs have no function that accepts an array of any type."""
 
 if TYPE_CHECKING:
     _Column = Any  # to the stubs, an array of any type has no methods
@@ -42,8 +41,8 @@ def encode_sections(
 ) -> pa.Array[Any]:
     """One data section per row, as a binary column.
 
-    body: binary or text, no nulls. partition_key: text; properties: map of text to text; where these, or a
-    value, are null, the event has none. Together they hold less than 1 GiB.
+    body: binary or string, no nulls. partition_key: string; properties: map of string to string; where these,
+    or a value, are null, the event has none. Together they hold less than 1 GiB.
     """
     body = body.cast(pa.binary())
     pieces: list[_Column] = []
@@ -61,7 +60,9 @@ def encode_sections(
 def _key_sections(keys: _Column) -> _Column:
     """The message annotations with the partition key; empty where it is null."""
     texts = _text_values(keys)
-    sections = _maps(_ANNOTATIONS, _joined(_repeated(_KEY_NAME, len(keys)), texts), _ones(len(keys)))
+    sections = _maps(
+        _ANNOTATIONS, _joined(pa.repeat(_KEY_NAME, len(keys)), texts), np.ones(len(keys), np.int64)
+    )
     return _compute.if_else(keys.is_valid(), sections, _NOTHING)
 
 
@@ -89,18 +90,18 @@ def _maps(descriptor: bytes, entries: _Column, pair_counts: Lengths) -> _Column:
 
 
 def _text_values(texts: _Column) -> _Column:
-    """Texts as AMQP strings; a null as an empty one."""
+    """Strings in AMQP encoding; a null as an empty one."""
     values = texts.cast(pa.binary()).fill_null(b"")
     return _joined(_sized_headers(_TEXT_8, _TEXT_32, _lengths(values)), values)
 
 
 def _sized_headers(short: bytes, long: bytes, lengths: Lengths) -> _Column:
-    """``short`` and a length of one byte, or ``long`` and a length of four, as the length needs it."""
+    """``short`` and a one-byte length, or ``long`` and a four-byte length, as the length requires."""
     return _choose(lengths >= 256, _side_by_side(short, _u8(lengths)), _side_by_side(long, _u32(lengths)))
 
 
 def _choose(is_long: npt.NDArray[np.bool_], short: ByteMatrix, long: ByteMatrix) -> _Column:
-    """A binary column of the rows of ``short`` or, where ``is_long``, of ``long``, which is the wider one."""
+    """A binary column with rows of ``short`` or, where ``is_long``, of ``long``, the wider one."""
     if is_long.all():
         return _column(np.full(len(long), long.shape[1]), long.tobytes())
     if not is_long.any():
@@ -118,14 +119,6 @@ def _column(lengths: Lengths, data: bytes) -> _Column:
     return pa.Array.from_buffers(
         pa.binary(), len(lengths), [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(data)]
     )
-
-
-def _repeated(value: bytes, count: int) -> _Column:
-    return _column(np.full(count, len(value)), value * count)
-
-
-def _ones(count: int) -> Lengths:
-    return np.ones(count, dtype=np.int64)
 
 
 def _joined(*pieces: _Column) -> pa.Array[Any]:

@@ -11,10 +11,15 @@ from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructT
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.runtime.certificates import read_certificates
-from tidegate.spark.source.options import _boolean, _connection_string, _credential
+from tidegate.spark.runtime.options import (
+    OPTIONS_OF_SPARK,
+    boolean,
+    connection_string_of,
+    credential_of,
+    known_options,
+)
 
-_PREFIX: Final = "eventhubs."
-_KNOWN: Final = (
+KNOWN: Final = (
     "eventhubs.connectionString",
     "eventhubs.eventHubName",
     "eventhubs.caFile",
@@ -22,8 +27,6 @@ _KNOWN: Final = (
     "eventhubs.idempotent",
     "eventhubs.writeId",
 )
-_NAMES: Final = {name.lower(): name for name in _KNOWN}
-_OPTIONS_OF_SPARK: Final = ("checkpointlocation", "path", "queryname")
 
 _TYPES: Final[Mapping[str, tuple[DataType, ...]]] = {
     "body": (StringType(), BinaryType()),
@@ -43,13 +46,13 @@ class HubSinkOptions:
     connection_string: ConnectionString = field(repr=False)
     """Names the event hub in ``entity_path``."""
     ca_certificates: str | None = field(repr=False)
-    """What the option ``caFile`` names, in PEM."""
+    """The content of the file ``caFile`` (PEM)."""
     credential: str | None
-    """``module:name`` of what makes a credential; None: the key or signature of the connection string."""
+    """``module:name`` of a credential factory; None: the connection string has a key or signature."""
     is_idempotent: bool
-    """Number the batches where the service knows how; False stores a repeated micro-batch again."""
+    """Number the batches where the service supports it; False: a repeated micro-batch is stored twice."""
     write_id: str | None
-    """Batch queries: what names this write, so that the same write begun again stores nothing twice."""
+    """Batch queries only: names this write, so that repeating the same write stores nothing twice."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, is_stream: bool) -> HubSinkOptions:
@@ -57,38 +60,24 @@ class HubSinkOptions:
 
         Raises InvalidArgumentError naming the option at fault; ConnectionStringError for the string itself.
         """
-        given: dict[str, str] = {}
-        for raw_name, value in options.items():
-            if raw_name.lower() in _OPTIONS_OF_SPARK:
-                continue
-            name = _NAMES.get(_PREFIX + raw_name.lower().removeprefix(_PREFIX))
-            if name is None:
-                raise InvalidArgumentError(
-                    f"The sink eventhubs has no option {raw_name!r}.",
-                    next_step=f"It knows {', '.join(_KNOWN)} (each also without `eventhubs.`, in any case).",
-                )
-            if given.setdefault(name, value) != value:
-                raise InvalidArgumentError(
-                    f"The option {name} is given twice, with different values.", next_step="Give it once."
-                )
+        given = known_options(options, KNOWN, subject="The sink eventhubs", ignored=OPTIONS_OF_SPARK)
         if is_stream and "eventhubs.writeId" in given:
             raise InvalidArgumentError(
-                "The option eventhubs.writeId is for batch queries; a stream is known by its checkpoint.",
+                "The option eventhubs.writeId is for batch queries; a stream has its checkpoint instead.",
                 next_step="Leave it out.",
             )
-        ca_file = given.get("eventhubs.caFile")
-        connection_string = _connection_string(given)
+        connection_string = connection_string_of(given)
         return cls(
             connection_string=connection_string,
-            ca_certificates=None if ca_file is None else read_certificates(ca_file),
-            credential=_credential(given, connection_string),
-            is_idempotent=_boolean(given, "eventhubs.idempotent", default=True),
+            ca_certificates=read_certificates(given.get("eventhubs.caFile")),
+            credential=credential_of(given, connection_string),
+            is_idempotent=boolean(given, "eventhubs.idempotent", default=True),
             write_id=given.get("eventhubs.writeId"),
         )
 
 
 def check_columns(schema: StructType) -> None:
-    """Raise InvalidArgumentError unless the columns are among those of the JVM connector's sink.
+    """Raise InvalidArgumentError unless the columns are those of the JVM connector's sink.
 
     Source: azure-event-hubs-spark, "Structured Streaming … Writing Data to EventHubs": ``body`` is required,
     ``partition`` or ``partitionKey`` and ``properties`` are optional.
@@ -98,17 +87,17 @@ def check_columns(schema: StructType) -> None:
         if types is None:
             raise InvalidArgumentError(
                 f"The sink eventhubs has no column {field_.name!r}.",
-                next_step=f"It takes {', '.join(_TYPES)}: put what else there is into the body.",
+                next_step=f"Its columns are {', '.join(_TYPES)}. Put other values into the body.",
             )
         if field_.dataType not in types:
             wanted = " or ".join(sorted({each.simpleString() for each in types}))
             raise InvalidArgumentError(
-                f"The column {field_.name} is {field_.dataType.simpleString()}, and the sink eventhubs takes "
-                f"{wanted}.",
-                next_step=f"Cast it, or make text of it with to_json(…).alias('{field_.name}').",
+                f"The column {field_.name} is of type {field_.dataType.simpleString()}; the sink eventhubs "
+                f"requires {wanted}.",
+                next_step=f"Cast it, or convert it with to_json(…).alias('{field_.name}').",
             )
     if "body" not in schema.fieldNames():
         raise InvalidArgumentError(
-            "The sink eventhubs needs the column body.",
+            "The sink eventhubs requires the column body.",
             next_step="Select one, such as to_json(struct('*')).alias('body').",
         )

@@ -1,4 +1,4 @@
-"""The reader that hands what it reads to a function; see ``pipelines.mapped_events``."""
+"""The reader that passes what it reads to a function; see ``pipelines.mapped_events``."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tidegate.spark.source.schema import MADE_COLUMN
 
 @dataclass(frozen=True, slots=True)
 class ReadingPlan:
-    """What a reading task needs to know besides the source's options."""
+    """What a reading task needs beside the source's options."""
 
     function: ArrowFunction
     schema: pa.Schema
-    """Of what it yields."""
+    """Of the function's rows."""
     columns: tuple[str, ...]
-    """Of the events that it is given."""
+    """The columns of events that the function gets."""
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Of what Spark is handed."""
+        """Of the rows that Spark gets."""
         return pa.schema([pa.field(MADE_COLUMN, pa.struct(list(self.schema)))])
 
 
@@ -36,7 +36,7 @@ class MappedStreamReader(EventHubsStreamReader):
     """Plans micro-batches as the source ``eventhubs`` does; a task yields what the function makes."""
 
     def __init__(self, plan_text: str, options: SourceOptions) -> None:
-        # Not unpickled here, but in tasks: a function's modules are nothing to the process that plans.
+        # Unpickled in tasks only: the planning process does not need the function's modules.
         super().__init__(options)
         self._plan_text = plan_text
 

@@ -1,5 +1,5 @@
-"""The source of a stream of what a function makes of events, in the worker that reads them; see
-``pipelines.mapped_events``.
+"""The source behind ``pipelines.mapped_events``: it applies a function to events in the worker that reads
+them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _INSTEAD: Final = 'Use tidegate.spark.mapped_events, or .format("eventhubs").'
 
 
 class MappedDataSource(DataSource):
-    """``readStream.format("eventhubs-mapped")``: made by ``mapped_events`` alone."""
+    """``readStream.format("eventhubs-mapped")``: for ``mapped_events`` only."""
 
     @classmethod
     def name(cls) -> str:
@@ -28,8 +28,8 @@ class MappedDataSource(DataSource):
         return "eventhubs-mapped"
 
     def schema(self) -> StructType:
-        """Asked for where ``mapped_events`` did not make the stream, and refused."""
-        raise InvalidArgumentError(f"The format {self.name()} cannot be read by itself.", next_step=_INSTEAD)
+        """Only called where ``mapped_events`` did not create the stream: raises InvalidArgumentError."""
+        raise InvalidArgumentError(f"The format {self.name()} cannot be used directly.", next_step=_INSTEAD)
 
     def streamReader(self, schema: StructType) -> EventHubsStreamReader:  # noqa: N802 - Spark's name
         """The reader that runs the function. schema: as ``mapped_events`` gave it."""

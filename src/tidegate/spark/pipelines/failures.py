@@ -1,4 +1,4 @@
-"""What becomes of rows whose step gave them a reason in the column ``_error``: the policy, in a query."""
+"""The failure policy in a query: what happens to rows whose step gave a reason in the column ``_error``."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ from pyspark.sql import functions as F
 from tidegate.model import errors
 from tidegate.model.errors import PartitionStoppedError, TidegateError
 from tidegate.spark.pipelines.stream_pipeline import OnFailure, Step
-from tidegate.spark.runtime.errors import explain
+from tidegate.spark.runtime.errors import explain, our_errors
 from tidegate.spark.sql_sink.accounting import PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN
 from tidegate.spark.sql_sink.commits import ERROR_COLUMN, SKIP_COLUMN
 
 _MARK = "TIDEGATE_STOPPED"
-_OUR_ERROR = re.compile(r"^\s*(?:[\w.]+: )?tidegate(?:\.\w+)+\.(\w+): (\S.*)$", re.MULTILINE)
 _STOPPED = re.compile(
     rf"\[USER_RAISED_EXCEPTION\] {_MARK} (?P<where>[^:]*): (?P<reason>.*?)(?: SQLSTATE: |$)", re.MULTILINE
 )
 
 
 def apply_policy(rows: DataFrame, policy: OnFailure, *, is_per_partition: bool = False) -> DataFrame:
-    """Rows as the sink is to have them, under the policy; unchanged where there is no column ``_error``.
+    """Rows as the sink receives them under the policy; unchanged where there is no column ``_error``.
 
-    is_per_partition: the sink has to see every event, so one that is left out is marked with ``_skip`` and
-    not filtered away.
+    is_per_partition: the sink must see every event, so a skipped one is marked with ``_skip`` and not
+    filtered out.
     """
     if ERROR_COLUMN not in rows.columns or policy is OnFailure.DEAD_LETTER:
         return rows
     is_bad = F.col(ERROR_COLUMN).isNotNull()
     if policy is OnFailure.STOP:
-        # In a filter, because nothing may prune it.
+        # In a filter, which nothing may prune.
         stop = F.raise_error(F.concat(F.lit(f"{_MARK} "), _where(rows), F.lit(": "), _text(ERROR_COLUMN)))
         return rows.where(F.when(is_bad, stop.cast("boolean")).otherwise(F.lit(True))).drop(ERROR_COLUMN)
     if is_per_partition:
@@ -64,30 +63,29 @@ def _text(column: str) -> Column:
 
 
 def stopped_error(text: str) -> PartitionStoppedError | None:
-    """The error that the policy ``stop`` has raised, found in what Spark says of the query; None: another."""
+    """The error that the policy ``stop`` raised, found in Spark's message; None: another error."""
     found = _STOPPED.search(text)
     if found is None:
         return None
     return PartitionStoppedError(
         f"An event cannot be processed, and the pipeline's policy is to stop ({found['where']}): "
         f"{found['reason'].strip().rstrip('.')}.",
-        next_step="Mend the step or the event's source, then start again: it goes on where it stopped.",
+        next_step="Fix the step or the event's source, then start again: it continues where it stopped.",
     )
 
 
 class PipelineFailedError(TidegateError):
-    """A query ended with an error that is not Tidegate's own: of Spark, of a step, of Java."""
+    """A query ended with an error that is not Tidegate's: of Spark, a step or Java."""
 
 
 class StepFailedError(PipelineFailedError):
-    """A step raised an error while the query was put together: Spark's log says nothing of it."""
+    """A step raised an error while the query was built, which Spark's log does not show."""
 
 
 def error_of(exception: BaseException, *, steps: Sequence[Step] = ()) -> TidegateError:
-    """What ended a query, as an error of ours: the one at the root, where it was one, else ``explain``'s
-    words.
+    """What ended a query, as an error of Tidegate: the one at the root, else one with ``explain``'s words.
 
-    steps: those of the pipeline; what one of them raised in this process is told with its file and line.
+    steps: the pipeline's; an error that one of them raised in this process gets its file and line.
     """
     if isinstance(exception, TidegateError):
         return exception
@@ -96,7 +94,7 @@ def error_of(exception: BaseException, *, steps: Sequence[Step] = ()) -> Tidegat
     if stopped is not None:
         return stopped
     sentence = explain(exception)
-    names = [name for name, words in _OUR_ERROR.findall(text) if words.strip() == sentence]
+    names = [name for name, words in our_errors(text) if words == sentence]
     kind = getattr(errors, names[-1], None) if names else None
     if isinstance(kind, type) and issubclass(kind, TidegateError):
         return kind(sentence)
@@ -108,20 +106,20 @@ def error_of(exception: BaseException, *, steps: Sequence[Step] = ()) -> Tidegat
     if is_of_java and not isinstance(exception, AnalysisException):
         return PipelineFailedError(f"{where}: {_closed(sentence)}")
     if not is_of_java and str(exception):
-        # The name of the class belongs to it: a KeyError's own words are a key.
+        # With the name of the class: a KeyError's message is only a key.
         sentence = f"{type(exception).__name__}: {sentence}"
-    return StepFailedError(f"{where}: {_closed(sentence)}", next_step="Mend it, then start again.")
+    return StepFailedError(f"{where}: {_closed(sentence)}", next_step="Fix it, then start again.")
 
 
 def _place_in_steps(exception: BaseException, steps: Sequence[Step]) -> traceback.FrameSummary | None:
-    """The last line of the steps' own files that the exception came through; None: it came through none."""
+    """The last line in the steps' own files that the exception passed through; None: there is none."""
     files = {_file_of(step) for step in steps}
     frames = [frame for frame in traceback.extract_tb(exception.__traceback__) if frame.filename in files]
     return frames[-1] if frames else None
 
 
 def _file_of(step: Step) -> str | None:
-    """Where a step is written; None where it is no function of Python's."""
+    """The file of a step; None where it is not a Python function."""
     function: object = step
     while isinstance(function, functools.partial):
         function = function.func
@@ -132,6 +130,6 @@ def _file_of(step: Step) -> str | None:
 
 
 def _closed(sentence: str) -> str:
-    """With a full stop, where it has no end of its own."""
+    """With a full stop, unless it ends with a mark of its own."""
     sentence = sentence.rstrip(" ;")
     return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."

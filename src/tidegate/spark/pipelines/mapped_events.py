@@ -1,10 +1,10 @@
-"""``mapped_events``: the stream of what a function makes of a hub's events, in the worker that reads them.
+"""``mapped_events``: a stream of what a function makes of a hub's events, in the worker that reads them.
 
     mapInArrow       read ─► Java ─► function ─► Java      two Python workers for a task
     mapped_events    read ─► function ─► Java              one
 
-What a function makes is mostly less than what was read. So Java is handed less, and no event is turned into
-a row of Java's and back, which costs time of its own (1.2 of 7.9 µs of CPU an event, measured).
+A function usually makes less than was read. So less goes to Java, and no event is converted to a Java row and
+back, which costs time of its own (1.2 of 7.9 µs of CPU per event, measured).
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ def mapped_events(
 ) -> DataFrame:
     """A stream of the rows that ``step`` makes of a hub's events, run where they are read.
 
-    As ``readStream.format("eventhubs").options(…).schema(…).load().mapInArrow(function, schema)``, and what
-    Spark tells of the stream is the same: offsets, lag, and rows, of which it counts one for each event (or
-    for each row of the function's, where a task has more of those). Watermarks and metrics are those of the
-    function's rows, so a time that they need has to be in them.
+    As ``readStream.format("eventhubs").options(…).schema(…).load().mapInArrow(function, schema)``, and Spark
+    reports the same offsets, lag and rows: it counts one row for each event (or for each row of the function,
+    where a task has more of those). Watermarks and metrics are of the function's rows, so these must have the
+    time column that they need.
 
-    options: of the format ``eventhubs``. step: its function is given a task's batches, each of one hub
-    partition and in the order of the log; a task may run it again for the same events. columns: what it needs
-    of an event, by the names of the format's columns (or ``properties.NAME``), in this order; nothing else is
+    options: of the format ``eventhubs``. step: its function gets a task's batches, each of one hub partition
+    and in the order of the log; a task may run it again for the same events. columns: those that the function
+    needs, by the names of the format's columns (or ``properties.NAME``), in this order; nothing else is
     decoded.
-    Raises InvalidArgumentError for options and columns that are none, and for a function that cannot be sent
-    to workers. What the function raises ends the query, as a task's errors do.
+
+    Raises InvalidArgumentError for invalid options and columns, and for a function that cannot be sent to
+    workers. An error that the function raises ends the query, as a task's errors do.
     """
     register(spark)
     given = {name: str(to_str(value)) for name, value in options.items()}  # as Spark does

@@ -15,10 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.capture.replay_source import ReplayDataSource, check_replayable, plan_replay
 from tidegate.spark.formats import EventHubsDataSource, register
+from tidegate.spark.pipelines.identity import hub_options
+from tidegate.spark.pipelines.stream_pipeline import MAX_EVENTS_PER_TRIGGER, HubSource
 from tidegate.spark.runtime.pickled import PLAN_OPTION
 from tidegate.spark.runtime.session import checkpoint_path, refuse_sqlite_on_cluster, task_options
 from tidegate.spark.runtime.trigger import AS_SOON_AS_POSSIBLE, Trigger
@@ -36,18 +37,17 @@ from tidegate.sql.core.row_groups import required_columns
 from tidegate.sql.handlers.batches import PARTITION_KEY_COLUMN
 
 TRANSACTION_ROWS_MAX = 50_000
-"""Rows of one transaction at most (our choice: below it the commit is felt, above it only memory is). A task
-that writes to PostgreSQL holds those of two."""
+"""Most rows in one transaction (our choice: with fewer, commits cost time; with more, only memory grows). A
+task that writes to PostgreSQL holds those of two."""
 TRANSACTION_BYTES_MAX = 32 * 1024 * 1024
-"""Bytes of a transaction's rows in Arrow, at most."""
-MAX_EVENTS_PER_TRIGGER = 500_000
-"""Events of one micro-batch at most, unless said otherwise; bounds what one failure repeats."""
+"""Most bytes of a transaction's rows in Arrow."""
 
 Transformation = Callable[[DataFrame], DataFrame]
 """From the columns of the format ``eventhubs`` to ``partition``, ``sequenceNumber``, the table's columns and,
-where wanted, ``_error`` (a reason: the event becomes a dead letter) and ``_skip`` (true: no row).
+optionally, ``_error`` (a reason: the event becomes a dead letter) and ``_skip`` (true: no row).
 
-All rows of a partition have to come to one task: what shuffles ends with ``.repartition("partition")``."""
+All rows of a partition must come to one task: a transformation that shuffles ends with
+``.repartition("partition")``."""
 
 
 def run_pipeline(
@@ -66,40 +66,44 @@ def run_pipeline(
     transaction_rows_max: int = TRANSACTION_ROWS_MAX,
     capture: Mapping[str, str] | None = None,
 ) -> StreamingQuery:
-    """Start the pipeline and return its query; ``awaitTermination`` raises what it ends with.
+    """Start the pipeline and return its query; ``awaitTermination`` raises the error that ends it.
 
-    transform: None runs the pipeline's handler, a function per event or per batch; else the DataFrame that it
-    returns is written, and the handler is only for redrives. checkpoint_location: Spark's own directory, new
-    or of this pipeline; it may be lost, because the SQL checkpoint is what counts. starting_position: where
-    partitions without a SQL checkpoint start, as in the source's option ``startingPosition``.
+    transform: None runs the pipeline's handler, a function per event or per batch; otherwise the DataFrame
+    that it returns is written, and the handler is only for redrives. checkpoint_location: Spark's own
+    directory, new or of this pipeline; it may be lost, because the SQL checkpoint is authoritative.
+    starting_position: where partitions without a SQL checkpoint start, as in the source's option
+    ``startingPosition``. fail_on_data_loss: False skips events that are gone, and logs them in Spark's
+    workers; True ends the query with a PositionOutOfRangeError that names them.
 
-    capture: options of the format ``eventhubs-capture``: what retention has dropped is read from there, as
-    ``replay_pipeline`` says.
+    capture: options of the format ``eventhubs-capture``, at least ``path``: replays events that retention has
+    deleted from the log. Each partition's events come from its capture files up to where its log begins, and
+    from the log after that: in order, none missing, none twice. A partition without a SQL checkpoint starts
+    at its first captured event. Such a pipeline may be stopped, killed and started again at any time, also
+    without ``capture`` once its checkpoint is in the log.
 
-    The driver started last owns the consumer group: one that runs already fails with a FencedError.
-    Raises InvalidArgumentError, DatabaseError, EventHubReplacedError, and what the service says.
+    The driver started last owns the consumer group: one that already runs fails with a FencedError.
+    Raises InvalidArgumentError (also where no events of this hub are captured), CaptureFileError,
+    DatabaseError, EventHubReplacedError, and the service's errors.
     """
     database_url = absolute_url(database_url)
     is_batched = transform is None and pipeline.batch_handler is not None
-    is_per_event = transform is None and not is_batched
+    source = HubSource(
+        pipeline.event_hub,
+        pipeline.consumer_group,
+        starting_position,
+        max_events_per_trigger,
+        fail_on_data_loss,
+    )
     options = {
-        "eventhubs.connectionString": _hub_string(connection_string, pipeline.event_hub),
-        "eventhubs.consumerGroup": pipeline.consumer_group,
-        "eventhubs.startingPosition": starting_position,
-        "eventhubs.failOnDataLoss": str(fail_on_data_loss).lower(),
-        "eventhubs.maxEventsPerTrigger": str(max_events_per_trigger),
+        **hub_options(source, connection_string, ca_file),
         **task_options(spark),
-        "eventhubs.encodedEvents": str(is_per_event).lower(),
+        "eventhubs.encodedEvents": str(transform is None and not is_batched).lower(),
         "eventhubs.splitPartitions": "false",  # a transaction holds a partition's events in one piece
     }
-    if ca_file is not None:
-        options["eventhubs.caFile"] = str(ca_file)
     replay = None if capture is None else plan_replay(options, capture)
     if replay is not None:
         options["eventhubs.startingPositions"] = replay.starting_positions
     replayed_columns = _replayed_columns(pipeline) if replay is not None and is_batched else []
-    # With nothing in between, events need not go through Java from the task's reading to its writing.
-    is_committed_by_source = transform is None and replay is None
     claimed = sink_options(
         pipeline,
         options,
@@ -108,9 +112,11 @@ def run_pipeline(
         rows_max=transaction_rows_max,
     )
     register(spark)
-    # From here on the SQL checkpoints say where to start, for they exist now.
+    # From here on the SQL checkpoints say where to start, because the claim has created them.
     options["eventhubs.startingPosition"] = CHECKPOINT_PREFIX + database_url
     reader = spark.readStream.format(EventHubsDataSource.name()).options(**options)
+    # With nothing in between, events need not pass through Java between a task's reading and writing.
+    is_committed_by_source = transform is None and replay is None
     if is_committed_by_source:
         reader = reader.format(CommittingDataSource.name()).options(**claimed)
     if replay is not None:
@@ -139,15 +145,16 @@ def sink_options(
     is_transformed: bool,
     rows_max: int = TRANSACTION_ROWS_MAX,
 ) -> dict[str, str]:
-    """Claim the pipeline's checkpoints for this driver; the options for a ``writeStream`` of its own making.
+    """Claim the pipeline's checkpoints for this driver, and return the options for a ``writeStream`` of your
+    own.
 
-    source_options: those of the ``eventhubs`` stream that feeds it. Creates the table where it is missing.
-    Raises as ``run_pipeline``.
+    source_options: of the ``eventhubs`` stream that feeds it. Creates the table if it is missing. Raises as
+    ``run_pipeline``.
     """
     source = SourceOptions.parse(source_options)
     if source.split_partitions:
         raise InvalidArgumentError(
-            "The sink eventhubs-sql needs each partition's events in one task.",
+            "The sink eventhubs-sql requires each partition's events in one task.",
             next_step="Leave the option eventhubs.splitPartitions out.",
         )
     database_url = absolute_url(database_url)  # Spark's workers run in a directory of their own
@@ -175,8 +182,9 @@ def sink_options(
 
 
 def _replayed_columns(pipeline: Pipeline) -> list[str]:
-    """Those that come to a function over batches in a replay: what it asks for, and the key, which the log
-    could not give back for a dead letter. Raises InvalidArgumentError where there would be more of that.
+    """The columns that a function over batches gets in a replay: those that it asks for, and the partition
+    key, which the log can no longer provide for a dead letter. Raises InvalidArgumentError where more is
+    needed.
     """
     needed = needed_columns(pipeline, is_transformed=False)
     columns = list(dict.fromkeys([*needed, PARTITION_KEY_COLUMN]))
@@ -184,49 +192,33 @@ def _replayed_columns(pipeline: Pipeline) -> list[str]:
     return columns
 
 
-def _hub_string(connection_string: str, event_hub: str) -> str:
-    parsed = ConnectionString.parse(connection_string)
-    if parsed.entity_path is not None and parsed.entity_path.lower() != event_hub.lower():
-        raise InvalidArgumentError(
-            f"The connection string's EntityPath says {parsed.entity_path!r}, and the pipeline reads "
-            f"{event_hub!r}.",
-            next_step="Leave EntityPath out of the connection string.",
-        )
-    return parsed.with_entity_path(event_hub).format()
-
-
 def _checked(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """What a transformation returned, if the sink can write it."""
-    missing = [name for name in needed_columns(pipeline, is_transformed=True) if name not in rows.columns]
-    unknown = [
-        name
-        for name in rows.columns
-        if name not in BOOKKEEPING_COLUMNS and name not in pipeline.table.columns
-    ]
-    if missing:
-        raise InvalidArgumentError(
-            f"The transformation dropped the column {missing[0]!r}.",
-            next_step="Keep the columns partition and sequenceNumber as they came.",
-        )
-    if unknown:
-        raise InvalidArgumentError(
-            f"The transformation returned the column {unknown[0]!r}, which the table {pipeline.table.name} "
-            "lacks.",
-            next_step=f"It has {', '.join(pipeline.table.columns.keys())}.",
-        )
-    forgotten = [name for name in required_columns(pipeline.table) if name not in rows.columns]
-    if forgotten:
-        raise InvalidArgumentError(
-            f"The transformation returns no column {forgotten[0]!r}, without which the table "
-            f"{pipeline.table.name} takes no row.",
-            next_step=f"It returns {', '.join(rows.columns)}. Select the column, or give it a default in the "
-            "table (FetchedValue() where a trigger fills it).",
-        )
+    """A transformation's result. Raises InvalidArgumentError where the sink cannot write it."""
+    table = pipeline.table
+    for name in needed_columns(pipeline, is_transformed=True):
+        if name not in rows.columns:
+            raise InvalidArgumentError(
+                f"The transformation dropped the column {name!r}.",
+                next_step="Keep the columns partition and sequenceNumber unchanged.",
+            )
+    for name in rows.columns:
+        if name not in BOOKKEEPING_COLUMNS and name not in table.columns:
+            raise InvalidArgumentError(
+                f"The transformation returned the column {name!r}, which the table {table.name} lacks.",
+                next_step=f"The table has {', '.join(table.columns.keys())}.",
+            )
+    for name in required_columns(table):
+        if name not in rows.columns:
+            raise InvalidArgumentError(
+                f"The transformation returned no column {name!r}, which the table {table.name} requires.",
+                next_step=f"It returned {', '.join(rows.columns)}. Select the column, or give it a default "
+                "in the table (FetchedValue() where a trigger fills it).",
+            )
     if _streaming_input_count(rows) > 1:
         raise InvalidArgumentError(
             "The transformation reads the stream more than once (a union or a join with itself), so the rows "
             "of an event would come to different tasks and transactions.",
-            next_step="Make all rows of an event in one pass, such as with explode(array(…)).",
+            next_step="Make all rows of an event in one pass, for example with explode(array(…)).",
         )
     return rows
 

@@ -1,7 +1,6 @@
 """Starts a declared pipeline: source, steps and sink become one streaming query.
 
-The checkpoint directory is asked first whose it is; each kind of sink then has a function here that knows how
-its query is written.
+The checkpoint directory's owner is checked first; then one method per kind of sink writes the query.
 """
 
 from __future__ import annotations
@@ -21,7 +20,12 @@ from tidegate.model.events import ReceivedEvent
 from tidegate.spark.formats import EventHubsDataSource, register
 from tidegate.spark.ledger.ledger import LedgerResult, LedgerSink
 from tidegate.spark.pipelines.failures import apply_policy
-from tidegate.spark.pipelines.identity import claim_checkpoint, hub_connection_string, identity_of
+from tidegate.spark.pipelines.identity import (
+    claim_checkpoint,
+    hub_connection_string,
+    hub_options,
+    identity_of,
+)
 from tidegate.spark.pipelines.pipeline import run_pipeline
 from tidegate.spark.pipelines.stream_pipeline import (
     OWN_FILE_FORMAT,
@@ -34,13 +38,12 @@ from tidegate.spark.pipelines.stream_pipeline import (
     StreamPipeline,
     declared_pipeline,
 )
+from tidegate.spark.runtime.options import short_name
 from tidegate.spark.runtime.session import checkpoint_path, task_options
 from tidegate.spark.runtime.trigger import Trigger
-from tidegate.spark.source.options import TASK_OPTIONS, option_name
 from tidegate.sql import Pipeline
 
 OnWritten = Callable[[LedgerResult], None]
-"""Told what a micro-batch wrote."""
 
 
 def start_stream_pipeline(
@@ -56,16 +59,17 @@ def start_stream_pipeline(
     on_written: OnWritten | None = None,
     capture: Mapping[str, str] | None = None,
 ) -> StreamingQuery:
-    """Start a declared pipeline and return its query; ``awaitTermination`` raises what it ends with.
+    """Start a declared pipeline and return its query; ``awaitTermination`` raises the error that ends it.
 
     pipeline: a plain ``tidegate.sql.Pipeline`` runs as it is. database_url: for SQL sinks only.
-    checkpoint_location: a directory new or of this pipeline. trigger: None: the declared one.
-    adopt: the token of a LedgerMismatchError, which allows what it refused, once; for a ``SqlBatchSink``.
-    on_written: told of each micro-batch that a ``SqlBatchSink`` has committed, in Spark's thread.
-    capture: options of the format ``eventhubs-capture``, from which a ``SqlSink`` is given what retention has
-    dropped (see ``replay_pipeline``).
+    checkpoint_location: a directory, new or of this pipeline. trigger: None: the declared one. adopt: the
+    token of a LedgerMismatchError, to allow once what it refused; for a ``SqlBatchSink``. on_written: called
+    with the result of each micro-batch that a ``SqlBatchSink`` has committed, in Spark's thread. capture:
+    options of the format ``eventhubs-capture``, for a ``SqlSink``: replays events that retention has deleted
+    (see ``run_pipeline``).
+
     Raises InvalidArgumentError (also where the directory is another pipeline's), EventHubReplacedError,
-    DatabaseError, and what the service says.
+    DatabaseError, and the service's errors.
     """
     declared = declared_pipeline(pipeline)
     start = _Start(
@@ -111,7 +115,7 @@ class _Start:
             raise InvalidArgumentError(
                 f"The pipeline {self.pipeline.name} does not write to SQL per hub partition, so it cannot be "
                 "replayed.",
-                next_step="Only a SqlSink knows which events are done. Read captured events as a table: "
+                next_step="Use a SqlSink, or read captured events as a table with "
                 '.format("eventhubs-capture").',
             )
         if isinstance(sink, SqlBatchSink):
@@ -156,11 +160,8 @@ class _Start:
         )
 
     def _hub_writer(self, sink: HubSink) -> DataStreamWriter:
-        options = {
-            "eventhubs.connectionString": _entity_string(
-                sink.connection_string or self.connection_string, sink.event_hub
-            )
-        }
+        parsed = ConnectionString.parse(sink.connection_string or self.connection_string)
+        options = {"eventhubs.connectionString": parsed.with_entity_path(sink.event_hub).format()}
         if self.ca_file is not None:
             options["eventhubs.caFile"] = self.ca_file
         writer = self._rows().writeStream.format(EventHubsDataSource.name())
@@ -169,7 +170,7 @@ class _Start:
     def _file_writer(self, sink: FileSink) -> DataStreamWriter:
         writer = self._rows().writeStream.format(sink.format).outputMode("append")
         if sink.partition_by and sink.format == OWN_FILE_FORMAT:
-            # Spark does not tell a Python sink what partitionBy said.
+            # Spark does not pass partitionBy on to a Python sink.
             writer = writer.option("partitionColumns", ",".join(sink.partition_by))
         elif sink.partition_by:
             writer = writer.partitionBy(*sink.partition_by)
@@ -177,36 +178,26 @@ class _Start:
 
     def _rows(self) -> DataFrame:
         """The source's events through all steps."""
-        reader = self.spark.readStream.format(EventHubsDataSource.name()).options(**self._source_options())
+        source = self.pipeline.source
+        options = hub_options(source, self.connection_string, self.ca_file)
+        if not any(short_name(name) in ("tasksmin", "tasksmax") for name in source.options):
+            options |= task_options(self.spark)
+        options |= source.options
+        reader = self.spark.readStream.format(EventHubsDataSource.name()).options(**options)
         rows = _through_steps(self.pipeline.steps, None, reader.load())
         return apply_policy(rows, self.pipeline.failure_policy)
-
-    def _source_options(self) -> dict[str, str]:
-        source = self.pipeline.source
-        options = {
-            "eventhubs.connectionString": self.connection_string,
-            "eventhubs.consumerGroup": source.consumer_group,
-            "eventhubs.startingPosition": source.starting_position,
-            "eventhubs.failOnDataLoss": str(source.fail_on_data_loss).lower(),
-            "eventhubs.maxEventsPerTrigger": str(source.max_events_per_trigger),
-        }
-        if {option_name(name) for name in source.options}.isdisjoint(TASK_OPTIONS):
-            options |= task_options(self.spark)
-        if self.ca_file is not None:
-            options["eventhubs.caFile"] = self.ca_file
-        return options | dict(source.options)
 
     def _database_url(self) -> str:
         if self.database_url is None:
             raise InvalidArgumentError(
-                f"The pipeline {self.pipeline.name} writes to a table, and no database is named.",
-                next_step="Give --database or TIDEGATE_DATABASE (database_url in a program).",
+                f"The pipeline {self.pipeline.name} writes to a table, but no database is given.",
+                next_step="Set --database or TIDEGATE_DATABASE (database_url in a program).",
             )
         return self.database_url
 
 
 class _ReportingLedgerSink(LedgerSink):
-    """Tells what each micro-batch wrote."""
+    """Calls ``on_written`` after each micro-batch."""
 
     on_written: OnWritten | None = None
 
@@ -217,7 +208,7 @@ class _ReportingLedgerSink(LedgerSink):
 
 
 def _through_steps(steps: Sequence[Step], policy: OnFailure | None, rows: DataFrame) -> DataFrame:
-    """What the steps make of ``rows``; with the policy applied where the sink is one per hub partition."""
+    """The result of the steps; with the policy applied where the sink writes per hub partition."""
     for position, step in enumerate(steps, start=1):
         result = step(rows)
         if not isinstance(result, DataFrame):
@@ -231,9 +222,5 @@ def _through_steps(steps: Sequence[Step], policy: OnFailure | None, rows: DataFr
 
 
 def _no_handler(event: ReceivedEvent) -> None:
-    """Stands where a pipeline has steps and no handler; is never called."""
+    """The handler of a pipeline that has only steps; never called."""
     raise NotImplementedError("This pipeline has steps and no handler.")
-
-
-def _entity_string(connection_string: str, event_hub: str) -> str:
-    return ConnectionString.parse(connection_string).with_entity_path(event_hub).format()

@@ -1,4 +1,4 @@
-"""A pipeline declared in one Python file: source, steps, sink, trigger, and what becomes of rows that fail.
+"""A pipeline declared in one Python file: source, steps, sink, trigger, and what happens to rows that fail.
 
     pipeline = StreamPipeline(
         name="delays",
@@ -7,9 +7,9 @@
         sink=SqlBatchSink(delays),
     )
 
-Plain values: declaring one starts no Spark and imports none of it. ``start_stream_pipeline`` starts it, and
-so does ``tidegate pipeline run FILE.py:pipeline``. What contradicts itself is refused here, by name, and not
-when the first micro-batch has run.
+Plain values: declaring one neither starts nor imports Spark. ``start_stream_pipeline`` and ``tidegate
+pipeline run FILE.py:pipeline`` start it. Contradictions are refused here, by name, and not after the first
+micro-batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from sqlalchemy import Table
 
@@ -34,52 +34,53 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MAX_EVENTS_PER_TRIGGER = 500_000
-"""Events of one micro-batch at most, unless said otherwise; bounds what one failure repeats."""
+"""Default for the most events in one micro-batch; limits what one failure repeats."""
 
 Step = Callable[["DataFrame"], "DataFrame"]
-"""Takes the DataFrame that the source, or the step before, gives, and returns the next."""
+"""From the DataFrame of the source, or of the step before, to the next one."""
 
 OWN_FILE_FORMAT = "eventhubs-files"
-"""The format of files that Tidegate brings."""
+"""Tidegate's own file format."""
 
 OutputMode = Literal["append", "update", "complete"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_AT_START = "it is given when the pipeline is started"
+_NO_END = "a stream has no end"
 _OWN_OPTIONS = {
-    "connectionstring": "the connection string is given when the pipeline is started",
-    "eventhubname": "it is HubSource.event_hub",
-    "consumergroup": "it is HubSource.consumer_group",
-    "startingposition": "it is HubSource.starting_position",
-    "maxeventspertrigger": "it is HubSource.max_events_per_trigger",
-    "failondataloss": "it is HubSource.fail_on_data_loss",
-    "cafile": "the certificate authority is given when the pipeline is started",
-    "encodedevents": "the sink decides it",
-    "endingposition": "a stream has no end",
-    "endingpositions": "a stream has no end",
+    "connectionstring": _AT_START,
+    "eventhubname": "use HubSource.event_hub",
+    "consumergroup": "use HubSource.consumer_group",
+    "startingposition": "use HubSource.starting_position",
+    "maxeventspertrigger": "use HubSource.max_events_per_trigger",
+    "failondataloss": "use HubSource.fail_on_data_loss",
+    "cafile": _AT_START,
+    "encodedevents": "the sink sets it",
+    "endingposition": _NO_END,
+    "endingpositions": _NO_END,
 }
 
 
 class OnFailure(StrEnum):
-    """What becomes of an event that cannot be processed.
+    """What happens to an event whose row a step has given a reason in the column ``_error``.
 
-    That is: a step has given its row a reason in the column ``_error``. What a handler raises, and a row that
-    the database refuses, becomes a dead letter in any case.
+    An event whose handler raises, or whose row the database refuses, always becomes a dead letter.
     """
 
     DEAD_LETTER = "dead-letter"
-    """It is put aside with its reason, in the transaction of the rows: for SQL sinks, and their default."""
+    """It is stored with its reason, in the transaction of the rows: for SQL sinks, and their default."""
     STOP = "stop"
-    """The query ends with that reason and nothing of the transaction is written: the default elsewhere."""
+    """The query ends with that reason, and nothing of the transaction is written: the default elsewhere."""
     SKIP = "skip"
     """It is left out, without a trace."""
 
 
 def check_name(name: str) -> None:
-    """Raises InvalidArgumentError for a pipeline's name that cannot also name a directory."""
+    """Raises InvalidArgumentError for a pipeline name that cannot also name a directory."""
     if _NAME.fullmatch(str(name)) is None:
         raise InvalidArgumentError(
             f"{name!r} cannot be the name of a pipeline.",
-            next_step="Take up to 100 letters, digits, dots, dashes and underscores, beginning with a letter "
+            next_step="Use up to 100 letters, digits, dots, dashes and underscores, beginning with a letter "
             "or digit.",
         )
 
@@ -91,26 +92,26 @@ class HubSource:
     event_hub: str
     consumer_group: str = DEFAULT_CONSUMER_GROUP
     starting_position: str = "earliest"
-    """Where a partition starts that has no checkpoint: as the source's option ``startingPosition``."""
+    """Where a partition without a checkpoint starts, as in the source's option ``startingPosition``."""
     max_events_per_trigger: int = MAX_EVENTS_PER_TRIGGER
-    """Events of one micro-batch at most."""
+    """Most events in one micro-batch."""
     fail_on_data_loss: bool = True
-    """False: where retention has overtaken the pipeline, go on with what is there."""
+    """False: skip events that retention has deleted before they were read."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Further options of the format ``eventhubs``; not together with a ``SqlSink``."""
+    """Further options of the format ``eventhubs``; not with a ``SqlSink``."""
 
     def __post_init__(self) -> None:
         ConsumerKey(self.event_hub, self.consumer_group)
         if self.max_events_per_trigger < 1:
             raise InvalidArgumentError(
                 f"HubSource.max_events_per_trigger is {self.max_events_per_trigger}.",
-                next_step="Give a number of at least 1.",
+                next_step="Set it to at least 1.",
             )
         for name in self.options:
             reason = _OWN_OPTIONS.get(name.lower().removeprefix("eventhubs."))
             if reason is not None:
                 raise InvalidArgumentError(
-                    f"HubSource.options names {name!r}: {reason}.", next_step="Leave it out of the options."
+                    f"HubSource.options cannot hold {name!r}: {reason}.", next_step="Leave it out."
                 )
 
 
@@ -118,70 +119,66 @@ class HubSource:
 class SqlSink:
     """A table, written per hub partition: rows, dead letters and checkpoint in one transaction each.
 
-    For pipelines that turn each event into rows by itself. Either a handler, or steps whose last returns
-    ``partition``, ``sequenceNumber``, the table's columns and, where wanted, ``_error`` and ``_skip``.
+    For pipelines that turn each event into rows independently, by a handler, or by steps whose last returns
+    ``partition``, ``sequenceNumber``, the table's columns and, optionally, ``_error`` and ``_skip``.
     """
 
     table: Table
     handler: Handler | BatchHandler | None = None
-    """Called with each event where there are no steps; with steps, only for redrives of dead letters."""
+    """Called with each event if there are no steps; with steps, only for redrives of dead letters."""
     is_payload_copied: bool = False
-    """True: a dead letter keeps a copy of its event, so that it outlives the log's retention."""
+    """True: a dead letter keeps a copy of its event, which outlives the log's retention."""
 
-    @property
-    def kind(self) -> str:
-        """What it is, in one word, for people and for the identity of a checkpoint directory."""
-        return "sql"
+    kind: ClassVar = "sql"
+    """For status reports, and for the identity of a checkpoint directory."""
 
     @property
     def target(self) -> str:
-        """What it writes to."""
+        """Where it writes, for the same."""
         return self.table.fullname
 
 
 @dataclass(frozen=True, slots=True)
 class SqlBatchSink:
-    """Tables, written per micro-batch with a ledger row in the transaction: for aggregates and all else that
-    shuffles.
+    """Tables, written per micro-batch with a ledger row in the same transaction: for aggregates and
+    everything else that shuffles.
     """
 
     table: Table | LedgerTable | Mapping[str, LedgerTable]
-    """A plain table is upserted by its primary key. Several, by names of your own: each row's column
-    ``_table`` says which it is for."""
+    """A plain table is upserted by its primary key. For several tables, under names of your choice, each
+    row's column ``_table`` names its table."""
     output_mode: OutputMode = "update"
     """Spark's output mode."""
 
     def __post_init__(self) -> None:
         if not self.tables:
-            raise InvalidArgumentError("SqlBatchSink has no table.", next_step="Give it one.")
+            raise InvalidArgumentError("SqlBatchSink has no table.", next_step="Pass a table.")
 
     @property
     def tables(self) -> dict[str, LedgerTable]:
-        """All tables, by the names that rows have for them."""
+        """All tables, by the names that rows use for them."""
         if isinstance(self.table, Table):
             return {self.table.name: LedgerTable(self.table)}
         if isinstance(self.table, LedgerTable):
             return {self.table.table.name: self.table}
         return dict(self.table)
 
-    @property
-    def kind(self) -> str:
-        """What it is, in one word, for people and for the identity of a checkpoint directory."""
-        return "sql-batch"
+    kind: ClassVar = "sql-batch"
+    """See ``SqlSink``."""
 
     @property
     def target(self) -> str:
-        """What it writes to."""
+        """See ``SqlSink``."""
         return ", ".join(sorted(item.table.fullname for item in self.tables.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class HubSink:
-    """Another event hub: the steps return ``body`` and, where wanted, the other columns of the format."""
+    """Another event hub: the steps return ``body`` and, optionally, the other columns of the format."""
 
     event_hub: str
     connection_string: str | None = field(default=None, repr=False)
-    """Of the namespace that it is in; None: the source's."""
+    """Of its namespace; None: the source's."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Further options of the writer of the format ``eventhubs``."""
 
@@ -189,26 +186,26 @@ class HubSink:
         if not self.event_hub:
             raise InvalidArgumentError("HubSink.event_hub is empty.", next_step="Name the event hub.")
 
-    @property
-    def kind(self) -> str:
-        """What it is, in one word, for people and for the identity of a checkpoint directory."""
-        return "hub"
+    kind: ClassVar = "hub"
+    """See ``SqlSink``."""
 
     @property
     def target(self) -> str:
-        """What it writes to."""
+        """See ``SqlSink``."""
         return self.event_hub
 
 
 @dataclass(frozen=True, slots=True)
 class FileSink:
-    """Files in a directory: ``eventhubs-files``, or a format of Spark's such as ``parquet`` and ``json``."""
+    """Files in a directory, of the format ``eventhubs-files`` or one of Spark's, such as ``parquet`` and
+    ``json``.
+    """
 
     path: str
-    """A directory, or what the format takes for one: ``abfss://…``, ``s3a://…``."""
+    """A directory, or a URL that the format accepts: ``abfss://…``, ``s3a://…``."""
     format: str = OWN_FILE_FORMAT
     partition_by: Sequence[str] = ()
-    """Columns of which directories are made."""
+    """Columns that become directories."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Further options of the format."""
 
@@ -217,18 +214,15 @@ class FileSink:
             raise InvalidArgumentError("FileSink.path is empty.", next_step="Name a directory.")
         if isinstance(self.partition_by, str):
             raise InvalidArgumentError(
-                f"FileSink.partition_by is the text {self.partition_by!r}.",
-                next_step="Give a list of column names.",
+                f"FileSink.partition_by must be a list of column names, got {self.partition_by!r}.",
             )
 
-    @property
-    def kind(self) -> str:
-        """What it is, in one word, for people and for the identity of a checkpoint directory."""
-        return "files"
+    kind: ClassVar = "files"
+    """See ``SqlSink``."""
 
     @property
     def target(self) -> str:
-        """What it writes to."""
+        """See ``SqlSink``."""
         return self.path
 
 
@@ -237,20 +231,20 @@ Sink = SqlSink | SqlBatchSink | HubSink | FileSink
 
 @dataclass(frozen=True, slots=True)
 class StreamPipeline(Redrivable):
-    """One streaming query, declared. Raises InvalidArgumentError for what contradicts itself."""
+    """One declared streaming query. Raises InvalidArgumentError for contradictions."""
 
     name: str
-    """Names the query, its dead letters, its checkpoint directory and its status; keep it when steps
-    change."""
+    """Names the query, its dead letters, its checkpoint directory and its status; keep it when steps change.
+    """
     source: HubSource
     sink: Sink
     steps: Sequence[Step] = ()
-    """Applied one after the other to what the source gives."""
+    """Applied to the source's DataFrame, one after the other."""
     trigger: Trigger = AS_SOON_AS_POSSIBLE
     on_failure: OnFailure | None = None
-    """None: dead letters where the sink is SQL, else the query stops."""
+    """None: dead letters if the sink is SQL, else the query stops."""
     spark_settings: Mapping[str, str] = field(default_factory=dict)
-    """Settings of Spark that the pipeline needs, such as the state store that its steps ask for."""
+    """Spark settings that the pipeline needs, such as the state store of its steps."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -259,8 +253,8 @@ class StreamPipeline(Redrivable):
         self._check_on_failure()
         if isinstance(self.sink, SqlSink) and self.source.options:
             raise self._refused(
-                f"HubSource.options ({', '.join(self.source.options)}) do not reach a SqlSink.",
-                "Leave them out, or take a SqlBatchSink.",
+                f"HubSource.options ({', '.join(self.source.options)}) are not used by a SqlSink.",
+                "Leave them out, or use a SqlBatchSink.",
             )
         if (
             isinstance(self.sink, HubSink)
@@ -268,8 +262,7 @@ class StreamPipeline(Redrivable):
             and self.sink.event_hub.lower() == self.source.event_hub.lower()
         ):
             raise self._refused(
-                f"it would publish to {self.source.event_hub!r}, which it reads: every event would come "
-                "round again.",
+                f"it would publish to {self.source.event_hub!r}, which it reads: an endless loop.",
                 "Name another event hub in HubSink.",
             )
 
@@ -282,18 +275,18 @@ class StreamPipeline(Redrivable):
 
     @property
     def consumer(self) -> ConsumerKey:
-        """Hub and consumer group, as checkpoints and dead letters have them."""
+        """Hub and consumer group, the key of checkpoints and dead letters."""
         return ConsumerKey(self.source.event_hub, self.source.consumer_group)
 
     def redrivable(self) -> Pipeline:
-        """What ``tidegate dlq redrive`` runs dead letters through: the ``SqlSink``'s handler.
+        """The ``SqlSink``'s handler as a pipeline, for ``tidegate dlq redrive``.
 
         Raises InvalidArgumentError where there is none.
         """
         if not isinstance(self.sink, SqlSink) or self.sink.handler is None:
             raise self._refused(
-                "its dead letters cannot be redriven, for it has no handler.",
-                "Give its SqlSink a handler, a function from an event to rows.",
+                "its dead letters cannot be redriven, because it has no handler.",
+                "Pass its SqlSink a handler, a function from an event to rows.",
             )
         return self.sql_pipeline(self.sink.handler)
 
@@ -317,39 +310,38 @@ class StreamPipeline(Redrivable):
         ):
             if not isinstance(value, kinds):
                 wanted = getattr(kinds, "__name__", "SqlSink, SqlBatchSink, HubSink or FileSink")
-                raise self._refused(f"its {name} is a {type(value).__name__}.", f"Give a {wanted}.")
+                raise self._refused(f"its {name} is a {type(value).__name__}.", f"Use a {wanted}.")
 
     def _check_steps(self) -> None:
         if callable(self.steps):
-            raise self._refused("its steps are one function.", "Put it into a list: steps=[…].")
+            raise self._refused("its steps must be a list, got a function.", "Write steps=[…].")
         for position, step in enumerate(self.steps, start=1):
             if not callable(step):
                 raise self._refused(
                     f"its step {position} is a {type(step).__name__}.",
-                    "Give functions that take a DataFrame and return one.",
+                    "Use functions that take a DataFrame and return one.",
                 )
         if isinstance(self.sink, SqlSink) and not self.steps and self.sink.handler is None:
             raise self._refused(
-                "its SqlSink has no handler, and there are no steps: nothing says what a row is.",
-                "Give SqlSink(table, handler), or steps.",
+                "its SqlSink has no handler, and there are no steps: nothing makes rows.",
+                "Add SqlSink(table, handler), or steps.",
             )
 
     def _check_on_failure(self) -> None:
         if self.on_failure is not None and not isinstance(self.on_failure, OnFailure):
             raise self._refused(
                 f"on_failure is {self.on_failure!r}.",
-                f"Take one of {', '.join('OnFailure.' + item.name for item in OnFailure)}.",
+                f"Use one of {', '.join('OnFailure.' + item.name for item in OnFailure)}.",
             )
         if self.on_failure is OnFailure.DEAD_LETTER and isinstance(self.sink, HubSink | FileSink):
             raise self._refused(
-                f"on_failure is dead-letter, and a {type(self.sink).__name__} has no database to put dead "
-                "letters into.",
-                "Take OnFailure.STOP or OnFailure.SKIP, or a SQL sink.",
+                f"on_failure is dead-letter, but a {type(self.sink).__name__} has no database for them.",
+                "Use OnFailure.STOP or OnFailure.SKIP, or a SQL sink.",
             )
         if self.on_failure in (OnFailure.STOP, OnFailure.SKIP) and not self.steps:
             raise self._refused(
-                f"on_failure is {self.on_failure}, which is about the column _error, and no step makes one.",
-                "Leave it out: what a handler raises is a dead letter, and None from it is no row.",
+                f"on_failure is {self.on_failure}, which applies to the column _error, but no step sets it.",
+                "Leave it out: an event whose handler raises is a dead letter; for None it has no row.",
             )
 
     def _refused(self, what: str, next_step: str) -> InvalidArgumentError:

@@ -1,7 +1,7 @@
-"""A micro-batch in numbers: what Spark's progress says, put into the terms of ``PipelineStatus``.
+"""A micro-batch in numbers: Spark's progress, in the terms of ``PipelineStatus``.
 
-Pure, and without pyspark. Events are counted twice and the smaller number is taken: by offsets, which count
-what a restarted query reads past, and by Spark's row count, which counts again what a sink reads twice.
+Pure, and without pyspark. Events are counted in two ways, and the smaller number is used: by offsets, which
+include what a restarted query skips, and by Spark's row count, which counts rows that a sink reads twice.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ from typing import Any
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.pipeline_status import PipelineStatus
-from tidegate.spark.progress.lag import partition_lags
-from tidegate.spark.source.offsets import StreamOffset
+from tidegate.spark.progress.lag import parsed_offset, partition_lags
+
+_COPIED = (
+    *("batch_id", "events", "input_events_per_s", "processed_events_per_s", "batch_ms"),
+    *("rows", "watermark", "state_rows", "state_bytes"),
+)
+"""Fields of ``PipelineStatus`` that are those of the last micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """One micro-batch that is done."""
+    """One completed micro-batch."""
 
     batch_id: int
     began_at: datetime
@@ -36,7 +41,7 @@ class BatchProgress:
 
     @classmethod
     def parse(cls, text: str) -> BatchProgress:
-        """Read ``StreamingQueryProgress.json``. Raises InvalidArgumentError where it is no progress."""
+        """Read ``StreamingQueryProgress.json``. Raises InvalidArgumentError for anything else."""
         lags = partition_lags(text)
         value: dict[str, Any] = json.loads(text)
         try:
@@ -44,7 +49,7 @@ class BatchProgress:
             batch_ms = int(value.get("batchDuration") or value["durationMs"].get("triggerExecution", 0))
             batch_id = int(value["batchId"])
         except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise InvalidArgumentError("That is no progress of a streaming query.") from error
+            raise InvalidArgumentError("This is not the progress of a streaming query.") from error
         row_count = int(value.get("numInputRows") or 0)
         spanned = _events_between(value["sources"])
         events = row_count if spanned is None else min(row_count, spanned)
@@ -68,56 +73,39 @@ class BatchProgress:
         )
 
     def applied_to(self, status: PipelineStatus) -> PipelineStatus:
-        """The status after this micro-batch; one that had nothing to read only moves the lag."""
-        lag = sum(self.lag_by_partition.values()) if self.lag_by_partition else status.lag_events
-        status = replace(
-            status, lag_events=lag, lag_by_partition=self.lag_by_partition or status.lag_by_partition
-        )
+        """The status after this micro-batch; one without events only changes the lag."""
+        if self.lag_by_partition:
+            lag = sum(self.lag_by_partition.values())
+            status = replace(status, lag_events=lag, lag_by_partition=self.lag_by_partition)
         if self.events == 0 and not self.rows:
             return status
-        rows_total = status.rows_total
-        if self.rows is not None:
-            rows_total = self.rows + (rows_total or 0)
         return replace(
             status,
-            batch_id=self.batch_id,
             batches=status.batches + 1,
             is_idle=False,
-            events=self.events,
             events_total=status.events_total + self.events,
-            input_events_per_s=self.input_events_per_s,
-            processed_events_per_s=self.processed_events_per_s,
-            batch_ms=self.batch_ms,
-            rows=self.rows,
-            rows_total=rows_total,
-            watermark=self.watermark,
-            state_rows=self.state_rows,
-            state_bytes=self.state_bytes,
+            rows_total=status.rows_total if self.rows is None else self.rows + (status.rows_total or 0),
+            **{name: getattr(self, name) for name in _COPIED},
         )
 
 
 def _events_between(sources: list[Mapping[str, Any]]) -> int | None:
-    """Events between the offsets of all sources of the format ``eventhubs``; None: there is none of those, or
-    it began with this micro-batch, before which it was nowhere."""
+    """Events between the offsets of all sources of the format ``eventhubs``; None: a source is another one,
+    or began with this micro-batch and so has no start."""
     total = 0
     for source in sources:
-        start, end = _offset(source.get("startOffset")), _offset(source.get("endOffset"))
+        try:
+            start, end = parsed_offset(source.get("startOffset")), parsed_offset(source.get("endOffset"))
+        except InvalidArgumentError:
+            return None
         if start is None or end is None:
             return None
         total += sum(max(0, until - start.partitions.get(key, 0)) for key, until in end.partitions.items())
     return total
 
 
-def _offset(value: object) -> StreamOffset | None:
-    try:
-        decoded = json.loads(value) if isinstance(value, str) else value
-        return StreamOffset.from_json(decoded) if isinstance(decoded, dict) else None
-    except (ValueError, InvalidArgumentError):
-        return None
-
-
 def _rows(count: object) -> int | None:
-    """Spark says -1 where a sink does not count."""
+    """Spark reports -1 where a sink does not count."""
     return count if isinstance(count, int) and count >= 0 else None
 
 

@@ -1,6 +1,6 @@
-"""How far a streaming query is behind, read from the progress that Spark reports of it.
+"""How far a streaming query is behind, from the progress that Spark reports.
 
-Pure, and without pyspark: a status command reads the JSON of a query that runs in another process.
+Pure, and without pyspark: a status command reads the JSON of a query in another process.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from tidegate.spark.source.offsets import StreamOffset
 def partition_lags(progress: str | Mapping[str, object]) -> dict[str, int]:
     """Partition id → events that the service held and the query had not read when it last looked.
 
-    progress: ``query.lastProgress``, its ``.json``, or what that parses to. In a query over several hubs the
-    lags of partitions of the same id are added up. Empty where no source of the query is one of ours.
-    The trap: the hub's end is the one seen when the micro-batch was planned, so what came while it ran shows
-    in the next progress. Raises InvalidArgumentError where it is no progress.
+    progress: ``query.lastProgress``, its ``.json``, or the parsed JSON. In a query over several hubs, lags of
+    partitions with the same id are added up. Empty where the query has no source of Tidegate. The hub's end
+    is the one seen when the micro-batch was planned, so events that arrive while it runs show in the next
+    progress. Raises InvalidArgumentError for anything but a progress.
     """
     lags: dict[str, int] = {}
     for end, latest in _offsets(progress):
         if latest is None:
             continue
         if end.event_hub_created_at_ms != latest.event_hub_created_at_ms:
-            end = StreamOffset({}, latest.event_hub_created_at_ms)  # the hub was made anew: all is unread
+            end = StreamOffset({}, latest.event_hub_created_at_ms)  # the hub was recreated: all is unread
         for partition_id, until in latest.partitions.items():
             lag = max(0, until - end.partitions.get(partition_id, 0))
             lags[partition_id] = lags.get(partition_id, 0) + lag
@@ -33,10 +33,11 @@ def partition_lags(progress: str | Mapping[str, object]) -> dict[str, int]:
 
 
 def partition_losses(progress: str | Mapping[str, object]) -> dict[str, int]:
-    """Partition id → events that the query has passed over since it began, because they were gone.
+    """Partition id → events that the query has skipped since it began, because they were gone.
 
-    Only with ``failOnDataLoss=false``; what a task found gone that was there when its micro-batch was planned
-    is in the executors' log alone. The argument and the errors are those of ``partition_lags``.
+    Only with ``failOnDataLoss=false``. Events that only a task found to be gone, after its micro-batch was
+    planned, are reported in the executors' log alone. The argument and the errors are those of
+    ``partition_lags``.
     """
     losses: dict[str, int] = {}
     for end, _ in _offsets(progress):
@@ -47,13 +48,6 @@ def partition_losses(progress: str | Mapping[str, object]) -> dict[str, int]:
 
 def _offsets(progress: str | Mapping[str, object]) -> Iterator[tuple[StreamOffset, StreamOffset | None]]:
     """(end of the micro-batch, end of the hub) of each source of the format ``eventhubs``."""
-    for source in _sources(progress):
-        end = _offset(source.get("endOffset"))
-        if end is not None:
-            yield end, _offset(source.get("latestOffset"))
-
-
-def _sources(progress: str | Mapping[str, object]) -> list[Mapping[str, object]]:
     try:
         value = json.loads(progress) if isinstance(progress, str) else progress
     except ValueError as exc:
@@ -61,14 +55,17 @@ def _sources(progress: str | Mapping[str, object]) -> list[Mapping[str, object]]
     sources = value.get("sources") if isinstance(value, Mapping) else None
     if not isinstance(sources, list):
         raise InvalidArgumentError(
-            "That is no progress of a streaming query: it has no sources.",
-            next_step="Give query.lastProgress.json.",
+            "This is not the progress of a streaming query: it has no sources.",
+            next_step="Pass query.lastProgress.json.",
         )
-    return [source for source in sources if isinstance(source, Mapping)]
+    for source in sources:
+        end = parsed_offset(source.get("endOffset")) if isinstance(source, Mapping) else None
+        if end is not None:
+            yield end, parsed_offset(source.get("latestOffset"))
 
 
-def _offset(value: object) -> StreamOffset | None:
-    """An offset of ours, as text or decoded; None for another source's."""
+def parsed_offset(value: object) -> StreamOffset | None:
+    """An offset of the format ``eventhubs``, as text or decoded; None for another source's."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

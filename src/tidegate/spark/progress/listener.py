@@ -1,7 +1,7 @@
-"""Hears from Spark how a query does, by a ``StreamingQueryListener``, and passes it on to a reporter.
+"""Passes a query's reports on to a reporter, through a ``StreamingQueryListener``.
 
 Spark calls a Python listener over a socket from its one listener thread, which all queries of the session
-share; so nothing is done here but to take the text and put it into a queue.
+share; so the listener only puts texts into a queue.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class ProgressListener(StreamingQueryListener):
         """Set once the query has ended."""
 
     def wait_over(self, *, silence_s: float) -> bool:
-        """Wait until the query's end is told, as long as Spark tells anything of it: it does so later than it
-        does it, and one event after the other. Returns False where nothing came for ``silence_s``.
+        """Wait until Spark has reported the query's end, which it does some time after it, one event after
+        the other. Returns False if it reports nothing for ``silence_s``.
         """
         heard_count = self._heard_count
         while not self.is_over.wait(silence_s):
@@ -47,15 +47,15 @@ class ProgressListener(StreamingQueryListener):
             heard_count = self._heard_count
         return True
 
-    # Spark asks for these names. What is raised in them ends in Java's log, but costs the report.
+    # Spark calls these methods. An exception in them goes to Java's log, and loses the report.
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """Remember which run it is: not all events say the name."""
+        """Remember the run: not all events have the name."""
         if event.name == self._query_name:
             self._run_id = event.runId
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """A micro-batch is done."""
+        """A micro-batch is complete."""
         self._heard_count += 1
         try:
             if event.progress.runId == self._run_id:

@@ -1,4 +1,4 @@
-"""What Prometheus is told of a running pipeline: one table of metrics, read from its status when asked.
+"""The Prometheus metrics of a running pipeline: one table, read from its status on request.
 
 Nothing is counted here: the numbers are those of the status file.
 """
@@ -21,7 +21,7 @@ from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 PREFIX: Final = "tidegate_pipeline_"
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
-"""Values with those of their labels, ``pipeline`` left out."""
+"""Values with those of their labels, without ``pipeline``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class PipelineMetric:
     """One line of the table."""
 
     name: str
-    """As it is written, without ``PREFIX``; a counter's ends in ``_total``."""
+    """Without ``PREFIX``; a counter's ends in ``_total``."""
     description: str
     read: Callable[[PipelineStatus], Samples]
     labels: tuple[str, ...] = ()
@@ -37,11 +37,11 @@ class PipelineMetric:
 
     @property
     def is_counter(self) -> bool:
-        """Whether it only grows, from 0 with each start."""
+        """Whether it only grows, from 0 at each start."""
         return self.name.endswith("_total")
 
     def family(self, status: PipelineStatus) -> Metric:
-        """The metric with its numbers now."""
+        """The metric with its present numbers."""
         kind = CounterMetricFamily if self.is_counter else GaugeMetricFamily
         family = kind(PREFIX + self.name, self.description, labels=("pipeline", *self.labels))
         for labels, value in self.read(status):
@@ -50,7 +50,7 @@ class PipelineMetric:
 
 
 def _of(name: str, description: str, field: str, *, scale: float = 1.0) -> PipelineMetric:
-    """A number of ``PipelineStatus``; not there where it is not known."""
+    """A number of ``PipelineStatus``; omitted while it is unknown."""
     read = attrgetter(field)
 
     def samples(status: PipelineStatus) -> Samples:
@@ -67,12 +67,12 @@ PIPELINE_METRICS: Final = (
     ),
     _of("batches_total", "Micro-batches that read something.", "batches"),
     _of("events_total", "Events read.", "events_total"),
-    _of("rows_total", "Rows given to the sink; not there where it does not tell.", "rows_total"),
-    _of("input_events_per_second", "Events of the last micro-batch by the time since the one before.",
+    _of("rows_total", "Rows written to the sink; absent if it does not report them.", "rows_total"),
+    _of("input_events_per_second", "Events of the last micro-batch per second since the one before.",
         "input_events_per_s"),
-    _of("processed_events_per_second", "Events of the last micro-batch by the time that it took.",
+    _of("processed_events_per_second", "Events of the last micro-batch per second of its duration.",
         "processed_events_per_s"),
-    _of("batch_seconds", "What the last micro-batch took.", "batch_ms", scale=0.001),
+    _of("batch_seconds", "Duration of the last micro-batch.", "batch_ms", scale=0.001),
     PipelineMetric(
         "lag_events", "Events that were not yet read when the last micro-batch was planned.",
         lambda status: [((key,), float(lag)) for key, lag in status.lag_by_partition.items()],
@@ -80,7 +80,7 @@ PIPELINE_METRICS: Final = (
     ),
     _of("dead_letters_open", "Open dead letters of the pipeline's hub and consumer group.",
         "dead_letters_open"),
-    _of("state_rows", "Rows in the query's state; not there where it has none.", "state_rows"),
+    _of("state_rows", "Rows in the query's state; absent if it has none.", "state_rows"),
     _of("state_bytes", "Memory of the query's state.", "state_bytes"),
     PipelineMetric(
         "watermark_seconds", "The watermark, in seconds since 1970-01-01 UTC.",
@@ -91,11 +91,11 @@ PIPELINE_METRICS: Final = (
         lambda status: [((), float(status.state is PipelineState.RUNNING))],
     ),
 )  # fmt: skip
-"""All, besides prometheus-client's of the process (``process_…``)."""
+"""All, beside prometheus-client's own of the process (``process_…``)."""
 
 
 class _Table(Collector):
-    """The table as prometheus-client takes it."""
+    """The table as prometheus-client requires it."""
 
     def __init__(self, status: Callable[[], PipelineStatus]) -> None:
         self._status = status
@@ -108,9 +108,9 @@ class _Table(Collector):
 
 @contextmanager
 def metrics_server(host: str, port: int, status: Callable[[], PipelineStatus]) -> Iterator[str]:
-    """Serve ``/metrics`` until it is left; yields ``host:port``, with the real port where 0 was asked for.
+    """Serve ``/metrics`` while this is open; yields ``host:port``, with the real port where ``port`` is 0.
 
-    Raises InvalidArgumentError where the port is not free.
+    Raises InvalidArgumentError where the port is in use.
     """
     registry = CollectorRegistry()
     registry.register(_Table(status))
@@ -120,7 +120,7 @@ def metrics_server(host: str, port: int, status: Callable[[], PipelineStatus]) -
     except OSError as error:
         raise InvalidArgumentError(
             f"Metrics cannot be served at {host}:{port}: {error.strerror or error}.",
-            next_step="Give another --metrics-port; 0 takes a free one.",
+            next_step="Choose another --metrics-port; 0 means any free port.",
         ) from error
     try:
         yield f"{host}:{server.server_port}"

@@ -1,7 +1,7 @@
-"""Keeps a running pipeline's status, and tells it: to its file, to Prometheus and to whoever watches.
+"""Keeps a running pipeline's status, and reports it to its file, to Prometheus and to a watcher.
 
-Everything slow (a file, a database, a terminal) happens in a thread of its own, fed by a bounded queue: who
-reports a micro-batch never waits, and nothing that goes wrong here reaches the query.
+Everything slow (a file, a database, a terminal) happens in a thread of its own, fed by a bounded queue:
+reporting a micro-batch never waits, and no failure here reaches the query.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tidegate.model.clock import Clock
 from tidegate.model.errors import TidegateError
@@ -20,18 +20,18 @@ from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 from tidegate.spark.progress.batches import BatchProgress
 
 HEARTBEAT_S = 5.0
-"""The status is written again after this long at the latest, so that a reader sees that somebody lives."""
+"""The status is written again after this long at the latest, so that a reader sees that the process is alive.
+"""
 DEAD_LETTERS_EVERY_S = 5.0
-"""How often the database is asked for dead letters: a count over an index, which a large table feels."""
+"""How often dead letters are counted: a query over an index, which is felt on a large table."""
 _WRITES_EVERY_S = 0.5
 _REPORTS_QUEUED_MAX = 1000
 _CLOSE_TIMEOUT_S = 10.0
 
 _logger = logging.getLogger(__name__)
 
-Write = Callable[[PipelineStatus], None]
 Watch = Callable[[PipelineStatus, bool], None]
-"""Told of each change, with the status after it, and whether it is a micro-batch that read something."""
+"""Called after each change, with the status, and whether it is a micro-batch that read something."""
 CountDeadLetters = Callable[[], int]
 
 _Change = Callable[[PipelineStatus], PipelineStatus]
@@ -40,7 +40,7 @@ _Change = Callable[[PipelineStatus], PipelineStatus]
 class PipelineReporter:
     """One pipeline's status while its process runs. Enter it before the query starts, leave it after its end.
 
-    Its methods may be called from any thread and return at once.
+    Its methods may be called from any thread, and return at once.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class PipelineReporter:
         status: PipelineStatus,
         *,
         clock: Clock,
-        write: Write,
+        write: Callable[[PipelineStatus], None],
         watch: Watch | None = None,
         count_dead_letters: CountDeadLetters | None = None,
     ) -> None:
@@ -61,10 +61,10 @@ class PipelineReporter:
         self._changes: queue.SimpleQueue[_Change | BatchProgress | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="pipeline-reporter", daemon=True)
         self._written_at = self._counted_at = float("-inf")
-        self._told_at = status.updated_at
+        self._written_update_at = status.updated_at
         self._complaints: set[str] = set()
         self._rows: dict[int, int] = {}
-        """Rows by micro-batch, from sinks that tell; taken when the micro-batch is reported."""
+        """Rows by micro-batch, from sinks that report them, until the micro-batch is reported."""
 
     @property
     def status(self) -> PipelineStatus:
@@ -72,7 +72,7 @@ class PipelineReporter:
         return self._status
 
     def __enter__(self) -> Self:
-        self._tell_file()
+        self._write_file()
         self._thread.start()
         return self
 
@@ -83,27 +83,28 @@ class PipelineReporter:
         self._thread.join(_CLOSE_TIMEOUT_S)
 
     def report_progress(self, text: str) -> None:
-        """A micro-batch is done: ``StreamingQueryProgress.json``."""
+        """A micro-batch is complete. text: ``StreamingQueryProgress.json``."""
         if self._changes.qsize() < _REPORTS_QUEUED_MAX:
             self._changes.put(BatchProgress.parse(text))
 
     def report_rows(self, batch_id: int, rows: int) -> None:
-        """The sink has written that many rows of a micro-batch; comes before its progress."""
+        """The sink has written this many rows of a micro-batch; to be called before its progress."""
         if len(self._rows) < _REPORTS_QUEUED_MAX:
             self._rows[batch_id] = rows
 
     def report_idle(self) -> None:
-        """There was nothing to read for a while."""
-        self._changes.put(
-            lambda status: replace(status, is_idle=True, input_events_per_s=0.0, processed_events_per_s=0.0)
-        )
+        """There has been nothing to read for a while."""
+        self._change(is_idle=True, input_events_per_s=0.0, processed_events_per_s=0.0)
 
     def report_metrics_address(self, address: str) -> None:
-        """Prometheus finds its numbers there."""
-        self._changes.put(lambda status: replace(status, metrics_address=address))
+        """Metrics are served at this address."""
+        self._change(metrics_address=address)
+
+    def _change(self, **fields: Any) -> None:
+        self._changes.put(lambda status: replace(status, **fields))
 
     def report_state(self, state: PipelineState, *, error: str | None = None) -> None:
-        """It has come into another state; from an end there is no way back."""
+        """The state has changed; a final state never changes again."""
 
         def change(status: PipelineStatus) -> PipelineStatus:
             if status.state.is_over:
@@ -130,13 +131,12 @@ class PipelineReporter:
             except queue.Empty:
                 change = _unchanged
             try:
-                if change is None:
-                    is_open = False
-                else:
+                is_open = change is not None
+                if change is not None:
                     self._apply(change)
-                self._ask_database(is_last=not is_open)
-                self._tell_file(is_last=not is_open)
-            except Exception as error:  # nothing that fails here may end a pipeline
+                self._count(is_last=not is_open)
+                self._write_file(is_last=not is_open)
+            except Exception as error:  # no failure here may end a pipeline
                 self._complain(f"{type(error).__name__}: {error}")
 
     def _apply(self, change: _Change | BatchProgress) -> None:
@@ -156,37 +156,33 @@ class PipelineReporter:
         if self._status.state is not before.state:
             self._written_at = float("-inf")
 
-    def _ask_database(self, *, is_last: bool) -> None:
-        if self._count_dead_letters is None:
-            return
+    def _count(self, *, is_last: bool) -> None:
         now = self._clock.monotonic()
-        if not is_last and now - self._counted_at < DEAD_LETTERS_EVERY_S:
+        is_due = is_last or now - self._counted_at >= DEAD_LETTERS_EVERY_S
+        if self._count_dead_letters is None or not is_due:
             return
         self._counted_at = now
         try:
-            count = self._count_dead_letters()
+            self._status = replace(self._status, dead_letters_open=self._count_dead_letters())
         except TidegateError as error:
             self._complain(f"The dead letters could not be counted: {error}")
-        else:
-            self._status = replace(self._status, dead_letters_open=count)
 
-    def _tell_file(self, *, is_last: bool = False) -> None:
-        """Write the file where there is news, not more often than every half second, and as a heartbeat."""
+    def _write_file(self, *, is_last: bool = False) -> None:
+        """Write the file after changes, at most every half second, and as a heartbeat."""
         now = self._clock.monotonic()
         age_s = now - self._written_at
-        is_news = self._status.updated_at > self._told_at if age_s >= _WRITES_EVERY_S else False
-        if not (is_last or is_news or age_s >= HEARTBEAT_S):
+        is_changed = age_s >= _WRITES_EVERY_S and self._status.updated_at > self._written_update_at
+        if not (is_last or is_changed or age_s >= HEARTBEAT_S):
             return
         self._status = replace(self._status, updated_at=self._clock.now_utc())
-        self._written_at = now
-        self._told_at = self._status.updated_at
+        self._written_at, self._written_update_at = now, self._status.updated_at
         try:
             self._write(self._status)
         except OSError as error:
             self._complain(f"The pipeline's status could not be written: {error}")
 
     def _complain(self, text: str) -> None:
-        """Log once what may come every second."""
+        """Log once what might recur every second."""
         if text not in self._complaints and len(self._complaints) < 100:
             self._complaints.add(text)
             _logger.warning("%s", text)

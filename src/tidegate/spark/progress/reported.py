@@ -1,5 +1,6 @@
-"""Reports a query of the user's own Spark driver as ``tidegate pipeline run`` does, so that
-``tidegate pipeline status`` and the console show it."""
+"""Reports a query of the user's own Spark driver as ``tidegate pipeline run`` does, for ``tidegate pipeline
+status`` and the console.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from tidegate.transport.clock import SystemClock
 from tidegate.transport.status_files import PipelineFiles, this_process
 
 _LAST_WORD_S = 30.0
-"""Far more than Spark takes to tell of an end that has come; nobody waits for ever."""
+"""Far more than Spark needs to report an end."""
 
 
 @contextmanager
@@ -36,11 +37,11 @@ def reported_query(
 ) -> Iterator[Callable[[], None]]:
     """Report the query ``name`` while this is open, to ``tidegate pipeline status`` and the console.
 
-    Enter it before the query starts, and call what it yields once the query runs. The end is reported on
-    leaving, with the error that ended it, if one did. name: the query's, which for ``run_pipeline`` is the
-    pipeline's. sink: its kind, as ``sql``. target: where it writes, as a table's name. database_url: where
-    its open dead letters are counted. The status goes to ``TIDEGATE_STATE_DIR``, else to the user's state
-    directory.
+    Enter it before the query starts, and call the function that it yields once the query runs. The end is
+    reported on leaving, with the error that ended the query, if any. name: the query's, which for
+    ``run_pipeline`` is the pipeline's. sink: its kind, such as ``sql``. target: where it writes, such as a
+    table's name. database_url: where its open dead letters are counted. The status is written to
+    ``TIDEGATE_STATE_DIR``, else to the user's state directory.
     """
     now = SystemClock().now_utc()
     first = PipelineStatus(
@@ -73,6 +74,6 @@ def reported_query(
         except Exception as error:
             reporter.report_state(PipelineState.FAILED, error=explain(error))
             raise
-        # Spark tells of the last micro-batch, and then of the end, some time after both.
+        # Spark reports the last micro-batch, and then the end, some time after both.
         listener.wait_over(silence_s=_LAST_WORD_S)
         reporter.report_state(PipelineState.ENDED)

@@ -1,7 +1,7 @@
-"""So that Spark counts events where a source hands it something else, or nothing, for them.
+"""Lets Spark count events where a source returns something else for them, or nothing.
 
-Its own figures (``numInputRows``, rates) are of the rows that come from a source. A source that does more
-than reading adds rows without content until there are as many as it has read events.
+Spark's figures (``numInputRows``, rates) count the rows of a source. A source that does more than reading
+adds rows without content until there are as many as events that it has read.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Final
 import pyarrow as pa
 
 _ROWS_MAX: Final = 100_000
-"""Rows of a batch that Spark is handed (our choice)."""
+"""Most rows in a batch (our choice)."""
 
 
 class CountedBatches:
-    """Batches, counted as they pass."""
+    """Counts the rows of batches as they pass."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
         self._batches = batches
@@ -30,7 +30,7 @@ class CountedBatches:
 
 
 def rows_without_content(count: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """That many of them, each column null; none where ``count`` is below 1."""
+    """This many rows, each column null; none where ``count`` is below 1."""
     for start in range(0, count, _ROWS_MAX):
         rows = min(count - start, _ROWS_MAX)
         yield pa.RecordBatch.from_arrays([pa.nulls(rows, field.type) for field in schema], schema=schema)

@@ -1,6 +1,6 @@
-"""What executors have to have: asked of those that are there, before a pipeline fails on them in its own way.
+"""Checks what executors have, before a pipeline fails on them in a less clear way.
 
-The question travels by value, so that it can be asked where Tidegate cannot be imported.
+The question is pickled by value, so that it works where Tidegate cannot be imported.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -21,28 +21,26 @@ from tidegate.spark.runtime.errors import explain
 MODULES_NEEDED = ("numpy", "orjson", "pyarrow", "sqlalchemy")
 """What every executor imports beside Tidegate and pyspark."""
 
-_PACKAGE_STEP = "Make it with `tidegate spark package`, and start it as that command says."
+_PACKAGE_STEP = "Create a package with `tidegate spark package`, and start it as that command says."
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutorFacts:
+class ExecutorFacts(NamedTuple):
     """What one Python worker has."""
 
     host: str
     python_version: str
-    """``3.11``."""
+    """Such as ``3.11``."""
     tidegate_version: str | None
-    """None: not importable."""
+    """None: it cannot be imported."""
     modules_missing: tuple[str, ...]
 
 
 def check_executors(spark: SparkSession, modules: Sequence[str] = MODULES_NEEDED) -> list[ExecutorFacts]:
-    """Ask the executors what they have; returns it, one entry for each kind of answer of each host.
+    """Ask the executors what they have; returns one entry for each distinct answer of each host.
 
-    One small job, with about a task for each core, so it waits until there is an executor. It says nothing
-    about executors that are added later.
-    modules: what has to be importable. Raises InvalidArgumentError that names the host, what it has, what the
-    driver has and what to do.
+    One small job, with about a task per core, so it waits until there is an executor. Executors that are
+    added later are not checked. modules: what has to be importable. Raises InvalidArgumentError, naming the
+    host, what it has, what the driver has and what to do.
     """
     context = spark.sparkContext
     tasks = max(1, context.defaultParallelism)
@@ -57,11 +55,8 @@ def check_executors(spark: SparkSession, modules: Sequence[str] = MODULES_NEEDED
     return facts
 
 
-_Answer = tuple[str, str, str | None, tuple[str, ...]]
-
-
 def _question(modules: tuple[str, ...]):  # type: ignore[no-untyped-def]  # a closure: pickled by value
-    def answer(_: Iterator[int]) -> Iterator[_Answer]:
+    def answer(_: Iterator[int]) -> Iterator[tuple[str, str, str | None, tuple[str, ...]]]:
         import importlib
         import importlib.util
         import socket
@@ -85,30 +80,30 @@ def _check(fact: ExecutorFacts) -> None:
         )
     if fact.tidegate_version != VERSION:
         raise InvalidArgumentError(
-            f"The executor on {fact.host} has Tidegate {fact.tidegate_version}, and the driver {VERSION}.",
+            f"The executor on {fact.host} has Tidegate {fact.tidegate_version}, but the driver {VERSION}.",
             next_step=_PACKAGE_STEP,
         )
     if fact.modules_missing:
         raise InvalidArgumentError(
             f"The executor on {fact.host} cannot import {', '.join(fact.modules_missing)}.",
-            next_step="Install what `tidegate spark package` lists into the executors' Python, or send all "
-            "of it with `tidegate spark package --environment`.",
+            next_step="Install the packages that `tidegate spark package` lists in the executors' Python, or "
+            "send them with `tidegate spark package --environment`.",
         )
 
 
 def _unstartable(error: Exception, python: str) -> InvalidArgumentError:
     text = str(error)
-    if "PYTHON_VERSION_MISMATCH" in text:  # pyspark's worker looks before it does anything else
+    if "PYTHON_VERSION_MISMATCH" in text:  # pyspark's worker checks this first
         versions = re.search(r"different version: ([\d.]+\d) than that in driver: ([\d.]+\d)", text)
-        found = f": {versions[1]} there, and {versions[2]} here" if versions else ""
+        found = f": {versions[1]} there, {versions[2]} here" if versions else ""
         return InvalidArgumentError(
-            f"The executors' Python ({python}) is of another version than the driver's{found}.",
-            next_step=f"Let PYSPARK_PYTHON name a Python {sys.version_info.major}.{sys.version_info.minor} "
-            "on the executors.",
+            f"The executors' Python ({python}) is not of the driver's version{found}.",
+            next_step=f"Set PYSPARK_PYTHON to a Python {sys.version_info.major}.{sys.version_info.minor} "
+            "of the executors.",
         )
     if f'Cannot run program "{python}"' in text:
         return InvalidArgumentError(
             f"The executors have no {python}.",
-            next_step="Let PYSPARK_PYTHON name their Python, by a name that the driver has on its PATH, too.",
+            next_step="Set PYSPARK_PYTHON to their Python, by a name that is also on the driver's PATH.",
         )
     return InvalidArgumentError(f"The executors cannot run Python: {explain(error)}")

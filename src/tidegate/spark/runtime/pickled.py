@@ -1,5 +1,5 @@
-"""A Python object as the value of an option, which is how a driver sends anything to the tasks of a source or
-sink: Spark's options are text.
+"""Passes a Python object from a driver to the tasks of a source or sink, as the value of an option: Spark's
+options are strings.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.runtime.session import is_on_cluster
 
 PLAN_OPTION: Final = "plan"
-"""The option that holds what tasks are told: one opaque word, which Spark hides in listings of options, for
-it may hold a database's URL or a connection string (``session.REDACTION_PATTERN``)."""
+"""The option with the tasks' plan, which Spark redacts in listings, because it may hold a database's URL or a
+connection string (``session.REDACTION_PATTERN``)."""
 
 
 def pickled(value: object, function: object, *, subject: str) -> str:
     """``value`` as text.
 
-    function: the user's, that it holds; one from a module which a worker would not find travels with its
-    module. subject: what cannot be sent, if it cannot, as an error begins: ``The pipeline delays``.
-    Raises InvalidArgumentError where ``value`` cannot be pickled.
+    function: the user's function in it; one from a module that a worker would not find is pickled with its
+    module. subject: the start of the error: ``The pipeline delays``. Raises InvalidArgumentError where
+    ``value`` cannot be pickled.
     """
     while isinstance(function, partial):
         function = function.func
@@ -41,7 +41,7 @@ def pickled(value: object, function: object, *, subject: str) -> str:
     except Exception as exc:
         raise InvalidArgumentError(
             f"{subject} cannot be sent to Spark's workers: {exc}",
-            next_step="Let the function make connections, locks and files when it is first called, "
+            next_step="Create connections, locks and files when the function is first called, "
             "instead of holding them in a global variable or a closure.",
         ) from exc
     finally:
@@ -53,13 +53,13 @@ def pickled(value: object, function: object, *, subject: str) -> str:
 def plan_and_options(
     options: Mapping[str, str], format_name: str, *, next_step: str
 ) -> tuple[str, dict[str, str]]:
-    """The plan, and the other options, of a format that only Tidegate makes.
+    """The plan, and the other options, of a format that only Tidegate uses.
 
     Raises InvalidArgumentError, which says what to use instead (``next_step``), where there is no plan.
     """
     plan = options.get(PLAN_OPTION)
     if plan is None:
-        raise InvalidArgumentError(f"The format {format_name} cannot be read by itself.", next_step=next_step)
+        raise InvalidArgumentError(f"The format {format_name} cannot be used directly.", next_step=next_step)
     return plan, {name: value for name, value in options.items() if name != PLAN_OPTION}
 
 
@@ -69,9 +69,9 @@ def _dumps(value: object) -> bytes:
 
 
 def _is_importable(module: ModuleType) -> bool:
-    """Whether a worker finds the module by its name, given this process's sys.path."""
+    """Whether a worker finds the module by name, given this process's sys.path."""
     if module.__name__ == "__main__" or "." in module.__name__:
-        return True  # __main__ is pickled by value anyway; a submodule comes with its package
+        return True  # __main__ is always pickled by value; a submodule comes with its package
     return (
         module.__name__ in sys.builtin_module_names
         or importlib.machinery.PathFinder.find_spec(module.__name__) is not None
@@ -80,21 +80,21 @@ def _is_importable(module: ModuleType) -> bool:
 
 @lru_cache(maxsize=8)
 def unpickled(text: str) -> object:
-    """The object again, in a worker; the same one for the same text, so that a function's caches live on.
+    """The object, in a worker; the same one for the same text, so that a function's caches survive.
 
-    Raises InvalidArgumentError where a module that it needs is not there.
+    Raises InvalidArgumentError where a needed module is missing.
     """
     paths, is_cluster, encoded = cloudpickle.loads(base64.b64decode(text))
     if not is_cluster or TaskContext.get() is None:
-        # The driver's script and its neighbours are importable there; on its machine they shall be here, too.
-        # To a cluster's executors its folders mean nothing: what they hold comes with ``--py-files``.
+        # The driver can import its script and the files beside it; so can workers on its machine. On a
+        # cluster's executors its folders do not exist: their content comes with ``--py-files``.
         sys.path.extend(path for path in paths if path not in sys.path and Path(path or ".").exists())
     try:
         value: object = cloudpickle.loads(encoded)
     except ModuleNotFoundError as exc:
         raise InvalidArgumentError(
             f"Spark's worker has no module {exc.name!r}, which a function of the query needs.",
-            next_step="Name its file to `tidegate spark package`, behind the program, and start it as that "
+            next_step="Add its file to `tidegate spark package`, after the program, and start it as that "
             "command says; or install it on every executor.",
         ) from exc
     return value

@@ -1,12 +1,12 @@
-"""Starts a Spark with the settings that make small micro-batches quick and failures retried.
+"""Starts Spark with the settings that make small micro-batches fast and failures retried.
 
-Every setting here was measured or is needed for correctness; the reason stands beside it. A user's own
-settings (``configuration``, and those given to ``spark-submit``) win over all of them.
+Every setting here was measured or is needed for correctness; the reason is beside it. A user's own settings
+(``configuration``, and those given to ``spark-submit``) override all of them.
 
     where            how it is known                        what is set
     one machine      no master, or ``local…``               everything
     cluster          any other master                       what holds on every machine
-    ``spark-submit`` it has started the JVM already         as its master says; nothing that it was given
+    ``spark-submit`` it has already started the JVM         as for its master, except what it was given
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ TASK_ATTEMPTS_MAX = 4
 """Attempts per task. Plain ``local[N]`` gives each task one: a single transient error ends the query."""
 
 CLUSTER_TASK_ATTEMPTS_MAX = 8
-"""The same on a cluster, where an executor that is lost costs an attempt, too. With Spark's four, losing
-executors in a row ended a query (seen under `make chaos-spark`); repeated attempts repeat no effect."""
+"""The same on a cluster, where a lost executor also costs an attempt. With Spark's four, a series of lost
+executors ended a query (seen in `make chaos-spark`); repeated attempts repeat no effect."""
 
 CLUSTER_TASKS_MAX: Final = PARTITIONS_MAX
-"""Tasks of a micro-batch on a cluster at most, unless there are more cores: whole partitions cannot
-keep more of them busy."""
+"""Most tasks of a micro-batch on a cluster, unless there are more cores: whole partitions cannot occupy more.
+"""
 
 REDACTION_PATTERN = (
     "(?i)secret|password|token|access[.]?key|connection_?string|database_?url|tidegate_database"
     "|startingposition|storageoptions|^plan$"
 )
-"""Names of options and variables whose values Spark hides in plans and in its UI: connection strings,
+"""Names of options and variables whose values Spark redacts in plans and in its UI: connection strings,
 database URLs, and the plan of a source or sink, which may hold both."""
 
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 
 PYTHON_NAME = f"python{sys.version_info.major}.{sys.version_info.minor}"
-"""What executors start unless ``PYSPARK_PYTHON`` says otherwise: a name, for the driver's path is the
+"""What executors start unless ``PYSPARK_PYTHON`` is set: a name, since the driver's path is only the
 driver's."""
 
 
@@ -66,18 +66,17 @@ def spark_session(
     """Start Spark (or return the session that already runs in this process).
 
     master: None: what ``spark-submit`` was given, else ``local[N,4]`` on this machine, with N = ``cores``.
-    cores: None: as many as this process may use; on a cluster its resource manager decides.
-    configuration: Spark settings that override ours; on one machine, ``spark.driver.extraJavaOptions`` join
-    ours instead.
-    ui_port: port of Spark's web UI; None: no UI on one machine, which also saves a second of start; on a
-    cluster what Spark's own settings say.
-    log_level: Spark's (``ERROR``, ``WARN``, …, ``OFF``).
-    local_checkpoints: True where checkpoint directories lie on a disk of this machine; None: unless this is
-    a cluster.
-    java_options: more options for the JVM of a local driver, as ``-Xmx4g -XX:TieredStopAtLevel=1``.
-    are_executors_checked: on a cluster, wait for an executor and see whether it can run Tidegate.
-    Raises JavaNotFoundError; InvalidArgumentError where executors lack what they need. Sets
-    ``PYSPARK_PYTHON`` and, where needed, ``JAVA_HOME`` and ``PATH`` for this process.
+    cores: None: as many as this process may use; on a cluster its resource manager decides. configuration:
+    Spark settings that override ours; on one machine, ``spark.driver.extraJavaOptions`` are added to ours
+    instead. ui_port: port of Spark's web UI; None: no UI on one machine, which also saves a second of start;
+    on a cluster Spark's own settings apply. log_level: Spark's (``ERROR``, ``WARN``, …, ``OFF``).
+    local_checkpoints: True if checkpoint directories are on a disk of this machine; None: unless this is a
+    cluster. java_options: more options for the JVM of a local driver, such as ``-Xmx4g
+    -XX:TieredStopAtLevel=1``. are_executors_checked: on a cluster, wait for an executor and check that it can
+    run Tidegate.
+
+    Raises JavaNotFoundError; InvalidArgumentError where executors lack something. Sets ``PYSPARK_PYTHON``
+    and, where needed, ``JAVA_HOME`` and ``PATH`` for this process.
     """
     core_count = usable_core_count() if cores is None else cores
     submitted = _submitted_settings()
@@ -109,10 +108,10 @@ def spark_session(
 
 
 def checkpoint_path(location: str | Path) -> str:
-    """A checkpoint directory as Spark is to get it: on one machine, relative to this process's directory.
+    """A checkpoint directory as Spark needs it: on one machine, relative to this process's directory.
 
-    Java would take a relative path from where it was started, and Spark's Python workers from another place.
-    On a cluster it is for Spark's default file system to say.
+    Java would resolve a relative path from where it was started, and Spark's Python workers from elsewhere.
+    On a cluster Spark's default file system resolves it.
     """
     text = str(location)
     if is_on_cluster() or urlparse(text).scheme:
@@ -128,21 +127,21 @@ def usable_core_count() -> int:
 
 
 def is_local_master(master: str) -> bool:
-    """Whether tasks run in threads of the driver (``local-cluster`` has executors of its own)."""
+    """Whether tasks run in threads of the driver (``local-cluster`` has its own executors)."""
     return master == "local" or master.startswith("local[")
 
 
 def is_on_cluster() -> bool:
-    """Whether the Spark that runs in this process has executors in other processes; False: there is none."""
+    """Whether the Spark in this process has executors in other processes; False: there is none."""
     context = SparkContext._active_spark_context
     return context is not None and not is_local_master(context.master or "")
 
 
 def task_options(spark: SparkSession) -> dict[str, str]:
-    """The options of the source ``eventhubs`` that say how many tasks a pipeline's micro-batches have.
+    """The options of the source ``eventhubs`` that set the number of tasks of a pipeline's micro-batches.
 
-    On one machine as many as it has cores. On a cluster the cores are those of the executors that were there
-    first: a small micro-batch has as many tasks, and a larger one more, for executors that join later.
+    On one machine, as many as cores. On a cluster the cores are those of the first executors: a small
+    micro-batch has as many tasks, and a larger one more, for executors that join later.
     """
     cores = spark.sparkContext.defaultParallelism
     if not is_on_cluster():
@@ -151,16 +150,16 @@ def task_options(spark: SparkSession) -> dict[str, str]:
 
 
 def refuse_sqlite_on_cluster(database_url: str) -> None:
-    """Raise InvalidArgumentError for a SQLite database where executors are on machines of their own.
+    """Raise InvalidArgumentError for a SQLite database where executors are on other machines.
 
-    Each would make a file of its own there, all of them with checkpoints that begin at the start. A driver
-    that starts anew on another machine would not find its file either, so this holds for what only the
-    driver writes, too. ``local-cluster`` is refused as well: it stands for a cluster.
+    Each would create a file of its own, with checkpoints that begin at the start. A driver that restarts on
+    another machine would not find its file either, so this also holds for what only the driver writes.
+    ``local-cluster`` is refused as well: it stands for a cluster.
     """
     if is_on_cluster() and database_url.lower().startswith("sqlite"):
         raise InvalidArgumentError(
-            "SQLite is a file of one machine, and this Spark runs on a cluster: its executors, and a driver "
-            "that starts anew elsewhere, would each write one of their own.",
+            "SQLite is a file on one machine, but this Spark runs on a cluster: its executors, and a driver "
+            "that restarts elsewhere, would each write their own.",
             next_step="Use PostgreSQL, or run on one machine (without a master, or with local[N]).",
         )
 
@@ -169,20 +168,20 @@ def share_python_path() -> None:
     """Let Spark's Python processes on the driver find Tidegate where this process has it from a zip.
 
     Executors get what ``--py-files`` names; the process that plans a stream, on the driver, does not (Spark
-    4.3: ``PYTHON_DATA_SOURCE_ERROR … initialize source``). Executors are told the path, too, where it names
-    nothing and is passed over. Call it before a data source is registered.
+    4.3: ``PYTHON_DATA_SOURCE_ERROR … initialize source``). Executors get the path as well, where it does not
+    exist and is ignored. Call it before a data source is registered.
     """
     context = SparkContext._active_spark_context
     place = Path(__file__).parents[3]
     if context is None or not place.is_file():
-        return  # another process's Spark (Connect), or installed: whoever starts this Python finds it
+        return  # another process's Spark (Connect), or installed and so found
     paths = context.environment.get("PYTHONPATH", "")
     if str(place) not in paths.split(os.pathsep):
         context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, (paths, str(place))))
 
 
 def _submitted_settings() -> dict[str, str]:
-    """What ``spark-submit`` was given, where it has started this process; else nothing."""
+    """The settings given to ``spark-submit``, if it has started this process; else empty."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return {}
     SparkContext._ensure_initialized()  # starts nothing: it connects to the JVM that is there
@@ -191,14 +190,14 @@ def _submitted_settings() -> dict[str, str]:
 
 def _set_environment(*, is_local: bool) -> None:
     os.environ.update(find_java().environment())
-    # Only the environment works: with spark.pyspark.python the daemon of a local session came up as another
-    # python ("Python worker failed to connect back").
+    # Only the environment works: with spark.pyspark.python the daemon of a local session started another
+    # Python ("Python worker failed to connect back").
     if is_local:
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         return
     os.environ.setdefault("PYSPARK_PYTHON", PYTHON_NAME)
-    # The JVM starts that name on the driver, too, to plan streams: it has to find this Python by it.
+    # The JVM also starts that name on the driver, to plan streams: it has to find this Python.
     folder = str(Path(sys.executable).parent)
     found = shutil.which(PYTHON_NAME)
     if found is None or str(Path(found).parent) != folder:
@@ -241,6 +240,6 @@ def _settings(
 
 
 def _java_options(log_level: str) -> str:
-    """Options for the driver's JVM: quiet from its first line on, not only after ``setLogLevel``."""
+    """Options for the driver's JVM: quiet from its first line, not only after ``setLogLevel``."""
     configuration_file = Path(__file__).with_name("log4j2.properties")
     return f'"-Dlog4j2.configurationFile={configuration_file.as_uri()}" -Dtidegate.log.level={log_level}'

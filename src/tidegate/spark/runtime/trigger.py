@@ -1,4 +1,4 @@
-"""When a streaming query starts its micro-batches. Needs no Spark, so that a declaration needs none."""
+"""When a streaming query starts its micro-batches. Needs no Spark, so that declarations need none."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """When Spark starts a micro-batch. At most one of the two; neither: as soon as the last one is done."""
+    """When Spark starts a micro-batch. At most one field; neither: as soon as the previous one ends."""
 
     is_available_now: bool = False
-    """True: process what is there now, then end."""
+    """True: process what is available at the start, then end."""
     interval: str | None = None
     """Such as ``"5 seconds"``."""
 
     def __post_init__(self) -> None:
         if self.is_available_now and self.interval is not None:
             raise InvalidArgumentError(
-                "A trigger is either available-now or has an interval.", next_step="Give one of the two."
+                "A trigger is either available-now or has an interval.", next_step="Set one of the two."
             )
 
     def applied_to(self, writer: DataStreamWriter) -> DataStreamWriter:
@@ -34,4 +34,4 @@ class Trigger:
 
 
 AS_SOON_AS_POSSIBLE = Trigger()
-"""A micro-batch starts when the one before it is done and there is something to read."""
+"""A micro-batch starts when the previous one is complete and there is something to read."""

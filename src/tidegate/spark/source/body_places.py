@@ -1,8 +1,8 @@
-"""Where in a buffer of encoded events each body lies: looked for in all events at once.
+"""Where each body is in a buffer of encoded events, found in all events at once.
 
 Theory of operation. An encoded event is a prefix (header, annotations, properties) and a body, mostly one
-data section that ends it. The sections of all events are walked side by side, a step of the walk being some
-operations on whole arrays; what a step finds no place for is left to the full decoder.
+data section at the end. The sections of all events are walked side by side, each step being some operations
+on whole arrays; events that a step cannot place are left to the full decoder.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tidegate.wire.batch import DATA_SECTION_8, DATA_SECTION_32
 Int64s = npt.NDArray[np.int64]
 
 _SECTIONS_MAX = 6
-"""Sections before a body: header, two kinds of annotations, properties, application properties, and one
-more for those who repeat one. What has more is for the full decoder, which takes any number."""
+"""Sections before a body: header, two kinds of annotations, properties, application properties, and one more
+for encoders that repeat one. Events with more are left to the full decoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class BodyPlaces:
 
 
 def words_of(payload: bytes) -> npt.NDArray[np.int64]:
-    """For each place in the payload but the last seven: the eight bytes from there on as one number.
+    """For each position in the payload but the last seven: the eight bytes from there as one number.
 
-    A view: taking numbers from it by place costs a third of taking eight single bytes each.
+    A view: reading numbers from it by position costs a third of reading eight single bytes each.
     """
     return np.ndarray((max(0, len(payload) - 7),), dtype=">i8", buffer=payload, strides=(1,))
 
@@ -45,7 +45,7 @@ def words_of(payload: bytes) -> npt.NDArray[np.int64]:
 def locate_bodies(payload: bytes, starts: Int64s, ends: Int64s) -> BodyPlaces:
     """Find the bodies of the events ``payload[start:end]`` that are one data section at the event's end.
 
-    Every other shape is not found, garbled ones included; no byte beyond an event's end counts for it.
+    Events of any other shape, including garbled ones, are not found; no byte beyond an event's end counts.
     Source: AMQP 1.0 part 1 section 1.6 (sizes of binary, list and map), part 3 section 3.2.
     """
     words = words_of(payload)
@@ -53,7 +53,7 @@ def locate_bodies(payload: bytes, starts: Int64s, ends: Int64s) -> BodyPlaces:
     body_starts = np.full(len(starts), -1, dtype=np.int64)
     which, at = np.arange(len(starts)), starts
     for _ in range(_SECTIONS_MAX):
-        # Five bytes tell a short section; what the word has of the event behind is not looked at then.
+        # Five bytes identify a short section; the word's bytes of the following event are ignored then.
         is_inside = at <= np.minimum(ends[which] - 5, len(payload) - 8)
         if not is_inside.all():
             which, at = which[is_inside], at[is_inside]

@@ -1,14 +1,14 @@
 """Encoded events become Arrow columns: by whole columns, never through a Python object per event.
 
-Theory of operation. A chunk of events is one buffer and the places of its messages. ``body_places`` finds in
-all of them at once where the prefix (annotations, properties) ends; bodies and prefixes are then taken out of
-the buffer by Arrow. Events of one producer share their prefix, or differ in a partition key, which
+Theory of operation. A chunk of events is one buffer and the positions of its messages. ``body_places`` finds
+in all of them at once where the prefix (annotations, properties) ends; Arrow then cuts bodies and prefixes
+out of the buffer. Events of one producer share their prefix, or differ only in a partition key, which
 ``key_places`` finds; so each distinct prefix is decoded once per chunk, without the key, and its columns are
 spread over the events. Only an event of another shape (a value body, a footer, several data sections) is
 decoded by itself.
 
-Only what is asked for is done: without ``body`` no body is cut out, without the columns of the prefix none is
-decoded, and without either no message is looked at.
+Only requested columns are computed: without ``body`` no body is cut out, without the columns of the prefix
+none is decoded, and without either no message is looked at.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def event_batch(
         _POSITION_COLUMNS[name](partition_id, events) if name in _POSITION_COLUMNS else contents.column(name)
         for name in names
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(names))
+    return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(tuple(names)))
 
 
 def event_batches(
     parts: Sequence[tuple[str, EncodedEvents]], names: Sequence[str] = ALL_COLUMNS
 ) -> Iterator[pa.RecordBatch]:
-    """As ``event_batch``, for the events of each partition; made together, for small columns cost as much
+    """As ``event_batch``, for the events of each partition; made together, because small columns cost as much
     as large ones.
     """
     if not parts:
@@ -74,7 +74,7 @@ def event_batches(
 
 
 def encoded_bodies(messages: pa.Array[Any]) -> list[bytes | None]:
-    """The bodies of a column of encoded events; None for those of another shape than the usual one."""
+    """The bodies of a column of encoded events; None for those of an unusual shape."""
     if not len(messages):
         return []
     offsets_buffer, data = messages.buffers()[1:3]
@@ -104,7 +104,7 @@ def binary_column(values: Sequence[bytes | memoryview]) -> Column:
 
 
 class _Contents:
-    """What lies in the messages of a chunk; each part is worked out when it is first asked for."""
+    """The contents of a chunk's messages; each part is computed when first needed."""
 
     def __init__(self, events: EncodedEvents) -> None:
         self._events = events
@@ -120,15 +120,14 @@ class _Contents:
         wanted = property_of(name)
         if wanted is None:
             return _CONTENT_COLUMNS[name](self)
-        return self.spread(lambda texts: texts.properties.get(wanted), pa.string())
+        return self.spread(lambda texts: texts.properties.get(wanted))
 
     def encoded(self) -> Column:
         """The messages themselves."""
-        payload, starts, ends = self._buffer()
-        return _cut(payload, starts, ends)
+        return _cut(*self._buffer())
 
     def body(self) -> Column:
-        """The bodies; null for those that were not found, and could not be decoded either."""
+        """The bodies; null where they were not found and could not be decoded either."""
         payload, _, ends = self._buffer()
         places = self._located()
         if places.is_found.all():
@@ -139,15 +138,15 @@ class _Contents:
         ]
         return pa.array(bodies, type=pa.binary())
 
-    def spread(self, value_of: Callable[[EventTexts], object], kind: pa.DataType) -> Column:
-        """A column from what is decoded of each event's prefix."""
+    def spread(self, value_of: Callable[[EventTexts], object], kind: pa.DataType | None = None) -> Column:
+        """A column made from each event's decoded prefix. kind: its type; None: string."""
         texts, indices = self._texts()
-        values: Column = pa.array([value_of(item) for item in texts], type=kind)
+        values: Column = pa.array([value_of(item) for item in texts], type=kind or pa.string())
         return values.take(pa.array(indices, type=pa.int32()))
 
     def partition_key(self) -> Column:
-        """Partition keys: cut out where they were found, else from what is decoded."""
-        decoded = self.spread(lambda texts: texts.partition_key, pa.string())
+        """Partition keys: cut out where they were found, else decoded."""
+        decoded = self.spread(lambda texts: texts.partition_key)
         return decoded if self._keys is None else _compute.coalesce(self._keys, decoded)
 
     def _buffer(self) -> tuple[bytes, Int64s, Int64s]:
@@ -163,7 +162,7 @@ class _Contents:
         return self._places
 
     def _texts(self) -> tuple[list[EventTexts], npt.NDArray[np.int32]]:
-        """The distinct prefixes, decoded, and for each event the number of its own."""
+        """The distinct prefixes, decoded, and for each event the index of its own."""
         if self._distinct is None:
             self._distinct = self._decode_prefixes()
         return self._distinct
@@ -193,7 +192,7 @@ class _Contents:
         return texts, indices
 
     def _cut_keys(self, found: Int64s) -> tuple[Column | None, Int64s]:
-        """The partition keys, and where these events go on behind them."""
+        """The partition keys, and where these events continue after them."""
         payload, starts, _ = self._buffer()
         starts = starts[found]
         keys = locate_keys(payload, starts, self._located().prefix_ends[found])
@@ -205,7 +204,7 @@ class _Contents:
         try:
             texts = cut.cast(pa.string())
         except pa.ArrowInvalid:
-            return None, starts  # one of them is no text, as the decoder will say
+            return None, starts  # one of them is not valid UTF-8, as the decoder will report
         column = _compute.replace_with_mask(pa.nulls(len(is_key), pa.string()), pa.array(is_key), texts)
         return column, np.maximum(starts, keys.ends)
 
@@ -217,14 +216,14 @@ class _Contents:
 
 @cached_when_short
 def _decode_prefix(prefix: bytes) -> EventTexts:
-    """Kept from chunk to chunk: what one device sends it sends again."""
+    """Cached across chunks: what one device sends it sends again."""
     return EventTexts.decode(prefix) if prefix else EventTexts()
 
 
 def _cut(payload: bytes, starts: Int64s, ends: Int64s) -> Column:
-    """``payload[start:end]`` of each pair, ascending and apart, as binary values: copied out by Arrow.
+    """``payload[start:end]`` of each pair, ascending and disjoint, as binary values, copied by Arrow.
 
-    The values and the gaps between them are one column over the buffer as it is, of which each second value
+    The values and the gaps between them form one column over the buffer as it is, of which every second value
     is taken.
     """
     if not len(starts):
@@ -244,43 +243,35 @@ def _int64s(numbers: Sequence[int]) -> Int64s:
     return np.fromiter(numbers, dtype=np.int64, count=len(numbers))
 
 
-def _partition_column(partition_id: str, events: EncodedEvents) -> Column:
-    return pa.repeat(pa.scalar(partition_id, pa.string()), len(events))
-
-
-def _sequence_number_column(_: str, events: EncodedEvents) -> Column:
-    return pa.array(_int64s(events.sequence_numbers))
-
-
 def _time_column(_: str, events: EncodedEvents) -> Column:
     times_us = _int64s(events.enqueued_times_ms) * 1000
     return pa.array(times_us).cast(EVENT_ARROW_SCHEMA.field("enqueuedTime").type)
 
 
 def _offset_column(_: str, events: EncodedEvents) -> Column:
-    numbers = events.sequence_numbers
-    if (
-        isinstance(numbers, range)
-        and events.offsets[0] == str(numbers[0])
-        and (events.offsets[-1] == str(numbers[-1]))
-    ):
-        # Batched deliveries come from Tidegate only, whose offsets are its sequence numbers.
+    numbers, offsets = events.sequence_numbers, events.offsets
+    if isinstance(numbers, range) and offsets[0] == str(numbers[0]) and offsets[-1] == str(numbers[-1]):
+        # Only Tidegate delivers batches, and its offsets are its sequence numbers.
         return pa.array(_int64s(numbers)).cast(pa.string())
-    return pa.array(events.offsets, type=pa.string())
+    return pa.array(offsets, type=pa.string())
+
+
+def _partition_column(partition_id: str, events: EncodedEvents) -> Column:
+    return pa.repeat(pa.scalar(partition_id, pa.string()), len(events))
 
 
 _POSITION_COLUMNS: Final[Mapping[str, Callable[[str, EncodedEvents], Column]]] = {
     "partition": _partition_column,
     "offset": _offset_column,
-    "sequenceNumber": _sequence_number_column,
+    "sequenceNumber": lambda _, events: pa.array(_int64s(events.sequence_numbers)),
     "enqueuedTime": _time_column,
 }
-"""Known without a look at any message."""
+"""Columns that need no look at any message."""
 
 _CONTENT_COLUMNS: Final[Mapping[str, Callable[[_Contents], Column]]] = {
     "body": _Contents.body,
     "encodedEvent": _Contents.encoded,
-    "publisher": lambda contents: contents.spread(lambda texts: texts.publisher, pa.string()),
+    "publisher": lambda contents: contents.spread(lambda texts: texts.publisher),
     "partitionKey": _Contents.partition_key,
     "properties": lambda contents: contents.spread(
         lambda texts: list(texts.properties.items()), EVENT_ARROW_SCHEMA.field("properties").type

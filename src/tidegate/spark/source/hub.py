@@ -1,6 +1,6 @@
-"""What the readers ask of an event hub: its bounds, where a position lies, and ranges of encoded events.
+"""What the readers ask of an event hub: its bounds, the event at a position, and ranges of encoded events.
 
-One blocking consumer per process and set of options, kept between tasks: a Python worker lives through many
+One blocking consumer per process and set of options is kept between tasks: a Python worker lives through many
 micro-batches, and a connection costs more than a small one of them.
 """
 
@@ -39,12 +39,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CONSUMERS_MAX = 8
 _FIRST_EVENT_WAIT_S = 10.0
 _ENDING_STEP: Final = (
-    "Use latest to end where each partition does now, or give this one an ending of its own in "
+    "Use latest to end at each partition's present end, or set this partition's own end in "
     "eventhubs.endingPositions."
 )
 _STARTING_STEP: Final = (
-    "Use latest to wait for new events, or give this partition a start of its own in "
-    "eventhubs.startingPositions."
+    "Use latest to wait for new events, or set this partition's own start in eventhubs.startingPositions."
 )
 
 
@@ -54,39 +53,40 @@ class HubDescription:
 
     event_hub: str
     created_at_ms: int
-    """Milliseconds since 1970-01-01 UTC; tells one incarnation of a hub of that name from the next."""
+    """Milliseconds since 1970-01-01 UTC; distinguishes the hub from a deleted one of the same name."""
     bounds: Mapping[str, PartitionEnds]
 
     def end_offset(self) -> StreamOffset:
-        """The offset behind everything there is."""
+        """The offset after all present events."""
         ends = {key: item.next_sequence_number for key, item in self.bounds.items()}
         return StreamOffset(ends, self.created_at_ms)
 
     def check_same_hub(self, created_at_ms: int) -> None:
-        """Raise EventHubReplacedError where sequence numbers were counted in another incarnation."""
+        """Raise EventHubReplacedError where they count in a deleted hub of that name."""
         if created_at_ms != self.created_at_ms:
             raise EventHubReplacedError(
                 f"The event hub {self.event_hub!r} was deleted and created again: the query has read from "
-                f"the one of {_time_text(created_at_ms)}, and now there is one of "
-                f"{_time_text(self.created_at_ms)}.",
-                next_step="Give the query a new checkpoint directory (and a new consumer group, where it "
-                "writes to SQL) to read the new one from its start.",
+                f"the one of {time_text(created_at_ms)}, but the present one is of "
+                f"{time_text(self.created_at_ms)}.",
+                next_step="To read the new one from its start, give the query a new checkpoint directory "
+                "(and a new consumer group, if it writes to SQL).",
             )
 
 
-def _time_text(time_ms: int) -> str:
+def time_text(time_ms: int) -> str:
+    """ISO 8601, for errors. time_ms: since 1970-01-01 UTC."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 class HubReader:
-    """An event hub seen through one source's options. Cheap to make: connections are shared."""
+    """An event hub seen through one source's options. Cheap to create: connections are shared."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._consumer = _consumer(options)
 
     def describe(self) -> HubDescription:
-        """The hub and what its partitions hold now."""
+        """The hub and the present bounds of its partitions."""
         properties = self._consumer.get_event_hub_properties()
         bounds = {ends.partition_id: ends for ends in self._consumer.get_all_partition_properties(properties)}
         created_at_ms = (properties.created_at - _EPOCH) // timedelta(milliseconds=1)
@@ -96,13 +96,13 @@ class HubReader:
         """The sequence number of each partition's first event at a position.
 
         Raises PositionOutOfRangeError for a sequence number beyond a partition's end, and
-        InvalidArgumentError for a position of a partition that there is not.
+        InvalidArgumentError for a position of an unknown partition.
         """
         unknown = [key for key in positions.by_partition if key not in description.bounds]
         if unknown:
             raise InvalidArgumentError(
-                f"The option {positions.option_for(unknown[0])} has a position for partition {unknown[0]} "
-                f"of {self._options.event_hub!r}, which there is not.",
+                f"The option {positions.option_for(unknown[0])} has a position for partition {unknown[0]}, "
+                f"which the event hub {self._options.event_hub!r} does not have.",
                 next_step=f"Its partitions are {', '.join(description.bounds)}.",
             )
         return {
@@ -122,19 +122,17 @@ class HubReader:
             if wanted > bounds.next_sequence_number:
                 raise PositionOutOfRangeError(
                     f"The option {positions.option_for(partition_id)} names the sequence number {wanted}, "
-                    f"and partition {partition_id} has none such yet: its next event gets "
+                    f"which partition {partition_id} has not reached: its next event gets "
                     f"{bounds.next_sequence_number}.",
                     next_step=_ENDING_STEP if positions.is_ending else _STARTING_STEP,
                 )
             return wanted
+        return self.first_sequence_number(partition_id, position, bounds)
+
+    def first_sequence_number(self, partition_id: str, position: EventPosition, bounds: PartitionEnds) -> int:
+        """The first event at an offset or a time, found by receiving it; the end where there is none yet."""
         if bounds.is_empty:
             return bounds.next_sequence_number
-        return self._first_sequence_number(partition_id, position, bounds)
-
-    def _first_sequence_number(
-        self, partition_id: str, position: EventPosition, bounds: PartitionEnds
-    ) -> int:
-        """The first event at an offset or a time: asked of the service, by receiving it."""
         if position.kind is PositionKind.ENQUEUED_TIME:
             last_time = self._consumer.get_partition_properties(partition_id).last_enqueued_time
             assert isinstance(position.value, datetime)
@@ -144,7 +142,7 @@ class HubReader:
         options = self._options
         namespace = Namespace.from_connection_string(
             options.connection_string,
-            ca_file=_ca_file(options),
+            ca_file=certificates_file(options.ca_certificates),
             credential=make_credential(options.credential),
         )
 
@@ -177,31 +175,21 @@ class HubReader:
         )
 
     def read_together(self, items: Sequence[PartitionRange]) -> list[FetchedRange]:
-        """Short ranges of different partitions at once; what is missing of one, ``read`` brings."""
+        """Short ranges of different partitions at once; ``read`` the rest of any that is incomplete."""
         return self._consumer.read_together(
             [(item.partition_id, item.start_sequence_number, item.until_sequence_number) for item in items]
         )
 
-    def first_sequence_number_at(self, partition_id: str, time: datetime, bounds: PartitionEnds) -> int:
-        """The first event enqueued at ``time`` (with its zone) or later; the end where there is none yet."""
-        if bounds.is_empty:
-            return bounds.next_sequence_number
-        return self._first_sequence_number(partition_id, EventPosition.from_enqueued_time(time), bounds)
-
 
 def with_group_named(error: NotFoundError, options: SourceOptions) -> NotFoundError:
-    """What a receiver could not find; where that is the consumer group, with the command that makes it."""
+    """The error of a receiver; where the consumer group is missing, with the command that creates it."""
     group, next_step = options.consumer_group, error.next_step
     if group != DEFAULT_CONSUMER_GROUP and group.lower() in error.message.lower():
         next_step = (
-            f"Make the consumer group with `tidegate group create {options.event_hub} {group}`, or correct "
+            f"Create the consumer group with `tidegate group create {options.event_hub} {group}`, or correct "
             "the option eventhubs.consumerGroup."
         )
     return NotFoundError(error.message, next_step=next_step)
-
-
-def _ca_file(options: SourceOptions) -> str | None:
-    return None if options.ca_certificates is None else certificates_file(options.ca_certificates)
 
 
 _consumers: dict[tuple[int, str, str, str | None, str | None], BlockingConsumer] = {}
@@ -209,7 +197,7 @@ _consumers_lock = threading.Lock()
 
 
 def _forget_lock() -> None:
-    """In a forked child: it may be held by a thread that does not exist here."""
+    """In a forked child, where a thread that does not exist there may hold it."""
     global _consumers_lock
     _consumers_lock = threading.Lock()
 
@@ -218,7 +206,7 @@ os.register_at_fork(after_in_child=_forget_lock)
 
 
 def make_credential(name_of_maker: str | None) -> TokenCredential | None:
-    """What the option ``credential`` names, made in this process: credentials cannot be sent to another."""
+    """Call the factory that the option ``credential`` names: credentials cannot be sent between processes."""
     if name_of_maker is None:
         return None
     module_name, _, name = name_of_maker.partition(":")
@@ -226,25 +214,25 @@ def make_credential(name_of_maker: str | None) -> TokenCredential | None:
         credential: TokenCredential = getattr(importlib.import_module(module_name), name)()
     except (ImportError, AttributeError) as exc:
         raise InvalidArgumentError(
-            f"The option eventhubs.credential names {name_of_maker!r}, and {exc}.",
-            next_step="Install it on the driver and on every executor (for Azure's own: azure-identity and "
+            f"The option eventhubs.credential is {name_of_maker!r}, which cannot be loaded: {exc}.",
+            next_step="Install it on the driver and on every executor (Azure's own needs azure-identity and "
             "aiohttp).",
         ) from exc
     return credential
 
 
 def _receiver_name() -> str:
-    """Shown where the service lists who reads a partition."""
+    """Shown where the service lists a partition's receivers."""
     return f"spark-{platform.node()[:24]}-{os.getpid()}"
 
 
 def _consumer(options: SourceOptions) -> BlockingConsumer:
-    """This process's consumer for the options; the process id is in the key because workers are forked."""
+    """This process's consumer for the options; the key has the process id because workers are forked."""
     key = (
         os.getpid(),
         options.connection_string.format(),
         options.consumer_group,
-        _ca_file(options),
+        certificates_file(options.ca_certificates),
         options.credential,
     )
     with _consumers_lock:  # a task's commits have a thread of their own
@@ -255,7 +243,7 @@ def _consumer(options: SourceOptions) -> BlockingConsumer:
             consumer = BlockingConsumer(
                 options.connection_string,
                 consumer_group=options.consumer_group,
-                ca_file=_ca_file(options),
+                ca_file=certificates_file(options.ca_certificates),
                 credential=make_credential(options.credential),
                 receiver_name=_receiver_name(),
             )

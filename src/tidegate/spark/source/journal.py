@@ -1,4 +1,4 @@
-"""Spark's own journal of a streaming query, as far as it is read here: where a micro-batch ends.
+"""Reads from Spark's journal of a streaming query where a micro-batch ends.
 
 Source: Spark's ``OffsetSeqLog``: ``<checkpoint>/offsets/<batch id>`` holds a line ``v1``, a line of metadata
 as JSON, and one line per source with its end offset (read with Spark 4.3).
@@ -12,26 +12,29 @@ from urllib.parse import unquote, urlparse
 
 from tidegate.spark.source.offsets import StreamOffset
 
-_VERSION_LINE = "v1"
+
+def local_path(location: str) -> Path | None:
+    """The path of a checkpoint location on this machine; None where it is elsewhere."""
+    parsed = urlparse(location)
+    if parsed.scheme == "":
+        return Path(location)
+    return Path(unquote(parsed.path)) if parsed.scheme == "file" else None
 
 
 def journalled_offset(checkpoint_location: str, batch_id: int) -> StreamOffset | None:
     """Where a micro-batch of a query with one source ends.
 
-    None where that cannot be told from here: the directory is not on a disk of this machine, Spark writes
-    another version, or the query has several sources.
+    None where the journal does not say: the directory is not on a disk of this machine, Spark writes another
+    version, or the query has several sources.
     """
-    location = urlparse(checkpoint_location)
-    if location.scheme not in ("", "file"):
+    directory = local_path(checkpoint_location)
+    if directory is None:
         return None
-    path = (
-        Path(unquote(location.path) if location.scheme else checkpoint_location) / "offsets" / str(batch_id)
-    )
     try:
-        lines = path.read_text().splitlines()
+        lines = (directory / "offsets" / str(batch_id)).read_text().splitlines()
     except OSError:
         return None
-    if len(lines) != 3 or lines[0] != _VERSION_LINE:
+    if len(lines) != 3 or lines[0] != "v1":
         return None
     value = json.loads(lines[2])
     return StreamOffset.from_json(value) if isinstance(value, dict) else None

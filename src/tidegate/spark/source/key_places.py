@@ -1,8 +1,7 @@
-"""Where in a buffer of encoded events each partition key lies, where it is the only annotation.
+"""Where each partition key is in a buffer of encoded events, where it is the only annotation.
 
-That is how events with a key are sent, and where every device sends its own key, events differ in nothing
-else before their bodies. So the key is cut out of all events at once, and what follows it is decoded once for
-all.
+Events with a key are sent that way, and where every device sends its own key, events differ in nothing else
+before their bodies. So the key is cut out of all events at once, and the rest is decoded once for all.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ _HEAD: Final = np.frombuffer(
 """Message annotations: a small map of two values, a symbol and a short string. Two bytes, left 0 here, are
 sizes. Source: AMQP 1.0 part 1 section 1.6, part 3 section 3.2.3."""
 _FIRST_WORD: Final = int.from_bytes(_HEAD[:4].tobytes(), "big")
-"""The first four bytes of it, by which most other events are told."""
+"""Its first four bytes, which rule out most other events."""
 _MAP_SIZE_AT: Final = 4
 _KEY_SIZE_AT: Final = len(_HEAD) - 1
 _KEY_SIZE_MORE: Final = len(_HEAD) - 5
-"""How much more the map's size counts than the key's."""
+"""How much larger the map's size is than the key's."""
 _FIXED: Final = np.setdiff1d(np.arange(len(_HEAD)), (_MAP_SIZE_AT, _KEY_SIZE_AT))
 _ANNOTATIONS: Final = 0x72
 """The last section code that may not follow annotations."""
@@ -61,7 +60,7 @@ def locate_keys(payload: bytes, starts: Int64s, ends: Int64s) -> KeyPlaces:
     is_key &= heads[:, _MAP_SIZE_AT] == sizes + _KEY_SIZE_MORE
     found_ends = starts[which] + len(_HEAD) + sizes
     is_last = found_ends == ends[which]
-    # A later section; whether it is a right one the decoder says.
+    # A later section; the decoder checks whether it is valid.
     section = data[np.minimum(found_ends + 2, len(data) - 1)]
     is_key &= is_last | (found_ends + 3 <= ends[which]) & (section > _ANNOTATIONS)
     which, found_ends = which[is_key], found_ends[is_key]

@@ -1,21 +1,21 @@
 """How far a stream has read: the offset that Spark journals, and the arithmetic of what to read next.
 
 Pure values and functions; ``reader`` asks the service and calls these. The JSON form is a contract with every
-checkpoint directory that exists: a change of meaning takes a new version number.
+existing checkpoint directory: a change of meaning requires a new version number.
 
     {"version": 1, "eventHubCreatedAtMs": 1767225600000, "partitions": {"0": 4711, "1": 0}}
 
-A number is the sequence number of the first event that was **not** read. Where events were lost, there is a
-fourth entry, ``"lostEvents": {"0": 12}``: how many since the query began.
+A number is the sequence number of the first event that was **not** read. ``"lostEvents": {"0": 12}`` is added
+where events were lost: how many since the query began.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final, TypeGuard, TypeVar
 
 from tidegate.model.errors import InvalidArgumentError, PositionOutOfRangeError
 from tidegate.model.partition_ends import PartitionEnds
@@ -23,10 +23,12 @@ from tidegate.model.partition_ends import PartitionEnds
 OFFSET_VERSION = 1
 
 PIECES_MAX: Final = 4
-"""Tasks that read one partition at the same time: a consumer group may have five receivers of it, and one is
-left for a receiver that waits for the next micro-batch."""
+"""Most tasks that read one partition at a time: a consumer group may have five receivers per partition, and
+one is reserved for a receiver that waits for the next micro-batch."""
 TASK_EVENTS: Final = 10_000
-"""Events that are worth a task. Our choice: reading fewer takes no longer than a task costs by itself."""
+"""Events that are worth a task. Our choice: reading fewer takes no longer than a task's own overhead."""
+
+T = TypeVar("T")
 
 JsonObject = dict[str, object]
 """A decoded JSON object, as Spark hands it over."""
@@ -34,26 +36,27 @@ JsonObject = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class TaskLayout:
-    """Into what tasks a micro-batch is cut: the same ranges and layout give the same tasks."""
+    """How a micro-batch is divided into tasks: the same ranges and layout give the same tasks."""
 
     tasks_max: int
     is_split: bool
-    """True: a partition's range may go to several tasks."""
+    """True: a partition's range may be split between tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """A place in every partition of one event hub."""
+    """A position in every partition of one event hub."""
 
     partitions: Mapping[str, int]
     """Partition id → sequence number of the first event that was not read."""
     event_hub_created_at_ms: int
-    """Which incarnation of the hub it counts in: milliseconds since 1970-01-01 UTC."""
+    """The hub's creation time, in milliseconds since 1970-01-01 UTC: a recreated hub counts from 0 again."""
     lost_events: Mapping[str, int] = field(default_factory=dict)
-    """Partition id → events passed over because they were gone, since the query began; 0 where absent."""
+    """Partition id → events skipped because they were gone, since the query began; absent: 0."""
     layout: TaskLayout | None = None
-    """Of the micro-batch that ends here: one that is run again, with other options or on another machine, has
-    the same rows in the same tasks, by which a sink may know them. None: as the options say."""
+    """The layout of the micro-batch that ends here, so that a repeat, with other options or on another
+    machine, has the same rows in the same tasks, by which a sink may recognise them. None: as the options
+    say."""
 
     def to_json(self) -> JsonObject:
         """The form that Spark journals."""
@@ -81,37 +84,35 @@ class StreamOffset:
                 f"version {OFFSET_VERSION}.",
                 next_step="Run the version of Tidegate that wrote it, or a newer one.",
             )
-        created_at_ms = value.get("eventHubCreatedAtMs")
+        created_at_ms, tasks = value.get("eventHubCreatedAtMs"), value.get("tasks")
         partitions, lost_events = value.get("partitions"), value.get("lostEvents", {})
         if (
             version != OFFSET_VERSION
             or not isinstance(created_at_ms, int)
-            or not isinstance(partitions, dict)
-            or not isinstance(lost_events, dict)
+            or not _is_counts(partitions)
+            or not _is_counts(lost_events)
+            or not (tasks is None or _is_layout(tasks))
         ):
-            raise _not_ours(value)
-        for partition_id, number in [*partitions.items(), *lost_events.items()]:
-            if not isinstance(partition_id, str) or not isinstance(number, int):
-                raise _not_ours(value)
-        return cls(partitions, created_at_ms, lost_events, _layout_of(value))
+            raise InvalidArgumentError(
+                f"The checkpoint directory holds an offset that is not of the format `eventhubs`: {value!r}.",
+                next_step="Give each query a checkpoint directory of its own.",
+            )
+        layout = None if tasks is None else TaskLayout(tasks["max"], tasks["areSplit"])
+        return cls(partitions, created_at_ms, lost_events, layout)
 
 
-def _layout_of(value: Mapping[str, object]) -> TaskLayout | None:
-    tasks = value.get("tasks")
-    if tasks is None:
-        return None
-    if not isinstance(tasks, dict):
-        raise _not_ours(value)
-    tasks_max, is_split = tasks.get("max"), tasks.get("areSplit")
-    if not isinstance(tasks_max, int) or tasks_max < 1 or not isinstance(is_split, bool):
-        raise _not_ours(value)
-    return TaskLayout(tasks_max, is_split)
+def _is_counts(value: object) -> TypeGuard[dict[str, int]]:
+    return isinstance(value, dict) and all(
+        isinstance(key, str) and isinstance(number, int) for key, number in value.items()
+    )
 
 
-def _not_ours(value: Mapping[str, object]) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"The checkpoint directory holds an offset that is not of the format `eventhubs`: {value!r}.",
-        next_step="Give each query a checkpoint directory of its own.",
+def _is_layout(value: object) -> TypeGuard[dict[str, Any]]:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("max"), int)
+        and value["max"] >= 1
+        and isinstance(value.get("areSplit"), bool)
     )
 
 
@@ -123,20 +124,20 @@ class PartitionRange:
     start_sequence_number: int
     until_sequence_number: int
     is_last_piece: bool = True
-    """False: the events behind it are read by another task at the same time."""
+    """False: another task reads the events after it at the same time."""
 
     @property
     def event_count(self) -> int:
-        """How many events lie in the range."""
+        """Events in the range."""
         return self.until_sequence_number - self.start_sequence_number
 
 
 def spread_limit(backlogs: Mapping[str, int], events_max: int) -> dict[str, int]:
     """Share ``events_max`` between partitions in proportion to their backlogs.
 
-    Returns a share for each key, never more than its backlog; the shares' sum is ``events_max``, or the whole
+    Returns a share for each key, at most its backlog; the shares add up to ``events_max``, or to the whole
     backlog where that is less. Each partition with a backlog gets at least one event, so that a small backlog
-    cannot starve behind large ones; where ``events_max`` does not go round, the largest come first.
+    is not starved by large ones; where ``events_max`` is too small for that, the largest come first.
     """
     total = sum(backlogs.values())
     if total <= events_max:
@@ -168,9 +169,9 @@ def end_of_micro_batch(
 ) -> dict[str, int]:
     """Where each partition's part of the next micro-batch ends.
 
-    events_max: events in it at most; None: all that there are. until: an end not to go beyond, whatever has
-    been enqueued since; None: none. Raises PositionOutOfRangeError where the hub ends before ``start``, that
-    is, where it has lost events that were read from it.
+    events_max: most events in it; None: all available. until: a fixed end, whatever has been enqueued since;
+    None: none. Raises PositionOutOfRangeError where the hub ends before ``start``: it has lost events that
+    were already read.
     """
     ends: dict[str, int] = {}
     backlogs: dict[str, int] = {}
@@ -178,12 +179,12 @@ def end_of_micro_batch(
         begin = start.get(partition_id, 0)
         if held.next_sequence_number < begin and fail_on_data_loss:
             raise PositionOutOfRangeError(
-                f"Partition {partition_id}: {begin} is the next sequence number to read, and the event hub "
-                f"ends at {held.next_sequence_number}: it has lost events that were read already.",
+                f"Partition {partition_id}: {begin} is the next sequence number to read, but the event hub "
+                f"ends at {held.next_sequence_number}: it has lost events that were already read.",
                 next_step="Restore the event hub, or set failOnDataLoss to false to wait for new events.",
             )
         end = held.next_sequence_number if until is None else until.get(partition_id, 0)
-        # What retention has deleted is no backlog: it must not eat up the share of what is there.
+        # Events that retention has deleted are no backlog, and must not use up the limit.
         ends[partition_id] = max(begin, min(held.begin_sequence_number, end))
         backlogs[partition_id] = max(0, end - ends[partition_id])
     shares = backlogs if events_max is None else spread_limit(backlogs, events_max)
@@ -191,10 +192,9 @@ def end_of_micro_batch(
 
 
 def task_count(event_count: int, *, tasks_min: int, tasks_max: int) -> int:
-    """Tasks that a (micro-)batch of so many events is dealt to at most.
+    """Most tasks that a (micro-)batch of this many events is dealt to.
 
-    tasks_min: of a small one. A larger one gets more, up to tasks_max, where each then has ``TASK_EVENTS`` or
-    more.
+    tasks_min: for a small one. A larger one gets more, up to tasks_max, of at least ``TASK_EVENTS`` each.
     """
     return min(tasks_max, max(tasks_min, event_count // TASK_EVENTS))
 
@@ -202,25 +202,31 @@ def task_count(event_count: int, *, tasks_min: int, tasks_max: int) -> int:
 def pack_ranges(ranges: Iterable[PartitionRange], tasks_max: int) -> list[tuple[PartitionRange, ...]]:
     """Deal ranges into at most ``tasks_max`` tasks of about equal numbers of events.
 
-    A range stays whole, which the exactly-once sink needs; ``split_ranges`` before this is for who does not.
-    A task costs some milliseconds whatever it reads, so a small micro-batch has about as many as there are
-    cores, not as many as partitions.
+    A range stays whole, which the exactly-once sink requires; otherwise call ``split_ranges`` first. A task
+    costs some milliseconds whatever it reads, so a small micro-batch has about as many as there are cores,
+    not as many as partitions.
     """
-    tasks: list[list[PartitionRange]] = [[] for _ in range(max(1, tasks_max))]
-    loads = [0] * len(tasks)
-    for partition_range in sorted(ranges, key=lambda item: (-item.event_count, item.partition_id)):
-        lightest = loads.index(min(loads))
-        tasks[lightest].append(partition_range)
-        loads[lightest] += partition_range.event_count
     order = attrgetter("partition_id", "start_sequence_number")
-    return [tuple(sorted(task, key=order)) for task in tasks if task]
+    tasks = dealt(sorted(ranges, key=attrgetter("partition_id")), tasks_max, lambda item: item.event_count)
+    return [tuple(sorted(task, key=order)) for task in tasks]
+
+
+def dealt(items: Iterable[T], tasks_max: int, weight: Callable[[T], int]) -> list[tuple[T, ...]]:
+    """Deal items into at most ``tasks_max`` tasks of about equal weight: the heaviest first."""
+    tasks: list[list[T]] = [[] for _ in range(max(1, tasks_max))]
+    loads = [0] * len(tasks)
+    for item in sorted(items, key=lambda item: -weight(item)):
+        lightest = loads.index(min(loads))
+        tasks[lightest].append(item)
+        loads[lightest] += weight(item)
+    return [tuple(task) for task in tasks if task]
 
 
 def split_ranges(ranges: Iterable[PartitionRange], tasks_max: int) -> list[PartitionRange]:
-    """Cut the ranges that hold more than a task's share of the events, so that tasks come out even.
+    """Cut ranges that hold more than a task's share of the events, so that tasks are even.
 
-    The pieces of a range cover it once, in order. There are ``PIECES_MAX`` of one partition at most, and none
-    is smaller than ``TASK_EVENTS``.
+    The pieces of a range cover it once, in order. There are at most ``PIECES_MAX`` per partition, none
+    smaller than ``TASK_EVENTS``.
     """
     whole = list(ranges)
     share = max(TASK_EVENTS, -(-sum(item.event_count for item in whole) // max(1, tasks_max)))
@@ -237,7 +243,7 @@ def split_ranges(ranges: Iterable[PartitionRange], tasks_max: int) -> list[Parti
 
 
 def ranges_between(start: Mapping[str, int], until: Mapping[str, int]) -> list[PartitionRange]:
-    """The non-empty ranges from one offset to the next; a partition missing in ``start`` starts at its 0."""
+    """The non-empty ranges from one offset to the next; a partition missing in ``start`` starts at 0."""
     return [
         PartitionRange(partition_id, start.get(partition_id, 0), until_sequence_number)
         for partition_id, until_sequence_number in until.items()
@@ -247,7 +253,7 @@ def ranges_between(start: Mapping[str, int], until: Mapping[str, int]) -> list[P
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Events that were to be read and are gone."""
+    """Events that were to be read, but are gone."""
 
     partition_id: str
     wanted_sequence_number: int
@@ -257,19 +263,19 @@ class Loss:
     def __str__(self) -> str:
         plural = "event is" if self.event_count == 1 else "events are"
         return (
-            f"Partition {self.partition_id}: sequence number {self.wanted_sequence_number} was wanted, and "
+            f"Partition {self.partition_id}: sequence number {self.wanted_sequence_number} was wanted, but "
             f"the first available one is {self.available_sequence_number}: {self.event_count} {plural} gone "
-            "(retention has deleted them, or the log has a hole)."
+            "(deleted by retention, or missing from the log)."
         )
 
 
 def clip_lost_events(
     ranges: Sequence[PartitionRange], bounds: Mapping[str, PartitionEnds], *, fail_on_data_loss: bool
 ) -> tuple[list[PartitionRange], list[Loss]]:
-    """Cut off what retention has already deleted from the front of ranges.
+    """Cut deleted events off the start of ranges.
 
-    Returns the ranges that can be read and what was cut. Raises PositionOutOfRangeError instead of cutting
-    where ``fail_on_data_loss``.
+    Returns the readable ranges and what was cut. Raises PositionOutOfRangeError instead of cutting where
+    ``fail_on_data_loss``.
     """
     readable: list[PartitionRange] = []
     losses: list[Loss] = []
@@ -284,7 +290,7 @@ def clip_lost_events(
         )
         if fail_on_data_loss:
             raise PositionOutOfRangeError(
-                str(loss), next_step="Set failOnDataLoss to false to go on from the first available event."
+                str(loss), next_step="Set failOnDataLoss to false to continue at the first available event."
             )
         losses.append(loss)
         if item.until_sequence_number > begin:
@@ -293,7 +299,7 @@ def clip_lost_events(
 
 
 def added_losses(lost_events: Mapping[str, int], losses: Iterable[Loss]) -> dict[str, int]:
-    """The count of lost events by partition, with more losses added."""
+    """Lost events by partition, with more losses added."""
     counts = dict(lost_events)
     for loss in losses:
         counts[loss.partition_id] = counts.get(loss.partition_id, 0) + loss.event_count

@@ -1,11 +1,9 @@
 """Who may move a consumer group's SQL checkpoints: the driver that claimed them last.
 
 A claim raises the lease epoch of all partitions in one transaction, and every commit of a task carries its
-driver's epoch. A driver that was started later therefore shuts out the earlier one, wherever that one's tasks
-are at the moment; a task that Spark merely retried has the same epoch and finds its work done.
-
-The epoch is above those of Event Processor Hosts' leases, too: a host that was paused before its first commit
-is shut out.
+driver's epoch. So a driver that starts later shuts out the earlier one and all its tasks, while a task that
+Spark merely retries has the same epoch and finds its work done. The epoch is also above those of Event
+Processor Hosts' leases, so a host that was paused before its first commit is shut out.
 """
 
 from __future__ import annotations
@@ -23,14 +21,14 @@ from tidegate.sql.core.unit_of_work import default_owner
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to move one consumer group's checkpoints, until somebody else claims them."""
+    """The right to move one consumer group's checkpoints, until another driver claims them."""
 
     lease_epoch: int
     owner: str
-    """Recorded beside the checkpoints, for people: ``host:process`` of the driver."""
+    """Recorded with the checkpoints, for people: ``host:process`` of the driver."""
     event_hub_created_at_ms: int
     start_sequence_numbers: Mapping[str, int]
-    """Partition id → where its processing goes on."""
+    """Partition id → its next event to process."""
 
 
 def claim_checkpoints(
@@ -40,16 +38,16 @@ def claim_checkpoints(
     event_hub_created_at_ms: int,
     start_sequence_numbers: Mapping[str, int],
 ) -> Claim:
-    """Take over the checkpoints of all partitions, making those that are not there.
+    """Take over the checkpoints of all partitions, creating missing ones.
 
-    start_sequence_numbers: where a partition without a checkpoint starts.
-    Raises EventHubReplacedError where checkpoints count in another incarnation of the hub; DatabaseError.
+    start_sequence_numbers: where a partition without a checkpoint starts. Raises DatabaseError, and
+    EventHubReplacedError where checkpoints count in a deleted hub of that name.
     """
     owner = default_owner()
     row = checkpoint.c
     mine = and_(row.event_hub == consumer.event_hub, row.consumer_group == consumer.consumer_group)
     with UnitOfWork(database, consumer, owner=owner) as unit:
-        # In the order of locks that unit_of_work lays down.
+        # In the lock order of unit_of_work.
         for partition_id in sorted(start_sequence_numbers):
             locked = unit.lock_checkpoint(partition_id)
             _check_same_hub(consumer, locked.event_hub_created_at_ms, event_hub_created_at_ms)
@@ -78,7 +76,7 @@ def claim_checkpoints(
 
 
 def _highest_epoch(unit: UnitOfWork) -> int:
-    """The highest epoch that any owner of this group ever had; 0 where there was none."""
+    """The highest epoch that any owner of this group has had; 0: there was none."""
     epochs = [
         unit.connection.execute(
             select(func.max(epoch)).where(
@@ -94,7 +92,7 @@ def _highest_epoch(unit: UnitOfWork) -> int:
 def checkpoint_positions(
     database: Database, consumer: ConsumerKey, *, event_hub_created_at_ms: int
 ) -> dict[str, int]:
-    """Partition id → its resume point: the first event not yet processed; partitions never begun are absent.
+    """Partition id → its resume point, the next event to process; partitions never started are absent.
 
     Raises EventHubReplacedError as ``claim_checkpoints`` does.
     """

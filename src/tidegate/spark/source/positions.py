@@ -1,4 +1,6 @@
-"""Where a query starts and ends: words, the JVM connector's JSON, by partition, or a SQL checkpoint."""
+"""Where a query starts and ends: a word, the JVM connector's JSON, positions by partition, or a SQL
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +18,22 @@ CHECKPOINT_PREFIX = "checkpoint:"
 
 @dataclass(frozen=True, slots=True)
 class StartingPositions:
-    """Where a query that has no Spark checkpoint yet starts."""
+    """Where a query without a Spark checkpoint starts, or where a batch query ends."""
 
     default: EventPosition
     by_partition: Mapping[str, EventPosition]
-    """Partitions that start elsewhere than ``default``."""
+    """Partitions whose position is not ``default``."""
     checkpoint_database_url: str | None = field(default=None, repr=False)
-    """Set: a partition that has a SQL checkpoint starts there, whatever the other two say."""
+    """If set, a partition with a SQL checkpoint starts there, whatever the other two say."""
     is_ending: bool = False
-    """True: it is where a query ends."""
+    """True: where a query ends."""
 
     def for_partition(self, partition_id: str) -> EventPosition:
-        """The position of one partition, SQL checkpoints left aside."""
+        """The position of one partition, ignoring SQL checkpoints."""
         return self.by_partition.get(partition_id, self.default)
 
     def option_for(self, partition_id: str) -> str:
-        """The name of the option that says so, for errors."""
+        """The name of the option that sets it, for errors."""
         name = "eventhubs.endingPosition" if self.is_ending else "eventhubs.startingPosition"
         return f"{name}s" if partition_id in self.by_partition else name
 
@@ -39,17 +41,16 @@ class StartingPositions:
 def starting_positions_of(given: Mapping[str, str], event_hub: str) -> StartingPositions:
     """The options ``startingPosition`` and ``startingPositions``. Raises InvalidArgumentError by name."""
     text = given.get("eventhubs.startingPosition", "earliest").strip()
-    option = "eventhubs.startingPositions"
-    by_partition = _position_map(option, given.get(option), event_hub)
-    if text.lower().startswith(CHECKPOINT_PREFIX):
-        url = text[len(CHECKPOINT_PREFIX) :].strip()
-        if not url:
-            raise InvalidArgumentError(
-                "The option eventhubs.startingPosition says `checkpoint:` without a database.",
-                next_step="Write checkpoint:<database URL>, as in checkpoint:sqlite:///flights.db.",
-            )
-        return StartingPositions(EventPosition.earliest(), by_partition, url)
-    return StartingPositions(_position("eventhubs.startingPosition", text), by_partition)
+    by_partition = _position_map(given, "eventhubs.startingPositions", event_hub)
+    if not text.lower().startswith(CHECKPOINT_PREFIX):
+        return StartingPositions(_position("eventhubs.startingPosition", text), by_partition)
+    url = text[len(CHECKPOINT_PREFIX) :].strip()
+    if not url:
+        raise InvalidArgumentError(
+            "The option eventhubs.startingPosition is `checkpoint:` without a database.",
+            next_step="Write checkpoint:<database URL>, such as checkpoint:sqlite:///flights.db.",
+        )
+    return StartingPositions(EventPosition.earliest(), by_partition, url)
 
 
 def ending_positions_of(given: Mapping[str, str], event_hub: str) -> StartingPositions:
@@ -57,22 +58,16 @@ def ending_positions_of(given: Mapping[str, str], event_hub: str) -> StartingPos
     text = given.get("eventhubs.endingPosition", "latest")
     if text.strip().lower().startswith(CHECKPOINT_PREFIX):
         raise InvalidArgumentError(
-            "The option eventhubs.endingPosition takes no checkpoint: that is where a query starts.",
-            next_step="Name a sequence number, an offset, a time or latest.",
+            "The option eventhubs.endingPosition cannot be a checkpoint: that is where a query starts.",
+            next_step="Write a sequence number, an offset, a time or latest.",
         )
-    option = "eventhubs.endingPositions"
-    return StartingPositions(
-        _position("eventhubs.endingPosition", text),
-        _position_map(option, given.get(option), event_hub),
-        is_ending=True,
-    )
+    by_partition = _position_map(given, "eventhubs.endingPositions", event_hub)
+    return StartingPositions(_position("eventhubs.endingPosition", text), by_partition, is_ending=True)
 
 
-def _position_map(option: str, text: str | None, event_hub: str) -> dict[str, EventPosition]:
+def _position_map(given: Mapping[str, str], option: str, event_hub: str) -> dict[str, EventPosition]:
     """``{"0": POSITION, …}``; a key may also be the JVM connector's ``{"ehName": …, "partitionId": 0}``."""
-    if text is None:
-        return {}
-    value = _json(option, text)
+    value = _json(option, given.get(option, "{}"))
     if not isinstance(value, dict):
         raise InvalidArgumentError(f"The option {option} is not a JSON object of partition → position.")
     positions: dict[str, EventPosition] = {}
@@ -87,7 +82,7 @@ def _position_map(option: str, text: str | None, event_hub: str) -> dict[str, Ev
 
 
 def _partition_of_key(option: str, key: str, event_hub: str) -> str:
-    """``"0"``, or the 0 of the JVM connector's key, which names the hub, too: it must be the one read."""
+    """``"0"``, or the 0 of the JVM connector's key, which must name the event hub that is read."""
     partition_id = key.strip()
     if partition_id.startswith("{"):
         value = _json(option, partition_id)
@@ -95,11 +90,11 @@ def _partition_of_key(option: str, key: str, event_hub: str) -> str:
         name = value.get("ehName")
         if name is not None and str(name).lower() != event_hub.lower():
             raise InvalidArgumentError(
-                f"The option {option} has a position for the event hub {name!r}, and {event_hub!r} is read."
+                f"The option {option} has a position for the event hub {name!r}, but {event_hub!r} is read."
             )
         partition_id = str(value.get("partitionId", ""))
     if not partition_id.isascii() or not partition_id.isdigit():
-        raise InvalidArgumentError(f"The option {option} has the key {key!r}, which names no partition.")
+        raise InvalidArgumentError(f"The option {option} has the key {key!r}, which is not a partition.")
     return partition_id
 
 
@@ -113,33 +108,27 @@ def _position(option: str, text: str) -> EventPosition:
         '"isInclusive": true} with one of the three set.'
     )
     value = _json(option, text, hint)
+    refused = InvalidArgumentError(f"The option {option} is {_quoted(text)}.", next_step=hint)
     if not isinstance(value, dict) or value.keys() - {"offset", "seqNo", "enqueuedTime", "isInclusive"}:
-        raise InvalidArgumentError(f"The option {option} says {_quoted(text)}.", next_step=hint)
-    offset = value.get("offset")
-    sequence_number = value.get("seqNo")
-    enqueued_time = value.get("enqueuedTime")
+        raise refused
+    offset, number, time = value.get("offset"), value.get("seqNo"), value.get("enqueuedTime")
     is_inclusive = value.get("isInclusive", True)
-    if isinstance(sequence_number, int) and sequence_number < -1:
+    if isinstance(number, int) and number < -1:
         raise InvalidArgumentError(
-            f"The option {option} has the seqNo {sequence_number}; they begin with 0 (-1: not given).",
-            next_step=hint,
+            f"The option {option} has the seqNo {number}; they begin with 0 (-1: not given).", next_step=hint
         )
-    chosen = [
-        offset not in (None, ""),
-        sequence_number not in (None, -1),
-        enqueued_time not in (None, ""),
-    ]
+    chosen = [offset not in (None, ""), number not in (None, -1), time not in (None, "")]
     if sum(chosen) != 1 or not isinstance(is_inclusive, bool):
-        raise InvalidArgumentError(f"The option {option} says {_quoted(text)}.", next_step=hint)
+        raise refused
     if offset in ("-1", "@latest"):
         return EventPosition.earliest() if offset == "-1" else EventPosition.latest()
     if isinstance(offset, str) and offset:
         return EventPosition.from_offset(offset, is_inclusive=is_inclusive)
-    if type(sequence_number) is int and sequence_number >= 0:
-        return EventPosition.from_sequence_number(sequence_number, is_inclusive=is_inclusive)
-    if isinstance(enqueued_time, str):
-        return EventPosition.from_enqueued_time(_time(option, enqueued_time), is_inclusive=is_inclusive)
-    raise InvalidArgumentError(f"The option {option} says {_quoted(text)}.", next_step=hint)
+    if type(number) is int and number >= 0:
+        return EventPosition.from_sequence_number(number, is_inclusive=is_inclusive)
+    if isinstance(time, str):
+        return EventPosition.from_enqueued_time(_time(option, time), is_inclusive=is_inclusive)
+    raise refused
 
 
 def _time(option: str, text: str) -> datetime:
@@ -156,8 +145,8 @@ def _time(option: str, text: str) -> datetime:
 
 
 def _quoted(text: str) -> str:
-    """``text`` as an error may show it: a misspelt ``checkpoint:URL`` would carry a password into a log."""
-    return "a URL, which is not shown here for it may hold a password," if "://" in text else repr(text)
+    """``text`` as an error may show it: a misspelt ``checkpoint:URL`` would put a password into a log."""
+    return "a URL, which is not shown because it may hold a password" if "://" in text else repr(text)
 
 
 def _json(option: str, text: str, hint: str = "") -> object:
@@ -165,6 +154,6 @@ def _json(option: str, text: str, hint: str = "") -> object:
         value: object = json.loads(text)
     except ValueError as exc:
         raise InvalidArgumentError(
-            f"The option {option} says {_quoted(text)}, which is not JSON.", next_step=hint
+            f"The option {option} is not JSON, but {_quoted(text)}.", next_step=hint
         ) from exc
     return value

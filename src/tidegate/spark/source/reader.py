@@ -1,13 +1,13 @@
 """The readers of the format ``eventhubs``: what a batch query and a micro-batch read, and reading it.
 
-Who runs where (each line is a process of its own, all of them Python):
+Where each runs (each line is a process of its own, all of them Python):
 
     batch planning        EventHubsBatchReader.partitions()          once per query, on the driver
     stream planning       EventHubsStreamReader, all but read()      one process per query, on the driver
     task                  read()                                     a pooled worker, on an executor
 
-Readers are pickled to the tasks, so they hold options and plans, never a connection: ``connections`` keeps
-those per process. Receivers take no owner level, so they neither push out nor are pushed out by others.
+Readers are pickled to the tasks, so they hold options and plans, never a connection: ``hub`` keeps those per
+process. Receivers set no owner level, so they neither disconnect others nor are disconnected by them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tidegate.model.errors import (
     PositionOutOfRangeError,
 )
 from tidegate.model.partition_ends import PartitionEnds
+from tidegate.model.position import EventPosition
 from tidegate.spark.runtime.session import usable_core_count
 from tidegate.spark.runtime.workers import freeze_loaded_modules
 from tidegate.spark.source.columns import ALL_COLUMNS, event_batch, event_batches
@@ -59,7 +60,7 @@ from tidegate.sql.stores.checkpoints import existing_database
 from tidegate.wire.encoded_events import EncodedEvents
 
 _SHORT_EVENTS: Final = 4096
-"""Of a range that is fetched together with others (our choice)."""
+"""Most events in a range that is fetched together with others (our choice)."""
 
 _logger = logging.getLogger(__name__)
 
@@ -77,12 +78,12 @@ def read_ranges(
 ) -> Iterator[pa.RecordBatch]:
     """The events of a task's ranges as Arrow batches of these columns, in order within each hub partition.
 
-    Raises PositionOutOfRangeError where events of a range are gone (unless ``failOnDataLoss`` is off),
-    NotFoundError for a consumer group that there is not: nothing that planning asks the service tells.
+    Raises PositionOutOfRangeError where events of a range are gone (unless ``failOnDataLoss`` is off), and
+    NotFoundError for a missing consumer group, which planning does not notice.
     """
     freeze_loaded_modules()
     if not isinstance(partition, RangesInputPartition):
-        return  # Spark's stand-in for a batch query that has nothing to read
+        return  # Spark's placeholder in a batch query that has nothing to read
     hub = HubReader(options)
     try:
         for group in _grouped(partition.ranges):
@@ -98,22 +99,19 @@ def read_ranges(
 
 
 def _is_short(item: PartitionRange) -> bool:
-    """Whether getting to the range takes longer than reading it; and whoever reads on there is here."""
-    return item.until_sequence_number - item.start_sequence_number <= _SHORT_EVENTS and item.is_last_piece
+    """Whether finding the range takes longer than reading it, and no other task continues it."""
+    return item.event_count <= _SHORT_EVENTS and item.is_last_piece
 
 
 def _grouped(ranges: Sequence[PartitionRange]) -> Iterator[list[PartitionRange]]:
-    """The ranges in order: short ones of different partitions together, others each alone."""
+    """The ranges in order: short ones of different partitions together, each other one alone."""
     group: list[PartitionRange] = []
     for item in ranges:
-        is_fitting = _is_short(item) and all(item.partition_id != each.partition_id for each in group)
-        if group and not is_fitting:
+        is_joined = _is_short(item) and all(item.partition_id != each.partition_id for each in group)
+        if group and not (is_joined and _is_short(group[0])):
             yield group
             group = []
-        if _is_short(item):
-            group.append(item)
-        else:
-            yield [item]
+        group.append(item)
     if group:
         yield group
 
@@ -121,7 +119,7 @@ def _grouped(ranges: Sequence[PartitionRange]) -> Iterator[list[PartitionRange]]
 def _read_short(
     hub: HubReader, group: Sequence[PartitionRange], options: SourceOptions
 ) -> tuple[list[tuple[str, EncodedEvents]], list[PartitionRange]]:
-    """Events by partition, as many of them as came at once; and what is left of the ranges."""
+    """The events that came at once, by partition, and the rests of the ranges."""
     parts: list[tuple[str, EncodedEvents]] = []
     rests: list[PartitionRange] = []
     for item, fetched in zip(group, hub.read_together(group), strict=True):
@@ -130,7 +128,7 @@ def _read_short(
             _report_loss(item, expected, events.sequence_numbers[0], options)
             expected = events.sequence_numbers[-1] + 1
             parts.append((item.partition_id, events))
-        # Where events are gone, the reading of the rest says which, or goes on behind them.
+        # Where events are gone, reading the rest reports which, or continues after them.
         if fetched.error is not None and not isinstance(fetched.error, PositionOutOfRangeError):
             raise fetched.error
         if expected < item.until_sequence_number:
@@ -139,7 +137,7 @@ def _read_short(
 
 
 def _read_range(hub: HubReader, item: PartitionRange, options: SourceOptions) -> Iterator[EncodedEvents]:
-    """The events of one range; where some are gone, the error that names them, or the rest of them."""
+    """The events of one range; where some are gone, raises the error that names them, or skips them."""
     expected, until = item.start_sequence_number, item.until_sequence_number
     while expected < until:
         try:
@@ -160,7 +158,7 @@ def _read_range(hub: HubReader, item: PartitionRange, options: SourceOptions) ->
 def _report_loss(item: PartitionRange, expected: int, first: int, options: SourceOptions) -> None:
     """Raise or log, as the options say, that the events of ``item`` from ``expected`` to ``first`` are gone.
 
-    Does nothing where none is.
+    Does nothing where there are none.
     """
     wanted = PartitionRange(item.partition_id, expected, item.until_sequence_number)
     ends = PartitionEnds(options.event_hub, item.partition_id, first, item.until_sequence_number)
@@ -181,7 +179,7 @@ class EventHubsBatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions, columns: Sequence[str] = ALL_COLUMNS) -> None:
         if options.max_events_per_trigger is not None:
             raise InvalidArgumentError(
-                "The option maxEventsPerTrigger is for streams; a batch query has one reading.",
+                "The option maxEventsPerTrigger is for streams; a batch query reads once.",
                 next_step="Limit it with eventhubs.endingPosition, or leave the option out.",
             )
         self._options = options
@@ -189,12 +187,12 @@ class EventHubsBatchReader(DataSourceReader):
         self._narrowing = Narrowing()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take what the filters say about partition, sequence number and time; those left are Spark's."""
+        """Take filters on partition, sequence number and time; returns those that Spark has to apply."""
         self._narrowing, left = narrow(filters)
         return left
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Plan the tasks; no event enqueued after this is read."""
+        """Plan the tasks; events enqueued afterwards are not read."""
         options, hub = self._options, HubReader(self._options)
         options.warn_of_those_without_effect()
         description = hub.describe()
@@ -202,7 +200,9 @@ class EventHubsBatchReader(DataSourceReader):
         until = hub.resolve(options.ending, description)
         ranges = self._narrowing.apply(
             ranges_between(start, until),
-            lambda key, time: hub.first_sequence_number_at(key, time, description.bounds[key]),
+            lambda key, time: hub.first_sequence_number(
+                key, EventPosition.from_enqueued_time(time), description.bounds[key]
+            ),
         )
         ranges, losses = clip_lost_events(
             ranges, description.bounds, fail_on_data_loss=options.fail_on_data_loss
@@ -218,9 +218,9 @@ class EventHubsBatchReader(DataSourceReader):
 def task_layout(
     options: SourceOptions, ranges: Sequence[PartitionRange], *, is_split_default: bool
 ) -> TaskLayout:
-    """How many tasks for these ranges, and whether a large one goes to several, as the options say.
+    """The number of tasks for these ranges, and whether a large range is split between several.
 
-    is_split_default: where they do not say the latter.
+    is_split_default: where the options do not say.
     """
     is_split = is_split_default if options.split_partitions is None else options.split_partitions
     tasks_max = options.tasks_max or max(usable_core_count(), options.tasks_min or 1)
@@ -236,19 +236,19 @@ def plan_tasks(ranges: Sequence[PartitionRange], layout: TaskLayout) -> list[Inp
 
 
 def starting_positions(options: SourceOptions, hub: HubReader, description: HubDescription) -> dict[str, int]:
-    """Where each partition starts: at its SQL checkpoint, where the options name a database that has one.
+    """Where each partition starts: at its SQL checkpoint, if the options name a database that has one.
 
-    Raises EventHubReplacedError where that checkpoint counts in another incarnation of the hub.
+    Raises EventHubReplacedError where that checkpoint counts in a deleted hub of that name.
     """
     positions = hub.resolve(options.starting, description)
     return positions | sql_positions(options, description)
 
 
 def sql_positions(options: SourceOptions, description: HubDescription) -> dict[str, int]:
-    """The consumer group's SQL checkpoints; none where the options name no database.
+    """The consumer group's SQL checkpoints; empty where the options name no database.
 
-    Raises DatabaseError where that is not there or has no tables: a misspelt one would be a start at the
-    beginning.
+    Raises DatabaseError for a missing database or one without tables: a misspelt name would otherwise start
+    the query at the beginning.
     """
     url = options.starting.checkpoint_database_url
     if url is None:
@@ -268,7 +268,7 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if options.has_ending:
             raise InvalidArgumentError(
                 "The option eventhubs.endingPosition is for batch queries; a stream has no end.",
-                next_step="Use trigger(availableNow=True) for a stream that stops at what is there now.",
+                next_step="Use trigger(availableNow=True) for a stream that stops at the present end.",
             )
         self._options = options
         self._columns = tuple(columns)
@@ -280,7 +280,9 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     # Spark asks for these names.
 
     def initialOffset(self) -> JsonObject:  # noqa: N802
-        """Where a query without checkpoint starts; asked twice, answered once (``latest`` moves)."""
+        """Where a query without a checkpoint starts; Spark asks twice, so it is computed once (``latest``
+        moves).
+        """
         if self._initial is None:
             hub = HubReader(self._options)
             description = self._describe({})
@@ -289,21 +291,21 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._initial.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """``maxEventsPerTrigger``, or everything there is."""
+        """``maxEventsPerTrigger``, or everything available."""
         limit = self._options.max_events_per_trigger
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix the end of a query that stops at what is there now."""
+        """Fix the end of a query that stops at the present end of the hub."""
         bounds = self._describe({}).bounds
         self._available_now_until = {key: item.next_sequence_number for key, item in bounds.items()}
 
     def latestOffset(self, start: JsonObject, limit: ReadLimit) -> JsonObject:  # noqa: N802
-        """Where the next micro-batch ends: all that is there, or a fair share of it within ``limit``.
+        """Where the next micro-batch ends: at all available events, or at a fair share of them in ``limit``.
 
-        Raises EventHubReplacedError where the hub is not the one that the offsets were counted in,
-        PositionOutOfRangeError where it has lost events that are to be read, or were read already; unless
-        ``failOnDataLoss`` is off: then they are counted in the offset.
+        Raises EventHubReplacedError where the hub is not the one that the offsets count in, and
+        PositionOutOfRangeError where it has lost events that are to be read or were already read; with
+        ``failOnDataLoss`` off these are counted in the offset instead.
         """
         offset = StreamOffset.from_json(start)
         description = self._describe(offset.partitions)
@@ -312,7 +314,6 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._last_description is None:
             self._options.warn_of_those_without_effect()
         self._last_description = description
-        starts = self._starts(offset, description)
         ends = end_of_micro_batch(
             offset.partitions,
             description.bounds,
@@ -320,20 +321,16 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             until=self._available_now_until,
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
-        ranges, losses = clip_lost_events(
-            ranges_between(starts, ends),
-            description.bounds,
-            fail_on_data_loss=self._options.fail_on_data_loss,
+        ranges, losses = self._readable(offset, ends, description)
+        end = StreamOffset(
+            ends, description.created_at_ms, added_losses(offset.lost_events, losses), offset.layout
         )
-        lost_events = added_losses(offset.lost_events, losses)
-        end = StreamOffset(ends, description.created_at_ms, lost_events, offset.layout)
         if end == offset:
             return end.to_json()  # nothing new: another layout would be a micro-batch of its own
-        layout = task_layout(self._options, ranges, is_split_default=False)
-        return replace(end, layout=layout).to_json()
+        return replace(end, layout=task_layout(self._options, ranges, is_split_default=False)).to_json()
 
     def reportLatestOffset(self) -> JsonObject | None:  # noqa: N802
-        """The hub's end as last seen, for the query's status."""
+        """The hub's end when last seen, for the query's status."""
         if self._last_description is None:
             return None
         return self._last_description.end_offset().to_json()
@@ -350,13 +347,9 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._offset_in(end_offset, description)  # raises or reports
             return []  # nothing of that hub is left to read
         start_offset = self._offset_in(start_offset, description)
-        if self._sql_start is None:  # as above: nobody has looked yet
+        if self._sql_start is None:  # as above: not checked yet
             self._check_not_ahead(start_offset, description)
-        ranges, losses = clip_lost_events(
-            ranges_between(self._starts(start_offset, description), end_offset.partitions),
-            description.bounds,
-            fail_on_data_loss=self._options.fail_on_data_loss,
-        )
+        ranges, losses = self._readable(start_offset, end_offset.partitions, description)
         _log_losses(losses, self._options)
         layout = end_offset.layout or task_layout(self._options, ranges, is_split_default=False)
         return plan_tasks(ranges, layout)
@@ -366,15 +359,16 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return read_ranges(self._options, partition, self._columns)
 
     def _describe(self, wanted: Mapping[str, int]) -> HubDescription:
-        """The hub as it is now. wanted: the first event that is needed of each partition, for readers that
-        find events elsewhere which the log no longer holds.
+        """The hub as it is now. wanted: the first needed event of each partition, for subclasses that find
+        events elsewhere which the log no longer holds.
         """
         return HubReader(self._options).describe()
 
     def _offset_in(self, offset: StreamOffset, description: HubDescription) -> StreamOffset:
-        """The offset; where it counts in a hub that is gone: the beginning of the one that is there.
+        """The offset; where it counts in a deleted hub, the start of the present one.
 
-        Raises EventHubReplacedError instead where ``failOnDataLoss``, and where SQL checkpoints count in it.
+        Raises EventHubReplacedError instead if ``failOnDataLoss`` is on, or SQL checkpoints count in the
+        deleted one.
         """
         if offset.event_hub_created_at_ms == description.created_at_ms:
             return offset
@@ -383,31 +377,38 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         lost = offset.lost_events
         before = self._last_description
         if before is not None and before.created_at_ms == offset.event_hub_created_at_ms:
-            # What the old hub still held when it was last seen; nobody knows what came after that.
+            # What the old hub held when last seen; what came after that is unknown.
             unread = {
                 key: max(0, held.next_sequence_number - offset.partitions.get(key, 0))
                 for key, held in before.bounds.items()
             }
             lost = {key: lost.get(key, 0) + unread.get(key, 0) for key in {**lost, **unread}}
         _logger.warning(
-            "The event hub %r was deleted and created again: the query goes on at the new one's beginning.",
+            "The event hub %r was deleted and created again: the query continues at the new one's start.",
             self._options.event_hub,
         )
         return StreamOffset({}, description.created_at_ms, lost)
 
-    def _starts(self, offset: StreamOffset, description: HubDescription) -> dict[str, int]:
-        """Where to read from: what was committed to SQL before this query began need not be read again."""
+    def _readable(
+        self, start: StreamOffset, until: Mapping[str, int], description: HubDescription
+    ) -> tuple[list[PartitionRange], list[Loss]]:
+        """What to read between two offsets, but for what SQL had when this query began; and what is lost."""
         done = self._sql_start_of(description)
-        return {key: max(offset.partitions.get(key, 0), done.get(key, 0)) for key in description.bounds}
+        starts = {key: max(start.partitions.get(key, 0), done.get(key, 0)) for key in description.bounds}
+        return clip_lost_events(
+            ranges_between(starts, until),
+            description.bounds,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+        )
 
     def _sql_start_of(self, description: HubDescription) -> dict[str, int]:
-        """The SQL checkpoints when this query began; asked for once."""
+        """The SQL checkpoints when this query began; read once."""
         if self._sql_start is None:
             self._sql_start = sql_positions(self._options, description)
         return self._sql_start
 
     def _check_not_ahead(self, offset: StreamOffset, description: HubDescription) -> None:
-        """When a query begins: Spark must not have got further than SQL, or events would be left out."""
+        """When a query begins: Spark must not be ahead of SQL, or events would be left out."""
         if self._sql_start is None:
             self._compare(offset, self._sql_start_of(description), description)
 
@@ -422,5 +423,5 @@ class EventHubsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 raise CheckpointGapError(
                     f"Spark's checkpoint directory is ahead of the database: partition {partition_id} is at "
                     f"{spark_position} there, and at {position} in SQL.",
-                    next_step="Delete the checkpoint directory and start again: the database counts.",
+                    next_step="Delete the checkpoint directory and start again: the database decides.",
                 )
