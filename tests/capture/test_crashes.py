@@ -18,7 +18,7 @@ from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker, Partition
 from tidegate.capture.destination import CaptureDestinationError, Destination, DirectoryDestination
-from tidegate.capture.file_journal import FileJournal, FileNotes
+from tidegate.capture.file_journal import FileJournal
 from tidegate.capture.partition_capture import PartitionCapture
 from tidegate.capture.state import PartitionState, StateFile
 from tidegate.capture.window import WindowLimits
@@ -149,7 +149,8 @@ async def _capture_all(
         threads=Threads(2, name="test"),
         encoding_threads=Threads(1, name="test encoding"),
         file_turns=asyncio.Semaphore(1),
-        notes=FileNotes(SteppedJournal(work / "state" / "hub", steps), str(work / "files")),
+        journal=SteppedJournal(work / "state" / "hub", steps),
+        destination_name=str(work / "files"),
         retry_s_min=0.001,
         pace_s=0.0,
     )
@@ -205,6 +206,23 @@ async def test_any_step_may_be_the_last_one(tmp_path: Path, error: type[BaseExce
             work = tmp_path / f"{crash_at}-{is_done}"
             await _run_with_crash(work, crash_at, is_done=is_done, error=error)
             assert {path.name: path.read_bytes() for path in capture_files(work / "files")} == expected
+
+
+async def test_a_file_that_cannot_be_listed_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Capture continues: nothing depends on the list."""
+    (tmp_path / "state" / "hub" / "files.jsonl").mkdir(parents=True)
+    clock = SetClock(START)
+    broker = await Broker.open(tmp_path / "data", clock=clock)
+    try:
+        partition = broker.create_event_hub("hub", partition_count=1).partition("0")
+        await _fill(partition, clock, _BATCHES)
+        await _capture_all(partition, tmp_path, clock, Steps(None, is_done=False))
+        assert captured_numbers(tmp_path / "files") == list(range(partition.next_sequence_number))
+        assert ".avro was captured, but cannot be added to the list of files" in caplog.text
+    finally:
+        await broker.close()
 
 
 _FIRST_PUBLISH = 5

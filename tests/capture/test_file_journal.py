@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.capture.file_journal import FileJournal, FileNotes
-from tidegate.capture.state import PlannedFile
+from tidegate.capture.file_journal import FileJournal
 from tidegate.model.capture import CapturedFile, WindowEnd
 
 _LINE_BYTES_MAX = 300
@@ -110,19 +109,3 @@ def test_a_file_is_listed_once_per_destination(tmp_path: Path) -> None:
     journal.append(new, is_again=True)
     journal.append(new, is_again=True)
     assert journal.newest(start=0, count=10) == ([new, old], 2)
-
-
-def test_a_file_that_cannot_be_listed_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Capture goes on: it is a list to look at, and no more."""
-    (tmp_path / "files.jsonl").mkdir()
-    FileNotes(FileJournal(tmp_path), "/files").add(
-        PlannedFile("a.avro", 0, 1, 10, 2000),
-        partition_id="0",
-        window_start_ms=1000,
-        is_full=False,
-        event_count=1,
-        file_bytes=10,
-        written_at_ms=3000,
-        is_again=False,
-    )
-    assert "a.avro was captured, but cannot be added to the list of files" in caplog.text

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tidegate.broker import EventHub
 from tidegate.capture.destination import CaptureDestinationError, Destination, open_destination
-from tidegate.capture.file_journal import FileJournal, FileNotes
+from tidegate.capture.file_journal import FileJournal
 from tidegate.capture.partition_capture import PartitionCapture
 from tidegate.capture.state import StateFile
 from tidegate.capture.window import WindowLimits
@@ -44,10 +44,8 @@ class HubCapture:
         limits: WindowLimits | None = None,
         allowed: CaptureDestinations | None = None,
     ) -> None:
-        """directory: where the states of all hubs are kept, and files built that go elsewhere.
-
-        journal: where its files are noted. limits: None takes them from the settings. allowed: where it may
-        write; None: anywhere.
+        """directory: for the states of all hubs, and for files in progress whose destination is elsewhere.
+        journal: lists its files. limits: None uses the settings. allowed: where it may write; None: anywhere.
         """
         self.settings = settings
         self._event_hub = event_hub
@@ -66,11 +64,13 @@ class HubCapture:
         self._open_error = ""
         self._tasks = TaskOwner(f"capture of {event_hub.name}")
         self._tasks.start(self._open(), name="open")
-        # Before the destination is open: what is behind is behind all the same.
+        # Before the destination is open, so that the backlog is reported.
         self._partitions = self._start_partitions()
 
     async def close(self) -> None:
-        """Stop. What was decided is done when the hub is captured next; an upload under way is given up."""
+        """Stop. Files that were decided are written when the hub is next captured; a running upload is
+        abandoned.
+        """
         await self._tasks.close()
 
     def progress(self) -> list[CaptureProgress]:
@@ -109,14 +109,15 @@ class HubCapture:
                 threads=self._threads,
                 encoding_threads=self._encoding_threads,
                 file_turns=file_turns,
-                notes=FileNotes(self._journal, self.settings.destination),
+                journal=self._journal,
+                destination_name=self.settings.destination,
             )
             self._tasks.start(capture.run(), name=f"partition {partition_id}")
             captures.append(capture)
         return captures
 
     async def _open(self) -> None:
-        """Open the destination; a library or credentials that are missing may come later."""
+        """Open the destination; a missing library or credentials may be added later."""
         open_it: Callable[[], Destination] = partial(
             open_destination,
             self.settings.destination,

@@ -1,9 +1,9 @@
-"""The capture of one partition: decide the next file, write it, go on behind it.
+"""The capture of one partition: decide the next file, write it, continue after it.
 
     open window ──first of size and time──► planned (saved) ──► written ──► next (saved) ──► open window …
 
-What is decided comes from the partition's log alone (see ``window``), and is saved before it is done (see
-``state``). Whatever fails is told and tried again with growing pauses; meanwhile the events stay in the log.
+Decisions depend on the partition's log alone (see ``window``), and are saved before they are carried out (see
+``state``). Every failure is reported and retried with growing pauses; meanwhile the events stay in the log.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Final, TypeVar
 from tidegate.broker import Partition, RecordBatch
 from tidegate.capture.avro_file import AvroEncoder, encode_in_pieces
 from tidegate.capture.destination import CaptureDestinationError, Destination, Spool
-from tidegate.capture.file_journal import FileNotes
+from tidegate.capture.file_journal import FileJournal
 from tidegate.capture.state import PartitionState, PlannedFile, StateStore
 from tidegate.capture.window import ClosedWindow, Window, WindowLimits
-from tidegate.model.capture import CaptureProgress
+from tidegate.model.capture import CapturedFile, CaptureProgress, WindowEnd
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ClosedError, LogCorruptError, TidegateError
 from tidegate.transport.threads import Threads
@@ -31,11 +31,11 @@ from tidegate.transport.threads import Threads
 T = TypeVar("T")
 
 _READ_BYTES = 256 * 1024
-"""Our choice: a read takes the event loop well under a millisecond, out of the page cache."""
+"""Our choice: a read from the page cache blocks the event loop for well under a millisecond."""
 _PACE_S = 0.5
-"""Our choice: a file has time, and looking at many batches at once is cheaper."""
+"""Our choice: a file is not urgent, and reading many batches at once is cheaper."""
 _WAIT_S_MAX = 5.0
-"""Seconds between two looks at the clock where nothing happens: how late a clock that was set is noticed."""
+"""Most seconds between two looks at the clock: how late a changed clock is noticed."""
 _NAME_TRIES_MAX = 1000
 _RETRY_S_MIN, _RETRY_S_MAX = 1.0, 60.0
 
@@ -44,16 +44,16 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class CaptureCounts:
-    """What was captured since the service started, and what is behind."""
+    """Counters since the service started, and the last failure."""
 
     captured_files: int = 0
     captured_events: int = 0
     captured_bytes: int = 0
     """Bytes of events, as stored."""
     missing_events: int = 0
-    """Events that retention (or a repair of the log) took before they were captured."""
+    """Events that retention (or a repair of the log) removed before they were captured."""
     is_failing: bool = False
-    """True while what was tried last failed."""
+    """True while the last attempt failed."""
     last_error: str = ""
 
 
@@ -73,17 +73,18 @@ class PartitionCapture:
         threads: Threads,
         encoding_threads: Threads,
         file_turns: asyncio.Semaphore,
-        notes: FileNotes,
+        journal: FileJournal,
+        destination_name: str,
         retry_s_min: float = _RETRY_S_MIN,
         pace_s: float = _PACE_S,
     ) -> None:
-        """destination: once it is open. limits: smaller windows than a user may set are for tests.
+        """destination: once it is open. limits: tests use smaller windows than a user may set.
 
         file_name: from a partition id and the seconds of its time (since 1970-01-01 UTC) to a name below the
-        destination. token: what this partition's unfinished files begin with, and those of no other.
-        threads: for what may hang with the destination; encoding_threads: for what only computes.
-        file_turns: bounds how many files are written at a time. notes: told of each finished file.
-        retry_s_min: the first pause after a failure. pace_s: seconds between two looks at a partition that is
+        destination. token: prefix of this partition's unfinished files, and of no other's. threads: for calls
+        that may hang with the destination; encoding_threads: for computation. file_turns: limits how many
+        files are written at a time. journal: lists each finished file, with ``destination_name``.
+        retry_s_min: the first pause after a failure. pace_s: seconds between two reads of a partition that is
         being appended to.
         """
         self.partition = partition
@@ -99,7 +100,8 @@ class PartitionCapture:
         self._threads = threads
         self._encoding_threads = encoding_threads
         self._file_turns = file_turns
-        self._notes = notes
+        self._journal = journal
+        self._destination_name = destination_name
         self._retry_s_min: Final = retry_s_min
         self._pace_s: Final = pace_s
         self._state = PartitionState()
@@ -115,12 +117,12 @@ class PartitionCapture:
 
     @property
     def backlog_bytes(self) -> int:
-        """Their bytes, as far as they were looked at: the rest follows once the file before is written."""
+        """Their bytes, as far as they were read: the rest is counted once the previous file is written."""
         planned = self._state.planned
         return (planned.event_bytes if planned else 0) + (self._window.event_bytes if self._window else 0)
 
     def progress(self) -> CaptureProgress:
-        """How far it is now."""
+        """The present progress."""
         state, partition_id = self._state, self.partition.partition_id
         is_one_written = state.last_name_s is not None and state.planned is None
         return CaptureProgress(
@@ -133,11 +135,11 @@ class PartitionCapture:
         )
 
     async def run(self) -> None:
-        """Capture; returns when the partition closes. Cancellation: what was decided is done next time."""
+        """Capture; returns when the partition closes. Cancellation: decided files are written next time."""
         try:
             self._state = await self._retry(self._load)
             self._is_again = self._state.planned is not None
-            # A partition that ends does not end the waiting of the others.
+            # A partition that closes does not cancel the others' wait.
             self._destination = await asyncio.shield(self._opened)
             await self._retry(self._discard_spools)
             while True:
@@ -174,7 +176,7 @@ class PartitionCapture:
                 window.skip_to(self.partition.begin_sequence_number)
                 window.pass_time(self._now_ms())
             if window.missing_events > missing:
-                self._tell_missing(window.missing_events - missing)
+                self._report_missing(window.missing_events - missing)
                 missing = window.missing_events
             if window.closed is None:
                 await (self._wait_appended(window) if not batches else asyncio.sleep(0))
@@ -182,11 +184,8 @@ class PartitionCapture:
 
     async def _plan(self, window: ClosedWindow) -> None:
         """Decide the file's name, and save the decision."""
-
-        async def name_file() -> tuple[str, int]:
-            return await self._threads.run(lambda: self._free_name(window.start_ms // 1000))
-
-        name, name_s = await self._retry(name_file)
+        find = partial(self._free_name, window.start_ms // 1000)
+        name, name_s = await self._retry(lambda: self._threads.run(find))
         planned = PlannedFile(
             name,
             window.start_sequence_number,
@@ -199,7 +198,7 @@ class PartitionCapture:
         self._window = None
 
     def _free_name(self, time_s: int) -> tuple[str, int]:
-        """The first name from ``time_s`` on that this partition has not given, and nobody else either."""
+        """The first name from ``time_s`` on that neither this partition nor anything else has used."""
         if self._state.last_name_s is not None:
             time_s = max(time_s, self._state.last_name_s + 1)
         for candidate_s in range(time_s, time_s + _NAME_TRIES_MAX):
@@ -214,7 +213,7 @@ class PartitionCapture:
         )
 
     async def _write_in_turn(self) -> None:
-        # A pause after a failure is outside: a damaged partition takes no turn from the others.
+        # A pause after a failure is outside, so that a damaged partition takes no turn from the others.
         async with self._file_turns:
             await self._write()
 
@@ -222,14 +221,14 @@ class PartitionCapture:
         """Write the planned file and give it its name."""
         planned = self._state.planned
         assert planned is not None
-        # Never a token again: a call that was given up with its task may still be sending its own spool.
+        # Never the same token again: an abandoned call may still be sending its own spool.
         token = f"{self._token}-{secrets.token_hex(6)}"
         encoder = AvroEncoder(planned.name)
         spool = await self._threads.run(lambda: Spool(self._destination.spool(token)), release=Spool.discard)
         try:
             missing = await self._copy(planned, encoder, spool)
             if missing and await self._threads.run(lambda: self._destination.exists(planned.name)):
-                # The file of an earlier attempt: it has what the log has lost since, and is to stay.
+                # Keep the file of an earlier attempt: it has events that the log has lost since.
                 self._threads.leave(spool.discard)
                 await self._note_file(planned, None, None)
                 return
@@ -237,12 +236,12 @@ class PartitionCapture:
             await self._threads.run(lambda: spool.finish(rest))
             await self._threads.run(lambda: self._destination.publish(spool.path, planned.name))
         except BaseException:
-            # The task may have been cancelled, and the spool may hang: nobody waits for this.
+            # The task may have been cancelled, and the spool may hang: not waited for.
             self._threads.leave(spool.discard)
             raise
         await self._note_file(planned, encoder.event_count, spool.size_bytes)
         if missing:
-            self._tell_missing(missing)
+            self._report_missing(missing)
         if encoder.undecodable_count:
             _logger.warning(
                 "%s has %d events that are not AMQP messages; they are written as stored.",
@@ -289,25 +288,30 @@ class PartitionCapture:
         return missing
 
     async def _note_file(self, planned: PlannedFile, event_count: int | None, file_bytes: int | None) -> None:
-        """Have a finished file listed. Nothing depends on it."""
+        """Add a finished file to the journal. Nothing depends on it: a failure goes to the log."""
         is_full = planned.is_full
         if is_full is None:
             is_full = planned.event_bytes >= self._limits.size_bytes
-        note = partial(
-            self._notes.add,
-            planned,
+        file = CapturedFile(
+            name=planned.name,
+            destination=self._destination_name,
             partition_id=self.partition.partition_id,
-            window_start_ms=(self._state.last_name_s or 0) * 1000,
-            is_full=is_full,
+            start_sequence_number=planned.start_sequence_number,
+            until_sequence_number=planned.until_sequence_number,
             event_count=event_count,
             file_bytes=file_bytes,
+            window_start_ms=(self._state.last_name_s or 0) * 1000,
+            window_end_ms=planned.next_start_ms,
             written_at_ms=self._now_ms(),
-            is_again=self._is_again,
+            closed_by=WindowEnd.SIZE if is_full else WindowEnd.TIME,
         )
-        await self._threads.run_whole(note)
+        try:
+            await self._threads.run_whole(partial(self._journal.append, file, is_again=self._is_again))
+        except OSError as error:
+            _logger.warning("%s was captured, but cannot be added to the list of files: %s", file.name, error)
 
     async def _advance(self) -> None:
-        """Go on behind the file that was written."""
+        """Continue after the file that was written."""
         planned = self._state.planned
         assert planned is not None
         await self._save(
@@ -322,10 +326,8 @@ class PartitionCapture:
     # -- helpers
 
     async def _save(self, state: PartitionState) -> None:
-        async def save() -> None:
-            await self._threads.run_whole(lambda: self._state_store.save(state))
-
-        await self._retry(save)
+        save = partial(self._state_store.save, state)
+        await self._retry(lambda: self._threads.run_whole(save))
         self._state = state
 
     async def _wait_appended(self, window: Window) -> None:
@@ -351,7 +353,7 @@ class PartitionCapture:
         return self.partition.read_nowait(position, bytes_max=_READ_BYTES)
 
     async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
-        """What ``call`` returns, once it does; failures are told when they begin and when they end."""
+        """Call until it succeeds; failures are reported when they begin and when they end."""
         pause_s = self._retry_s_min
         while True:
             try:
@@ -359,7 +361,7 @@ class PartitionCapture:
             except ClosedError:
                 raise
             except (TidegateError, OSError) as error:
-                self._tell_failure(error)
+                self._report_failure(error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _RETRY_S_MAX)
             else:
@@ -368,7 +370,7 @@ class PartitionCapture:
                     _logger.warning("Capture of %s has resumed.", self._place)
                 return result
 
-    def _tell_failure(self, error: TidegateError | OSError) -> None:
+    def _report_failure(self, error: TidegateError | OSError) -> None:
         is_news = not self.counts.is_failing or self.counts.last_error != str(error)
         self.counts.is_failing, self.counts.last_error = True, str(error)
         if is_news:
@@ -381,7 +383,7 @@ class PartitionCapture:
                 error,
             )
 
-    def _tell_missing(self, count: int) -> None:
+    def _report_missing(self, count: int) -> None:
         self.counts.missing_events += count
         _logger.error(
             "Capture of %s has lost %d events: the log no longer had them. Capture was "

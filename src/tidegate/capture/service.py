@@ -1,8 +1,7 @@
 """Capture for all hubs of a broker: follows the catalog's settings while the service runs.
 
-It looks every second which hubs are to be captured, and how. Nothing is lost by that second, nor by a setting
-that is changed and changed back within it: a hub is captured from the first event that it holds on, or from
-where its capture stopped.
+It reads the settings every second. That second loses nothing, nor does a setting that is changed and changed
+back within it: a hub is captured from its first event, or from where its capture stopped.
 """
 
 from __future__ import annotations
@@ -28,7 +27,9 @@ _logger = logging.getLogger(__name__)
 
 
 class CaptureService:
-    """Captures from ``start`` until ``close``. What is in no file by then is in the log, and comes later."""
+    """Captures from ``start`` until ``close``. Events in no file by then stay in the log, and are captured
+    later.
+    """
 
     def __init__(
         self,
@@ -39,10 +40,9 @@ class CaptureService:
         clock: Clock,
         limits_of: Callable[[CaptureSettings], WindowLimits] | None = None,
     ) -> None:
-        """namespace: what ``{Namespace}`` stands for in names. directory: made when needed; for the state of
-        each captured partition, and for files that are built before they are sent.
-
-        limits_of: None takes the windows from the settings; tests have smaller ones.
+        """namespace: the value of ``{Namespace}`` in names. directory: created when needed; for the state of
+        each captured partition, and for files in progress. limits_of: None uses the settings' windows; tests
+        use smaller ones.
         """
         self._broker = broker
         self._namespace = namespace
@@ -78,7 +78,7 @@ class CaptureService:
         }
 
     def progress(self, hub_id: str) -> list[CaptureProgress]:
-        """Of each partition of a hub, in order; empty where it is not captured now."""
+        """The progress of each partition of a hub, in order; empty where it is not captured now."""
         hub = self._hubs.get(hub_id)
         return [] if hub is None else hub.progress()
 
@@ -86,8 +86,7 @@ class CaptureService:
         """The files written for a hub, captured now or not, from the ``start``-th newest on, at most
         ``count``; and how many are known: the oldest are forgotten (``CAPTURE_FILES_LISTED_BYTES_MAX``).
 
-        Where the list cannot be read, the log says why, and the number is None.
-        Cancellation: leaves no trace.
+        If the list cannot be read, the log says why, and the number is None. Cancellation: leaves no trace.
         """
         journal = self._journal(hub_id)
         try:
@@ -108,7 +107,7 @@ class CaptureService:
             await asyncio.sleep(_LOOK_S)
 
     async def _look(self) -> None:
-        """Start, stop and replace captures, so that they are what the catalog says."""
+        """Start, stop and replace captures to match the catalog."""
         wanted = {}
         known = set()
         for event_hub in self._broker.list_event_hubs():
@@ -135,7 +134,7 @@ class CaptureService:
                     limits=self._limits_of(settings) if self._limits_of is not None else None,
                 )
                 _logger.info("started %r", hub)
-        # Only what was seen to go: the state of a hub that an older catalog does not know is kept.
+        # Only of hubs that were seen to disappear: an older catalog may lack a hub whose state is kept.
         for hub_id in self._known - known:
             self._journals.pop(hub_id, None)
             await asyncio.to_thread(shutil.rmtree, self._directory / hub_id, ignore_errors=True)

@@ -5,7 +5,7 @@
     3. save   next = the end of that range, planned = nothing
 
 A crash before 1 leaves nothing; between 1 and 3 the same file is written again, with the same bytes. So no
-event is missing from the files and none is in two.
+event is missing from the files, and none is in two.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class PlannedFile:
     start_sequence_number: int
     until_sequence_number: int
     event_bytes: int
-    """As stored; of the events that the log held when this was decided."""
+    """As stored; of the events that the log held at that time."""
     next_start_ms: int
     """When the window after it opens."""
     is_full: bool | None = None
-    """Whether its size closed the window, else its time did; None: decided before this was kept."""
+    """Whether its size closed the window, not its time; None: decided by a version that did not save this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class PartitionState:
     """Where the capture of one partition stands."""
 
     next_sequence_number: int = 0
-    """Events before it are in files; or no longer in the log."""
+    """Events before it are in files, or no longer in the log."""
     window_start_ms: int | None = None
     """When the open window began, milliseconds since 1970-01-01 UTC; None: it begins with the first event."""
     last_name_s: int | None = None
@@ -56,11 +56,11 @@ class StateStore(Protocol):
     """Where the state of one partition is kept. Both may block."""
 
     def load(self) -> PartitionState | None:
-        """What was saved; None where nothing was. Raises LogCorruptError, OSError."""
+        """The saved state; None where there is none. Raises LogCorruptError, OSError."""
         ...
 
     def save(self, state: PartitionState) -> None:
-        """Replace the state; durable once this returns. Raises OSError; the old state then stands."""
+        """Replace the state; durable on return. Raises OSError; the old state then remains."""
         ...
 
 
@@ -68,7 +68,7 @@ class StateFile:
     """The state of one partition in a file."""
 
     def __init__(self, path: Path) -> None:
-        """path: made with its directory when first saved."""
+        """path: created with its directory by the first ``save``."""
         self.path: Final = path
         self._is_directory_durable = False
 
@@ -112,7 +112,7 @@ class StateFile:
             raise
         sync_directory(directory)
         if not self._is_directory_durable:
-            # Whoever made it: another partition may be about to sync it, or have failed before it did.
+            # Whoever created it: another partition may not have synced it yet, or have failed to.
             sync_directory(directory.parent)
             sync_directory(directory.parent.parent)
             self._is_directory_durable = True

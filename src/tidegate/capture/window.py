@@ -1,8 +1,8 @@
-"""Which events belong in a partition's next file: the first to pass of size and time. Pure.
+"""Which events belong in a partition's next file: the first of size and time to be reached. Pure.
 
-Time is that of the events (when they were enqueued) and, where none is left to look at, the clock's. So a
-service that was stopped, or whose destination was away, makes the files later that it would have made then,
-named for the same times.
+Time is that of the events (when they were enqueued) and, where none is left to read, the clock's. So a
+service that was stopped, or whose destination was unreachable, later makes the files that it would have made
+then, named for the same times.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class WindowLimits:
     """When a file is closed."""
 
     size_bytes: int
-    """With the event that reaches it."""
+    """Including the event that reaches it."""
     time_ms: int
-    """Milliseconds of enqueued time that one file covers at most."""
+    """Most milliseconds of enqueued time that one file covers."""
     is_empty_skipped: bool
 
 
@@ -31,14 +31,14 @@ class ClosedWindow:
     """When the window opened: milliseconds since 1970-01-01 UTC."""
     start_sequence_number: int
     until_sequence_number: int
-    """Equal to the start in a file without events. Numbers that are missing between were given up."""
+    """Equal to the start in a file without events. Missing numbers between were given up."""
     event_bytes: int
     next_start_ms: int
     """When the next window opens."""
 
 
 class Window:
-    """The open window of a partition. Feed it batches in order; once it is ``closed`` make the next."""
+    """The open window of a partition. Feed it batches in order; once it is ``closed``, create the next."""
 
     def __init__(self, limits: WindowLimits, *, start_sequence_number: int, start_ms: int | None) -> None:
         """start_ms: when it opened; None: with its first event ("runs automatically when you send your first
@@ -60,7 +60,7 @@ class Window:
         return self.event_bytes == 0
 
     def skip_to(self, sequence_number: int) -> None:
-        """The log holds nothing before ``sequence_number`` any more."""
+        """The log no longer holds anything before ``sequence_number``."""
         missing = sequence_number - self.until_sequence_number
         if missing > 0:
             self.missing_events += missing
@@ -69,7 +69,7 @@ class Window:
                 self.start_sequence_number = sequence_number
 
     def add_batch(self, base_sequence_number: int, lengths: Sequence[int], enqueued_time_ms: int) -> None:
-        """Take the events of a record batch that are due, all or as many as still fit.
+        """Add the events of a record batch that are due, all or as many as fit.
 
         A batch may begin before ``until_sequence_number``. Does nothing once ``closed``.
         """
@@ -99,7 +99,7 @@ class Window:
                 return
 
     def pass_time(self, now_ms: int) -> None:
-        """There is no event to feed, and this is the time: close the window if it is over."""
+        """There is no event to feed at this time: close the window if it is over."""
         if self.closed is not None or self.start_ms is None:
             return
         end_ms = self.start_ms + self.limits.time_ms
@@ -110,11 +110,11 @@ class Window:
         elif self.limits.is_empty_skipped:
             self.start_ms = self._grid_point(now_ms)
         else:
-            # One file stands for all windows that passed meanwhile: a long stop leaves no heap of them.
+            # One file for all windows that passed meanwhile, so that a long stop does not leave many.
             self._close(self._grid_point(now_ms))
 
     def _grid_point(self, time_ms: int) -> int:
-        """When the window that holds ``time_ms`` opened, windows following each other without a break."""
+        """When the window that holds ``time_ms`` opened, if windows follow each other without a gap."""
         assert self.start_ms is not None
         return time_ms - (time_ms - self.start_ms) % self.limits.time_ms
 
