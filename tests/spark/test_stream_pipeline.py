@@ -66,7 +66,7 @@ def declare(**changes: object) -> StreamPipeline:
         (lambda: declare(steps=[unchanged, "filter"]), "its step 2 is a str"),
         (lambda: declare(sink=SqlSink(readings)), "nothing makes rows"),
         (lambda: declare(on_failure="stop"), "on_failure is 'stop'.*OnFailure.STOP"),
-        (lambda: declare(on_failure=OnFailure.STOP), "on_failure is stop.*no step makes one"),
+        (lambda: declare(on_failure=OnFailure.STOP), "on_failure is stop.*no step sets it"),
         (
             lambda: declare(sink=FileSink("out"), on_failure=OnFailure.DEAD_LETTER),
             "a FileSink has no database for them",
@@ -84,7 +84,7 @@ def declare(**changes: object) -> StreamPipeline:
         (lambda: HubSource(""), "event hub"),
         (lambda: SqlBatchSink(readings), "no primary key"),
         (lambda: SqlBatchSink({}), "has no table"),
-        (lambda: FileSink("out", partition_by="day"), "is the text 'day'"),
+        (lambda: FileSink("out", partition_by="day"), "must be a list of column names, got 'day'"),
         (lambda: declare(sink=SqlBatchSink(counts)).redrivable(), "it has no handler"),
     ],
 )
@@ -189,7 +189,7 @@ concat(TIDEGATE_STOPPED , partition#1, : , _error#1)), NullType) as boolean) ELS
             "org.apache.spark.SparkRuntimeException: [USER_RAISED_EXCEPTION] TIDEGATE_STOPPED partition 0 "
             "number 3: too cold: -300 SQLSTATE: P0001 (TID 3)",
             PartitionStoppedError,
-            r"policy is to stop \(partition 0 number 3\): too cold: -300\. Mend",
+            r"policy is to stop \(partition 0 number 3\): too cold: -300\. Fix",
         ),
         (
             "Traceback:\ntidegate.model.errors.FencedError: Another driver took over.",
@@ -238,7 +238,7 @@ def test_an_error_of_a_step_names_its_line(tmp_path: Path) -> None:
             r"Fix it, then start again\.",
             str(error),
         )
-    assert "pipelines.py, line 8: KeyError: 'colour'. Mend" in str(error_through(names["Looked"]()))
+    assert "pipelines.py, line 8: KeyError: 'colour'. Fix" in str(error_through(names["Looked"]()))
 
 
 def test_what_spark_says_in_a_step_is_a_sentence() -> None:
@@ -252,6 +252,6 @@ def test_what_spark_says_in_a_step_is_a_sentence() -> None:
     error = error_of(caught.value, steps=[step])  # type: ignore[list-item]
     assert type(error) is StepFailedError
     assert "The pipeline's step failed in " in str(error)
-    assert "[UNRESOLVED_COLUMN] No column colour. SQLSTATE: 42703. Mend" in str(error)
+    assert "[UNRESOLVED_COLUMN] No column colour. SQLSTATE: 42703. Fix" in str(error)
     outside = error_of(ConnectionError("Java is gone"), steps=[step])  # type: ignore[list-item]
     assert (type(outside), str(outside)) == (PipelineFailedError, "Java is gone.")
