@@ -18,17 +18,12 @@ from tidegate.processor import GroupKey, Lease
 from tidegate.spark.source.journal import journalled_offset
 from tidegate.spark.source.offsets import StreamOffset
 from tidegate.spark.source.ownership import Claim, checkpoint_positions, claim_checkpoints
-from tidegate.sql import (
-    ConsumerKey,
-    Database,
-    EventPlace,
-    PartitionRows,
-    SqlStore,
-    UnitOfWork,
-    commit_batches,
-    computed_batch,
-)
+from tidegate.sql import ConsumerKey, Database, SqlStore, UnitOfWork
+from tidegate.sql.commit.batch import commit_batches
+from tidegate.sql.commit.engine import BatchScope
+from tidegate.sql.commit.partition_batch import computed_batch
 from tidegate.sql.core.database import absolute_url, sqlite_file
+from tidegate.sql.core.values import EventPlace, PartitionRows
 from tidegate.sql.stores.checkpoints import existing_database
 
 _CONSUMER = ConsumerKey("readings")
@@ -60,14 +55,9 @@ def _commit(database: Database, claim: Claim, start: int, until: int) -> int:
     )
     batch = computed_batch(
         readings,
-        _CONSUMER,
-        "0",
-        rows,
+        BatchScope(_CONSUMER, "0", start, until, owner=claim.owner, lease_epoch=claim.lease_epoch),
+        [rows],
         positions=lambda number: EventPlace(str(number), 0),
-        start_sequence_number=start,
-        until_sequence_number=until,
-        owner=claim.owner,
-        lease_epoch=claim.lease_epoch,
     )
     return commit_batches(database, [batch])[0].rows
 

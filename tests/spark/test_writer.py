@@ -33,7 +33,9 @@ from tidegate.spark.sql_sink.writer import (
     check_lost,
     check_partitions_whole,
 )
-from tidegate.sql import BatchResult, Database, PartitionBatch, commit_batches
+from tidegate.sql import BatchResult, Database
+from tidegate.sql.commit.batch import commit_batches
+from tidegate.sql.commit.partition_batch import PartitionBatch
 from tidegate.sql.core.writer_lock import WriterLock
 from tidegate.testing.hub import HubService
 from tidegate.testing.postgresql import PostgresqlServer
@@ -101,7 +103,7 @@ def test_few_rows_of_several_partitions_share_a_transaction(
     sizes: list[list[int]] = []
 
     def noted(database: Database, batches: list[PartitionBatch]) -> list[BatchResult]:
-        sizes.append([batch.until - batch.start for batch in batches])
+        sizes.append([batch.scope.until - batch.scope.start for batch in batches])
         return commit_batches(database, batches)
 
     monkeypatch.setattr("tidegate.spark.sql_sink.writer.commit_batches", noted)
@@ -130,16 +132,16 @@ def test_a_transaction_is_prepared_while_the_one_before_is_written(
 
     def prepared(plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool) -> PartitionBatch:
         batch = transformed(plan, partition_id, rows, is_gap_allowed)
-        steps.append(f"prepared {batch.start}")
-        if batch.start:
+        steps.append(f"prepared {batch.scope.start}")
+        if batch.scope.start:
             is_second_prepared.set()
         return batch
 
     def committed(database: Database, batches: list[PartitionBatch]) -> list[BatchResult]:
-        if not batches[0].start and not database.is_sqlite:
+        if not batches[0].scope.start and not database.is_sqlite:
             assert is_second_prepared.wait(30)
         results = commit_batches(database, batches)
-        steps.append(f"committed {batches[0].start}")
+        steps.append(f"committed {batches[0].scope.start}")
         return results
 
     monkeypatch.setattr("tidegate.spark.sql_sink.writer.way_of", lambda plan: prepared)
@@ -174,7 +176,7 @@ def test_a_commit_that_fails_ends_the_task(
             raise ConnectionError("the hub is gone")
 
     def committed(database: Database, batches: list[PartitionBatch]) -> list[BatchResult]:
-        tried.append(batches[0].start)
+        tried.append(batches[0].scope.start)
         assert is_fenced.wait(30)
         return commit_batches(database, batches)
 
@@ -194,7 +196,7 @@ def test_nothing_more_is_handled_once_a_commit_has_failed(
 
     def prepared(plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool) -> PartitionBatch:
         batch = transformed(plan, partition_id, rows, is_gap_allowed)
-        handled.append(batch.start)
+        handled.append(batch.scope.start)
         return batch
 
     def refused(database: Database, batches: list[PartitionBatch]) -> list[BatchResult]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.sql import Audit, DeadLetterStatus, Finding, FindingKind, PartitionAudit, StrayRows
-from tidegate.sql import audit_partition as compare
+from tidegate.sql.audit.audit import audit_partition as compare
 
 OPEN, REDRIVEN, DISCARDED = DeadLetterStatus
 numbers = st.integers(0, 24)

@@ -33,16 +33,16 @@ from tidegate.sql import (
     CheckpointReader,
     Database,
     DeadLetters,
-    EventPlace,
     NewDeadLetter,
-    PartitionRows,
     Pipeline,
     Row,
-    commit_batches,
-    computed_batch,
     process_partition_batch,
 )
+from tidegate.sql.commit.batch import commit_batches
+from tidegate.sql.commit.engine import BatchScope
+from tidegate.sql.commit.partition_batch import computed_batch
 from tidegate.sql.core.failures import translate
+from tidegate.sql.core.values import EventPlace, PartitionRows
 
 
 def process(database: Database, events: list[ReceivedEvent], start: int, until: int) -> BatchResult:
@@ -372,14 +372,10 @@ def test_rows_computed_elsewhere(database: Database) -> None:
     def commit() -> BatchResult:
         batch = computed_batch(
             flights,
-            CONSUMER,
-            "0",
-            rows,
+            BatchScope(CONSUMER, "0", 0, 6, pipeline_name="frame"),
+            [rows],
             positions=lambda number: EventPlace(str(number), number, payload=b"copy"),
             dead_letters=[dead],
-            start_sequence_number=0,
-            until_sequence_number=6,
-            pipeline_name="frame",
         )
         return commit_batches(database, [batch])[0]
 
@@ -396,12 +392,9 @@ def test_rows_computed_elsewhere_need_known_columns() -> None:
     with pytest.raises(InvalidArgumentError, match="'wrong'"):
         computed_batch(
             flights,
-            CONSUMER,
-            "0",
-            PartitionRows(("wrong",), [(1,)], [0]),
+            BatchScope(CONSUMER, "0", 0, 1),
+            [PartitionRows(("wrong",), [(1,)], [0])],
             positions=lambda number: EventPlace("0", 0),
-            start_sequence_number=0,
-            until_sequence_number=1,
         )
 
 

@@ -31,19 +31,24 @@ from tidegate.sql import (
     CheckpointReader,
     Database,
     DeadLetters,
-    EventPlace,
-    PartitionBatch,
     Row,
     UnitOfWork,
-    commit_batches,
-    computed_batch,
-    handled_batch,
 )
+from tidegate.sql.commit.batch import commit_batches
+from tidegate.sql.commit.engine import BatchScope
+from tidegate.sql.commit.partition_batch import PartitionBatch, computed_batch, handled_batch
 from tidegate.sql.core import schema
 from tidegate.sql.core.arrow_rows import ArrowRows
 from tidegate.sql.core.checkpoint_rows import CheckpointStep
+from tidegate.sql.core.values import EventPlace
 
 _EVENTS = 60
+
+
+def _scope(partition_id: str, start: int, until: int, *, lease_epoch: int | None = None) -> BatchScope:
+    return BatchScope(
+        CONSUMER, partition_id, start, until, lease_epoch=lease_epoch, pipeline_name=PIPELINE.name
+    )
 
 
 def _batch(
@@ -57,11 +62,8 @@ def _batch(
 
     return handled_batch(
         replace(PIPELINE, handler=handler),
-        partition_id,
+        _scope(partition_id, start, until, lease_epoch=lease_epoch),
         events_between(start, until, partition_id=partition_id),
-        start_sequence_number=start,
-        until_sequence_number=until,
-        lease_epoch=lease_epoch,
     )
 
 
@@ -117,13 +119,11 @@ def test_handlers_failures_are_put_aside_together(database: Database) -> None:
     batches = [
         handled_batch(
             PIPELINE,
-            partition_id,
+            _scope(partition_id, 0, 3),
             [
                 event_with({"delay": None}, 0, partition_id=partition_id),
                 *events_between(1, 3, partition_id=partition_id),
             ],
-            start_sequence_number=0,
-            until_sequence_number=3,
         )
         for partition_id in ("0", "1")
     ]
@@ -169,10 +169,8 @@ def test_arrow_rows_of_several_partitions_go_in_together(database: Database) -> 
     batches = [
         handled_batch(
             pipeline,
-            partition_id,
+            _scope(partition_id, 0, 3),
             events_between(0, 3, partition_id=partition_id),
-            start_sequence_number=0,
-            until_sequence_number=3,
         )
         for partition_id in ("0", "1", "2")
     ]
@@ -255,12 +253,9 @@ def test_rows_whose_schema_has_no_hash_go_in_together(database: Database) -> Non
         data = pa.table({"sequence_number": [0], "partition_id": [partition_id], "delay": column})
         return computed_batch(
             flights,
-            CONSUMER,
-            partition_id,
-            ArrowRows(data.replace_schema_metadata({"pandas": partition_id}), np.zeros(1, np.int64)),
+            _scope(partition_id, 0, 1),
+            [ArrowRows(data.replace_schema_metadata({"pandas": partition_id}), np.zeros(1, np.int64))],
             positions=lambda number: EventPlace("0", 0),
-            start_sequence_number=0,
-            until_sequence_number=1,
         )
 
     minutes = pa.ExtensionArray.from_storage(Minutes(), pa.array([7]))
@@ -275,9 +270,9 @@ def test_batches_that_do_not_belong_together_are_refused(database: Database) -> 
     first, second = _batch("0", 0, 1), _batch("1", 0, 1)
     for others in (
         [_batch("0", 0, 1)],
-        [replace(second, pipeline_name="another")],
-        [replace(second, event_hub_created_at_ms=7)],
-        [replace(second, lease_epoch=7)],
+        [replace(second, scope=replace(second.scope, pipeline_name="another"))],
+        [replace(second, scope=replace(second.scope, event_hub_created_at_ms=7))],
+        [replace(second, scope=replace(second.scope, lease_epoch=7))],
     ):
         with pytest.raises(InvalidArgumentError, match=r"together|different partitions"):
             commit_batches(database, [first, *others])
@@ -307,7 +302,7 @@ def test_a_deadlock_with_anothers_rows_sends_each_its_own_way(
         row = {"sequence_number": key, "partition_id": "key", "delay": 0, **columns}
         pipeline = replace(PIPELINE, handler=lambda event: row)
         events = events_between(0, 1, partition_id=partition_id)
-        return handled_batch(pipeline, partition_id, events, start_sequence_number=0, until_sequence_number=1)
+        return handled_batch(pipeline, _scope(partition_id, 0, 1), events)
 
     results: list[BatchResult] = []
     with Database.open(postgresql_url) as database:

@@ -12,7 +12,6 @@ from tidegate.model.events import ReceivedEvent
 from tidegate.sql import (
     Database,
     DeadLetters,
-    PartitionRows,
     Pipeline,
     Row,
     RowsRefusedError,
@@ -22,6 +21,7 @@ from tidegate.sql import (
 from tidegate.sql.core import arrow_rows
 from tidegate.sql.core.arrow_rows import ArrowRows
 from tidegate.sql.core.bulk import plan_of
+from tidegate.sql.core.values import PartitionRows
 
 FORMS = ("tuples", "columns")
 

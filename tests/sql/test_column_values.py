@@ -39,7 +39,6 @@ from tidegate.sql import (
     BatchResult,
     Database,
     DeadLetters,
-    PartitionRows,
     Pipeline,
     Row,
     RowsRefusedError,
@@ -47,6 +46,7 @@ from tidegate.sql import (
     process_partition_batch,
 )
 from tidegate.sql.core.arrow_rows import ArrowRows
+from tidegate.sql.core.values import PartitionRows
 
 BERLIN = ZoneInfo("Europe/Berlin")
 FORMS = ("tuples", "columns", "columns, value by value")

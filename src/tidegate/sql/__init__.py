@@ -6,10 +6,9 @@ outside the database are not covered.
 
 from __future__ import annotations
 
-from tidegate.sql.audit.audit import Audit, Finding, FindingKind, PartitionAudit, StrayRows, audit_partition
+from tidegate.sql.audit.audit import Audit, Finding, FindingKind, PartitionAudit, StrayRows
 from tidegate.sql.audit.table import AuditedLog, audit_table
-from tidegate.sql.commit.batch import commit_batches, process_partition_batch
-from tidegate.sql.commit.partition_batch import PartitionBatch, computed_batch, handled_batch
+from tidegate.sql.commit.batch import process_partition_batch
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.core.values import (
@@ -20,10 +19,8 @@ from tidegate.sql.core.values import (
     DeadLetter,
     DeadLetterFilter,
     DeadLetterStatus,
-    EventPlace,
     EventReader,
     NewDeadLetter,
-    PartitionRows,
     ReasonCount,
     RedriveFailure,
     RedriveReason,
@@ -77,13 +74,7 @@ __all__ = [
     "Row",
     "load_pipeline",
     "process_partition_batch",
-    "commit_batches",
-    "PartitionBatch",
-    "handled_batch",
-    "computed_batch",
     "BatchResult",
-    "PartitionRows",
-    "EventPlace",
     "NewDeadLetter",
     "UnitOfWork",
     "RowsRefusedError",
@@ -99,7 +90,6 @@ __all__ = [
     "RedriveFailure",
     "audit_table",
     "AuditedLog",
-    "audit_partition",
     "Audit",
     "PartitionAudit",
     "Finding",

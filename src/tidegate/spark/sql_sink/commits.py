@@ -15,18 +15,18 @@ import pyarrow as pa
 from tidegate.model.events import ReceivedEvent
 from tidegate.spark.source.columns import encoded_bodies
 from tidegate.spark.source.hub import HubReader
-from tidegate.spark.sql_sink.accounting import PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN, sequence_numbers_of
-from tidegate.spark.sql_sink.plan import SinkPlan
-from tidegate.sql import (
-    EventPlace,
-    NewDeadLetter,
-    PartitionBatch,
-    Pipeline,
-    computed_batch,
-    handled_batch,
+from tidegate.spark.sql_sink.accounting import (
+    PARTITION_COLUMN,
+    SEQUENCE_NUMBER_COLUMN,
+    SequenceNumbers,
+    sequence_numbers_of,
 )
+from tidegate.spark.sql_sink.plan import SinkPlan
+from tidegate.sql import NewDeadLetter, Pipeline
+from tidegate.sql.commit.engine import BatchScope
+from tidegate.sql.commit.partition_batch import PartitionBatch, computed_batch, handled_batch
 from tidegate.sql.core.arrow_rows import ArrowRows
-from tidegate.sql.core.values import place_of
+from tidegate.sql.core.values import EventPlace, place_of
 from tidegate.sql.handlers.arrow import account, run_batch_handler
 from tidegate.sql.handlers.batches import BOOKKEEPING_COLUMNS as BOOKKEEPING_COLUMNS
 from tidegate.sql.handlers.batches import (
@@ -59,16 +59,21 @@ def way_of(plan: SinkPlan) -> ToBatch:
 def handled(plan: SinkPlan, partition_id: str, rows: pa.Table, is_gap_allowed: bool) -> PartitionBatch:
     """Run the pipeline's handler over encoded events."""
     events = received_events(partition_id, rows)
-    return handled_batch(
-        plan.pipeline,
+    scope = _scope(plan, partition_id, sequence_numbers_of(rows), is_gap_allowed)
+    return handled_batch(plan.pipeline, scope, events)
+
+
+def _scope(plan: SinkPlan, partition_id: str, numbers: SequenceNumbers, is_gap_allowed: bool) -> BatchScope:
+    return BatchScope(
+        plan.pipeline.consumer,
         partition_id,
-        events,
-        start_sequence_number=events[0].sequence_number,
-        until_sequence_number=events[-1].sequence_number + 1,
-        event_hub_created_at_ms=plan.claim.event_hub_created_at_ms,
-        is_gap_allowed=is_gap_allowed,
-        owner=plan.claim.owner,
-        lease_epoch=plan.claim.lease_epoch,
+        int(numbers[0]),
+        int(numbers[-1]) + 1,
+        plan.claim.event_hub_created_at_ms,
+        is_gap_allowed,
+        plan.claim.owner,
+        plan.claim.lease_epoch,
+        plan.pipeline.name,
     )
 
 
@@ -164,18 +169,10 @@ def _batch(
 ) -> PartitionBatch:
     return computed_batch(
         plan.pipeline.table,
-        plan.pipeline.consumer,
-        places.partition_id,
+        _scope(plan, places.partition_id, places.numbers, is_gap_allowed),
         groups,
         positions=places.place_of,
-        start_sequence_number=places.first_number,
-        until_sequence_number=places.last_number + 1,
         dead_letters=places.dead_letters(failures),
-        event_hub_created_at_ms=plan.claim.event_hub_created_at_ms,
-        is_gap_allowed=is_gap_allowed,
-        owner=plan.claim.owner,
-        lease_epoch=plan.claim.lease_epoch,
-        pipeline_name=plan.pipeline.name,
         last=places.last(),
     )
 
@@ -187,9 +184,7 @@ class _Places:
         self.partition_id = partition_id
         self._plan = plan
         self._rows = rows
-        self._numbers = sequence_numbers_of(rows)
-        self.first_number = int(self._numbers[0])
-        self.last_number = int(self._numbers[-1])
+        self.numbers = sequence_numbers_of(rows)
         self._has_positions = all(
             name in rows.column_names and not rows.column(name).null_count
             for name in (OFFSET_COLUMN, ENQUEUED_TIME_COLUMN)
@@ -200,7 +195,7 @@ class _Places:
 
     def last(self) -> EventPlace | None:
         """The position of the last event, for the checkpoint; None: only the hub knows it."""
-        return self._kept(self.last_number) if self._has_positions else None
+        return self._kept(int(self.numbers[-1])) if self._has_positions else None
 
     def dead_letters(self, failures: Sequence[tuple[int, BaseException]]) -> list[NewDeadLetter]:
         """The dead letters of events with the reasons that their code gave; what the hub has to tell is asked
@@ -228,7 +223,7 @@ class _Places:
         return self._kept(sequence_number)
 
     def _kept(self, sequence_number: int) -> EventPlace:
-        position = int(np.searchsorted(self._numbers, sequence_number))
+        position = int(np.searchsorted(self.numbers, sequence_number))
         row = self._rows.slice(position, 1)
         key: str | None = None
         if PARTITION_KEY_COLUMN in row.column_names:

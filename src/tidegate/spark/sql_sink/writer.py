@@ -34,7 +34,9 @@ from tidegate.spark.sql_sink.accounting import (
 )
 from tidegate.spark.sql_sink.commits import rare_collections, way_of
 from tidegate.spark.sql_sink.plan import SinkPlan
-from tidegate.sql import BatchResult, Database, PartitionBatch, commit_batches
+from tidegate.sql import BatchResult, Database
+from tidegate.sql.commit.batch import commit_batches
+from tidegate.sql.commit.partition_batch import PartitionBatch
 
 _logger = logging.getLogger(__name__)
 

@@ -23,20 +23,27 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from tidegate.model.errors import InvalidArgumentError, PartitionStoppedError
+from tidegate.model.errors import PartitionStoppedError
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.handlers import PartitionContext
 from tidegate.processor.lease import Lease
 from tidegate.processor.policies import FailureAction, FailurePolicy
 from tidegate.processor.store import TransactionOutcome
-from tidegate.sql.commit.batch import check_checkpoint, check_event_hub, process_partition_batch
-from tidegate.sql.commit.partition_batch import check_events
+from tidegate.sql.commit.batch import commit_batches
+from tidegate.sql.commit.engine import BatchScope, Share, check_event_hub, run_transaction
+from tidegate.sql.commit.partition_batch import handled_batch
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.parked_keys import KeyOrder, first_open_by_key, parked_letter, stored_key_of
 from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
-from tidegate.sql.core.values import ConsumerKey
+from tidegate.sql.core.values import ConsumerKey, EventPlace, NewDeadLetter
 from tidegate.sql.handlers.context import PutAside
-from tidegate.sql.handlers.event_runs import EventRun, EventsFailedError, RunOutcome, repeat_carefully
+from tidegate.sql.handlers.event_runs import (
+    EventRun,
+    EventsFailedError,
+    RunOutcome,
+    TransactionFailure,
+    repeat_carefully,
+)
 from tidegate.sql.handlers.forms import HandlerForm
 from tidegate.sql.handlers.pipeline import Pipeline
 
@@ -98,28 +105,38 @@ class SqlTransactions:
         transaction itself). PartitionStoppedError comes after the events before the failed one are committed.
         Cancellation: as it says there; a wait between retries ends at once.
         """
-        batch = _Batch(events, start_sequence_number, until_sequence_number, is_gap_allowed)
-        check_events(events, start_sequence_number, until_sequence_number)
-        if until_sequence_number < start_sequence_number:
-            raise InvalidArgumentError(
-                f"The batch [{start_sequence_number}, {until_sequence_number}) ends before it starts."
-            )
-        pipeline = self._form.pipeline
-        is_simple = self._policy.action is FailureAction.DEAD_LETTER and not self._policy.retry.retries_max
+        scope = BatchScope(
+            self._consumer,
+            self._lease.partition_id,
+            start_sequence_number,
+            until_sequence_number,
+            self._event_hub_created_at_ms,
+            is_gap_allowed,
+            self._lease.owner,
+            self._lease.epoch,
+            self._form.name,
+        )
+        scope.check_events(events)
+        pipeline, retry = self._form.pipeline, self._policy.retry
+        is_simple = self._policy.action is FailureAction.DEAD_LETTER and not retry.retries_max
         if pipeline is not None and is_simple:
-            return await self._in_thread(partial(self._process_rows, pipeline, batch))
-        retries_max = self._policy.retry.retries_max
-        for retries_done in range(retries_max + 1):
-            is_last = retries_done == retries_max
+            return await self._in_thread(partial(self._commit_rows, pipeline, scope, events))
+        for retries_done in range(retry.retries_max + 1):
+            is_last = retries_done == retry.retries_max
             try:
-                return await self._in_thread(partial(self._run, batch, is_last=is_last))
-            except EventsFailedError as failed:
+                return await self._in_thread(partial(self._run, scope, events, is_last=is_last))
+            except (EventsFailedError, RowsRefusedError) as failed:
                 last_failure = failed
             if not is_last:
                 fraction = self._random.random()
-                delay_s = self._policy.retry.delay_before(retries_done + 1, jitter_fraction=fraction)
-                await asyncio.sleep(delay_s)
-        return await self._in_thread(partial(self._run_carefully, batch, last_failure))
+                await asyncio.sleep(retry.delay_before(retries_done + 1, jitter_fraction=fraction))
+        return await self._in_thread(
+            partial(
+                repeat_carefully,
+                lambda why: self._run(scope, events, is_last=True, failed=why),
+                last_failure,
+            )
+        )
 
     def close(self) -> None:
         """End the thread, after what it does; nothing is run afterwards."""
@@ -152,18 +169,15 @@ class SqlTransactions:
             raise cancelled
         return running.result()
 
-    def _unit(self) -> UnitOfWork:
-        return UnitOfWork(
+    def _begin(self) -> int | None:
+        partition_id = self._lease.partition_id
+        unit = UnitOfWork(
             self._database,
             self._consumer,
             pipeline_name=self._form.name,
             owner=self._lease.owner,
             lease_epoch=self._lease.epoch,
         )
-
-    def _begin(self) -> int | None:
-        unit = self._unit()
-        partition_id = self._lease.partition_id
         with unit:
             locked = unit.lock_checkpoint(partition_id)
             check_event_hub(locked, self._consumer, partition_id, self._event_hub_created_at_ms)
@@ -171,69 +185,63 @@ class SqlTransactions:
             unit.commit()
         return locked.next_sequence_number
 
-    def _process_rows(self, pipeline: Pipeline, batch: _Batch) -> TransactionOutcome:
-        result = process_partition_batch(
-            self._database,
-            replace(pipeline, is_payload_copied=pipeline.is_payload_copied or self._policy.is_payload_copied),
-            self._lease.partition_id,
-            batch.events,
-            start_sequence_number=batch.start,
-            until_sequence_number=batch.until,
-            event_hub_created_at_ms=self._event_hub_created_at_ms,
-            is_gap_allowed=batch.is_gap_allowed,
-            owner=self._lease.owner,
-            lease_epoch=self._lease.epoch,
-        )
-        skipped = len(batch.events) - len(batch.events_from(result.start_sequence_number))
-        processed = len(batch.events) - skipped - result.dead_letters
+    def _commit_rows(
+        self, pipeline: Pipeline, scope: BatchScope, events: Sequence[ReceivedEvent]
+    ) -> TransactionOutcome:
+        """Rows that are computed before anything is locked."""
+        pipeline = replace(pipeline, is_payload_copied=self._is_payload_copied)
+        (result,) = commit_batches(self._database, [handled_batch(pipeline, scope, events)])
+        skipped = _index_of(events, result.start_sequence_number)
+        processed = len(events) - skipped - result.dead_letters
         return TransactionOutcome(processed, result.dead_letters, 0, skipped, result.until_sequence_number)
 
-    def _run_carefully(self, batch: _Batch, failed: EventsFailedError) -> TransactionOutcome:
-        return repeat_carefully(lambda why: self._run(batch, is_last=True, failed=why), failed)
-
     def _run(
-        self, batch: _Batch, *, is_last: bool, failed: EventsFailedError | None = None
+        self,
+        scope: BatchScope,
+        events: Sequence[ReceivedEvent],
+        *,
+        is_last: bool,
+        failed: TransactionFailure | None = None,
     ) -> TransactionOutcome:
-        """One transaction. Raises EventsFailedError where it has to be run again.
+        """One transaction with the handler in it. Raises a TransactionFailure where it has to be run again.
 
         is_last: no retry is left. failed: why the one before failed, so this one is careful.
         """
-        partition_id = self._lease.partition_id
-        unit = self._unit()
-        with unit, self._abandonable(unit):
-            locked = unit.lock_checkpoint(partition_id)
-            check_checkpoint(
-                locked,
-                self._consumer,
-                partition_id,
-                start=batch.start,
-                until=batch.until,
-                event_hub_created_at_ms=self._event_hub_created_at_ms,
-                is_gap_allowed=batch.is_gap_allowed,
-            )
-            number = locked.next_sequence_number
-            if number is not None and number >= batch.until:
-                unit.rollback()
-                return TransactionOutcome(0, 0, 0, len(batch.events), number)
-            events = batch.events_from(batch.start if number is None else number)
-            run = self._event_run(unit)
+        outcome = RunOutcome()
+        skipped = len(events)
+
+        def write(unit: UnitOfWork, shares: list[Share]) -> None:
+            nonlocal outcome, skipped
+            (share,) = shares
+            skipped = _index_of(events, share.first)
+            run, todo = self._event_run(unit), events[skipped:]
             if failed is None:
-                outcome = run.run_whole(events, is_failure_accepted=is_last)
+                outcome = run.run_whole(todo, is_failure_accepted=is_last)
             else:
-                outcome = run.run_carefully(events, is_commit_refused=failed.is_at_commit)
-            parked = self._write_dead_letters(unit, outcome)
-            until = batch.until
+                outcome = run.run_carefully(todo, is_commit_refused=failed.is_at_commit)
             if outcome.stopped_by is not None:
-                until = outcome.stopped_by.letter.sequence_number
-            if outcome.stopped_by is None or (events and events[0].sequence_number < until):
-                self._advance(unit, batch, number, until)
-                self._commit(unit)
-            else:
-                unit.rollback()
+                share.until = outcome.stopped_by.letter.sequence_number
+                share.is_moved = bool(todo) and todo[0].sequence_number < share.until
+            share.dead_letters = self._letters_of(outcome)
+            before = _index_of(events, share.until)
+            if before:
+                share.last = EventPlace(events[before - 1].offset, events[before - 1].enqueued_time_ms)
+
+        (share,) = run_transaction(self._database, [scope], write, guard=self._abandonable)
+        if share.is_done:
+            assert share.checkpoint is not None
+            return TransactionOutcome(0, 0, 0, len(events), share.checkpoint)
         if outcome.stopped_by is not None:
             raise self._stopped(outcome.stopped_by) from outcome.stopped_by.error
-        skipped = len(batch.events) - len(events)
-        return TransactionOutcome(outcome.processed, len(outcome.put_aside), parked, skipped, until)
+        return TransactionOutcome(
+            outcome.processed, len(outcome.put_aside), len(outcome.held), skipped, share.until
+        )
+
+    def _letters_of(self, outcome: RunOutcome) -> list[NewDeadLetter]:
+        copied = self._is_payload_copied
+        parked = [parked_letter(event, behind, is_payload_copied=copied) for event, behind in outcome.held]
+        letters = [*(each.letter for each in outcome.put_aside), *parked]
+        return sorted(letters, key=lambda letter: letter.sequence_number)
 
     @contextmanager
     def _abandonable(self, unit: UnitOfWork) -> Iterator[None]:
@@ -265,35 +273,6 @@ class SqlTransactions:
         pipeline = self._form.pipeline
         return self._policy.is_payload_copied or (pipeline is not None and pipeline.is_payload_copied)
 
-    def _write_dead_letters(self, unit: UnitOfWork, outcome: RunOutcome) -> int:
-        """Returns how many of them wait behind another."""
-        parked = [
-            parked_letter(event, behind, is_payload_copied=self._is_payload_copied)
-            for event, behind in outcome.held
-        ]
-        letters = [*(each.letter for each in outcome.put_aside), *parked]
-        unit.add_dead_letters(
-            self._lease.partition_id, sorted(letters, key=lambda letter: letter.sequence_number)
-        )
-        return len(parked)
-
-    def _advance(self, unit: UnitOfWork, batch: _Batch, number: int | None, until: int) -> None:
-        last = batch.last_before(until)
-        unit.advance(
-            self._lease.partition_id,
-            number,
-            until,
-            offset=None if last is None else last.offset,
-            enqueued_time_ms=None if last is None else last.enqueued_time_ms,
-            event_hub_created_at_ms=self._event_hub_created_at_ms,
-        )
-
-    def _commit(self, unit: UnitOfWork) -> None:
-        try:
-            unit.commit()
-        except RowsRefusedError as refused:
-            raise EventsFailedError from refused
-
     def _stopped(self, stopped_by: PutAside) -> PartitionStoppedError:
         letter = stopped_by.letter
         return PartitionStoppedError(
@@ -303,19 +282,6 @@ class SqlTransactions:
         )
 
 
-class _Batch:
-    def __init__(self, events: Sequence[ReceivedEvent], start: int, until: int, is_gap_allowed: bool) -> None:
-        self.events = events
-        self.start = start
-        self.until = until
-        self.is_gap_allowed = is_gap_allowed
-
-    def events_from(self, number: int) -> Sequence[ReceivedEvent]:
-        return self.events[self._index_of(number) :]
-
-    def last_before(self, number: int) -> ReceivedEvent | None:
-        index = self._index_of(number)
-        return self.events[index - 1] if index else None
-
-    def _index_of(self, number: int) -> int:
-        return bisect_left(self.events, number, key=lambda event: event.sequence_number)
+def _index_of(events: Sequence[ReceivedEvent], number: int) -> int:
+    """How many of ``events`` come before ``number``."""
+    return bisect_left(events, number, key=lambda event: event.sequence_number)

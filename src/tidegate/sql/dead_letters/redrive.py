@@ -43,7 +43,13 @@ from tidegate.sql.core.values import (
 )
 from tidegate.sql.dead_letters.read_back import read_back
 from tidegate.sql.dead_letters.redrive_report import FailureTally, ReasonTally
-from tidegate.sql.handlers.event_runs import EventRun, EventsFailedError, RunOutcome, repeat_carefully
+from tidegate.sql.handlers.event_runs import (
+    EventRun,
+    EventsFailedError,
+    RunOutcome,
+    TransactionFailure,
+    repeat_carefully,
+)
 from tidegate.sql.handlers.forms import HandlerForm, form_of
 from tidegate.sql.handlers.pipeline import AnyPipeline
 
@@ -162,8 +168,8 @@ class Redrive:
     def _commit_events(self, page: Sequence[DeadLetter], events: Mapping[int, ReceivedEvent]) -> _PageOutcome:
         try:
             return self._commit_page(page, events)
-        except EventsFailedError as error:
-            failed = error
+        except (EventsFailedError, RowsRefusedError) as error:
+            failed: TransactionFailure = error
         return repeat_carefully(lambda why: self._commit_page(page, events, failed=why), failed)
 
     def _commit_page(
@@ -171,9 +177,9 @@ class Redrive:
         page: Sequence[DeadLetter],
         events: Mapping[int, ReceivedEvent],
         *,
-        failed: EventsFailedError | None = None,
+        failed: TransactionFailure | None = None,
     ) -> _PageOutcome:
-        """One transaction. Raises EventsFailedError where it has to be run again, carefully (``failed``)."""
+        """One transaction. Raises a TransactionFailure where it has to be run again, carefully."""
         partition_id = self._place.partition_id
         unit = UnitOfWork(self.database, self.pipeline.consumer, pipeline_name=self._form.name)
         with unit, unit.translating("redriving dead letters"):
@@ -196,7 +202,10 @@ class Redrive:
             else:
                 self._record_failures(unit, partition_id, outcome.failed)
                 self._close(unit, partition_id, outcome.redriven)
-                self._commit(unit, has_work=bool(outcome.redriven or outcome.failed))
+                if outcome.redriven or outcome.failed:
+                    unit.commit()
+                else:
+                    unit.rollback()
         return outcome
 
     def _order(self, unit: UnitOfWork, letters: Mapping[int, DeadLetter]) -> KeyOrder:
@@ -225,15 +234,6 @@ class Redrive:
         now = self.database.clock.now_utc()
         lease = Lease(self._place.partition_id, self.actor, 0, None, now, "")
         return RedriveContext(self.pipeline.event_hub, self.pipeline.consumer_group, lease)
-
-    def _commit(self, unit: UnitOfWork, *, has_work: bool) -> None:
-        if not has_work:
-            unit.rollback()
-            return
-        try:
-            unit.commit()
-        except RowsRefusedError as refused:
-            raise EventsFailedError from refused
 
     def _close(self, unit: UnitOfWork, partition_id: str, sequence_numbers: Sequence[int]) -> None:
         if not sequence_numbers:

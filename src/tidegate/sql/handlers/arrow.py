@@ -20,6 +20,7 @@ from sqlalchemy import Table, types
 
 from tidegate.model.events import ReceivedEvent
 from tidegate.sql.core.arrow_rows import ArrowRows, SequenceNumbers
+from tidegate.sql.core.halving import failures_of
 from tidegate.sql.core.row_groups import required_columns
 from tidegate.sql.core.values import encode_contents
 from tidegate.sql.handlers.batches import (
@@ -81,23 +82,15 @@ def run_batch_handler(handler: BatchHandler, table: Table, batch: pa.RecordBatch
     outcome = BatchOutcome()
     numbers = numbers_of(batch)
     given = batch.select(list(handler.columns))
-    pending = [(0, batch.num_rows)]
-    while pending:
-        low, high = pending.pop()
-        if low == high:
-            continue
+
+    def attempt(low: int, until: int) -> None:
         try:
-            result = _call(handler, given.slice(low, high - low))
+            result = _call(handler, given.slice(low, until - low))
         except (MemoryError, BatchResultError):
             raise
-        except Exception as error:  # whatever a user's function raises, the other events go on
-            if high - low == 1:
-                outcome.failures.append((int(numbers[low]), error))
-            else:
-                middle = (low + high) // 2
-                pending += [(middle, high), (low, middle)]
-            continue
-        part = numbers[low:high]
+        except Exception as error:  # whatever a user's function raises, the other events continue
+            raise _CallFailedError from error
+        part = numbers[low:until]
         rows, failures = account(
             result,
             _row_numbers(result, part),
@@ -108,7 +101,15 @@ def run_batch_handler(handler: BatchHandler, table: Table, batch: pa.RecordBatch
         if len(rows):
             outcome.groups.append(rows)
         outcome.failures += failures
+
+    for index, failed in failures_of(attempt, 0, batch.num_rows, _CallFailedError):
+        assert failed.__cause__ is not None
+        outcome.failures.append((int(numbers[index]), failed.__cause__))
     return outcome
+
+
+class _CallFailedError(Exception):
+    """Carries what a function raised, as its cause."""
 
 
 def account(

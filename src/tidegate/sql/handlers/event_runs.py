@@ -21,6 +21,7 @@ from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.handlers import PartitionContext
 from tidegate.sql.core.failures import is_environment, reason_of, sqlstate_of, translate
+from tidegate.sql.core.halving import failures_of
 from tidegate.sql.core.parked_keys import KeyOrder
 from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.core.values import NewDeadLetter
@@ -44,15 +45,21 @@ class EventsFailedError(Exception):
         return isinstance(self.__cause__, RowsRefusedError) and self.__cause__.is_at_commit
 
 
-def repeat_carefully(attempt: Callable[[EventsFailedError], _Outcome], failed: EventsFailedError) -> _Outcome:
-    """Run the transaction that failed once more, carefully, and again where that is refused at its commit:
-    what fails at once may hide what only a commit refuses, which is looked for when it is known to be there.
+TransactionFailure = EventsFailedError | RowsRefusedError
+"""Why a transaction is run again, carefully."""
 
-    attempt: told why it is run. Raises what it raises.
+
+def repeat_carefully(
+    attempt: Callable[[TransactionFailure], _Outcome], failed: TransactionFailure
+) -> _Outcome:
+    """Run a failed transaction again, carefully, and once more where that is refused at its commit.
+
+    What fails at once may hide what only a commit refuses, which is looked for only when it is known to be
+    there. attempt: is given the failure before it. Raises what it raises.
     """
     try:
         return attempt(failed)
-    except EventsFailedError as again:
+    except (EventsFailedError, RowsRefusedError) as again:
         if failed.is_at_commit or not again.is_at_commit:
             raise
         at_commit = again
@@ -122,23 +129,22 @@ class EventRun:
         is_commit_refused: the last transaction of these events was refused at its commit.
         """
         self._unit.make_constraints_immediate(is_commit_refused=is_commit_refused)
-        middle = (len(events) + 1) // 2
-        pending = [(middle, len(events)), (0, middle)]
-        while pending and self._outcome.stopped_by is None:
-            low, high = pending.pop()
-            runnable = self._runnable(events[low:high])
-            if not runnable:
-                continue
+
+        def attempt(low: int, until: int) -> None:
+            runnable = self._runnable(events[low:until])
+            if not runnable or self._outcome.stopped_by is not None:
+                return
             try:
                 self._take(self._call(runnable, is_checked=True), runnable)
             except EventsFailedError as failed:
-                if len(runnable) == 1:
-                    self._fail(runnable[0], failed.__cause__ or failed)
-                    continue
-                # The held ones before the split are known; they are found again in the halves.
-                self._forget_held(events[low:high])
-                middle = (low + high) // 2
-                pending += [(middle, high), (low, middle)]
+                if len(runnable) > 1:
+                    self._forget_held(events[low:until])  # they are found again in the halves
+                    raise
+                self._fail(runnable[0], failed.__cause__ or failed)
+
+        middle = (len(events) + 1) // 2  # the whole has failed already
+        for low, until in ((0, middle), (middle, len(events))):
+            assert not list(failures_of(attempt, low, until, EventsFailedError))
         return self._outcome
 
     def _runnable(self, events: Sequence[ReceivedEvent]) -> list[ReceivedEvent]:

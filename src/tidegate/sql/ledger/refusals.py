@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import pyarrow as pa
 
 from tidegate.model.errors import DatabaseError
+from tidegate.sql.core.halving import failures_of
 from tidegate.sql.core.unit_of_work import RowsRefusedError
 from tidegate.sql.ledger.rows import LedgerTable
 
@@ -40,26 +42,16 @@ class RefusedRow:
 def write_halving(
     write: Callable[[pa.Table], None], rows: pa.Table, *, refused_max: int | None = None
 ) -> list[RefusedRow]:
-    """Write all rows that the database takes, and return the others.
+    """Write all rows that the database accepts, and return the others.
 
-    write: raises RowsRefusedError, and has written nothing then. refused_max: stop looking after so many.
-    Costs a call for each halving that a refused row asks for.
+    write: raises RowsRefusedError, and has then written nothing. refused_max: stop after so many.
     """
-    refused: list[RefusedRow] = []
-    pending = [rows]
-    while pending and (refused_max is None or len(refused) < refused_max):
-        part = pending.pop()
-        if not part.num_rows:
-            continue
-        try:
-            write(part)
-        except RowsRefusedError as error:
-            if part.num_rows == 1:
-                refused.append(RefusedRow(part.to_pylist()[0], error))
-            else:
-                middle = part.num_rows // 2
-                pending += [part.slice(middle), part.slice(0, middle)]
-    return refused
+    found = failures_of(
+        lambda low, until: write(rows.slice(low, until - low)), 0, rows.num_rows, RowsRefusedError
+    )
+    return [
+        RefusedRow(rows.slice(index, 1).to_pylist()[0], error) for index, error in islice(found, refused_max)
+    ]
 
 
 def refusal_error(target: LedgerTable, row: RefusedRow) -> DatabaseError:

@@ -1,0 +1,181 @@
+"""The one transaction that commits batches of partitions, whatever they write.
+
+Theory of operation. Lock the checkpoints, leave out what is done (a retried task, a second attempt of an
+overtaken owner), write, add the dead letters, move the checkpoints by compare-and-set, COMMIT. What is
+written is the caller's: rows computed before anything was locked (``batch``), or the statements of a handler
+that runs inside (``transactions``). When the database refuses rows, the transaction is rolled back, and a
+careful one halves the batch behind savepoints to find the events at fault (``repeat_carefully``).
+
+A micro-batch of Spark whose rows belong to no partition has no checkpoint to move; ``ledger.commit``
+enters it into the ledger instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from tidegate.model.errors import CheckpointGapError, EventHubReplacedError, InvalidArgumentError
+from tidegate.model.events import ReceivedEvent
+from tidegate.sql.core.checkpoint_rows import CheckpointStep, LockedCheckpoint
+from tidegate.sql.core.database import Database
+from tidegate.sql.core.unit_of_work import UnitOfWork
+from tidegate.sql.core.values import ConsumerKey, EventPlace, NewDeadLetter
+
+
+@dataclass(frozen=True, slots=True)
+class BatchScope:
+    """Which events a batch covers, and who commits it."""
+
+    consumer: ConsumerKey
+    partition_id: str
+    start: int
+    """The first sequence number."""
+    until: int
+    """One past the last: where the checkpoint goes."""
+    event_hub_created_at_ms: int | None = None
+    """Which hub of this name; None: not checked."""
+    is_gap_allowed: bool = False
+    """True: the batch may start beyond the checkpoint, because the events between are known to be lost."""
+    owner: str | None = None
+    """Recorded beside the checkpoint; None: ``host:process``."""
+    lease_epoch: int | None = None
+    """The lease that the owner holds; None: none. A checkpoint under a higher epoch refuses the batch."""
+    pipeline_name: str = ""
+    """Recorded in dead letters."""
+
+    def __post_init__(self) -> None:
+        if self.until < self.start:
+            raise InvalidArgumentError(f"The batch [{self.start}, {self.until}) ends before it starts.")
+
+    def check_events(self, events: Sequence[ReceivedEvent]) -> None:
+        """Raises InvalidArgumentError unless ``events`` ascend and are within the batch."""
+        if not events:
+            return
+        self.check_range(events[0].sequence_number, events[-1].sequence_number)
+        previous = self.start - 1
+        for event in events:
+            number = event.sequence_number
+            if number <= previous:
+                raise InvalidArgumentError(f"The batch holds event {number} after event {previous}.")
+            previous = number
+
+    def check_range(self, first: int, last: int) -> None:
+        """Raises InvalidArgumentError unless the events ``first`` to ``last`` are within the batch."""
+        if first < self.start or last >= self.until:
+            raise InvalidArgumentError(
+                f"The batch [{self.start}, {self.until}) holds events from {first} to {last}.",
+                next_step="Give the range that the events were read for.",
+            )
+
+    def check_checkpoint(self, locked: LockedCheckpoint) -> None:
+        """Raises EventHubReplacedError and CheckpointGapError where the batch may not follow ``locked``."""
+        check_event_hub(locked, self.consumer, self.partition_id, self.event_hub_created_at_ms)
+        number = locked.next_sequence_number
+        if number is not None and number < self.start and not self.is_gap_allowed:
+            raise CheckpointGapError(
+                f"The batch [{self.start}, {self.until}) of partition {self.partition_id} of {self.consumer} "
+                f"starts beyond the checkpoint: events {number} to {self.start - 1} were never processed.",
+                next_step="Start from the checkpoint. If retention has deleted those events, accept the gap "
+                "explicitly.",
+            )
+
+
+def check_event_hub(
+    locked: LockedCheckpoint, consumer: ConsumerKey, partition_id: str, event_hub_created_at_ms: int | None
+) -> None:
+    """Raises EventHubReplacedError where the checkpoint belongs to another hub of this name."""
+    stored, given = locked.event_hub_created_at_ms, event_hub_created_at_ms
+    if stored is not None and given is not None and stored != given:
+        raise EventHubReplacedError(
+            f"The checkpoint of partition {partition_id} of {consumer} belongs to the event hub created at "
+            f"{stored} ms, and this batch comes from one created at {given} ms.",
+            next_step="The hub was deleted and created again, so its sequence numbers start again: use "
+            "another consumer group, or delete the rows of this one from tidegate_checkpoint to start over.",
+        )
+
+
+@dataclass(slots=True)
+class Share:
+    """One batch's part of a transaction that has locked its checkpoint."""
+
+    scope: BatchScope
+    checkpoint: int | None
+    """As it was locked."""
+    first: int
+    """The first event that is not done yet."""
+    until: int
+    """Where the checkpoint goes; a writer that stops early sets it back."""
+    is_moved: bool = True
+    """False: nothing was done, so the checkpoint stays."""
+    last: EventPlace | None = None
+    """Of the last event before ``until``, for the checkpoint; None: not known."""
+    dead_letters: Sequence[NewDeadLetter] = ()
+    """Ascending."""
+    rows: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether an earlier transaction committed all of the batch."""
+        return self.checkpoint is not None and self.checkpoint >= self.scope.until
+
+    def step(self) -> CheckpointStep:
+        """How the checkpoint is to be moved."""
+        return CheckpointStep(
+            self.scope.partition_id,
+            self.checkpoint,
+            self.until,
+            offset=None if self.last is None else self.last.offset,
+            enqueued_time_ms=None if self.last is None else self.last.enqueued_time_ms,
+            event_hub_created_at_ms=self.scope.event_hub_created_at_ms,
+        )
+
+
+WriteShares = Callable[[UnitOfWork, list[Share]], None]
+"""Writes what is not done of the batches, and sets ``rows``, ``dead_letters`` and ``last`` of each share."""
+
+
+def run_transaction(
+    database: Database,
+    scopes: Sequence[BatchScope],
+    write: WriteShares,
+    *,
+    guard: Callable[[UnitOfWork], AbstractContextManager[object]] = nullcontext,
+) -> list[Share]:
+    """Commit batches of different partitions together; the results are in their order.
+
+    scopes: at least one; ascending by partition id, which is the order in which everyone locks checkpoints;
+    of one consumer, owner, lease, pipeline and hub. guard: entered while the transaction is open.
+    Raises CheckpointGapError, EventHubReplacedError, FencedError, RowsRefusedError, DatabaseError,
+    DatabaseUnavailableError, and what ``write`` raises.
+    """
+    scope = scopes[0]
+    unit = UnitOfWork(
+        database,
+        scope.consumer,
+        pipeline_name=scope.pipeline_name,
+        owner=scope.owner,
+        lease_epoch=scope.lease_epoch,
+    )
+    with unit, guard(unit):
+        locked = unit.lock_checkpoints([each.partition_id for each in scopes])
+        shares: list[Share] = []
+        for scope in scopes:
+            found = locked[scope.partition_id]
+            scope.check_checkpoint(found)
+            number = found.next_sequence_number
+            first = scope.start if number is None else max(scope.start, number)
+            shares.append(Share(scope, number, first, scope.until))
+        due = [share for share in shares if not share.is_done]
+        if due:
+            write(unit, due)
+        moved = [share for share in due if share.is_moved]
+        if moved:
+            for share in moved:
+                unit.add_dead_letters(share.scope.partition_id, share.dead_letters)
+            unit.advance_all([share.step() for share in moved])
+            unit.commit()
+        else:
+            unit.rollback()
+    return shares
