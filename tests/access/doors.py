@@ -31,6 +31,7 @@ from tidegate.amqp.link import Link, SenderLink
 from tidegate.amqp.message import Message, Properties, decode_message, encode_message
 from tidegate.gateway.administration.operations import OPERATIONS, PREFIX
 from tidegate.gateway.http.atom import ATOM_OPERATIONS
+from tidegate.wire.administration import AdministrationRequest
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
 from tidegate.wire.management import ManagementRequest, Operation
 from tidegate.wire.request_response import Response
@@ -118,8 +119,8 @@ def links() -> Iterator[Endpoint]:
         group = (hub, "consumergroups", "$default", "partitions", "0")
         yield Endpoint("receive", f"{hub}/ConsumerGroups/$Default/Partitions/0", group, LISTEN)
         yield Endpoint("manage", "READ_EVENT_HUB", (hub, "$management"), ANY, hub)
-        yield Endpoint("manage", "QUERY_CONSUMER_GROUPS", (hub, "$management"), MANAGE, hub)
-    yield Endpoint("manage", "QUERY_EVENT_HUBS", ("$management",), MANAGE)
+        yield Endpoint("manage", "listConsumerGroups", (hub, "$management"), MANAGE, hub)
+    yield Endpoint("manage", "listEventHubs", ("$management",), MANAGE)
 
 
 class Wire(Protocol):
@@ -215,8 +216,13 @@ class AmqpClient:
     def is_let_through(self, endpoint: Endpoint) -> bool:
         """Whether a link was attached, or a request was not refused."""
         if endpoint.method == "manage":
-            request = ManagementRequest(Operation[endpoint.target], endpoint.body)
-            return self._request("$management", request.to_message()) not in REFUSED
+            hub = endpoint.body
+            if endpoint.target in Operation.__members__:
+                message = ManagementRequest(Operation[endpoint.target], hub).to_message()
+            else:
+                parameters = {"hub": hub} if hub else {}
+                message = AdministrationRequest(endpoint.target, parameters).to_message()
+            return self._request("$management", message) not in REFUSED
         self._count += 1
         if endpoint.method == "send":
             link: Link = self._session.attach_sender(f"link-{self._count}", target=endpoint.target)

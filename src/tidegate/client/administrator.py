@@ -13,7 +13,7 @@ from tidegate.amqp.message import Message
 from tidegate.client.closing import AsyncClosing
 from tidegate.client.connector import Connector
 from tidegate.client.entities import EventHubProperties, PolicyProperties, ThroughputProperties
-from tidegate.client.management import ask, event_hub_of, read_event_hub, to_properties
+from tidegate.client.management import ask, event_hub_of, read_event_hub
 from tidegate.client.namespace import ConnectionOptions, Namespace
 from tidegate.model.capture import CaptureSettings
 from tidegate.model.clock import Clock
@@ -27,14 +27,6 @@ from tidegate.wire.administration import (
     map_in,
     maps_in,
     nothing_in,
-)
-from tidegate.wire.management import (
-    ManagementRequest,
-    Operation,
-    check_management_response,
-    consumer_groups_in,
-    event_hub_in,
-    event_hubs_in,
 )
 
 T = TypeVar("T")
@@ -76,13 +68,10 @@ class EventHubAdministrator(AsyncClosing):
         Raises AlreadyExistsError, InvalidArgumentError (a bad name or number), UnauthorizedError. After a
         broken line the request is repeated: an AlreadyExistsError may then be about this very call.
         """
-        request = ManagementRequest(
-            Operation.CREATE_EVENT_HUB,
-            name,
-            partition_count=partition_count,
-            settings=checked_changes(settings),
-        )
-        return to_properties(await self._ask(request, event_hub_in))
+        values: dict[str, object] = {"name": name, **checked_changes(settings)}
+        if partition_count is not None:
+            values["partition_count"] = partition_count
+        return event_hub_of(await self._administer("createEventHub", map_in, values))
 
     async def update_event_hub(self, name: str, **changes: Unpack[HubChanges]) -> EventHubProperties:
         """Change settings of a hub, all or none; those that are not named stay.
@@ -95,9 +84,7 @@ class EventHubAdministrator(AsyncClosing):
 
     async def list_event_hubs(self) -> list[EventHubProperties]:
         """All hubs of the namespace. Raises UnauthorizedError."""
-        request = ManagementRequest(Operation.QUERY_EVENT_HUBS)
-        found = await self._ask(request, event_hubs_in)
-        return [to_properties(description) for description in found]
+        return [event_hub_of(entries) for entries in await self._administer("listEventHubs", maps_in)]
 
     async def get_event_hub(self, name: str) -> EventHubProperties:
         """One hub. Raises NotFoundError, UnauthorizedError."""
@@ -105,8 +92,7 @@ class EventHubAdministrator(AsyncClosing):
 
     async def delete_event_hub(self, name: str) -> None:
         """Delete a hub with all its events, for good. Raises NotFoundError, UnauthorizedError."""
-        request = ManagementRequest(Operation.DELETE_EVENT_HUB, name)
-        await self._ask(request, check_management_response)
+        await self._administer("deleteEventHub", nothing_in, hub=name)
 
     async def create_consumer_group(self, event_hub: str, name: str) -> None:
         """Create a consumer group.
@@ -114,24 +100,22 @@ class EventHubAdministrator(AsyncClosing):
         Raises AlreadyExistsError, NotFoundError (the hub), QuotaExceededError, InvalidArgumentError (a bad
         name), UnauthorizedError. After a broken line it is repeated, as in ``create_event_hub``.
         """
-        request = ManagementRequest(Operation.CREATE_CONSUMER_GROUP, event_hub, consumer_group=name)
-        await self._ask(request, check_management_response)
+        await self._administer("createConsumerGroup", nothing_in, {"name": name}, hub=event_hub)
 
     async def list_consumer_groups(self, event_hub: str) -> list[str]:
         """The names of a hub's consumer groups, ``$Default`` first.
 
         Raises NotFoundError, UnauthorizedError.
         """
-        request = ManagementRequest(Operation.QUERY_CONSUMER_GROUPS, event_hub)
-        return await self._ask(request, consumer_groups_in)
+        found = await self._administer("listConsumerGroups", maps_in, hub=event_hub)
+        return [str(entries.get("name")) for entries in found]
 
     async def delete_consumer_group(self, event_hub: str, name: str) -> None:
         """Delete a consumer group; receivers in it stay until they close. ``$Default`` cannot be deleted.
 
         Raises NotFoundError, InvalidArgumentError, UnauthorizedError.
         """
-        request = ManagementRequest(Operation.DELETE_CONSUMER_GROUP, event_hub, consumer_group=name)
-        await self._ask(request, check_management_response)
+        await self._administer("deleteConsumerGroup", nothing_in, hub=event_hub, group=name)
 
     async def list_policies(self, event_hub: str | None = None) -> list[PolicyProperties]:
         """The policies of a hub, or (None) of the namespace, without their keys.
@@ -252,16 +236,8 @@ class EventHubAdministrator(AsyncClosing):
         **parameters: str | None,
     ) -> T:
         found = {name: value for name, value in parameters.items() if value is not None}
-        return await self._ask(AdministrationRequest(operation_id, found, values or {}), parse)
-
-    async def _ask(
-        self, request: ManagementRequest | AdministrationRequest, parse: Callable[[Message], T]
-    ) -> T:
-        if isinstance(request, AdministrationRequest):
-            event_hub = request.parameters.get("hub", "")
-        else:
-            event_hub = request.event_hub
-        return await ask(self._connector, self._audience(event_hub), request, parse)
+        request = AdministrationRequest(operation_id, found, values or {})
+        return await ask(self._connector, self._audience(found.get("hub", "")), request, parse)
 
     def _audience(self, event_hub: str) -> str:
         is_own = self._own_hub is not None and event_hub.lower() == self._own_hub.lower()

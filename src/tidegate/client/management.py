@@ -1,4 +1,4 @@
-"""Questions to ``$management``: what a hub and its partitions look like, and (Tidegate's own) making hubs."""
+"""Requests to ``$management``: reading a hub and its partitions, and (Tidegate's own) administration."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def ask(
 async def read_event_hub(connector: Connector, audience: str, event_hub: str) -> EventHubProperties:
     """A hub's properties. audience: what the client holds a token for (``sb://host/hub``)."""
     request = ManagementRequest(Operation.READ_EVENT_HUB, event_hub)
-    return to_properties(await ask(connector, audience, request, event_hub_in))
+    return _properties_of(await ask(connector, audience, request, event_hub_in))
 
 
 async def read_partition(
@@ -84,7 +84,7 @@ async def read_partitions(
     )
 
 
-def to_properties(description: EventHubDescription) -> EventHubProperties:
+def _properties_of(description: EventHubDescription) -> EventHubProperties:
     """The wire's description of a hub as the client's value."""
     return EventHubProperties(
         name=description.name,

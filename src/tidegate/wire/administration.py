@@ -20,7 +20,7 @@ from typing import Final
 
 from tidegate.amqp.message import NO_VALUE, Message, MessageId
 from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
-from tidegate.wire.request_response import Request, Response, encode_response, make_request
+from tidegate.wire.request_response import Request, encode_response, make_request, successful
 
 ADMINISTRATION_ENTITY: Final = "tidegate:administration"
 """The type of these requests."""
@@ -74,30 +74,24 @@ def encode_administration_response(message_id: MessageId | None, status_code: in
 
 
 def nothing_in(message: Message) -> None:
-    """Return when the request succeeded; raise what an unsuccessful response means otherwise."""
-    Response.from_message(message).raise_for_status()
+    """Return when the request succeeded; raise the error of an unsuccessful response otherwise."""
+    successful(message)
 
 
 def map_in(message: Message) -> dict[str, object]:
     """The map that was answered.
 
-    Raises what an unsuccessful response means, RemoteProtocolError when the body is no map.
+    Raises the error of an unsuccessful response, RemoteProtocolError when the body is no map.
     """
-    return _as_map(_body(message))
+    return _as_map(successful(message).value)
 
 
 def maps_in(message: Message) -> list[dict[str, object]]:
     """The maps that were answered. Raises as ``map_in``."""
-    value = _body(message)
+    value = successful(message).value
     if not isinstance(value, list):
         raise RemoteProtocolError(f"The answer of $management is a {type(value).__name__}, not a list.")
     return [_as_map(item) for item in value]
-
-
-def _body(message: Message) -> object:
-    response = Response.from_message(message)
-    response.raise_for_status()
-    return response.value
 
 
 def _as_map(value: object) -> dict[str, object]:

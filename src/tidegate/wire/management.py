@@ -1,23 +1,8 @@
-"""``$management``: what a hub and its partitions look like; ours alone: making and deleting hubs and groups.
+"""``$management``: READ of an event hub and of a partition, as Event Hubs has them.
 
-READ of ``com.microsoft:eventhub`` and ``com.microsoft:partition`` are Event Hubs' own. **Tidegate's
-extension** over the same node is QUERY of ``com.microsoft:partition``, with the claim of a READ:
-
-    QUERY   name=hub                                          -> 200 and a list of the partitions' maps
-
-and CREATE, DELETE and QUERY of ``com.microsoft:eventhub`` and ``com.microsoft:consumergroup``, with a Manage
-claim:
-
-    CREATE  name=hub, body {partition_count, and the settings of ``model.hub_settings``}, each of which may
-            be left out
-            -> 201 and the hub's map; 409 when it exists
-    DELETE  name=hub                                          -> 200; 404 when there is none
-    QUERY   (no name)                                         -> 200 and a list of the hubs' maps
-    CREATE, DELETE  name=hub, consumer_group=name             -> 201, 200; 409 when it exists, 404 when not
-    QUERY   name=hub                                          -> 200 and a list of the groups' names
-
-More of it is in ``wire.administration``. Where ``retention_hours`` is in a hub's map, the service is a
-Tidegate: Azure does not tell.
+**Tidegate's extension** is QUERY of ``com.microsoft:partition`` with ``name=hub``: a list of the maps of all
+its partitions, with the claim of a READ. All other administration is in ``wire.administration``. Where
+``retention_hours`` is in a hub's map, the service is a Tidegate: Azure does not report it.
 """
 
 from __future__ import annotations
@@ -27,39 +12,26 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from tidegate.amqp.message import NO_VALUE, Message, MessageId
+from tidegate.amqp.message import Message, MessageId
 from tidegate.amqp.types import Array, Int, Timestamp
 from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
-from tidegate.model.hub_settings import HubChanges, HubSettings, hub_changes_in
+from tidegate.model.hub_settings import HubSettings, hub_changes_in
 from tidegate.model.partition_ends import PartitionEnds
 from tidegate.wire.delivery import NEVER_ENQUEUED_MS
-from tidegate.wire.names import CONSUMER_GROUP_ENTITY, EVENT_HUB_ENTITY, PARTITION_ENTITY
-from tidegate.wire.request_response import Request, Response, encode_response, make_request
+from tidegate.wire.names import EVENT_HUB_ENTITY, PARTITION_ENTITY
+from tidegate.wire.request_response import Request, encode_response, make_request, successful
 
 SEQUENCE_NUMBER_EPOCH: Final = Int(-1)
 """Of a partition that was never replicated from another namespace. The official Rust client takes no
 description of a partition without it (azure_messaging_eventhubs 0.16.0, src/common/management.rs)."""
 
-_DESCRIPTIONS: Final = {200: "OK", 201: "Created"}
-
 
 class Operation(Enum):
-    """What can be asked of ``$management``."""
+    """A request's operation, and the type of entity that it reads."""
 
     READ_EVENT_HUB = ("READ", EVENT_HUB_ENTITY)
     READ_PARTITION = ("READ", PARTITION_ENTITY)
     QUERY_PARTITIONS = ("QUERY", PARTITION_ENTITY)
-    CREATE_EVENT_HUB = ("CREATE", EVENT_HUB_ENTITY)
-    DELETE_EVENT_HUB = ("DELETE", EVENT_HUB_ENTITY)
-    QUERY_EVENT_HUBS = ("QUERY", EVENT_HUB_ENTITY)
-    CREATE_CONSUMER_GROUP = ("CREATE", CONSUMER_GROUP_ENTITY)
-    DELETE_CONSUMER_GROUP = ("DELETE", CONSUMER_GROUP_ENTITY)
-    QUERY_CONSUMER_GROUPS = ("QUERY", CONSUMER_GROUP_ENTITY)
-
-    @property
-    def needs_manage_claim(self) -> bool:
-        """Whether the caller's policy must have the Manage claim."""
-        return self.value[0] != "READ" and self is not Operation.QUERY_PARTITIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,60 +39,36 @@ class ManagementRequest:
     """A request to ``$management``."""
 
     operation: Operation
-    event_hub: str = ""
-    """Empty in a query for hubs only."""
+    event_hub: str
     partition_id: str | None = None
     """Set when a partition is read."""
-    partition_count: int | None = None
-    """Of the hub to create; None: the service's default."""
-    settings: HubChanges = field(default_factory=HubChanges)
-    """Of the hub to create."""
-    consumer_group: str | None = None
-    """Set when one is created or deleted."""
     security_token: str | None = field(default=None, repr=False)
 
     @classmethod
     def from_request(cls, request: Request) -> ManagementRequest:
-        """The management request in a request.
-
-        Raises InvalidArgumentError when the operation is unknown or lacks a part.
-        """
+        """Parse a request. Raises InvalidArgumentError for an unknown operation or a missing property."""
         name, entity = request.operation.upper(), request.text("type")
         try:
             operation = Operation((name, entity))
         except ValueError as exc:
             raise InvalidArgumentError(f"$management has no {name[:80]} for {entity[:80]!r}.") from exc
         is_partition = operation is Operation.READ_PARTITION
-        is_group = operation in (Operation.CREATE_CONSUMER_GROUP, Operation.DELETE_CONSUMER_GROUP)
-        is_creation = operation is Operation.CREATE_EVENT_HUB
-        wanted = request.value if is_creation and isinstance(request.value, dict) else {}
         return cls(
             operation,
-            "" if operation is Operation.QUERY_EVENT_HUBS else request.text("name"),
+            request.text("name"),
             partition_id=request.text("partition") if is_partition else None,
-            partition_count=_optional_integer(wanted, "partition_count"),
-            settings=hub_changes_in(wanted),
-            consumer_group=request.text("consumer_group") if is_group else None,
             security_token=request.optional_text("security_token"),
         )
 
     def to_message(self) -> Message:
-        """The request; whoever sends it sets message-id and reply-to."""
+        """The request; its sender sets message-id and reply-to."""
         name, entity = self.operation.value
-        properties: dict[str, object] = {"type": entity}
-        if self.event_hub:
-            properties["name"] = self.event_hub
+        properties: dict[str, object] = {"type": entity, "name": self.event_hub}
         if self.partition_id is not None:
             properties["partition"] = self.partition_id
-        if self.consumer_group is not None:
-            properties["consumer_group"] = self.consumer_group
         if self.security_token is not None:
             properties["security_token"] = self.security_token
-        value: object = NO_VALUE
-        if self.operation is Operation.CREATE_EVENT_HUB:
-            wanted = {"partition_count": self.partition_count, **self.settings}
-            value = {name: chosen for name, chosen in wanted.items() if chosen is not None}
-        return make_request(name, properties, value)
+        return make_request(name, properties)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,95 +152,38 @@ def partition_from_map(value: object) -> PartitionEnds:
 
 
 def encode_management_response(
-    message_id: MessageId | None,
-    body: EventHubDescription | PartitionEnds | Sequence[EventHubDescription | PartitionEnds | str] | None,
-    *,
-    status_code: int = 200,
+    message_id: MessageId | None, body: EventHubDescription | PartitionEnds | Sequence[PartitionEnds]
 ) -> bytes:
-    """The answer to a request that succeeded; a refusal is ``request_response.encode_error_response``.
-
-    body: what was read or created; the hubs, partitions, or names of groups that were found; None where there
-    is nothing to tell.
-    """
+    """The answer to a request that succeeded; a refusal is ``request_response.encode_error_response``."""
     value: object
-    if body is None:
-        value = {}
-    elif isinstance(body, (EventHubDescription, PartitionEnds)):
-        value = _encoded(body)
+    if isinstance(body, EventHubDescription):
+        value = body.to_map()
+    elif isinstance(body, PartitionEnds):
+        value = partition_to_map(body)
     else:
-        value = [_encoded(found) for found in body]
-    return encode_response(
-        correlation_id=message_id,
-        status_code=status_code,
-        status_description=_DESCRIPTIONS.get(status_code, "OK"),
-        value=value,
-    )
-
-
-def _encoded(found: EventHubDescription | PartitionEnds | str) -> object:
-    if isinstance(found, PartitionEnds):
-        return partition_to_map(found)
-    return found if isinstance(found, str) else found.to_map()
+        value = [partition_to_map(ends) for ends in body]
+    return encode_response(correlation_id=message_id, status_code=200, status_description="OK", value=value)
 
 
 def event_hub_in(message: Message) -> EventHubDescription:
-    """The hub that was read or created.
+    """The hub that was read.
 
-    Raises what an unsuccessful response means, RemoteProtocolError when the body is no such map.
+    Raises the error of an unsuccessful response, RemoteProtocolError for an invalid body.
     """
-    return EventHubDescription.from_map(_successful(message).value)
+    return EventHubDescription.from_map(successful(message).value)
 
 
 def partition_in(message: Message) -> PartitionEnds:
-    """The partition that was read.
-
-    Raises what an unsuccessful response means, RemoteProtocolError when the body is no such map.
-    """
-    return partition_from_map(_successful(message).value)
-
-
-def event_hubs_in(message: Message) -> list[EventHubDescription]:
-    """The hubs that a query found.
-
-    Raises what an unsuccessful response means, RemoteProtocolError when the body is no list of such maps.
-    """
-    value = _successful(message).value
-    if not isinstance(value, list):
-        raise RemoteProtocolError("Expected a list of event hubs from $management.")
-    return [EventHubDescription.from_map(item) for item in value]
+    """The partition that was read. Raises as ``event_hub_in``."""
+    return partition_from_map(successful(message).value)
 
 
 def partitions_in(message: Message) -> list[PartitionEnds]:
-    """The partitions that a query found.
-
-    Raises what an unsuccessful response means, RemoteProtocolError when the body is no list of such maps.
-    """
-    value = _successful(message).value
+    """The partitions that a query returned. Raises as ``event_hub_in``."""
+    value = successful(message).value
     if not isinstance(value, list):
         raise RemoteProtocolError("Expected a list of partitions from $management.")
     return [partition_from_map(item) for item in value]
-
-
-def consumer_groups_in(message: Message) -> list[str]:
-    """The names of the groups that a query found.
-
-    Raises what an unsuccessful response means, RemoteProtocolError when the body is no list of texts.
-    """
-    value = _successful(message).value
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise RemoteProtocolError("Expected a list of consumer groups from $management.")
-    return [str(item) for item in value]
-
-
-def check_management_response(message: Message) -> None:
-    """Return when the request succeeded (a deletion); raise what an unsuccessful response means otherwise."""
-    _successful(message)
-
-
-def _successful(message: Message) -> Response:
-    response = Response.from_message(message)
-    response.raise_for_status()
-    return response
 
 
 def _entries(value: object) -> Mapping[object, object]:
@@ -312,13 +203,4 @@ def _integer(entries: Mapping[object, object], name: str) -> int:
     value = entries.get(name)
     if not isinstance(value, int):
         raise RemoteProtocolError(f"The response of $management has no number {name!r}.")
-    return int(value)
-
-
-def _optional_integer(entries: Mapping[object, object], name: str) -> int | None:
-    value = entries.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidArgumentError(f"{name} must be an integer, got {type(value).__name__}.")
     return int(value)

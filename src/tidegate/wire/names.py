@@ -56,7 +56,6 @@ MANAGEMENT_NODE: Final = "$management"
 
 EVENT_HUB_ENTITY: Final = "com.microsoft:eventhub"
 PARTITION_ENTITY: Final = "com.microsoft:partition"
-CONSUMER_GROUP_ENTITY: Final = "com.microsoft:consumergroup"
 """Entity types in ``$management`` requests."""
 
 REQUEST_BYTES_MAX: Final = 65_536

@@ -125,6 +125,13 @@ class Response:
             raise error_from_status(self.status_code, self.status_description, self.error_condition)
 
 
+def successful(message: Message) -> Response:
+    """The response in a message. Raises as ``Response.from_message`` and ``raise_for_status``."""
+    response = Response.from_message(message)
+    response.raise_for_status()
+    return response
+
+
 def make_request(operation: str, properties: Mapping[str, object], value: object = NO_VALUE) -> Message:
     """A request without message-id and reply-to, which whoever sends it sets.
 
