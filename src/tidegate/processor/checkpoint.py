@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol, TypeGuard
 
-from tidegate.model.errors import EventHubReplacedError
+from tidegate.model.errors import EventHubReplacedError, FencedError
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.position import EventPosition
 from tidegate.processor.lease import GroupKey, Lease
@@ -107,8 +107,33 @@ class CheckpointStore(Protocol):
         ...
 
 
+def decide_move(
+    group: GroupKey,
+    checkpoint: ProcessorCheckpoint,
+    lease: Lease | None,
+    *,
+    current: ProcessorCheckpoint | None,
+    epoch: int,
+    is_rewind_allowed: bool,
+) -> bool:
+    """Whether ``checkpoint`` replaces ``current`` (None: there is none); the rule of every store.
+
+    epoch: the highest lease epoch that has moved it. Raises FencedError, EventHubReplacedError.
+    """
+    if lease is not None and lease.epoch < epoch:
+        raise FencedError(
+            f"The checkpoint of {group}, partition {checkpoint.partition_id}, was moved under epoch {epoch}; "
+            f"{lease.owner} has epoch {lease.epoch}.",
+            next_step="Another host owns the partition now: stop processing it.",
+        )
+    if current is None or is_rewind_allowed:
+        return True
+    check_same_hub(group, checkpoint, current)
+    return not checkpoint.is_behind(current)
+
+
 def check_same_hub(group: GroupKey, checkpoint: ProcessorCheckpoint, current: ProcessorCheckpoint) -> None:
-    """Raises EventHubReplacedError where both say which hub of this name they count in, and not the same."""
+    """Raises EventHubReplacedError if the two belong to different hubs of the same name."""
     was, now = current.event_hub_created_at_ms, checkpoint.event_hub_created_at_ms
     if was is not None and now is not None and was != now:
         raise EventHubReplacedError(

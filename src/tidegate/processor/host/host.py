@@ -16,12 +16,10 @@ import logging
 import os
 import random as random_module
 import socket
-import ssl
 from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Self
+from typing import Self, Unpack
 
-from tidegate.client import EventHubConsumer, Namespace, RetryPolicy
+from tidegate.client import ConnectionOptions, EventHubConsumer, Namespace
 from tidegate.client.namespace import event_hub_of
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
@@ -30,7 +28,7 @@ from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.processor.handlers import EventHandler, ProcessorFactory, TransactionalHandler
 from tidegate.processor.host.partition_manager import PartitionManager
 from tidegate.processor.host.pumps import HostPumps
-from tidegate.processor.lease import GroupKey, Lease
+from tidegate.processor.lease import GroupKey
 from tidegate.processor.options import EventProcessorOptions, PartitionManagerOptions
 from tidegate.processor.pump.session import PumpEnvironment
 from tidegate.processor.pump.shared_reads import SharedRead
@@ -116,16 +114,13 @@ class EventProcessorHost:
         options: EventProcessorOptions = EventProcessorOptions(),  # noqa: B008 - frozen
         manager_options: PartitionManagerOptions = PartitionManagerOptions(),  # noqa: B008 - frozen
         transactional: bool = False,
-        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
-        timeout_s: float = 60.0,
-        ssl_context: ssl.SSLContext | None = None,
-        ca_file: str | Path | None = None,
         clock: Clock | None = None,
         random: random_module.Random | None = None,
+        **connection: Unpack[ConnectionOptions],
     ) -> Self:
         """A host for ``event_hub`` (None: the connection string's EntityPath).
 
-        The other arguments are those of the constructor and of ``Namespace.from_connection_string``.
+        The other arguments are those of the constructor.
         """
         return cls(
             host_name,
@@ -134,9 +129,7 @@ class EventProcessorHost:
             None,
             store,
             options,
-            namespace=Namespace.from_connection_string(
-                connection_string, retry=retry, timeout_s=timeout_s, ssl_context=ssl_context, ca_file=ca_file
-            ),
+            namespace=Namespace.from_connection_string(connection_string, **connection),
             manager_options=manager_options,
             transactional=transactional,
             clock=clock,
@@ -286,7 +279,9 @@ class _HostRun:
             served=self._note_served,
         )
         self.pumps = HostPumps(
-            environment, self._reacquire, stall_timeout_s=host._manager_options.effective_stall_timeout_s
+            environment,
+            lambda partition_id: self._manager.reacquire(partition_id),
+            stall_timeout_s=host._manager_options.effective_stall_timeout_s,
         )
         self._manager = PartitionManager(
             group=group,
@@ -372,9 +367,6 @@ class _HostRun:
         patience_s = self._host._manager_options.lease_duration_s if self._was_served else 0.0
         if now - self._refused_since >= patience_s:
             self._fail(error)
-
-    async def _reacquire(self, partition_id: str) -> Lease | None:
-        return await self._manager.reacquire(partition_id)
 
     def _report(self, error: Exception, partition_id: str | None) -> None:
         """Log an error, and tell ``on_exception``; what that raises is logged."""

@@ -27,7 +27,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequenc
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Final, Protocol, Self
+from typing import Any, Final, Self
 
 from tidegate.model.errors import ClosedError, InvalidArgumentError, StoreError, StoreUnavailableError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
@@ -42,6 +42,7 @@ try:
         ResourceModifiedError,
         ResourceNotFoundError,
     )
+    from azure.core.pipeline import PipelineResponse
     from azure.storage.blob import BlobProperties
     from azure.storage.blob.aio import BlobClient, ContainerClient, ExponentialRetry
 except ModuleNotFoundError as error:
@@ -90,9 +91,7 @@ class BlobStore:
             client = ContainerClient.from_connection_string(
                 connection_string,
                 container,
-                retry_policy=_retry_policy(),
-                connection_timeout=_TIMEOUT_S,
-                read_timeout=_TIMEOUT_S,
+                **_transport_options(),
             )
         except ValueError as exc:
             raise InvalidArgumentError(f"This is no connection string of a storage account: {exc}") from exc
@@ -104,9 +103,7 @@ class BlobStore:
         try:
             client = ContainerClient.from_container_url(
                 url,
-                retry_policy=_retry_policy(),
-                connection_timeout=_TIMEOUT_S,
-                read_timeout=_TIMEOUT_S,
+                **_transport_options(),
             )
         except ValueError:
             # Azure's own words, the cause included, would hold the URL, and so its signature.
@@ -328,21 +325,13 @@ class _KnownCheckpoint:
     """Held over one update: of two at once, one would only be refused."""
 
 
-class _HttpResponse(Protocol):
-    headers: Mapping[str, str]
-
-
-class _PipelineResponse(Protocol):
-    http_response: _HttpResponse
-
-
 class _ServiceClock:
     """Hears what time the service has from its answers."""
 
     def __init__(self) -> None:
         self.now: datetime | None = None
 
-    def hear(self, response: _PipelineResponse) -> None:
+    def hear(self, response: PipelineResponse[Any, Any]) -> None:
         """Take the Date of an answer, the last one counts."""
         text = response.http_response.headers.get("Date")
         if text is not None:
@@ -400,6 +389,7 @@ def _checkpoint_metadata(checkpoint: ProcessorCheckpoint) -> dict[str, str]:
     return {"offset": offset, "sequencenumber": str(number)}
 
 
-def _retry_policy() -> ExponentialRetry:
+def _transport_options() -> dict[str, Any]:
     """Short waits: the default's first one takes as long as half a lease."""
-    return ExponentialRetry(initial_backoff=1, increment_base=2, retry_total=2, random_jitter_range=1)
+    retry = ExponentialRetry(initial_backoff=1, increment_base=2, retry_total=2, random_jitter_range=1)
+    return {"retry_policy": retry, "connection_timeout": _TIMEOUT_S, "read_timeout": _TIMEOUT_S}

@@ -25,14 +25,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 from urllib.parse import quote
 
-import orjson
+import msgspec
 
 from tidegate.model.clock import Clock
-from tidegate.model.errors import ClosedError, FencedError, StoreError, StoreUnavailableError
-from tidegate.processor.checkpoint import ProcessorCheckpoint, check_same_hub
+from tidegate.model.errors import ClosedError, StoreError, StoreUnavailableError
+from tidegate.processor.checkpoint import ProcessorCheckpoint, decide_move
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
 from tidegate.processor.stores.checkpoint_file import CheckpointFile, CheckpointRecord, read_unlocked
 from tidegate.transport.clock import SystemClock
@@ -40,7 +40,6 @@ from tidegate.transport.clock import SystemClock
 T = TypeVar("T")
 
 _PAUSE_S: Final = 0.002
-_FORMAT: Final = 1
 _LEASE_THREADS: Final = 2
 _CHECKPOINT_THREADS: Final = 4
 """Threads of the store's own (our choice): in the event loop's, a renewal would stand behind whatever
@@ -301,16 +300,16 @@ def _move(
     if record is None:
         file.write(CheckpointRecord(checkpoint, epoch, 0), is_synced=is_synced)
         return
-    if lease is not None and epoch < record.epoch:
-        raise FencedError(
-            f"The checkpoint of {update.group}, partition {checkpoint.partition_id}, was moved under epoch "
-            f"{record.epoch}; {lease.owner} has epoch {epoch}.",
-            next_step="Another host has the partition now: stop processing it.",
-        )
-    if not update.is_rewind_allowed:
-        check_same_hub(update.group, checkpoint, record.checkpoint)
-        if checkpoint.is_behind(record.checkpoint):
-            checkpoint = record.checkpoint
+    is_moved = decide_move(
+        update.group,
+        checkpoint,
+        lease,
+        current=record.checkpoint,
+        epoch=record.epoch,
+        is_rewind_allowed=update.is_rewind_allowed,
+    )
+    if not is_moved:
+        checkpoint = record.checkpoint
     moved = CheckpointRecord(checkpoint, max(epoch, record.epoch), record.count + 1)
     if (moved.checkpoint, moved.epoch) != (record.checkpoint, record.epoch):
         file.write(moved, is_synced=is_synced)
@@ -325,13 +324,22 @@ def _next_version(lease: Lease) -> str:
     return str(int(lease.version) + 1)
 
 
+_Time = Annotated[datetime, msgspec.Meta(tz=True)]
+
+
 @dataclass(frozen=True, slots=True)
 class _StoredLease:
     owner: str
     epoch: int
-    acquired_at: str | None
-    renewed_at: str
-    version: str
+    acquired_at: _Time | None
+    renewed_at: _Time
+    version: Annotated[str, msgspec.Meta(pattern="^[0-9]+$")]
+
+
+@dataclass(frozen=True, slots=True)
+class _LeaseFile:
+    format: Literal[1]
+    leases: dict[str, _StoredLease]
 
 
 def _write_leases(path: Path, leases: Mapping[str, Lease]) -> None:
@@ -340,14 +348,14 @@ def _write_leases(path: Path, leases: Mapping[str, Lease]) -> None:
         partition_id: _StoredLease(
             lease.owner,
             lease.epoch,
-            None if lease.acquired_at is None else lease.acquired_at.isoformat(),
-            lease.renewed_at.isoformat(),
+            lease.acquired_at,
+            lease.renewed_at,
             lease.version,
         )
         for partition_id, lease in leases.items()
     }
-    content = orjson.dumps({"format": _FORMAT, "leases": stored}, option=orjson.OPT_INDENT_2)
-    # Only the holder of the lock writes: one name will do, and a killed one leaves no litter behind.
+    content = msgspec.json.format(msgspec.json.encode(_LeaseFile(1, stored)), indent=2)
+    # Only the holder of the lock writes, so one name is enough, and a killed process leaves one file at most.
     temporary = path.with_name("leases.json.new")
     with temporary.open("wb") as file:
         file.write(content)
@@ -364,44 +372,18 @@ def _read_leases(path: Path) -> dict[str, Lease]:
         except FileNotFoundError:
             return {}
     try:
-        document = orjson.loads(content)
-        if document["format"] != _FORMAT:
-            raise ValueError(f"its format is {document['format']!r}, not {_FORMAT}")
-        return {
-            partition_id: _parse_lease(partition_id, one) for partition_id, one in document["leases"].items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        stored = msgspec.json.decode(content, type=_LeaseFile).leases
+    except msgspec.DecodeError as exc:
         raise StoreError(
             f"The lease file {path} is garbled: {exc}.",
-            next_step="Stop the hosts and delete it: leases are taken anew, checkpoints are not touched.",
+            next_step="Stop the hosts and delete it: leases are acquired again, and checkpoints are kept.",
         ) from exc
-
-
-def _parse_lease(partition_id: str, stored: Mapping[str, object]) -> Lease:
-    acquired_at, epoch = stored["acquired_at"], stored["epoch"]
-    if type(epoch) is not int:
-        raise ValueError(f"the epoch of partition {partition_id} is {epoch!r}")
-    return Lease(
-        partition_id,
-        _text(stored["owner"]),
-        epoch,
-        None if acquired_at is None else _parse_time(acquired_at),
-        _parse_time(stored["renewed_at"]),
-        str(int(_text(stored["version"]))),
-    )
-
-
-def _parse_time(value: object) -> datetime:
-    time = datetime.fromisoformat(_text(value))
-    if time.tzinfo is None:
-        raise ValueError(f"the time {value!r} has no zone")
-    return time
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
-    return value
+    return {
+        partition_id: Lease(
+            partition_id, each.owner, each.epoch, each.acquired_at, each.renewed_at, each.version
+        )
+        for partition_id, each in stored.items()
+    }
 
 
 def _file_name(name: str) -> str:

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tidegate.model.clock import Clock
-from tidegate.model.errors import FencedError
-from tidegate.processor.checkpoint import ProcessorCheckpoint, check_same_hub
+from tidegate.processor.checkpoint import ProcessorCheckpoint, decide_move
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot
 
 
@@ -113,21 +112,19 @@ class MemoryStore:
         partition_id = checkpoint.partition_id
         with self._lock:
             stored = self._group(group)
-            if lease is not None and self._has_epochs:
-                epoch = stored.checkpoint_epochs.get(partition_id, 0)
-                if lease.epoch < epoch:
-                    raise FencedError(
-                        f"The checkpoint of {group}, partition {partition_id}, was moved under epoch "
-                        f"{epoch}; {lease.owner} has epoch {lease.epoch}.",
-                        next_step="Another host has the partition now: stop processing it.",
-                    )
+            epoch = stored.checkpoint_epochs.get(partition_id, 0)
+            is_moved = decide_move(
+                group,
+                checkpoint,
+                lease,
+                current=stored.checkpoints.get(partition_id),
+                epoch=epoch,
+                is_rewind_allowed=is_rewind_allowed,
+            )
+            if lease is not None:
                 stored.checkpoint_epochs[partition_id] = lease.epoch
-            current = stored.checkpoints.get(partition_id)
-            if current is not None and not is_rewind_allowed:
-                check_same_hub(group, checkpoint, current)
-                if checkpoint.is_behind(current):
-                    return
-            stored.checkpoints[partition_id] = checkpoint
+            if is_moved:
+                stored.checkpoints[partition_id] = checkpoint
 
     async def close(self) -> None:
         """Nothing to free: what it holds lives as long as the object."""
