@@ -288,7 +288,7 @@ async def test_a_closed_store_says_so(store: BlobStore) -> None:
 
 async def test_odd_connection_strings_are_refused() -> None:
     """A typing error is the caller's, at once."""
-    with pytest.raises(InvalidArgumentError, match="no connection string of a storage account"):
+    with pytest.raises(InvalidArgumentError, match="Invalid connection string of a storage account"):
         BlobStore.from_connection_string("nonsense", "container")
-    with pytest.raises(InvalidArgumentError, match="no URL of a blob container"):
+    with pytest.raises(InvalidArgumentError, match="Invalid URL of a blob container"):
         BlobStore.from_container_url("nonsense")

@@ -197,7 +197,7 @@ async def test_registering_twice_is_an_error(
     with pytest.raises(ClosedError):
         await host.wait()
     async with host.running(_async):
-        with pytest.raises(InvalidArgumentError, match="registered already"):
+        with pytest.raises(InvalidArgumentError, match="already registered"):
             await host.register(_async)
         assert host.is_registered
     async with host.running(_async):

@@ -153,7 +153,7 @@ async def test_a_receiver_that_is_silent_is_noticed(
     async with subject.running():
         await until(lambda: subject.numbers == [0, 1, 2])
         assert subject.host.statistics().partitions["0"].epoch == 2
-    assert "receiver has brought none" in str(subject.reported[0])
+    assert "receiver has returned none" in str(subject.reported[0])
 
 
 async def test_a_question_that_hangs_hides_no_other_partition(

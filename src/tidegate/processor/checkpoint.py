@@ -1,4 +1,4 @@
-"""Checkpoints: how far a consumer group has come in a partition. And the store that keeps them."""
+"""Checkpoints, which record how far a consumer group has come in a partition, and their store."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tidegate.processor.lease import GroupKey, Lease
 
 @dataclass(frozen=True, slots=True)
 class ProcessorCheckpoint:
-    """The last processed event of a partition. Any one of its three positions is enough to go on from."""
+    """The last processed event of a partition. Processing can resume from any one of its three positions."""
 
     partition_id: str
     sequence_number: int | None
-    """Of the last processed event; None where the store was only told an offset. -1: nothing is processed."""
+    """Of the last processed event; -1: none is processed yet; None: only the offset or the time is known."""
     offset: str | None = None
     enqueued_time_ms: int | None = None
-    """When the last processed event was accepted: milliseconds since 1970-01-01 UTC; None: not told."""
+    """Of the last processed event: milliseconds since 1970-01-01 UTC; None if unknown."""
     event_hub_created_at_ms: int | None = None
     """The creation time of the event hub, which tells it from others of its name; None if the store does not
     keep it (the official layout)."""
@@ -35,7 +35,7 @@ class ProcessorCheckpoint:
     def of_event(
         cls, event: ReceivedEvent, *, event_hub_created_at_ms: int | None = None
     ) -> ProcessorCheckpoint:
-        """Everything up to ``event``, inclusive, is processed."""
+        """The checkpoint that says that everything up to ``event``, inclusive, is processed."""
         return cls(
             event.partition_id,
             event.sequence_number,
@@ -51,9 +51,9 @@ class ProcessorCheckpoint:
 
     @property
     def position(self) -> EventPosition:
-        """Where reading goes on: behind the sequence number, else the offset, else the enqueued time.
+        """Where reading resumes: after the sequence number, else the offset, else at the enqueued time.
 
-        Of events with the same enqueued time some come again: at least once.
+        By enqueued time, events of the same millisecond may be processed again (at least once).
         """
         if self.sequence_number is not None:
             if self.sequence_number < 0:
@@ -67,7 +67,7 @@ class ProcessorCheckpoint:
         return EventPosition.earliest()
 
     def is_behind(self, other: ProcessorCheckpoint) -> bool:
-        """By the first of number, offset and time that both have; offsets that are no numbers say nothing."""
+        """Compared by the first of number, offset and time that both have; an offset must be a number."""
         if self.sequence_number is not None and other.sequence_number is not None:
             return self.sequence_number < other.sequence_number
         if _is_number(self.offset) and _is_number(other.offset):
@@ -80,12 +80,12 @@ class ProcessorCheckpoint:
 class CheckpointStore(Protocol):
     """Keeps checkpoints.
 
-    Every method raises a StoreUnavailableError (in SQL: DatabaseUnavailableError) where the store does not
-    answer and a retry helps, a StoreError (DatabaseError) where it refuses for good.
+    Every method raises StoreUnavailableError (in SQL: DatabaseUnavailableError) if the store does not answer
+    and a retry may help, StoreError (DatabaseError) for any other refusal.
     """
 
     async def list_checkpoints(self, group: GroupKey) -> Mapping[str, ProcessorCheckpoint]:
-        """The group's checkpoints by partition id; a partition without one is absent."""
+        """The group's checkpoints by partition id; partitions without one are absent."""
         ...
 
     async def update_checkpoint(
@@ -96,13 +96,13 @@ class CheckpointStore(Protocol):
         lease: Lease | None,
         is_rewind_allowed: bool = False,
     ) -> None:
-        """Move a checkpoint forward; one that lies further already is left, without an error.
+        """Move a checkpoint forward; a lower one changes nothing, and is no error.
 
-        lease: under which it is moved; None: without one (a person, a tool). is_rewind_allowed: moves it
-        backwards, too.
-        Raises FencedError where the store keeps epochs and somebody has moved it under a higher one;
-        EventHubReplacedError where the store keeps which hub of this name it counts in, ``checkpoint`` counts
-        in another one, and it may not go backwards.
+        lease: the lease under which it is moved; None for people and tools. is_rewind_allowed: whether it may
+        move backwards.
+        Raises FencedError if the store keeps epochs and the checkpoint was moved under a higher one;
+        EventHubReplacedError if the stored one belongs to another hub of the same name and rewinding is not
+        allowed.
         """
         ...
 
@@ -138,8 +138,8 @@ def check_same_hub(group: GroupKey, checkpoint: ProcessorCheckpoint, current: Pr
     if was is not None and now is not None and was != now:
         raise EventHubReplacedError(
             f"The checkpoint of {group}, partition {checkpoint.partition_id}, belongs to the event hub "
-            f"created at {was} ms, and this one counts in a hub created at {now} ms.",
-            next_step="Use another consumer group, or set the checkpoint anew, backwards allowed.",
+            f"created at {was} ms, but the new one belongs to a hub created at {now} ms.",
+            next_step="Use another consumer group, or set the checkpoint again with rewinding allowed.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Leases: who may process a partition, until when, under which epoch. And the store that keeps them.
+"""Leases, which say who may process a partition, until when and under which epoch; and their store.
 
 A lease is held by renewing it. All times are the store's own, never a host's: hosts whose clocks differ
 agree on what has expired.
@@ -17,10 +17,10 @@ from tidegate.model.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class GroupKey:
-    """The consumer group whose partitions hosts share: namespace, event hub and group, in one spelling.
+    """The consumer group whose partitions hosts share: namespace, event hub and group.
 
-    Event Hubs compares all three without regard to case; they are kept in lower case, as the official blob
-    layout has them.
+    Event Hubs compares all three case-insensitively; they are kept in lower case, as in the official blob
+    layout.
     """
 
     fully_qualified_namespace: str
@@ -32,7 +32,9 @@ class GroupKey:
         for name in ("fully_qualified_namespace", "event_hub", "consumer_group"):
             value: str = getattr(self, name)
             if not value:
-                raise InvalidArgumentError(f"The {name.replace('_', ' ')} of a consumer group is empty.")
+                raise InvalidArgumentError(
+                    f"The {name.replace('_', ' ')} of a consumer group must not be empty."
+                )
             object.__setattr__(self, name, value.lower())
 
     def __str__(self) -> str:
@@ -74,20 +76,20 @@ LEASE_STEPS: Final[Mapping[tuple[LeaseState, LeaseStep], LeaseState]] = {
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to process one partition, as a store has it."""
+    """The right to process one partition, as it is stored."""
 
     partition_id: str
     owner: str
-    """The host that holds it; empty: it was released."""
+    """The host that holds it; empty if it was released."""
     epoch: int
-    """Rises each time the lease is acquired. 0 in a store that keeps none. Receivers are opened with it only
-    where the store's ``has_epochs`` says so."""
+    """Rises with each acquisition; 0 in a store without epochs. Receivers are opened with it only if the
+    store's ``has_epochs`` is True."""
     acquired_at: datetime | None
-    """When ``owner`` got it, aware; None where the store does not keep it."""
+    """When ``owner`` acquired it, aware; None if the store does not keep it."""
     renewed_at: datetime
     """When it was last acquired or renewed, by the store's clock, aware."""
     version: str
-    """Opaque: what a compare-and-set in the store compares (an ETag, a counter)."""
+    """Opaque: the value that the store's compare-and-set compares (an ETag, a counter)."""
 
     def state(self, now: datetime, duration_s: float) -> LeaseState:
         """Its state at ``now`` by the store's clock; it expires ``duration_s`` seconds after its renewal."""
@@ -106,7 +108,7 @@ class LeaseSnapshot:
     """All leases of a group at one moment of the store's clock."""
 
     leases: Mapping[str, Lease]
-    """By partition id; a partition that nobody ever had is absent."""
+    """By partition id; a partition that no host ever had is absent."""
     now: datetime
     """The store's clock at the reading, aware."""
 
@@ -117,45 +119,44 @@ class LeaseSnapshot:
 
 
 class LeaseStore(Protocol):
-    """Keeps leases. Everything it changes is a compare-and-set on ``Lease.version``.
+    """Keeps leases. Every change is a compare-and-set on ``Lease.version``.
 
-    Every method raises a StoreUnavailableError (in SQL: DatabaseUnavailableError) where the store does not
-    answer and a retry helps, a StoreError (DatabaseError) where it refuses for good.
-    Cancellation: the change took place or it did not; list again.
+    Every method raises StoreUnavailableError (in SQL: DatabaseUnavailableError) if the store does not answer
+    and a retry may help, StoreError (DatabaseError) for any other refusal.
+    Cancellation: the change may or may not have taken place; list the leases again.
     """
 
     @property
     def has_epochs(self) -> bool:
-        """True: acquiring raises the epoch, and receivers are opened with it as their owner level.
+        """Whether acquiring raises the epoch, and receivers are opened with it as their owner level.
 
-        False where official processors may share the group: their receivers all have owner level 0, and one
-        of a higher level would shut them out for good.
+        False if official processors may share the group: their receivers all have owner level 0, and a higher
+        one would shut them out for good.
         """
         ...
 
     async def list_leases(self, group: GroupKey) -> LeaseSnapshot:
-        """All leases of ``group``, with the store's time."""
+        """All leases of ``group``, and the store's time."""
         ...
 
     async def acquire(
         self, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None
     ) -> Lease | None:
-        """Give the partition to ``owner`` with the next epoch, if it still is as ``expected``.
+        """Make ``owner`` the owner, with the next epoch, if the lease is still ``expected``.
 
-        expected: None where nobody ever had it.
+        expected: None if no host ever had it.
 
-        Returns the new lease; None where somebody else was faster. ``owner`` may be who has it already: that
-        is a new epoch, too.
+        Returns the new lease; None if another host was faster. The present owner also gets a new epoch.
         """
         ...
 
     async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
-        """Renew leases that are still as given; returns the renewed ones by partition id.
+        """Renew those leases that are unchanged; returns the renewed ones by partition id.
 
-        One that is missing in the answer was taken by somebody else or released.
+        A lease that is missing in the result was taken by another host or released.
         """
         ...
 
     async def release(self, group: GroupKey, leases: Sequence[Lease]) -> None:
-        """Give leases back, those that are still as given: others may take them at once. Keeps the epoch."""
+        """Release those leases that are unchanged: others may take them at once. Keeps the epoch."""
         ...

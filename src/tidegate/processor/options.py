@@ -1,4 +1,4 @@
-"""How a host reads, and how it holds its leases; named as the classic EventProcessorHost names it.
+"""How a host reads, and how it holds its leases; with the names of the classic EventProcessorHost.
 
 Source of the defaults: EventProcessorOptions and PartitionManagerOptions of the .NET package
 Microsoft.Azure.EventHubs.Processor 4.3 (batch 10, prefetch 300, receive time-out 60 s, lease 30 s, renewal
@@ -16,43 +16,43 @@ from tidegate.model.position import EventPosition
 from tidegate.processor.policies import FailurePolicy, PositionLostPolicy, check_positive
 
 InitialPosition = EventPosition | Callable[[str], EventPosition]
-"""One for all partitions, or a function from the partition id."""
+"""One position for all partitions, or a function of the partition id."""
 
 OnException = Callable[[Exception, str | None], None]
-"""Told (error, partition id or None) about everything that goes wrong outside the handler's own calls."""
+"""Called with (error, partition id or None) for every failure outside the handler's own calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventProcessorOptions:
-    """How each partition is read and its handler called."""
+    """How each partition is read, and how its handler is called."""
 
     max_batch_size: int = 500
     """Events per call, at most (our choice; the classic host's 10 pays too much per event)."""
     prefetch_count: int = 3000
     """Events fetched ahead per partition; at least ``max_batch_size`` (our choice: PREFETCH_EVENTS)."""
     prefetch_bytes: int = PREFETCH_BYTES
-    """Bytes fetched ahead per partition; in batched delivery this alone counts."""
+    """Bytes fetched ahead per partition; with batched delivery the only limit."""
     receive_timeout_s: float = 30.0
-    """How long a call waits for a first event, in seconds."""
+    """How long to wait for events before an empty call, in seconds."""
     invoke_after_receive_timeout: bool = False
-    """True: the handler is called with no events when none came in ``receive_timeout_s``."""
+    """Whether the handler is called without events when none arrived within ``receive_timeout_s``."""
     initial_position: InitialPosition = field(default_factory=EventPosition.earliest)
-    """Where a partition without checkpoint starts."""
+    """Where a partition without a checkpoint starts."""
     checkpoint_every_events: int | None = None
-    """Checkpoint by itself after so many processed events; None: only when the handler says so."""
+    """Checkpoint automatically after this many processed events; None: only when the handler does."""
     checkpoint_every_s: float | None = None
-    """Checkpoint by itself when so many seconds have passed since the last; None: as above."""
+    """Checkpoint automatically this many seconds after the last one; None: as above."""
     on_position_lost: PositionLostPolicy = PositionLostPolicy.STOP
     failure_policy: FailurePolicy = field(default_factory=FailurePolicy)
-    """For transactional processing; without, what a handler raises goes to its ``process_error``, and the
-    same batch comes again."""
+    """For transactional processing. Otherwise an error of the handler is passed to its ``process_error``, and
+    the batch is processed again."""
     on_exception: OnException | None = None
     close_timeout_s: float = 30.0
-    """How long a running handler call may go on when its partition is closed, before it is cancelled."""
+    """How long a running handler call may continue when its partition is closed, before it is cancelled."""
 
     def __post_init__(self) -> None:
         if self.max_batch_size < 1:
-            raise InvalidArgumentError(f"max_batch_size is at least 1, not {self.max_batch_size}.")
+            raise InvalidArgumentError(f"max_batch_size must be at least 1, got {self.max_batch_size}.")
         if self.prefetch_count < self.max_batch_size:
             raise InvalidArgumentError(
                 f"prefetch_count ({self.prefetch_count}) is less than max_batch_size "
@@ -68,23 +68,24 @@ class EventProcessorOptions:
             check_positive("checkpoint_every_s", self.checkpoint_every_s)
 
     def position_of(self, partition_id: str) -> EventPosition:
-        """Where this partition starts without a checkpoint."""
+        """Where a partition starts that has no checkpoint."""
         position = self.initial_position
         return position if isinstance(position, EventPosition) else position(partition_id)
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionManagerOptions:
-    """How leases are held and partitions shared out."""
+    """How leases are held, and how partitions are shared."""
 
     lease_duration_s: float = 30.0
-    """A lease that was not renewed for so long may be taken by others."""
+    """A lease that was not renewed for this long has expired: other hosts may take it."""
     renew_interval_s: float = 10.0
-    """How often leases are renewed, and the group is looked at; less than half the duration."""
+    """How often leases are renewed and the group's leases read; at most half the duration."""
     startup_spread_s: float = 0.0
-    """A host waits a random part of this before its first look, so that many started at once spread out."""
+    """A host waits a random part of this before it first reads leases: spreads hosts that start together."""
     stall_timeout_s: float | None = None
-    """A partition with backlog and without progress for so long is reported and restarted; None: 2 leases."""
+    """A partition with events to process but no progress for this long is reported and restarted; None: twice
+    the lease duration."""
 
     def __post_init__(self) -> None:
         check_positive("lease_duration_s", self.lease_duration_s)
@@ -96,7 +97,7 @@ class PartitionManagerOptions:
                 next_step="Renew at least twice per lease.",
             )
         if self.startup_spread_s < 0:
-            raise InvalidArgumentError(f"startup_spread_s is not negative, as {self.startup_spread_s} is.")
+            raise InvalidArgumentError(f"startup_spread_s must not be negative, got {self.startup_spread_s}.")
         if self.stall_timeout_s is not None:
             check_positive("stall_timeout_s", self.stall_timeout_s)
 

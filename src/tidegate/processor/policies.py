@@ -1,4 +1,4 @@
-"""What becomes of an event whose handler failed, and of a checkpoint that its log does not match."""
+"""What happens to an event whose handler failed, and when a checkpoint does not match its log."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ NO_RETRY = RetryPolicy(retries_max=0)
 
 
 class FailureAction(StrEnum):
-    """What becomes of an event that the handler failed for, after its retries."""
+    """What happens to an event whose handler failed, after the retries."""
 
     DEAD_LETTER = "dead_letter"
-    """It is put aside with its reason; the others go on."""
+    """It becomes a dead letter, with the reason; the other events are processed."""
     STOP = "stop"
-    """Nothing of its batch from it on is committed, and its partition stops: order before progress."""
+    """It and later events are not committed, and its partition stops: order before progress."""
     PARK_KEY = "park_key"
-    """It is put aside, and so is every later event of its partition key until it is redriven: the order per
-    key holds. An event without a key is put aside alone."""
+    """It becomes a dead letter, and so do all later events of its partition key until it is redriven, to keep
+    their order. An event without a key becomes a dead letter alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """Retry first, then act. The default puts an event aside at once."""
+    """Retry, then act. The default makes a dead letter at once."""
 
     action: FailureAction = FailureAction.DEAD_LETTER
     retry: RetryPolicy = field(default=NO_RETRY)
-    """How often and after which waits a batch that failed is run again first; its transaction is rolled back
-    meanwhile, so nobody waits for it."""
+    """How often a failed batch is run again first, and after which waits. Its transaction is rolled back
+    before each wait, so it holds no locks."""
     is_payload_copied: bool = False
-    """True: a dead letter keeps a copy of its event, so that it outlives the log's retention."""
+    """Whether a dead letter keeps a copy of its event, which outlives the log's retention."""
 
 
 class PositionLostPolicy(StrEnum):
-    """What a host does where the log does not hold what the checkpoint asks for.
+    """What a host does if the log does not hold the event after the checkpoint.
 
-    That is so when retention has overtaken the reader, or when the log is older than the checkpoint: restored
-    from a copy, or a hub of the same name made anew.
+    Either retention removed it before it was read, or the log is older than the checkpoint: restored from a
+    copy, or of a hub that was deleted and created again.
     """
 
     STOP = "stop"
-    """The partition stops with an error that names what is wanted and what is there; others go on."""
+    """The partition stops with an error that names what is wanted and what the log holds."""
     EARLIEST = "earliest"
-    """Go on with the first event there is, and report what was skipped."""
+    """Resume at the first event held, and report what was skipped."""
     LATEST = "latest"
-    """Go on behind the last event there is, and report what was skipped."""
+    """Resume after the last event, and report what was skipped."""
 
 
 def check_positive(name: str, value: float) -> None:
     """Raises InvalidArgumentError unless ``value`` is more than 0."""
     if not value > 0:
-        raise InvalidArgumentError(f"{name} must be more than 0, not {value}.")
+        raise InvalidArgumentError(f"{name} must be greater than 0, got {value}.")

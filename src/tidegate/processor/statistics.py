@@ -1,4 +1,4 @@
-"""What a host says about itself: frozen snapshots."""
+"""How a host and its partitions are doing: frozen snapshots."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PartitionState(StrEnum):
     RUNNING = "running"
     """Events are read and handled as they come."""
     STOPPED = "stopped"
-    """An error stopped it; the host keeps the lease, so that no other host meets the same error."""
+    """An error stopped it; the host keeps the lease, because another host would meet the same error."""
     STALLED = "stalled"
     """It had backlog and made no progress; it is being restarted."""
 
@@ -34,11 +34,11 @@ class PartitionStatistics:
     next_sequence_number: int | None
     """The resume point: the first event not yet processed; None while it is not known."""
     events_processed: int
-    """Since this host got the partition; a batch that came again counts again."""
+    """Since this host acquired the partition; a repeated batch counts again."""
     last_progress_at: datetime | None
-    """When a batch was last processed, aware; None: none was since this host got it."""
+    """When a batch was last processed, aware; None if none was since this host acquired it."""
     error: Exception | None
-    """What went wrong since the last progress, the latest; None where nothing did."""
+    """The latest error since the last progress, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class HostStatistics:
     host_name: str
     group: GroupKey
     partitions: Mapping[str, PartitionStatistics]
-    """By partition id: those that the host owns and has a pump for."""
+    """By partition id: the partitions that have a pump."""
 
     @property
     def events_processed(self) -> int:

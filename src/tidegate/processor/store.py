@@ -1,4 +1,4 @@
-"""What a host needs of a store: leases and checkpoints in one place; and, where it can, transactions."""
+"""What a host needs of a store: leases, checkpoints and, if the store has them, transactions."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class TransactionOutcome:
     processed: int
     """Events whose effects were committed now."""
     dead_letters: int
-    """Events that were put aside, those parked behind a failed key not counted."""
+    """New dead letters, without the parked events."""
     parked: int
-    """Events put aside unseen, for an earlier event of their key failed."""
+    """Events that were parked, because an earlier event of their key failed."""
     skipped: int
-    """Events that an earlier transaction had committed already."""
+    """Events that an earlier transaction had already committed."""
     next_sequence_number: int
     """The resume point now: the first event not yet processed."""
 
 
 class PartitionTransactions(Protocol):
-    """Batches of one partition under one lease, each committed whole or not at all."""
+    """Batches of one partition under one lease, each committed completely or not at all."""
 
     async def begin(self) -> int | None:
-        """Claim the checkpoint for this lease's epoch: from here on no older owner can commit.
+        """Claim the checkpoint for this lease's epoch: from now on no older owner can commit.
 
-        Returns the next sequence number to process; None where nothing was ever committed.
+        Returns the resume point; None if nothing was ever committed.
         Raises FencedError (a higher epoch has it), EventHubReplacedError, DatabaseError.
         """
         ...
@@ -60,20 +60,20 @@ class PartitionTransactions(Protocol):
 
         is_gap_allowed: the events between the checkpoint and ``start`` are known to be lost.
         Raises FencedError (this owner was overtaken: nothing was written), ``PartitionStoppedError`` (the
-        policy is to stop), DatabaseUnavailableError (nothing was written, unless the text says so; the same
+        policy is to stop), DatabaseUnavailableError (nothing was written unless the message says so; the same
         batch may be run again), DatabaseError.
         Cancellation: waits for the running transaction to end, so no two ever overlap.
         """
         ...
 
     def close(self) -> None:
-        """Free what was opened for it; nothing is run afterwards. Waits for nothing."""
+        """Free its resources; nothing is run afterwards. Does not wait."""
         ...
 
     def abandon(self) -> None:
-        """Undo the running transaction, whose handler does not return: it must not hold up others.
+        """Roll back the running transaction, whose handler does not return, so that it blocks no others.
 
-        Nothing of its batch is committed, now or later. Waits for nothing.
+        Nothing of its batch is committed, now or later. Does not wait.
         """
         ...
 

@@ -1,19 +1,19 @@
-"""Which partitions a host takes next: a pure function from what it sees of the leases to actions.
+"""Which partitions a host acquires next: a pure function of the leases.
 
 Theory of operation. The hosts never talk to each other; each looks at the leases and acts. So that their
 actions fit together, each host works out the same plan from the same leases, for all hosts, and performs its
 own part of it:
 
-1. A host is live when it has a lease that has not expired; whoever looks is live, too.
+1. A host is live while it holds an unexpired lease; the balancing host always is.
 2. Each live host has a share: ``n // h`` partitions, and ``n % h`` of them one more, which are those that
    have the most already. So shares follow what is there, and where all is even nothing moves.
 3. Free partitions (never had, released, expired) go to those below their share, the neediest first.
 4. What is then missing is taken from those above their share, from the one with the most first.
 
-Two cases stand outside the plan. A host without any lease is seen by nobody, so several that join at once
-do not know of each other: each takes one partition only, picked at random, and with it is in everybody's
-plan from the next look on. And a partition that has been expired for a while was left by the host whose part
-it was (that host died, too): whoever sees it takes it, share or not.
+Two cases are not in the plan. Other hosts cannot see a host without leases, so hosts that join at once do not
+know of each other: each takes only one partition, picked at random, and is in every host's plan from the next
+look on. And a partition that has been expired for a while was not taken by the host it was planned for (that
+host died, too): any host that sees it takes it, share or not.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from typing import Final
 from tidegate.processor.lease import LEASE_STEPS, Lease, LeaseSnapshot, LeaseState, LeaseStep
 
 OVERDUE_FRACTION: Final = 0.1
-"""A lease expired for this part of its duration is anybody's (our choice: 3 s of 30, within the 5 s after
-the lease in which a dead host's partitions are to be read again)."""
+"""A lease that expired this part of its duration ago is free for any host (our choice: 3 s of 30, because
+a dead host's partitions are to be read again within 5 s after the lease)."""
 
 
 @dataclass(frozen=True, slots=True)
 class BalanceActions:
-    """What to try to acquire, in this order; each may fail because somebody else was faster."""
+    """What to try to acquire, in this order; each may fail because another host was faster."""
 
     acquire: tuple[tuple[str, Lease | None], ...] = ()
-    """Partitions that nobody has: id, and the lease as it was seen (None: there never was one)."""
+    """Free partitions: id, and the lease as it was read (None if there never was one)."""
     steal: tuple[Lease, ...] = ()
-    """Leases of hosts that have more than their share."""
+    """Leases of hosts above their share."""
 
     def __bool__(self) -> bool:
         return bool(self.acquire or self.steal)
@@ -56,7 +56,7 @@ def decide_balance(
     partition_ids: all of the hub, in the hub's order; leases of others are ignored. choice: a random number
     in [0, 1): spreads what hosts do that cannot know of each other. pumped: partitions that this host has a
     pump for, even one that is only being stopped: never acquired. A lease of ``me`` that is not among them is
-    one of its former life, and is acquired anew.
+    left from an earlier run, and is acquired again.
 
     A host alone takes everything at once. Each steal makes the two hosts' numbers of partitions more even.
     """
@@ -90,9 +90,9 @@ def decide_balance(
 def seconds_until_change(
     snapshot: LeaseSnapshot, partition_ids: Sequence[str], me: str, *, lease_duration_s: float
 ) -> float | None:
-    """How long until something of another host may be taken that may not be taken now, if nobody renews it.
+    """Seconds until another host's lease becomes free, unless it is renewed; None if there is none.
 
-    That is when its lease expires, or has been expired for so long that it is anybody's. None: never.
+    That is when it expires, or when it has been expired so long that any host may take it.
     """
     waits = []
     for partition in partition_ids:
@@ -123,23 +123,23 @@ class _View:
                 self.owned.setdefault(lease.owner, []).append(lease)
 
     def is_overdue(self, partition: str) -> bool:
-        """Whether a free partition's lease has been expired for so long that it is anybody's."""
+        """Whether a free partition's lease has been expired for so long that any host may take it."""
         return self._snapshot.state(partition, self._overdue_s) is LeaseState.EXPIRED
 
 
 def _shares(owned: Mapping[str, Sequence[Lease]], partition_count: int) -> dict[str, int]:
-    """How many partitions each live host is to have; the larger shares go to those with the most."""
+    """How many partitions each live host gets; the larger shares go to hosts that own the most."""
     share, larger = divmod(partition_count, len(owned))
     ranked = sorted(owned, key=lambda host: (-len(owned[host]), host))
     return {host: share + (rank < larger) for rank, host in enumerate(ranked)}
 
 
 def _plan_free(view: _View, shares: Mapping[str, int]) -> dict[str, list[str]]:
-    """Which free partition goes to whom: one at a time to the host that lacks the most."""
+    """Which free partition goes to which host: one at a time to the host that lacks the most."""
     planned: dict[str, list[str]] = {host: [] for host in shares}
     lacking = {host: shares[host] - len(leases) for host, leases in view.owned.items()}
     for partition in view.free:
-        # There is one: the shares add up to all partitions, and this one nobody has.
+        # There is one: the shares add up to all partitions, and this one is free.
         host = min(lacking, key=lambda host: (-lacking[host], host))
         planned[host].append(partition)
         lacking[host] -= 1
@@ -149,7 +149,7 @@ def _plan_free(view: _View, shares: Mapping[str, int]) -> dict[str, list[str]]:
 def _plan_steals(
     owned: Mapping[str, Sequence[Lease]], shares: Mapping[str, int], planned: Mapping[str, Sequence[str]]
 ) -> dict[str, list[Lease]]:
-    """Who takes which lease from whom: the host that lacks the most takes from the one with the most."""
+    """Which host steals which leases: the one that lacks the most steals from the one with the most."""
     steals: dict[str, list[Lease]] = {host: [] for host in shares}
     lacking = {host: shares[host] - len(owned[host]) - len(planned[host]) for host in shares}
     left = {host: list(leases) for host, leases in owned.items() if len(leases) > shares[host]}
@@ -164,7 +164,7 @@ def _plan_steals(
 
 
 def _pick_one(owned: Mapping[str, Sequence[Lease]], shares: Mapping[str, int], choice: float) -> list[Lease]:
-    """Any one lease of the hosts above their share; none where nobody is."""
+    """One lease of a host above its share; none if no host is."""
     leases = [lease for host in sorted(owned) if len(owned[host]) > shares[host] for lease in owned[host]]
     return leases[int(choice * len(leases)) :][:1]
 

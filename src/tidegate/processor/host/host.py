@@ -45,7 +45,7 @@ Handler = type | EventHandler | TransactionalHandler | object
 
 
 class EventProcessorHost:
-    """Takes its share of an event hub's partitions and runs a handler on each.
+    """Owns a share of an event hub's partitions and runs a handler for each.
 
     ``register`` it, or use ``running``. Not thread-safe: use it on one event loop.
     """
@@ -65,7 +65,7 @@ class EventProcessorHost:
         clock: Clock | None = None,
         random: random_module.Random | None = None,
     ) -> None:
-        """Connects to nothing before ``register``.
+        """Connects when ``register`` is called.
 
         host_name: unique among the group's hosts; None: machine, process and a random part. event_hub: None
         takes the connection string's EntityPath. connection_string or namespace: one of the two. store:
@@ -75,21 +75,21 @@ class EventProcessorHost:
         Raises InvalidArgumentError, ConnectionStringError.
         """
         if (connection_string is None) == (namespace is None):
-            raise InvalidArgumentError("Give either a connection string or a namespace, one of the two.")
+            raise InvalidArgumentError("Pass either a connection string or a namespace.")
         if store is None:
             raise InvalidArgumentError(
-                "No store is given.", next_step="Give store=…, where leases and checkpoints are to be kept."
+                "No store given.", next_step="Pass store=…, which keeps leases and checkpoints."
             )
         if connection_string is not None:
             event_hub = event_hub_of(connection_string, event_hub)
             namespace = Namespace.from_connection_string(connection_string)
         if not event_hub:
-            raise InvalidArgumentError("No event hub is named.", next_step="Give event_hub=….")
+            raise InvalidArgumentError("No event hub given.", next_step="Pass event_hub=….")
         assert namespace is not None
         self._random = random if random is not None else random_module.Random()
         self.host_name = host_name if host_name is not None else _make_host_name(self._random)
         if not self.host_name:
-            raise InvalidArgumentError("A host's name is not empty: leases are kept under it.")
+            raise InvalidArgumentError("host_name must not be empty: it is the owner of the host's leases.")
         self.event_hub = event_hub
         self.consumer_group = consumer_group
         self.group = GroupKey(namespace.host, event_hub, consumer_group)
@@ -158,8 +158,8 @@ class EventProcessorHost:
         """
         if self._run is not None or self._is_registering:
             raise InvalidArgumentError(
-                f"Host {self.host_name!r} is registered already.",
-                next_step="Call unregister first, or make another host.",
+                f"Host {self.host_name!r} is already registered.",
+                next_step="Call unregister first, or create another host.",
             )
         registration = check_registration(
             handler,
@@ -170,7 +170,8 @@ class EventProcessorHost:
         )
         if registration.is_transactional and self._options.invoke_after_receive_timeout:
             raise InvalidArgumentError(
-                "A transaction needs events, so invoke_after_receive_timeout is not for transactional hosts."
+                "invoke_after_receive_timeout cannot be used with a transactional host: a transaction needs "
+                "events."
             )
         self._is_registering = True
         consumer = EventHubConsumer(
@@ -187,7 +188,7 @@ class EventProcessorHost:
         self._run.start()
 
     async def unregister(self) -> None:
-        """Let running handler calls finish, close all partitions, and release their leases: others go on.
+        """Let running handler calls finish, close all partitions, and release their leases to other hosts.
 
         Takes at most a few ``close_timeout_s``. Does nothing where nothing is registered; the host can be
         registered again afterwards. What it failed with is ``wait``'s to raise. Not for a handler to call: it
@@ -205,7 +206,7 @@ class EventProcessorHost:
 
         It fails where the service refuses it for good: the hub or the consumer group does not exist, the
         credential is not accepted, a factory makes what cannot be run. Everything else is retried.
-        Raises ClosedError where nothing is registered. Cancellation: the host goes on.
+        Raises ClosedError where nothing is registered. Cancellation: the host continues.
         """
         if self._run is None:
             raise ClosedError(f"Host {self.host_name!r} is not registered.", next_step="Call register first.")
@@ -310,7 +311,7 @@ class _HostRun:
     async def finish(self, failure: Exception | None) -> None:
         """End everything, in order. The first call does it; later ones wait for it.
 
-        Cancellation: it goes on; only the wait is given up.
+        Cancellation: closing continues; only the wait is cancelled.
         """
         if not self._is_finishing:
             self._is_finishing = True
@@ -319,7 +320,7 @@ class _HostRun:
         await self._ended.wait()
 
     async def _follow_hub(self) -> None:
-        """Take part in partitions that the hub gets later: Azure can add some, and so can one made anew."""
+        """Include partitions that are added to the hub later (in Azure, or by creating it again)."""
         while True:
             await asyncio.sleep(self._host._manager_options.lease_duration_s)
             try:
@@ -339,13 +340,13 @@ class _HostRun:
             await self._manager.close()
 
     async def _end_pump_tasks(self) -> None:
-        """What is left are calls that were given up; some of them may never end."""
+        """What is left are abandoned calls; some of them may never end."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.close_timeout_s):
                 await self._pump_tasks.close()
 
     def _fail(self, error: Exception) -> None:
-        """The host cannot go on: close it, and let ``wait`` say why."""
+        """Close the host, and let ``wait`` raise the error."""
         if self._is_finishing:
             return
         self._report(error, None)
@@ -358,8 +359,8 @@ class _HostRun:
         self._refused_since = None
 
     def _note_refused(self, error: TidegateError) -> None:
-        """Refused before anything was ever read, it never will be; later, it may be a hub that is made anew
-        or a key that is exchanged: one lease duration is waited for that.
+        """Fail at once if nothing was ever read. Later, a hub may be created again or a key replaced: allow
+        one lease duration for that.
         """
         now = self._clock.monotonic()
         if self._refused_since is None:
@@ -369,7 +370,7 @@ class _HostRun:
             self._fail(error)
 
     def _report(self, error: Exception, partition_id: str | None) -> None:
-        """Log an error, and tell ``on_exception``; what that raises is logged."""
+        """Log an error and call ``on_exception``; what that raises is logged."""
         where = "" if partition_id is None else f", partition {partition_id}"
         _logger.warning("Host %s%s: %s: %s", self._host.host_name, where, type(error).__name__, error)
         on_exception = self._options.on_exception

@@ -10,8 +10,8 @@ Theory of operation. Two tasks share the leases held, and change them only betwe
   own monotonic clock, counted from before the last successful call was sent. The store's time of renewal
   is later than that, so a pump is told to stop before others may take its partition.
 
-Pumps are started and stopped in tasks of their own (``PumpControl``): a handler that takes long to end keeps
-nothing else waiting, and its partition is not taken anew before it has ended.
+Pumps are started and stopped in tasks of their own (``PumpControl``): a handler that is slow to end delays
+nothing else, and its partition is not acquired again before it has ended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from tidegate.model.clock import Clock
 from tidegate.model.errors import StoreUnavailableError
 from tidegate.processor.handlers import CloseReason
 from tidegate.processor.host.balancer import decide_balance, seconds_until_change
-from tidegate.processor.host.pump_control import PartitionPumps as PartitionPumps  # it belongs to this face
+from tidegate.processor.host.pump_control import (
+    PartitionPumps as PartitionPumps,
+)  # re-exported: its callers need both
 from tidegate.processor.host.pump_control import PumpControl
 from tidegate.processor.lease import GroupKey, Lease, LeaseSnapshot, LeaseStore
 from tidegate.processor.options import PartitionManagerOptions
@@ -50,7 +52,7 @@ RENEWAL_NEAR_FRACTION: Final = 0.25
 
 
 class PartitionManager:
-    """Takes a host's fair share of the partitions, and keeps it."""
+    """Acquires a host's share of the partitions, and keeps it."""
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class PartitionManager:
     ) -> None:
         """owner: the host's name; two hosts of one name take each other's partitions without end.
 
-        on_exception: told (error, partition id or None).
+        on_exception: called with (error, partition id or None).
         """
         self._group = group
         self._store = store
@@ -90,7 +92,7 @@ class PartitionManager:
         self._is_renewal_unknown = False
         """Whether a renewal failed that may have taken place all the same: then our versions are old."""
         self._beaten_count = 0
-        """Looks in a row in which somebody else was faster."""
+        """Consecutive looks in which another host was faster."""
         self._is_guarded = False
         self._is_closing = asyncio.Event()
         self._has_run_ended = asyncio.Event()
@@ -128,7 +130,7 @@ class PartitionManager:
             self._has_run_ended.set()
 
     async def reacquire(self, partition_id: str) -> Lease | None:
-        """Take a lease that is held already anew, with the next epoch, and return it.
+        """Acquire a lease again that the host already holds, with the next epoch, and return it.
 
         The pump is not touched: its owner has ended its receiver and opens it again with what is returned.
 
@@ -158,7 +160,7 @@ class PartitionManager:
         Leases are renewed until the last handler has ended. ``run`` returns by itself, and is waited for; so
         afterwards nothing uses the store any more.
 
-        Cancellation: the pumps go on stopping and the leases are renewed; call it again to wait and release.
+        Cancellation: pumps continue to stop and leases are renewed; call it again to wait and release.
         """
         self._start_guard()
         if not self._is_closing.is_set():
@@ -175,7 +177,7 @@ class PartitionManager:
                 await self._look(timeout_s=self._options.renew_interval_s)
             if self._leases:
                 await self._release(list(self._leases.values()))
-        except Exception as exc:  # as in _run_cycle; what was not released runs out
+        except Exception as exc:  # as in _run_cycle; what was not released expires
             self._report(exc, None)
         self._leases.clear()
         self._fences.clear()
@@ -186,12 +188,12 @@ class PartitionManager:
             if self._is_renewal_near:
                 await self._renew()
             return await self._balance()
-        except Exception as exc:  # a store may be anybody's code: it costs a cycle, never the host
+        except Exception as exc:  # a store may be a user's code: its failure costs a cycle, not the host
             self._report(exc, None)
             return self._retry_wait_s()
 
     async def _renew(self) -> None:
-        """Renew all leases in one call, and give up those that somebody else has."""
+        """Renew all leases in one call, and give up those that another host has."""
         is_doubtful = self._is_renewal_unknown
         if is_doubtful:
             await self._look(timeout_s=self._options.renew_interval_s)
@@ -248,7 +250,7 @@ class PartitionManager:
         return self._wait_s(snapshot)
 
     async def _look(self, *, timeout_s: float) -> LeaseSnapshot:
-        """All leases of the group; those of ours that somebody else has are given up."""
+        """All leases of the group; gives up our leases that another host has."""
         async with self._lock:
             snapshot = await self._call(self._store.list_leases(self._group), timeout_s=timeout_s)
             for partition_id, held in list(self._leases.items()):
@@ -261,7 +263,7 @@ class PartitionManager:
             return snapshot
 
     async def _take(self, partition_id: str, expected: Lease | None) -> bool:
-        """Acquire a partition and start its pump. False: somebody else was faster."""
+        """Acquire a partition and start its pump. False if another host was faster."""
         async with self._lock:
             if self._is_closing.is_set():
                 return False
@@ -304,7 +306,7 @@ class PartitionManager:
                     StoreUnavailableError(
                         f"The lease of partition {partition_id} could not be renewed for {held_s:g} s; the "
                         "partition is given up before others take it.",
-                        next_step="It is taken again when the store answers and nobody else has it.",
+                        next_step="It is acquired again when the store answers, unless another host has it.",
                     ),
                     partition_id,
                 )
@@ -342,7 +344,7 @@ class PartitionManager:
             await self._call(release, timeout_s=self._options.renew_interval_s)
 
     async def _call(self, call: Coroutine[Any, Any, T], *, timeout_s: float) -> T:
-        """A store's answer. Raises StoreUnavailableError when it takes longer than ``timeout_s``."""
+        """The store's answer. Raises StoreUnavailableError after ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await call
@@ -390,4 +392,4 @@ class PartitionManager:
         try:
             self._on_exception(error, partition_id)
         except Exception:  # a user's callback must not end the host
-            logger.exception("on_exception raised while it was told: %r", error)
+            logger.exception("on_exception raised while it handled: %r", error)

@@ -15,7 +15,7 @@ class PartitionPumps(Protocol):
     """What reads the partitions of a host: one pump for each lease it holds.
 
     For one partition the calls never overlap: ``start_pump`` comes only when the last ``stop_pump`` has
-    returned. They raise nothing that is meant; what they raise is reported and costs only that partition.
+    returned. They should not raise; what they raise is reported, and only that partition is affected.
     """
 
     async def start_pump(self, lease: Lease) -> None:
@@ -35,7 +35,7 @@ class PartitionPumps(Protocol):
 
 
 class PumpControl:
-    """Performs what the partition manager says to ``PartitionPumps``, without making it wait."""
+    """Starts and stops ``PartitionPumps`` for the partition manager, without making it wait."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class PumpControl:
         on_exception: Callable[[Exception, str | None], None],
         on_start_failed: Callable[[str], None],
     ) -> None:
-        """on_start_failed: told the partition whose pump did not start, after ``on_exception``."""
+        """on_start_failed: called with the partition whose pump did not start, after ``on_exception``."""
         self._pumps = pumps
         self._on_exception = on_exception
         self._on_start_failed = on_start_failed
@@ -78,11 +78,11 @@ class PumpControl:
             return
         try:
             self._pumps.lease_renewed(lease)
-        except Exception as exc:  # somebody else's code, and only this partition's matter
+        except Exception as exc:  # a failure of one partition only
             self._on_exception(exc, lease.partition_id)
 
     async def wait_stopped(self) -> None:
-        """Wait until nothing is being stopped any more. Cancellation: the stopping goes on."""
+        """Wait until nothing is being stopped any more. Cancellation: stopping continues."""
         while self._stopping:
             await asyncio.wait(list(self._stopping.values()))
 

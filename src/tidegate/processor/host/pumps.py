@@ -1,10 +1,10 @@
 """The pumps of a host, and the watchdog that notices the ones that make no progress.
 
-A partition is stalled when it had backlog for ``stall_timeout_s`` and made no step. That is told in two ways:
-a handler call that was given events and has not returned for so long has them as its backlog; for a wait (for
-events, or for the handler's ``open``) the service is asked where the partition ends, and the time counts from
-the first answer that showed backlog. A call that fails again and again is a step each time: it is reported by
-itself, and opening everything anew would not mend it.
+A partition is stalled if it had backlog for ``stall_timeout_s`` and made no step. There are two cases: the
+backlog of a handler call that does not return is the events it was given; during a wait (for events, or
+for the handler's ``open``) the service is asked where the partition ends, and the time counts from the
+first answer that showed backlog. A call that fails repeatedly makes a step each time: its errors are
+reported, and a restart would not help.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class HostPumps:
             pump.restart_stalled(self._describe_stall(session, waited_s))
 
     async def _has_backlog(self, session: PartitionSession) -> bool:
-        """Whether the partition has events that the session has not come to; False where nobody can tell."""
+        """Whether the partition has events that the session has not reached; False if unknown."""
         resume_point = session.progress.next_sequence_number
         if resume_point is None and not session.is_opening:
             return False
@@ -134,9 +134,9 @@ class HostPumps:
         elif session.is_opening:
             what = "its handler's open has not returned"
         else:
-            what = "its receiver has brought none of the events that are there"
+            what = "its receiver has returned none of the available events"
         return PartitionStalledError(
             f"Partition {session.partition_id} of {self._environment.consumer.event_hub!r} is stalled{place}"
             f": {what} for {waited_s:.1f} s.",
-            next_step="It is restarted. Where a call may take so long, raise stall_timeout_s.",
+            next_step="It is restarted. If a call may take that long, raise stall_timeout_s.",
         )

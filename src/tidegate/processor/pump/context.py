@@ -1,4 +1,4 @@
-"""The context of an owned partition: what its handler is given, and how far it has come."""
+"""The context of an owned partition, which its handler gets."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tidegate.processor.lease import GroupKey, Lease
 class OwnedPartitionContext:
     """``PartitionContext`` of one session: from a partition's ``open`` to its ``close``.
 
-    Not for several event loops. After the end ``checkpoint`` raises, so that a call that was given up cannot
-    move what another owner has by then.
+    Not for several event loops. After the end ``checkpoint`` raises, so that an abandoned call cannot move
+    the checkpoint of a later owner.
     """
 
     def __init__(
@@ -33,14 +33,14 @@ class OwnedPartitionContext:
         self.lease = lease
         """As last renewed; the pump replaces it."""
         self.fenced: FencedError | None = None
-        """What the store said when this owner was overtaken, even where the handler swallowed it."""
+        """The store's error when this owner was overtaken, even if the handler swallowed it."""
         self.uncheckpointed_events = 0
-        """Events processed since the last checkpoint of everything."""
+        """Events processed since the last checkpoint."""
         self._store = store
         self._event_hub_created_at_ms = event_hub_created_at_ms
         self._is_transactional = is_transactional
         self._handed: ReceivedEvent | None = None
-        """The last event of the call that runs now, else the last processed one."""
+        """The last event of the running call, else the last processed one."""
         self._processed: ReceivedEvent | None = None
         self._checkpointed = -1
         """The sequence number of the last checkpoint made here."""
@@ -69,7 +69,7 @@ class OwnedPartitionContext:
         if self._is_transactional:
             raise InvalidArgumentError(
                 "In transactional processing the checkpoint moves with the transaction.",
-                next_step="Leave out context.checkpoint().",
+                next_step="Remove the call of context.checkpoint().",
             )
         if event is None:
             event = self._handed
@@ -92,7 +92,7 @@ class OwnedPartitionContext:
             self.uncheckpointed_events -= uncheckpointed_events
 
     def begin_call(self, last: ReceivedEvent) -> None:
-        """The handler is given a batch that ends with ``last``."""
+        """The handler is called with a batch that ends with ``last``."""
         self._handed = last
 
     def end_call(self, event_count: int, *, is_processed: bool) -> None:
@@ -107,12 +107,12 @@ class OwnedPartitionContext:
             self.uncheckpointed_events = 0
 
     def end(self, reason: CloseReason) -> None:
-        """The partition is closed: no checkpoint is taken any more."""
+        """The partition is closed: ``checkpoint`` raises from now on."""
         what = f"Partition {self.partition_id} of {self.event_hub!r}"
         if reason is CloseReason.OWNERSHIP_LOST:
-            self._end = FencedError(f"{what} belongs to another host now: its checkpoint is not moved.")
+            self._end = FencedError(f"{what} now belongs to another host: its checkpoint is not moved.")
         else:
-            self._end = ClosedError(f"{what} was closed: its checkpoint is not moved any more.")
+            self._end = ClosedError(f"{what} was closed: its checkpoint can no longer be moved.")
 
     def __repr__(self) -> str:
         state = "ended" if self._end else "open"
@@ -121,10 +121,11 @@ class OwnedPartitionContext:
     def _check_handed(self, event: ReceivedEvent) -> None:
         if event.partition_id != self.partition_id:
             raise InvalidArgumentError(
-                f"An event of partition {event.partition_id} is no checkpoint of {self.partition_id}."
+                f"An event of partition {event.partition_id} cannot be the checkpoint of partition "
+                f"{self.partition_id}."
             )
         if self._handed is None or event.sequence_number > self._handed.sequence_number:
             raise InvalidArgumentError(
-                f"Sequence number {event.sequence_number} of partition {self.partition_id} was not handed to "
-                "this handler yet, so it cannot be processed."
+                f"Sequence number {event.sequence_number} of partition {self.partition_id} was not passed to "
+                "this handler yet, so it cannot be its checkpoint."
             )

@@ -18,7 +18,7 @@ class Delivery(Protocol):
     """Batches of one partition on their way to its processor."""
 
     async def begin(self) -> ProcessorCheckpoint | None:
-        """The checkpoint to go on from; None where there is none.
+        """The checkpoint to resume from; None if there is none.
 
         Raises FencedError, EventHubReplacedError, StoreError, DatabaseError.
         """
@@ -27,24 +27,24 @@ class Delivery(Protocol):
     async def process(self, events: Sequence[ReceivedEvent], *, start: int | None) -> None:
         """Have ``events`` processed.
 
-        start: the first number that is not processed yet; None where only the events tell. Numbers between it
-        and the first event were never given, or the receiver would have said that they are lost.
+        start: the resume point; None if only the events show it. Numbers between it and the first event were
+        never assigned, or the receiver would have reported them as lost.
 
         Raises what the handler raises, and what the store does.
         """
         ...
 
     def close(self) -> None:
-        """Free what was opened for it; nothing is delivered afterwards."""
+        """Free its resources; nothing is delivered afterwards."""
         ...
 
     def abandon(self) -> None:
-        """A call does not return: undo what can be undone."""
+        """A call does not return: roll back its transaction, if it has one."""
         ...
 
 
 class PlainDelivery:
-    """At least once: the handler is called, and moves the checkpoint when it likes."""
+    """At least once: the handler is called, and moves the checkpoint itself."""
 
     def __init__(
         self, processor: Processor, context: OwnedPartitionContext, checkpoints: CheckpointReads
@@ -73,11 +73,11 @@ class PlainDelivery:
         """Nothing was opened."""
 
     def abandon(self) -> None:
-        """What the handler has done is its own."""
+        """Nothing to roll back."""
 
 
 class TransactionalDelivery:
-    """Exactly once, as far as the database goes: handler, dead letters and checkpoint in one transaction."""
+    """Exactly once in the database: handler, dead letters and checkpoint in one transaction."""
 
     def __init__(
         self,
@@ -123,5 +123,5 @@ class TransactionalDelivery:
         self._transactions.close()
 
     def abandon(self) -> None:
-        """Undo the transaction, and what it has locked is free."""
+        """Roll back the transaction, which frees its locks."""
         self._transactions.abandon()

@@ -3,11 +3,11 @@
 What a session ended with decides what comes next: ``pump.states`` has the table.
 
 Overlapping calls: a session's calls have ended before the next session's begin, also after a stall, with one
-exception that cannot be helped. A call that goes on although it was cancelled (it swallows the cancellation,
-or is a transaction that hangs in its thread) is given up after ``close_timeout_s``, or after twice that where
-it was first asked to end: it can move no checkpoint any more, a hanging transaction is undone from
-outside, and its processor instance gets no further call. What else it does is beyond the host. (A processor
-that a factory shares is the same instance, so there the calls do overlap.)
+exception. A call that continues although it was cancelled (it swallows the cancellation, or is a transaction
+that hangs in its thread) is abandoned after ``close_timeout_s``, or after twice that if it was asked to end
+first: it can no longer move a checkpoint, a hanging transaction is rolled back from outside, and its
+processor instance gets no further call. The host cannot stop anything else that it does. (A processor that a
+factory shares is the same instance, so its calls do overlap.)
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Reacquire = Callable[[str], Awaitable[Lease | None]]
 
 
 class PartitionPump:
-    """Keeps one partition processed. ``start`` it once, and ``stop`` it."""
+    """Processes one partition until it is stopped. ``start`` it once, and ``stop`` it."""
 
     def __init__(self, environment: PumpEnvironment, lease: Lease, reacquire: Reacquire) -> None:
         self.partition_id = lease.partition_id
@@ -56,9 +56,9 @@ class PartitionPump:
         self._stop_requested = asyncio.Event()
         self._stall: PartitionStalledError | None = None
         self._interrupted = asyncio.Event()
-        """A stop or a stall: for whoever attends the session."""
+        """Set by a stop or a stall: interrupts the session."""
         self._untold: Exception | None = None
-        """What an abandoned processor could not be told; its successor is."""
+        """The error that an abandoned processor did not get; its successor gets it."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -66,9 +66,9 @@ class PartitionPump:
         self._task = self._environment.tasks.start(self._run(), name=f"partition {self.partition_id}")
 
     async def stop(self, reason: CloseReason) -> None:
-        """End it; returns when the handler's last call has ended, or was given up.
+        """End it; returns when the handler's last call has ended, or was abandoned.
 
-        Cancellation: the pump goes on stopping; only the wait is given up.
+        Cancellation: the pump continues to stop; only the wait is cancelled.
         """
         if self._stop_reason is None:
             self._stop_reason = reason
@@ -85,11 +85,11 @@ class PartitionPump:
 
     @property
     def session(self) -> PartitionSession | None:
-        """The session under way, for the watchdog; None between two, and where the partition is stopped."""
+        """The running session, for the watchdog; None between sessions, and if the partition is stopped."""
         return self._session
 
     def restart_stalled(self, error: PartitionStalledError) -> None:
-        """The watchdog's verdict: cancel what hangs, and start again under a new epoch."""
+        """Called by the watchdog: cancel what hangs, and start again under a new epoch."""
         self._take(PumpStep.STALL)
         self._stall = error
         self._interrupted.set()
@@ -179,7 +179,7 @@ class PartitionPump:
     async def _close(
         self, session: PartitionSession, reason: CloseReason, error: Exception | None, *, is_abandoned: bool
     ) -> None:
-        """Report ``error``, and tell the processor it and the end, within ``close_timeout_s`` for each."""
+        """Report ``error``, pass it to the processor, and close that, within ``close_timeout_s`` each."""
         if error is not None:
             self._progress.error = error
             self._environment.report(error, self.partition_id)
@@ -202,16 +202,16 @@ class PartitionPump:
     def _hanging(self) -> PartitionStalledError:
         return PartitionStalledError(
             f"A call of the handler of partition {self.partition_id} did not end within twice "
-            f"{self._environment.options.close_timeout_s:g} s when the partition was to be closed. It was "
-            "left behind; what it did in a transaction is undone.",
-            next_step="Give the handler's own waits a time-out.",
+            f"{self._environment.options.close_timeout_s:g} s while the partition was being closed. It was "
+            "abandoned; its transaction was rolled back.",
+            next_step="Set time-outs for everything that the handler waits for.",
         )
 
     async def _decide_step(self, session: PartitionSession, error: Exception | None) -> PumpStep:
         if isinstance(error, PartitionStalledError):
             return PumpStep.REACQUIRE
         if session.is_opening:
-            return PumpStep.RESTART  # the handler's own error, whatever its type
+            return PumpStep.RESTART  # the handler's own error, of any type
         match error:
             case ReceiverStolenError():
                 return PumpStep.REACQUIRE if await self._is_lease_ours() else PumpStep.LOSE
@@ -230,11 +230,11 @@ class PartitionPump:
         return PumpStep.RESTART
 
     async def _is_lease_ours(self) -> bool:
-        """What the store says; True where it does not answer: then nobody else got it either."""
+        """What the store says; True if it does not answer: then no other host got it either."""
         environment = self._environment
         try:
             snapshot = await self._unless_stopped(environment.store.list_leases(environment.group))
-        except Exception as error:  # a store may be anybody's code: it costs a try, never the host
+        except Exception as error:  # a store may be a user's code: its failure costs a try, not the host
             environment.report(error, self.partition_id)
             return True
         if snapshot is None:
@@ -243,11 +243,11 @@ class PartitionPump:
         return lease is not None and lease.owner == self._lease.owner and lease.epoch == self._lease.epoch
 
     async def _renew_epoch(self) -> bool:
-        """Take the own lease anew; False where it is not ours any more."""
+        """Acquire the lease again, for a new epoch; False if it is no longer ours."""
         tries = 0
         while self._stop_reason is None:
             try:
-                # Not cancelled by a stop: the store might give it unseen, and nobody could release it.
+                # Not cancelled by a stop: the store might grant a lease that is then not released.
                 lease = await self._reacquire(self.partition_id)
             except Exception as error:  # as above
                 tries += 1
@@ -289,7 +289,7 @@ async def _as_result(work: Coroutine[object, object, None]) -> Exception | None:
 async def _as_outcome(work: Coroutine[object, object, T]) -> tuple[T | None, Exception | None]:
     try:
         return await work, None
-    except Exception as error:  # raised again by whoever waits
+    except Exception as error:  # raised again by the caller
         return None, error
 
 

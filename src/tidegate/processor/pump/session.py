@@ -87,7 +87,7 @@ class PumpEnvironment:
     report: Callable[[Exception, str | None], None]
     """Told (error, partition id) about what goes wrong outside of handler calls; never raises."""
     refused: Callable[[TidegateError], None]
-    """Told that the service refused a partition: this host may not read, or nobody can."""
+    """Called if the service refuses a partition: this host may not read, or no host can."""
     served: Callable[[], None]
     """Told that a receiver was opened."""
 
@@ -111,7 +111,7 @@ class PartitionProgress:
 
 
 class PartitionSession:
-    """Runs once. The pump starts ``run`` as a task, and afterwards tells the processor errors and the end."""
+    """Runs once. The pump starts ``run`` as a task, and closes the processor afterwards."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class PartitionSession:
     async def run(self, untold: Exception | None = None) -> None:
         """Read and deliver until stopped or until something fails, which is raised.
 
-        untold: what the processor before this one could not be told.
+        untold: the error that the processor before this one did not get.
         """
         self._task = asyncio.current_task()
         environment = self._environment
@@ -284,7 +284,7 @@ class PartitionSession:
         created_at_ms = round((hub.created_at - _EPOCH) / timedelta(milliseconds=1))
         wanted = self.progress.next_sequence_number
         if created_at_ms != self._event_hub_created_at_ms or wanted is None:
-            raise BrokenError(f"Partition {self.partition_id} must be opened anew: {error}") from error
+            raise BrokenError(f"Partition {self.partition_id} must be opened again: {error}") from error
         properties = await self._read_properties()
         checkpoint = ProcessorCheckpoint(self.partition_id, wanted - 1)
         loss = find_loss(checkpoint, properties, event_hub_created_at_ms=created_at_ms)
@@ -393,7 +393,7 @@ class PartitionSession:
         if self._is_stopping:
             raise asyncio.CancelledError
 
-    # --- checkpoints by themselves ------------------------------------------------------------------------
+    # --- automatic checkpoints ----------------------------------------------------------------------------
 
     def _wait_s(self, idle_until: float) -> float:
         """How long to wait for events: until the time-out, or until a checkpoint is due."""
@@ -429,7 +429,7 @@ class PartitionSession:
             self.progress.error = error
             self._environment.report(error, self.partition_id)
 
-    # --- what the pump tells the processor, while or after ``run`` ----------------------------------------
+    # --- errors and the end, which the pump passes to the processor ---------------------------------------
 
     async def tell(self, error: Exception) -> None:
         """Give ``error`` to the processor, if there is one; what that raises is reported, not raised."""
@@ -443,7 +443,7 @@ class PartitionSession:
     async def close(self, reason: CloseReason, error: Exception | None) -> None:
         """Tell the processor the end, and the error that brought it. Raises nothing of the processor's.
 
-        With SHUTDOWN and RESTARTED, checkpoints that are made by themselves are brought up to date first.
+        With SHUTDOWN and RESTARTED, a due automatic checkpoint is made first.
         """
         context, options = self._context, self._environment.options
         if self._processor is None or context is None:
@@ -469,7 +469,7 @@ class PartitionSession:
     def give_up(self, reason: CloseReason) -> None:
         """A call did not end although it was cancelled: from here on it cannot move a checkpoint.
 
-        Its transaction is undone, so that it holds up nobody.
+        Its transaction is rolled back, so that it blocks no others.
         """
         self._close_receiver()
         if self._delivery is not None:

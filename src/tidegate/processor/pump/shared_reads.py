@@ -1,4 +1,4 @@
-"""One answer for many who ask at the same time: sixteen partitions that start together ask the store once."""
+"""One answer for several concurrent callers: 16 partitions that start together read the store once."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ T = TypeVar("T")
 
 
 class SharedRead(Generic[T]):
-    """A question whose answers are shared, never remembered: it was asked for after its asker came."""
+    """A read whose result concurrent callers share; never cached: it begins after its callers came."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]], tasks: TaskOwner, *, name: str) -> None:
         self._ask = ask
         self._tasks = tasks
         self._name = name
         self._gathering: asyncio.Task[T | Exception] | None = None
-        """The question that has not been put yet, so that others may join."""
+        """The read that has not begun yet, which others may join."""
 
     async def read(self) -> T:
-        """The answer. Raises what asking raises. Cancellation: others still get theirs."""
+        """The result. Raises what the read raises. Cancellation: other callers still get it."""
         if self._gathering is None:
             self._gathering = self._tasks.start(self._run(), name=self._name)
         answer = await asyncio.shield(self._gathering)
@@ -32,11 +32,11 @@ class SharedRead(Generic[T]):
         return answer
 
     async def _run(self) -> T | Exception:
-        await asyncio.sleep(0)  # one turn of the loop, in which everybody who starts now joins
+        await asyncio.sleep(0)  # one turn of the loop, in which all callers that start now join
         self._gathering = None
         try:
             return await self._ask()
-        except Exception as error:  # whatever it is, it belongs to those who asked, not to the task's owner
+        except Exception as error:  # belongs to the callers, not to the task's owner
             return error
 
 

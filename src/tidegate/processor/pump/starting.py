@@ -2,11 +2,11 @@
 
 checkpoint                     the log now            outcome
 none                           any                    the initial position
-by number, within the log      [begin, end)           behind it
+by number, within the log      [begin, end)           after it
 by number, older than begin    retention came first   loss; the events between are gone
 by number, beyond the end      restored from a copy   loss; the numbers will be given again
-of another hub of this name    made anew              loss; the numbers mean other events
-by offset or time alone        any                    there; only the service can tell whether it is lost
+of another hub of this name    created again          loss; the numbers mean other events
+by offset or time alone        any                    there; only the service knows whether it is lost
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class Start:
     next_sequence_number: int | None
     """The resume point; None if it is known only with the first event read."""
     must_start_at_position: bool = False
-    """True: a log that begins later has lost events that were never processed."""
+    """True if a log that begins later has lost events that were never processed."""
     is_after_loss: bool = False
-    """True: this is the way out of a loss; should it be refused, too, there is no other."""
+    """True if this start follows a loss; if it is refused as well, there is no other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Where to go on after a loss, by policy."""
+    """Where to resume after a loss, by policy."""
 
     start: Start
     checkpoint: ProcessorCheckpoint
-    """What everything before the start being processed is as a checkpoint."""
+    """The checkpoint that says that everything before the start is processed."""
 
 
 def decide_start(
@@ -61,13 +61,13 @@ def decide_start(
 def find_loss(
     checkpoint: ProcessorCheckpoint, properties: PartitionEnds, *, event_hub_created_at_ms: int
 ) -> PositionLost | None:
-    """The error that says what is wanted and what is there; None where the log holds what is wanted."""
+    """The error that names what is wanted and what the log holds; None if the log holds what is wanted."""
     where = f"Partition {properties.partition_id} of {properties.event_hub!r}"
     recorded_ms = checkpoint.event_hub_created_at_ms
     if recorded_ms is not None and recorded_ms != event_hub_created_at_ms:
         return EventHubReplacedError(
             f"{where}: the event hub was deleted and created again, and the checkpoint "
-            f"({describe_position(checkpoint.position)}) counts in the old one; {describe_log(properties)}.",
+            f"({describe_position(checkpoint.position)}) belongs to the old one; {describe_log(properties)}.",
             next_step=_NEXT_STEP,
         )
     if checkpoint.sequence_number is None or checkpoint.sequence_number < 0:
@@ -75,7 +75,7 @@ def find_loss(
     wanted = checkpoint.sequence_number + 1
     if wanted > properties.next_sequence_number:
         return PositionOutOfRangeError(
-            f"{where}: the checkpoint wants to go on at sequence number {wanted}, beyond the end of the log; "
+            f"{where}: the checkpoint resumes at sequence number {wanted}, beyond the end of the log; "
             f"{describe_log(properties)}. The log is older than the checkpoint, as after a restore.",
             next_step=_NEXT_STEP,
         )
@@ -95,7 +95,7 @@ def refused_position(
     """The error for a position that the service refused with ``error``."""
     return PositionOutOfRangeError(
         f"Partition {properties.partition_id} of {properties.event_hub!r} cannot be read from "
-        f"{describe_position(position)}; {describe_log(properties)}. The service says: {error}",
+        f"{describe_position(position)}; {describe_log(properties)}. The service reports: {error}",
         next_step=_NEXT_STEP,
     )
 
@@ -103,7 +103,7 @@ def refused_position(
 def decide_recovery(
     policy: PositionLostPolicy, properties: PartitionEnds, *, event_hub_created_at_ms: int
 ) -> Recovery:
-    """Where to go on after a loss; ``policy`` is not STOP."""
+    """Where to resume after a loss; ``policy`` is not STOP."""
     assert policy is not PositionLostPolicy.STOP
     is_latest = policy is PositionLostPolicy.LATEST
     start = _start_at(properties.next_sequence_number) if is_latest else _start_at_begin(properties)
@@ -138,8 +138,8 @@ def describe_position(position: EventPosition) -> str:
 
 
 _NEXT_STEP = (
-    "Set on_position_lost to EARLIEST or LATEST to go on from there, use another consumer group, or set the "
-    "checkpoint by hand."
+    "Set on_position_lost to EARLIEST or LATEST to resume there, use another consumer group, or set the "
+    "checkpoint yourself."
 )
 
 

@@ -94,7 +94,7 @@ class BlobStore:
                 **_transport_options(),
             )
         except ValueError as exc:
-            raise InvalidArgumentError(f"This is no connection string of a storage account: {exc}") from exc
+            raise InvalidArgumentError(f"Invalid connection string of a storage account: {exc}") from exc
         return cls._owning(client, fully_qualified_namespace)
 
     @classmethod
@@ -108,7 +108,7 @@ class BlobStore:
         except ValueError:
             # Azure's own words, the cause included, would hold the URL, and so its signature.
             raise InvalidArgumentError(
-                "This is no URL of a blob container.",
+                "Invalid URL of a blob container.",
                 next_step="Write https://ACCOUNT.blob.core.windows.net/CONTAINER?SIGNATURE.",
             ) from None
         return cls._owning(client, fully_qualified_namespace)
@@ -136,7 +136,9 @@ class BlobStore:
             owner = _metadata(blob).get("ownerid", "")
             leases[partition_id] = _lease(partition_id, owner, str(blob.etag), blob.last_modified)
         if clock.now is None:
-            raise StoreError(f"The answer of {self._where} has no Date header: no lease can be judged by it.")
+            raise StoreError(
+                f"The answer of {self._where} has no Date header, so leases cannot be checked for expiry."
+            )
         return LeaseSnapshot(leases, max([clock.now, *(lease.renewed_at for lease in leases.values())]))
 
     async def acquire(
@@ -200,8 +202,8 @@ class BlobStore:
                     return
                 known.checkpoint = known.version = None
         raise StoreUnavailableError(
-            f"The checkpoint {name} was moved by others each time in {_ATTEMPTS_MAX} attempts.",
-            next_step="See which processors share this consumer group.",
+            f"The checkpoint {name} was moved by other processors in each of {_ATTEMPTS_MAX} attempts.",
+            next_step="Check which processors share this consumer group.",
         )
 
     async def close(self) -> None:
@@ -259,7 +261,7 @@ class BlobStore:
                 return None
 
     async def _read_checkpoint(self, name: str, known: _KnownCheckpoint) -> None:
-        """Learn what the service has; nothing where it has nothing."""
+        """Read the stored checkpoint, if there is one."""
         async with self._slots:
             try:
                 with self._translated_errors():
@@ -280,7 +282,7 @@ class BlobStore:
         if sequence_number is None and offset is None:
             raise StoreError(
                 f"The blob {blob.name} in {self._where} holds no checkpoint: its metadata is {metadata}.",
-                next_step="Delete the blob: the partition then starts as a new one does, or where its "
+                next_step="Delete the blob: the partition then starts at the initial position, or where its "
                 "checkpoint is set.",
             )
         return ProcessorCheckpoint(_last_name(blob), sequence_number, offset)
@@ -296,7 +298,7 @@ class BlobStore:
             if getattr(exc, "error_code", None) == "ContainerNotFound":
                 raise StoreError(
                     f"There is no {self._where.removeprefix('the ')} in {self._container.account_name}.",
-                    next_step="Create it: processors do not.",
+                    next_step="Create it: processors do not create containers.",
                 ) from exc
             raise _RefusedError from exc
         except HttpResponseError as exc:
@@ -304,7 +306,7 @@ class BlobStore:
             words = f"The service refused a request to {self._where}: {status} {exc.reason}."
             if status in _BUSY or status >= 500:
                 raise StoreUnavailableError(words) from exc
-            raise StoreError(words, next_step="See its credentials and permissions.") from exc
+            raise StoreError(words, next_step="Check the credentials and their permissions.") from exc
         except AzureError as exc:
             raise StoreUnavailableError(
                 f"The service of {self._where} did not answer: {exc.message}."
@@ -312,12 +314,12 @@ class BlobStore:
 
 
 class _RefusedError(Exception):
-    """A blob was not as a request expected it."""
+    """A blob had changed since it was read."""
 
 
 @dataclass(slots=True)
 class _KnownCheckpoint:
-    """A checkpoint as this store saw or wrote it last."""
+    """A checkpoint as this store last read or wrote it."""
 
     checkpoint: ProcessorCheckpoint | None = None
     version: str | None = None
@@ -326,13 +328,13 @@ class _KnownCheckpoint:
 
 
 class _ServiceClock:
-    """Hears what time the service has from its answers."""
+    """The service's time, from its responses."""
 
     def __init__(self) -> None:
         self.now: datetime | None = None
 
     def hear(self, response: PipelineResponse[Any, Any]) -> None:
-        """Take the Date of an answer, the last one counts."""
+        """Note the Date of a response."""
         text = response.http_response.headers.get("Date")
         if text is not None:
             self.now = parsedate_to_datetime(text).astimezone(UTC)
@@ -384,7 +386,7 @@ def _checkpoint_metadata(checkpoint: ProcessorCheckpoint) -> dict[str, str]:
     if offset is None or number is None:
         raise InvalidArgumentError(
             f"The checkpoint of partition {checkpoint.partition_id} needs an offset and a sequence number, "
-            f"for the official processors' sake; it has {offset!r} and {number!r}."
+            f"because official processors need both; it has {offset!r} and {number!r}."
         )
     return {"offset": offset, "sequencenumber": str(number)}
 

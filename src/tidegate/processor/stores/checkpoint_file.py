@@ -38,7 +38,7 @@ class CheckpointRecord:
 
     checkpoint: ProcessorCheckpoint
     epoch: int
-    """The highest under which it was moved."""
+    """The highest epoch under which it was moved."""
     count: int
     """Rises by one with each write; the slot with the higher one is the checkpoint."""
 
@@ -49,7 +49,7 @@ class CheckpointFile:
     def __init__(self, path: Path, *, is_created: bool) -> None:
         """is_created: True makes a file that is missing; its folder must be there.
 
-        Raises FileNotFoundError; BlockingIOError while somebody else has the lock.
+        Raises FileNotFoundError; BlockingIOError while another process holds the lock.
         """
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if is_created else 0)
         self._path = path
@@ -98,7 +98,7 @@ class CheckpointFile:
 def read_unlocked(path: Path) -> CheckpointRecord | None:
     """As ``CheckpointFile.read``, without the lock, which a stopped process may hold for long.
 
-    While somebody writes, it is the checkpoint or the one before; a StoreError may then be a mistake.
+    During a write it is the new checkpoint or the one before; a StoreError may then be wrong.
     Raises FileNotFoundError, StoreError.
     """
     return _parse(path.read_bytes(), path)
@@ -113,8 +113,8 @@ def _parse(content: bytes, path: Path) -> CheckpointRecord | None:
         if records:
             return max(records, key=lambda record: record.count)
     raise StoreError(
-        f"The checkpoint file {path} is garbled: neither of its two lines is a checkpoint.",
-        next_step="Put a good copy there, or delete it: the partition then starts as a new one does.",
+        f"The checkpoint file {path} is garbled: neither of its two lines is a valid checkpoint.",
+        next_step="Restore a copy, or delete it: the partition then starts at the initial position.",
     )
 
 
@@ -132,14 +132,14 @@ def _encode(record: CheckpointRecord) -> bytes:
     line = orjson.dumps({"crc32": zlib.crc32(orjson.dumps(fields)), "checkpoint": fields})
     if len(line) >= _SLOT_BYTES:
         raise InvalidArgumentError(
-            f"The checkpoint of partition {checkpoint.partition_id} takes {len(line)} bytes in a directory "
+            f"The checkpoint of partition {checkpoint.partition_id} needs {len(line)} bytes in a directory "
             f"store, which has room for {_SLOT_BYTES - 1}; its offset is {checkpoint.offset!r}."
         )
     return line.ljust(_SLOT_BYTES - 1) + b"\n"
 
 
 def _decode(slot: bytes) -> CheckpointRecord | None:
-    """What a slot holds; None where it is empty, or was cut short."""
+    """The record in a slot; None if it is empty or incomplete."""
     try:
         line = orjson.loads(slot)
         fields = line["checkpoint"]

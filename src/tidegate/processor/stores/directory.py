@@ -226,7 +226,7 @@ class DirectoryStore:
             raise StoreUnavailableError(
                 f"Another process has held the lock of {path} for {self._lock_wait_s:g} s; "
                 "nothing was changed.",
-                next_step="See whether a host on this machine is stopped, or its disk is stuck.",
+                next_step="Check whether a host on this machine is suspended, or its disk hangs.",
             ) from None
 
     def _checkpoint_path(self, folder: Path, partition_id: str) -> Path:
@@ -316,7 +316,7 @@ def _move(
 
 
 def _is_same(current: Lease, given: Lease) -> bool:
-    """Whether nobody has changed the lease. More than the version: leases.json may have been deleted."""
+    """Whether the lease is unchanged. The version alone is not enough: leases.json may have been deleted."""
     return (current.version, current.owner, current.epoch) == (given.version, given.owner, given.epoch)
 
 
@@ -343,7 +343,7 @@ class _LeaseFile:
 
 
 def _write_leases(path: Path, leases: Mapping[str, Lease]) -> None:
-    """Replace the file, so that readers see all of the old or all of the new."""
+    """Replace the file, so that readers see either the old or the new content."""
     stored = {
         partition_id: _StoredLease(
             lease.owner,
@@ -393,7 +393,7 @@ def _file_name(name: str) -> str:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and those above it, to be there after a power failure."""
+    """Create a folder and its parents durably."""
     if folder.is_dir():
         return
     if not folder.parent.is_dir():
@@ -412,12 +412,12 @@ def _sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _translated_errors(path: Path) -> Iterator[None]:
-    """What the file system refuses, as a StoreError."""
+    """Raises a refusal of the file system as a StoreError."""
     try:
         yield
     except OSError as exc:
         kind = StoreUnavailableError if exc.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
         raise kind(
             f"The directory store cannot use {path}: {exc.strerror or exc}.",
-            next_step="It needs a local directory that this user may write to, with room.",
+            next_step="Use a local directory that this user may write to, with free space.",
         ) from exc

@@ -52,7 +52,7 @@ class MemoryStore:
     async def acquire(
         self, group: GroupKey, partition_id: str, owner: str, *, expected: Lease | None
     ) -> Lease | None:
-        """Give the partition to ``owner`` with the next epoch, if it still is as ``expected``; else None."""
+        """See ``LeaseStore``."""
         with self._lock:
             leases = self._group(group).leases
             current = leases.get(partition_id)
@@ -72,7 +72,7 @@ class MemoryStore:
             return lease
 
     async def renew(self, group: GroupKey, leases: Sequence[Lease]) -> Mapping[str, Lease]:
-        """Renew those that are still as given; returns them by partition id."""
+        """See ``LeaseStore``."""
         with self._lock:
             stored = self._group(group).leases
             now = self._clock.now_utc()
@@ -85,7 +85,7 @@ class MemoryStore:
             return renewed
 
     async def release(self, group: GroupKey, leases: Sequence[Lease]) -> None:
-        """Give back those that are still as given: others may take them at once."""
+        """See ``LeaseStore``."""
         with self._lock:
             stored = self._group(group).leases
             for lease in _those_as_given(stored, leases):
@@ -104,11 +104,7 @@ class MemoryStore:
         lease: Lease | None,
         is_rewind_allowed: bool = False,
     ) -> None:
-        """Move a checkpoint forward; one that lies further already is left.
-
-        Raises FencedError where it was moved under a higher epoch than ``lease``'s (never without epochs),
-        EventHubReplacedError where it counts in another hub of this name, unless rewinding is allowed.
-        """
+        """See ``CheckpointStore``."""
         partition_id = checkpoint.partition_id
         with self._lock:
             stored = self._group(group)
@@ -127,7 +123,7 @@ class MemoryStore:
                 stored.checkpoints[partition_id] = checkpoint
 
     async def close(self) -> None:
-        """Nothing to free: what it holds lives as long as the object."""
+        """Does nothing."""
 
     def _group(self, group: GroupKey) -> _Group:
         return self._groups.setdefault(group, _Group())
