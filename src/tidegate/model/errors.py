@@ -1,7 +1,7 @@
 """The one error tree. Each error says whose fault it is, whether a retry helps, and what to do next.
 
-Protocol faces translate these to AMQP conditions and HTTP statuses (``tidegate.wire.conditions``);
-nothing else in the product invents an error root of its own.
+``tidegate.wire.conditions`` translates them to AMQP conditions and HTTP statuses. No other module defines an
+error root.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import ClassVar, Final
 
 
 class Fault(Enum):
-    """Whose doing an error is."""
+    """Who caused an error."""
 
     CALLER = "caller"
-    """The request was wrong: sending it again unchanged fails again."""
+    """The request was invalid: the same request fails again."""
     PEER = "peer"
     """The other side broke the protocol or its promise."""
     WORLD = "world"
-    """Disk, network or capacity: nobody's code is wrong."""
+    """Disk, network or capacity; no code is at fault."""
     STATE = "state"
-    """Someone else was there first: a stolen receiver, a moved checkpoint."""
+    """Another process acted first: a stolen receiver, a moved checkpoint."""
 
 
 class TidegateError(Exception):
@@ -31,139 +31,116 @@ class TidegateError(Exception):
 
     fault: ClassVar[Fault] = Fault.WORLD
     is_transient: ClassVar[bool] = False
-    """True where the same call may succeed later without anybody changing anything."""
+    """True if the same call may succeed later without any change."""
     remote_text: ClassVar[str] = ""
-    """What a remote peer is told instead of the message, where that shows how the service's machine is laid
-    out; empty: the message.
-    """
+    """Sent to remote peers instead of a message that would show paths of the service's machine; empty: the
+    message."""
+
+    def __init_subclass__(cls, *, fault: Fault | None = None, is_transient: bool | None = None) -> None:
+        """A subclass inherits what its class line does not set."""
+        super().__init_subclass__()
+        cls.fault = cls.fault if fault is None else fault
+        cls.is_transient = cls.is_transient if is_transient is None else is_transient
 
     def __init__(self, message: str, *, next_step: str = "", retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.next_step = next_step
         self.retry_after_s = retry_after_s
-        """Seconds to wait before a retry; None where no particular wait is known."""
+        """Seconds to wait before a retry; None if unspecified."""
 
     def __str__(self) -> str:
         return f"{self.message} {self.next_step}".rstrip()
 
 
-class InvalidArgumentError(TidegateError):
-    """A value, option or address that cannot be meant."""
-
-    fault = Fault.CALLER
+class InvalidArgumentError(TidegateError, fault=Fault.CALLER):
+    """An invalid value, option or address."""
 
 
 class ConnectionStringError(InvalidArgumentError):
-    """A connection string that does not parse; the message never holds the key."""
+    """A connection string that does not parse; the message never contains the key."""
 
 
-class NotFoundError(TidegateError):
+class NotFoundError(TidegateError, fault=Fault.CALLER):
     """A hub, partition, consumer group or dead letter that does not exist."""
-
-    fault = Fault.CALLER
 
 
 class PartitionNotFoundError(NotFoundError):
     """A partition id that the event hub does not have."""
 
     TEXT: Final = "The specified partition is invalid for an EventHub partition sender or receiver."
-    """How the service's text begins: clients tell the error by it, as its condition means other errors, too
-    (@azure/event-hubs 6, test/public/hubruntime.spec.ts)."""
+    """Begins the service's message. Clients identify the error by it, since other errors have its condition,
+    too (@azure/event-hubs 6, test/public/hubruntime.spec.ts)."""
 
     @classmethod
     def of(cls, partition_count: int) -> PartitionNotFoundError:
-        """The error of an event hub with so many partitions, in the service's words."""
+        """The error of an event hub with this many partitions, worded as the service does."""
         return cls(f"{cls.TEXT} It should be between 0 and {partition_count - 1}.")
 
 
-class AlreadyExistsError(TidegateError):
-    """An entity of that name exists already."""
-
-    fault = Fault.CALLER
+class AlreadyExistsError(TidegateError, fault=Fault.CALLER):
+    """An entity of this name already exists."""
 
 
-class UnauthorizedError(TidegateError):
+class UnauthorizedError(TidegateError, fault=Fault.CALLER):
     """A missing, wrong or expired token, or a policy without the needed claim."""
-
-    fault = Fault.CALLER
 
 
 class InvalidKeyError(UnauthorizedError):
-    """A key or signature that no policy of that name has."""
+    """A key or signature that does not match the policy."""
 
     answer_after_s = 0.0
-    """Seconds by which the answer waits: a door that is told more than 0.0 keeps whoever guesses waiting."""
+    """Seconds to delay the answer, against guessing; 0.0: no delay."""
 
 
 class PublisherRevokedError(UnauthorizedError):
-    """A publisher that was revoked on its event hub: it may not send until it is restored."""
+    """A publisher that was revoked on its event hub: it cannot send until it is restored."""
 
 
-class EventTooLargeError(TidegateError):
+class EventTooLargeError(TidegateError, fault=Fault.CALLER):
     """An event or batch over the hub's limit."""
 
-    fault = Fault.CALLER
 
-
-class QuotaExceededError(TidegateError):
+class QuotaExceededError(TidegateError, fault=Fault.CALLER):
     """A documented limit (receivers, consumer groups, hubs) is reached."""
 
-    fault = Fault.CALLER
 
-
-class ServerBusyError(TidegateError):
+class ServerBusyError(TidegateError, is_transient=True):
     """The service asks the caller to slow down; ``retry_after_s`` says for how long."""
 
-    is_transient = True
 
-
-class ReceiverStolenError(TidegateError):
+class ReceiverStolenError(TidegateError, fault=Fault.STATE):
     """Another receiver took this partition with an equal or higher owner level (epoch)."""
 
-    fault = Fault.STATE
+
+class PositionOutOfRangeError(TidegateError, fault=Fault.STATE):
+    """A position outside the log: beyond its end, or older than the oldest retained event."""
 
 
-class PositionOutOfRangeError(TidegateError):
-    """A position that the log does not hold: beyond its end, or older than what retention kept."""
-
-    fault = Fault.STATE
+class FencedError(TidegateError, fault=Fault.STATE):
+    """The checkpoint or lease moved to another owner: the transaction was rolled back."""
 
 
-class FencedError(TidegateError):
-    """A checkpoint or lease moved under this owner: its transaction was rolled back whole."""
-
-    fault = Fault.STATE
+class OutOfOrderSequenceError(TidegateError, fault=Fault.CALLER):
+    """An idempotent producer's batch does not follow its last stored one: a batch is missing between them."""
 
 
-class OutOfOrderSequenceError(TidegateError):
-    """An idempotent producer's batch does not follow its last stored one: one between is missing."""
-
-    fault = Fault.CALLER
+class RepeatDiffersError(TidegateError, fault=Fault.CALLER):
+    """An idempotent producer repeats a batch number with different events."""
 
 
-class RepeatDiffersError(TidegateError):
-    """An idempotent producer repeats a batch with other events than are stored under its number."""
-
-    fault = Fault.CALLER
-
-
-class ProducerEpochStolenError(TidegateError):
+class ProducerEpochStolenError(TidegateError, fault=Fault.STATE):
     """A newer instance of the same idempotent producer (a higher epoch) writes to this partition."""
 
-    fault = Fault.STATE
 
-
-class DirectoryInUseError(TidegateError):
-    """Another running service owns this data directory."""
-
-    fault = Fault.STATE
+class DirectoryInUseError(TidegateError, fault=Fault.STATE):
+    """Another running service uses this data directory."""
 
 
 class LogFailedError(TidegateError):
-    """A write or a sync of a partition's log failed: it takes no more until a restart verified it.
+    """A write or sync of a partition's log failed: it accepts no more until a restart has verified it.
 
-    Or a read failed, for another reason than damage; that may go well again.
+    Or a read failed for another reason than damage; a later read may succeed.
     """
 
     remote_text = (
@@ -174,7 +151,7 @@ class LogFailedError(TidegateError):
 
 
 class LogCorruptError(TidegateError):
-    """Stored bytes fail their checksum or structure in a place that recovery must not guess about."""
+    """Stored bytes fail their checksum or structure where recovery cannot repair them."""
 
     remote_text = (
         "Stored events of this partition are damaged and cannot be read; other partitions "
@@ -183,103 +160,74 @@ class LogCorruptError(TidegateError):
     )
 
 
-class LogFullError(TidegateError):
-    """The disk has no room: the append was refused and nothing of it is in the log."""
+class LogFullError(TidegateError, is_transient=True):
+    """The disk is full: the append was rejected as a whole."""
 
-    is_transient = True
     remote_text = (
         "The service's disk is full: nothing was stored. Send it again later; the operator "
         "must free disk space."
     )
 
 
-class WouldBlockError(TidegateError):
-    """A ``…_nowait`` call would have had to wait: nothing happened; use the waiting call or try later."""
-
-    is_transient = True
+class WouldBlockError(TidegateError, is_transient=True):
+    """A ``…_nowait`` call would have to wait: nothing happened; use the waiting call or try later."""
 
 
-class CheckpointGapError(TidegateError):
+class CheckpointGapError(TidegateError, fault=Fault.STATE):
     """A batch starts beyond the partition's checkpoint: the events between them were never processed."""
 
-    fault = Fault.STATE
+
+class LedgerMismatchError(TidegateError, fault=Fault.STATE):
+    """A micro-batch does not follow the ledger: writing it could duplicate rows, skipping it lose some."""
 
 
-class LedgerMismatchError(TidegateError):
-    """A micro-batch does not follow what the ledger holds: writing could double rows, skipping lose some."""
-
-    fault = Fault.STATE
+class EventHubReplacedError(TidegateError, fault=Fault.STATE):
+    """The event hub was deleted and recreated: the checkpoint's sequence numbers belong to the old one."""
 
 
-class EventHubReplacedError(TidegateError):
-    """The event hub was deleted and made anew: the checkpoint's sequence numbers belong to the old one."""
-
-    fault = Fault.STATE
+class PartitionStoppedError(TidegateError, fault=Fault.CALLER):
+    """A handler failed and the policy is to stop: the partition's checkpoint stays before that event."""
 
 
-class PartitionStoppedError(TidegateError):
-    """A handler failed and the policy is to stop: the partition's checkpoint stands before that event."""
-
-    fault = Fault.CALLER
-
-
-class PartitionStalledError(TidegateError):
-    """A partition has events waiting and made no progress: its handler hangs, or its receiver does."""
-
-    is_transient = True
+class PartitionStalledError(TidegateError, is_transient=True):
+    """A partition with waiting events makes no progress: its handler or its receiver hangs."""
 
 
 class StoreError(TidegateError):
-    """A lease and checkpoint store refused for good: its place, its permissions or its contents are wrong."""
+    """A lease and checkpoint store failed permanently: wrong location, permissions or contents."""
 
 
-class StoreUnavailableError(StoreError):
-    """A lease and checkpoint store did not answer; leases that cannot be renewed run out."""
-
-    is_transient = True
+class StoreUnavailableError(StoreError, is_transient=True):
+    """A lease and checkpoint store did not answer; leases that cannot be renewed expire."""
 
 
 class DatabaseError(TidegateError):
-    """The SQL database refused or lost a transaction."""
+    """The SQL database rejected or lost a transaction."""
 
 
-class DatabaseUnavailableError(DatabaseError):
-    """No connection, a lost one, or a lock that was not free in time: nothing was written unless the text
-    says so.
-    """
-
-    is_transient = True
+class DatabaseUnavailableError(DatabaseError, is_transient=True):
+    """No connection, a lost connection, or a lock timeout: nothing was written unless the message says so."""
 
 
 class ProtocolError(TidegateError):
     """Root of violations of AMQP or of the Event Hubs dialect."""
 
 
-class LocalProtocolError(ProtocolError):
-    """Our own side asked for something that the protocol's state does not allow."""
-
-    fault = Fault.CALLER
+class LocalProtocolError(ProtocolError, fault=Fault.CALLER):
+    """This side requested something that the protocol's state does not allow."""
 
 
-class RemoteProtocolError(ProtocolError):
+class RemoteProtocolError(ProtocolError, fault=Fault.PEER):
     """The peer sent something that the protocol does not allow."""
 
-    fault = Fault.PEER
+
+class ClosedError(TidegateError, fault=Fault.CALLER):
+    """The object was closed by its user or owner."""
 
 
-class ClosedError(TidegateError):
-    """You closed it, or its owner did."""
-
-    fault = Fault.CALLER
+class BrokenError(TidegateError, is_transient=True):
+    """The connection was lost, or the service stopped. Reconnect."""
 
 
-class BrokenError(TidegateError):
-    """The world closed it: connection lost, service gone. Reconnect."""
-
-    is_transient = True
-
-
-class OperationTimeoutError(TidegateError):
-    """The peer did not answer in time; whether it acted is unknown."""
-
-    is_transient = True
+class OperationTimeoutError(TidegateError, is_transient=True):
+    """The peer did not answer in time; whether the operation was done is unknown."""
