@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from tests.support.postgresql import PostgresqlMissingError, PostgresqlServer
 
 from bench import baselines, canned_service, processor_stages, stages
 from bench.measure import Measurement
 from bench.report import as_json, print_table
 from tidegate.testing.hub import HubProcess
-from tidegate.testing.postgresql import PostgresqlMissingError, PostgresqlServer
 
 _PARTITIONS = 4
 _HUB = "bench"

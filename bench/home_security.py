@@ -46,6 +46,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 from rich.table import Table
+from tests.support.postgresql import PostgresqlServer
 
 from bench.measure import Measurement
 from bench.micro_batches import ALL_PROGRESS, Run, measure_query
@@ -53,7 +54,6 @@ from bench.probes import measure_windows, probe_process
 from bench.targets import HOMES_STATE_EVENTS_PER_S, WINDOWS_BY_HAND
 from tidegate.spark import register, spark_session
 from tidegate.testing.hub import HubProcess
-from tidegate.testing.postgresql import PostgresqlServer
 
 LATENCY_SHARE = 0.25
 """Of the rate into SQL, at which latency is measured (our choice: a pipeline is not run at its limit, and the

@@ -30,6 +30,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table
+from tests.support.ports import free_ports
 
 from bench.measure import Measurement, timed
 from bench.report import as_dict
@@ -39,7 +40,6 @@ from bench.targets import KAFKA_READ
 from tidegate.spark import spark_session
 from tidegate.spark.runtime.java import find_java
 from tidegate.testing.hub import HubProcess
-from tidegate.testing.ports import free_ports
 
 _POM: Final = Path(__file__).with_name("kafka.xml")
 _JARS: Final = Path(__file__).parents[1] / "build" / "kafka"

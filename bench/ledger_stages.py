@@ -15,12 +15,12 @@ import sqlalchemy as sa
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
+from tests.support.postgresql import PostgresqlServer
 
 from bench.measure import Measurement
 from bench.probes import start_windows, windowed
 from bench.targets import WINDOWS_BY_HAND
 from tidegate.spark import LedgerSink, spark_session
-from tidegate.testing.postgresql import PostgresqlServer
 
 BATCH_ROWS = (100_000, 400_000)
 ROUNDS = 3

@@ -35,6 +35,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 from rich.console import Console
 from rich.table import Table
+from tests.support.postgresql import PostgresqlServer
 
 from bench.latency_probe import start_by_hand
 from bench.spark_stages import ARROW_HANDLER, TABLE
@@ -45,7 +46,6 @@ from tidegate.spark import register, run_pipeline, spark_session
 from tidegate.spark.runtime.workers import freeze_loaded_modules
 from tidegate.sql import Database, Pipeline
 from tidegate.testing.hub import HubProcess
-from tidegate.testing.postgresql import PostgresqlServer
 
 RATES: Final = (1_000, 20_000)
 PARTITIONS: Final = 16

@@ -12,9 +12,10 @@ from tests.needs import Guard, add_markers, markers_of
 from tests.support.quick_java import use_quick_java
 
 if TYPE_CHECKING:
-    from tidegate.testing.azurite import AzuriteServer
+    from tests.support.azurite import AzuriteServer
+    from tests.support.postgresql import PostgresqlServer
+
     from tidegate.testing.hub import HubService
-    from tidegate.testing.postgresql import PostgresqlServer
 
 _guard = Guard()
 
@@ -48,7 +49,7 @@ def guesses_are_free() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def azurite() -> Iterator[AzuriteServer]:
     """One Azure Blob Storage for the whole run; skips loudly where Azurite is not installed."""
-    from tidegate.testing.azurite import required_azurite
+    from tests.support.azurite import required_azurite
 
     with required_azurite(Path(__file__).parent / "azurite") as server:
         yield server
@@ -57,7 +58,7 @@ def azurite() -> Iterator[AzuriteServer]:
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgresqlServer]:
     """One PostgreSQL server for the whole run; skips loudly where it is not installed."""
-    from tidegate.testing.postgresql import required_postgresql
+    from tests.support.postgresql import required_postgresql
 
     with required_postgresql() as server:
         yield server

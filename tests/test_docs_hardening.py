@@ -22,6 +22,8 @@ import pytest
 from azure.eventhub import EventData, TransportType
 from tests.docs_support import ROOT
 from tests.interop.support import SdkTarget, bodies, read
+from tests.support.absent import not_tested
+from tests.support.ports import free_ports
 
 from tidegate.gateway.metrics import METRICS
 from tidegate.gateway.metrics import PREFIX as METRIC_PREFIX
@@ -29,9 +31,7 @@ from tidegate.model.connection_string import ConnectionString
 from tidegate.server.certificates import ServerCertificate, ensure_server_certificate
 from tidegate.server.config_file import load_settings
 from tidegate.server.settings import ServerSettings
-from tidegate.testing.absent import not_tested
 from tidegate.testing.hub import HubService
-from tidegate.testing.ports import free_ports
 from tidegate.transport.clock import SystemClock
 
 PAGE = ROOT / "docs/guides/hardening.md"

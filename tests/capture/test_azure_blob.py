@@ -9,11 +9,11 @@ import fastavro
 import pytest
 from azure.storage.blob import ContainerClient
 from tests.capture.support import append_bodies, wait_until
+from tests.support.azurite import AzuriteServer
 
 from tidegate.broker import Broker
 from tidegate.capture import CaptureService
 from tidegate.model.capture import CaptureSettings
-from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.proxy import CuttingProxy
 
 

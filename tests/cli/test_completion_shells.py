@@ -22,9 +22,9 @@ import click
 import pytest
 from click.shell_completion import CompletionItem
 from tests.cli.support import run_tidegate
+from tests.support.absent import not_tested
 
 from tidegate.cli.shell.completion_shells import SHELLS, bash_text
-from tidegate.testing.absent import not_tested
 from tidegate.testing.hub import HubService
 
 _WAIT_S = 60.0

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import pytest
 from tests.cli.support import COMMAND, Result, run_tidegate
+from tests.support.azurite import AzuriteServer
 
 from tidegate.client import BlockingConsumer
 from tidegate.model.connection_string import ConnectionString
@@ -27,7 +28,6 @@ from tidegate.processor.store import ProcessorStore
 from tidegate.processor.stores.blob import BlobStore
 from tidegate.processor.stores.directory import DirectoryStore
 from tidegate.sql import Database, SqlStore
-from tidegate.testing.azurite import AzuriteServer
 
 T = TypeVar("T")
 

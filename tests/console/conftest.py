@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.console.explorer_support import StepClock
 from tests.console.support import PlainBrowser, console_service, find_chromium
+from tests.support.absent import not_tested
 
 from tidegate.broker import Broker
 from tidegate.console.explorer.events import BrokerEvents
 from tidegate.console.explorer.sending import EventSender
 from tidegate.storage.options import LogOptions
-from tidegate.testing.absent import not_tested
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
+from tests.support.absent import not_tested
+
 from tidegate.server.emulator_config import EMULATOR_KEY
-from tidegate.testing.absent import not_tested
 from tidegate.testing.hub import HubService
 
 if TYPE_CHECKING:

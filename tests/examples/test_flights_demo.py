@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from examples.flights.data import FLIGHT_COUNT, UNSCORED_FLIGHT_COUNT
+from tests.support.postgresql import PostgresqlServer
 
 from tidegate.sql import Database
-from tidegate.testing.postgresql import PostgresqlServer
 
 COMMAND = (sys.executable, "-m", "examples.flights")
 SUBSET = ("--flights-max", "24000", "--events-per-trigger", "4000")

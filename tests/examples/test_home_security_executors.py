@@ -26,12 +26,12 @@ from examples.home_security.verify import recompute
 from examples.support.processes import ROOT, ChildSession
 from tests.spark.conftest import QUICK_START
 from tests.spark.support import cluster_environment
+from tests.support.ports import free_ports
+from tests.support.postgresql import PostgresqlServer
+from tests.support.spark_cluster import SparkCluster
 
 from tidegate.sql import Database
 from tidegate.testing.hub import HubService
-from tidegate.testing.ports import free_ports
-from tidegate.testing.postgresql import PostgresqlServer
-from tidegate.testing.spark_cluster import SparkCluster
 
 T = TypeVar("T")
 

@@ -13,8 +13,7 @@ from examples.home_security.page_files import MalformedPagesError, merge_pages, 
 from examples.home_security.summaries import SummaryStore
 from examples.home_security.web.files import Index, PagesFiles
 from fsspec.implementations.memory import MemoryFileSystem
-
-from tidegate.testing.azurite import AzuriteServer
+from tests.support.azurite import AzuriteServer
 
 
 def page(number: int) -> bytes:

@@ -25,7 +25,7 @@ from fsspec.spec import AbstractFileSystem
 from tidegate.model.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from tidegate.testing.azurite import AzuriteServer
+    from tests.support.azurite import AzuriteServer
 
 HOMES = 120
 

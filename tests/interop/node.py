@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from tidegate.testing.absent import not_tested
+from tests.support.absent import not_tested
 
 FOLDER: Final = Path(__file__).parent / "javascript"
 WAIT_S: Final = 60.0

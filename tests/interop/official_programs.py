@@ -19,11 +19,11 @@ from types import TracebackType
 
 from azure.storage.blob import ContainerClient
 from tests.interop.support import bodies, read, target_of
+from tests.support.azurite import AzuriteServer
 
 from tidegate.client import EventHubProducer
 from tidegate.model.events import EventData
 from tidegate.server.app import TidegateServer
-from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.hub import HubService
 
 WAIT_S = 60.0

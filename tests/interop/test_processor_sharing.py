@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 from tests.interop.support import SdkTarget, target_of
+from tests.support.azurite import AzuriteServer
 
 from tidegate.client import EventHubProducer
 from tidegate.model.connection_string import ConnectionString
@@ -27,7 +28,6 @@ from tidegate.processor import (
     PartitionManagerOptions,
 )
 from tidegate.processor.stores.blob import BlobStore
-from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.hub import HubService
 
 PARTITIONS = [str(number) for number in range(8)]

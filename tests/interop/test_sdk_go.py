@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from tests.interop.official_programs import check_processors, check_throttled_producer
 from tests.interop.support import tls_connection_string
+from tests.support.azurite import AzuriteServer
 
-from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.hub import HubService
 
 FOLDER = Path(__file__).parent / "go"

@@ -13,8 +13,8 @@ from tests.interop.java_programs import JAVA_5, QUICK_START, build, sources_of, 
 from tests.interop.official_programs import check_processors, check_throttled_producer
 from tests.interop.suites.suite import ToolMissingError
 from tests.interop.support import tls_connection_string
+from tests.support.azurite import AzuriteServer
 
-from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.hub import HubService
 
 RUN_S_MAX = 120.0

@@ -13,10 +13,10 @@ from azure.eventhub import EventData
 from azure.eventhub.amqp import AmqpAnnotatedMessage
 from tests.interop.node import JavaScript, JavaScriptError, JavaScriptSdk
 from tests.interop.support import bodies, read, target_of, tls_connection_string
+from tests.support.azurite import AzuriteServer
 
 from tidegate.model.partition_key import partition_for_key
 from tidegate.server.app import TidegateServer
-from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.hub import HubService
 
 

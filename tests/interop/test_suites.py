@@ -13,8 +13,7 @@ from tests.interop.suites.programs import PROGRAM, run_program
 from tests.interop.suites.results import Result, table
 from tests.interop.suites.service import SuiteService
 from tests.interop.suites.suite import Outcome, ToolMissingError, Transport
-
-from tidegate.testing.absent import not_tested
+from tests.support.absent import not_tested
 
 pytestmark = pytest.mark.azurite  # some suites start one of their own
 

@@ -11,13 +11,13 @@ import pytest
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 from azure.storage.blob import ContainerClient, ContainerSasPermissions, generate_container_sas
 from azure.storage.blob.aio import ContainerClient as AsyncContainerClient
+from tests.support.azurite import AzuriteServer
 
 from tidegate.model.errors import ClosedError, InvalidArgumentError, StoreError, StoreUnavailableError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
 from tidegate.processor.lease import GroupKey
 from tidegate.processor.store import ProcessorStore
 from tidegate.processor.stores.blob import BlobStore
-from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.proxy import CuttingProxy
 from tidegate.testing.stores import ProcessorStoreConformance, acquire
 from tidegate.transport.clock import SystemClock

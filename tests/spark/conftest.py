@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.support.spark_cluster import SparkCluster
 
 from tidegate.spark import register, spark_session
-from tidegate.testing.spark_cluster import SparkCluster
 
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For JVMs that live for seconds: 7.4 → 5.7 s from start to first batch."""

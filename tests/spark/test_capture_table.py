@@ -12,11 +12,11 @@ from azure.eventhub import EventHubProducerClient
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from tests.spark.capture_support import START_S, azure_record, capture_to_end, write_file
+from tests.support.azurite import AzuriteServer
 
 from tidegate.client import EventHubProducer
 from tidegate.model.events import EventData, PropertyValue
 from tidegate.spark import explain
-from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.hub import HubService
 
 

@@ -15,10 +15,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.spark.driver_process import DriverProcess, driver_process
 from tests.spark.support import assert_exact, has_reached, make_pipeline, outcome_of, publish
+from tests.support.postgresql import PostgresqlServer
 
 from tidegate.spark import explain, run_pipeline
 from tidegate.testing.hub import HubService
-from tidegate.testing.postgresql import PostgresqlServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.timeout(900)]
 

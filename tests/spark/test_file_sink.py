@@ -10,11 +10,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from tests.spark.support import publish
+from tests.support.azurite import AzuriteServer
 
 from tidegate.spark import explain
 from tidegate.spark.file_sink.commits import published_files
 from tidegate.spark.file_sink.storage import SinkFolder
-from tidegate.testing.azurite import AzuriteServer
 from tidegate.testing.hub import HubService
 
 _DEADLINE_S = 240

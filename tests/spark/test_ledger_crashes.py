@@ -15,10 +15,10 @@ import pytest
 from sqlalchemy import Table, select
 from tests.spark.driver_process import driver_process
 from tests.spark.ledger_driver import UPSERTS, final_minutes, minutes
+from tests.support.postgresql import PostgresqlServer
 
 from tidegate.sql import Database
 from tidegate.sql.core.schema import ledger_query
-from tidegate.testing.postgresql import PostgresqlServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.timeout(1200)]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from tests.spark.support import make_pipeline, outcome_of, readings
+from tests.support.postgresql import PostgresqlServer
 
 from tidegate.model.errors import (
     CheckpointGapError,
@@ -38,7 +39,6 @@ from tidegate.sql.commit.batch import commit_batches
 from tidegate.sql.commit.partition_batch import PartitionBatch
 from tidegate.sql.core.writer_lock import WriterLock
 from tidegate.testing.hub import HubService
-from tidegate.testing.postgresql import PostgresqlServer
 
 _CONNECTION_STRING = "Endpoint=sb://h;SharedAccessKeyName=n;SharedAccessKey=k;EntityPath=readings"
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from tests.sql.cutting_proxy import CuttingProxy
 from tests.sql.support import flights
+from tests.support.postgresql import PostgresqlServer
 
 from tidegate.sql import Database
-from tidegate.testing.postgresql import PostgresqlServer
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ import psycopg
 import pytest
 from sqlalchemy import Column, Connection, Integer, MetaData, Table, make_url, text
 from tests.sql.support import CONSUMER, flights, row_count
+from tests.support.postgresql import PASSWORD, PostgresqlServer
 
 from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
 from tidegate.sql import AuditEntry, Checkpoint, Database, DeadLetter, UnitOfWork
 from tidegate.sql.core import schema, writer_lock
 from tidegate.sql.core.writer_lock import WriterLock
-from tidegate.testing.postgresql import PASSWORD, PostgresqlServer
 
 
 def test_tables_are_made_once_and_kept(database_url: str) -> None:

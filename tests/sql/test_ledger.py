@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import func, select
 from tests.sql.cutting_proxy import Cut, CuttingProxy
+from tests.support.postgresql import PostgresqlServer
 
 from tidegate.model.errors import DatabaseUnavailableError, FencedError, LedgerMismatchError
 from tidegate.sql import ConsumerKey, Database, UnitOfWork, forget_query, next_batch_id
 from tidegate.sql.core.schema import batch_ledger
 from tidegate.sql.ledger.ledger import BatchLedger, Decision, LedgerState, MicroBatch, decide_batch
-from tidegate.testing.postgresql import PostgresqlServer
 
 CONSUMER = ConsumerKey("ledger", "test")
 

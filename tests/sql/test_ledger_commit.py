@@ -26,6 +26,7 @@ from sqlalchemy import (
     select,
     text,
 )
+from tests.support.postgresql import PostgresqlServer
 
 from tidegate.model.errors import (
     DatabaseError,
@@ -39,7 +40,6 @@ from tidegate.sql.ledger.commit import BatchCommit, BatchContents, LedgerResult,
 from tidegate.sql.ledger.ledger import BatchLedger, MicroBatch
 from tidegate.sql.ledger.rows import LedgerTable, WriteMode
 from tidegate.sql.ledger.stages import EVENT_COLUMNS, StageOwner, StageWriter, drop_strays
-from tidegate.testing.postgresql import PostgresqlServer
 
 CONSUMER = ConsumerKey("homes", "ledger")
 

@@ -21,6 +21,7 @@ from tests.sql.support import (
     flights,
     row_count,
 )
+from tests.support.postgresql import PostgresqlServer
 
 from tidegate.model.errors import DatabaseUnavailableError, FencedError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
@@ -36,7 +37,6 @@ from tidegate.sql import (
 from tidegate.sql.core import unit_of_work
 from tidegate.sql.core.lost_commit import resolve_lost_commit
 from tidegate.sql.stores.leases import LeaseTable
-from tidegate.testing.postgresql import PostgresqlServer
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ from tests.sql.transaction_support import (
     write_effect,
     write_effects,
 )
+from tests.support.postgresql import PostgresqlServer
 
 from tidegate.client.retry import RetryPolicy
 from tidegate.model.errors import (
@@ -64,7 +65,6 @@ from tidegate.sql import (
     process_partition_batch,
 )
 from tidegate.sql.commit.transactions import SqlTransactions
-from tidegate.testing.postgresql import PostgresqlServer
 
 STOP = FailurePolicy(FailureAction.STOP)
 PARK = FailurePolicy(FailureAction.PARK_KEY)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from tidegate.testing.azurite import AzuriteMissingError, AzuriteServer, find_azurite, required_azurite
+from tests.support.azurite import AzuriteMissingError, AzuriteServer, find_azurite, required_azurite
 
 
 def test_a_machine_without_node_is_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

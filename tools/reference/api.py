@@ -49,16 +49,13 @@ API_PAGES: Final[Mapping[str, ApiPage]] = {
     ),
     "python-testing.md": ApiPage(
         "Python: tidegate.testing",
-        "Real parts for tests: a hub with faults on demand, PostgreSQL, a proxy that cuts lines, a Spark "
-        "cluster, and the suite for a store of your own. How they are used: "
+        "Real parts for tests: a hub with faults on demand, a proxy that cuts connections, and the suite for "
+        "a store of your own. How they are used: "
         "[test your code](../guides/testing-your-code.md).",
         modules=(
             "tidegate.testing.event_hub",
             "tidegate.testing.hub",
             "tidegate.testing.proxy",
-            "tidegate.testing.postgresql",
-            "tidegate.testing.azurite",
-            "tidegate.testing.spark_cluster",
             "tidegate.testing.stores",
         ),
     ),

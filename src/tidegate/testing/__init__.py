@@ -1,1 +1,1 @@
-"""What Tidegate is tested with, for users' tests, too: a real hub in a thread or in a process."""
+"""For users' tests: a real hub in a thread or in a process, faults on demand, and the suite for stores."""

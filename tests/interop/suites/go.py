@@ -27,10 +27,10 @@ from typing import Final
 from tests.interop import test_sdk_go
 from tests.interop.suites.service import BUILD, ROOT, SuiteService
 from tests.interop.suites.suite import Case, Outcome, Suite, ToolMissingError, Transport
+from tests.support.azurite import AzuriteMissingError, AzuriteServer
 
 from tidegate.client import EventHubAdministrator
 from tidegate.model.connection_string import ConnectionString
-from tidegate.testing.azurite import AzuriteMissingError, AzuriteServer
 
 FOLDER: Final = Path(__file__).parents[1] / "go"
 MODULE: Final = "github.com/Azure/azure-sdk-for-go/sdk/messaging/azeventhubs/v2"

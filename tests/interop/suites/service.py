@@ -7,8 +7,8 @@ from typing import Final
 
 from tests.interop.suites.suite import ToolMissingError, Transport
 from tests.interop.support import tls_connection_string
+from tests.support.azurite import AzuriteMissingError, AzuriteServer
 
-from tidegate.testing.azurite import AzuriteMissingError, AzuriteServer
 from tidegate.testing.hub import HubProcess
 
 ROOT: Final = Path(__file__).parents[3]

@@ -17,8 +17,7 @@ from tests.processor.faults.chaos import ChaosSettings, Fault
 from tests.processor.faults.runs import ChaosResult, run_chaos
 from tests.processor.faults.surroundings import SEED_VARIABLE, chosen_seed
 from tests.processor.faults.work import PARTITION_COUNT
-
-from tidegate.testing.postgresql import PostgresqlServer
+from tests.support.postgresql import PostgresqlServer
 
 _DATABASES: Final = ("sqlite", "postgresql")
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.processor.faults.surroundings import chosen_seed
-
-from tidegate.testing.postgresql import PostgresqlServer
+from tests.support.postgresql import PostgresqlServer
 
 
 @pytest.fixture

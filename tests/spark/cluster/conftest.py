@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from tidegate.testing.spark_cluster import make_executor_python
+from tests.support.spark_cluster import make_executor_python
 
 
 @pytest.fixture(scope="session")

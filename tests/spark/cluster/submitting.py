@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.spark.conftest import QUICK_START
-
-from tidegate.testing.spark_cluster import SparkCluster
+from tests.support.spark_cluster import SparkCluster
 
 PROGRAMS: Final = Path(__file__).parent / "programs"
 

@@ -16,14 +16,14 @@ import pytest
 from sqlalchemy import text
 from tests.spark.cluster.submitting import PROGRAMS, log_of, make_package, submit
 from tests.spark.support import assert_exact, cluster_environment, position_of, publish
+from tests.support.postgresql import PostgresqlServer
+from tests.support.spark_cluster import SparkCluster
 
 from tidegate.client import EventHubProducer
 from tidegate.model.events import EventData
 from tidegate.spark.source.offsets import TASK_EVENTS
 from tidegate.sql import Database
 from tidegate.testing.hub import HubService
-from tidegate.testing.postgresql import PostgresqlServer
-from tidegate.testing.spark_cluster import SparkCluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

@@ -15,8 +15,7 @@ from tests.processor.faults.surroundings import SEED_VARIABLE, chosen_seed
 from tests.processor.faults.work import PARTITION_COUNT
 from tests.spark.faults.chaos import Fault, SparkChaosSettings
 from tests.spark.faults.runs import SparkChaosResult, run_chaos
-
-from tidegate.testing.spark_cluster import SparkCluster
+from tests.support.spark_cluster import SparkCluster
 
 _WORK: Final = ("partitions", "aggregates")
 

@@ -32,12 +32,12 @@ from tests.processor.faults.publisher import Publisher
 from tests.processor.faults.work import consumer_of
 from tests.spark.faults.checker import read_totals
 from tests.spark.faults.driver import ENDED_MARK
+from tests.support.postgresql import PostgresqlServer
+from tests.support.spark_cluster import SparkCluster, kill_session
 
 from tidegate.model.errors import DatabaseUnavailableError
 from tidegate.sql import CheckpointReader, Database
 from tidegate.testing.hub import HubProcess
-from tidegate.testing.postgresql import PostgresqlServer
-from tidegate.testing.spark_cluster import SparkCluster, kill_session
 from tidegate.transport.tasks import TaskOwner
 
 ROOT: Final = Path(__file__).parents[3]

@@ -14,11 +14,11 @@ from tests.processor.faults.work import PARTITION_COUNT, sink
 from tests.spark.faults.chaos import SparkChaosReport, SparkChaosRun, SparkChaosSettings, SparkSurroundings
 from tests.spark.faults.checker import Totals, check_aggregates_work, check_partitions_work, read_totals
 from tests.spark.faults.work import aggregates
+from tests.support.postgresql import PostgresqlServer
+from tests.support.spark_cluster import SparkCluster
 
 from tidegate.sql import Database
 from tidegate.testing.hub import HubProcess
-from tidegate.testing.postgresql import PostgresqlServer
-from tidegate.testing.spark_cluster import SparkCluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ import pytest
 from tests.processor.faults.surroundings import chosen_seed
 from tests.spark.faults.chaos import Fault, SparkChaosSettings
 from tests.spark.faults.runs import run_chaos
-
-from tidegate.testing.spark_cluster import SparkCluster
+from tests.support.spark_cluster import SparkCluster
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.timeout(900)]
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from tidegate.testing.absent import not_tested
-from tidegate.testing.ports import free_ports
+from tests.support.absent import not_tested
+from tests.support.ports import free_ports
 
 PASSWORD: Final = "tidegate-test-password"
 """The superuser's password; loopback connections need it, so that tests see authentication at work."""

@@ -26,9 +26,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from tests.support.ports import free_ports
+
 from tidegate.model.errors import OperationTimeoutError
 from tidegate.spark.runtime.java import find_java
-from tidegate.testing.ports import free_ports
 
 _START_S_MAX: Final = 60.0
 _POLL_S: Final = 0.05

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from tidegate.testing.absent import not_tested
+from tests.support.absent import not_tested
 
 _START_S_MAX: Final = 60.0
 _STOP_S_MAX: Final = 30.0
