@@ -233,8 +233,8 @@ async def test_a_damaged_segment_is_refused_and_repaired_with_its_numbers_kept(
     assert found == [(2, b"c"), (3, b"d"), (4, b"e")]
 
 
-def test_the_guide_tells_of_each(place: Place) -> None:
+def test_the_guide_describes_each(place: Place) -> None:
     """Its cases are those above."""
     page = (ROOT / "docs/guides/disaster-recovery.md").read_text(encoding="utf-8")
-    for words in ("The log is older than the database", "A segment is damaged", "Which first: the database"):
+    for words in ("The log is older than the database", "A segment is damaged", "Back up the database first"):
         assert words in page
