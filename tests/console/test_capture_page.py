@@ -84,7 +84,7 @@ def test_files_come_in_pages_also_without_capture(service: HubService, plain_bro
     assert [row[2:4] for row in _files(last.text)][12] == ["–", "–"]
     assert len(_files(last.text)) == 20
     assert "start=5&amp;files=50" in last.text
-    assert "There are no more files." in plain_browser.get(f"{path}?files=120").text
+    assert "No more files." in plain_browser.get(f"{path}?files=120").text
     for query in ("files=-1", "files=x", f"files={'9' * 30}"):
         assert len(_files(plain_browser.get(f"{path}?{query}").text)) == 50, query
 

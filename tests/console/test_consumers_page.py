@@ -114,7 +114,7 @@ def test_groups_and_their_lag(service: HubService, database: Database, plain_bro
     assert "spark" not in text_of(plain_browser.get("/consumers?search=HOSTS").text)
     one = text_of(plain_browser.get(f"/consumers/{HUB}/hosts").text)
     assert "1 caught up host-a" in one
-    assert "Open dead letters 2 Look at them" in one
+    assert "Open dead letters 2 Show them" in one
     letters = f"/dead-letters?hub={HUB}&amp;group=hosts"
     for address in ("/consumers", f"/consumers/{HUB}/hosts"):
         shown = plain_browser.get(address).text
@@ -139,7 +139,7 @@ def test_moving_shows_first_what_it_does(
     assert _following(database, "moved") == {"0": 4, "1": 10}
     fields = hidden_fields(page)
     refused = plain_browser.post(address, fields)
-    assert (refused.status, "would go backwards; nothing was moved" in refused.text) == (400, True)
+    assert (refused.status, "would move backwards; nothing was moved" in refused.text) == (400, True)
     append(service, HUB, [b"later"])
     done = text_of(ended_job(plain_browser, plain_browser.post(address, {**fields, "rewind": "yes"})))
     assert "Moved 3" in done
@@ -318,7 +318,7 @@ def test_in_a_browser(
     assert_accessible(console_page)
     console_page.goto(f"{address}/move")
     console_page.get_by_label("To", exact=True).select_option("latest")
-    console_page.get_by_role("button", name="Show what it would do").click()
+    console_page.get_by_role("button", name="Dry run").click()
     console_page.get_by_text("1 events would be skipped, 0 processed again").wait_for()
     deadline = time.monotonic() + 2 * DEADLINE_S
     while console_page.get_by_role("checkbox").count():  # a lease that the host could not give back runs out

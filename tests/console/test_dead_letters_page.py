@@ -182,9 +182,9 @@ def test_dead_letters_are_found_and_seen_whole(letters: DeadLetters, plain_brows
     assert "&lt;b&gt;" in markup
     assert "1 open dead letter matches" in text_of(markup)
     assert "1 open dead letter matches" in text_of(plain_browser.get("/dead-letters?reason=<B>").text)
-    assert "None matches" in plain_browser.get("/dead-letters?reason_is=<b>").text
-    assert "None matches" in plain_browser.get("/dead-letters?reason=nothing+of+the+kind").text
-    assert "There are none" in plain_browser.get("/dead-letters?state=redriven").text
+    assert "No dead letter matches" in plain_browser.get("/dead-letters?reason_is=<b>").text
+    assert "No dead letter matches" in plain_browser.get("/dead-letters?reason=nothing+of+the+kind").text
+    assert "There are no dead letters" in plain_browser.get("/dead-letters?state=redriven").text
     letter = letters.list(DeadLetterFilter(event_hub=HUB))[0]
     address = f"/dead-letters/{HUB}/%24Default/0/{letter.sequence_number}"
     assert address in plain_browser.get(f"/dead-letters?hub={HUB}&group=$default&partition=0&from=1h").text
@@ -244,9 +244,9 @@ def test_an_event_that_the_log_has_let_go_comes_from_its_copy(
         READINGS, "0", [NewDeadLetter(10_000_000, "1", 5, "ValueError", "long gone", payload=payload)]
     )
     page = plain_browser.get(f"/dead-letters/{HUB}/%24Default/0/10000000").text
-    assert "The log has let it go" in page
+    assert "The log no longer holds the event" in page
     assert "ff 00 20 6e" in page
-    assert "has no copy of it" in plain_browser.get("/dead-letters/other/%24Default/0/1").text
+    assert "has no copy" in plain_browser.get("/dead-letters/other/%24Default/0/1").text
     for number in ("2", "x", "-1", "9" * 19, "9" * 5_000):
         assert plain_browser.get(f"/dead-letters/other/%24Default/0/{number}").status == 404
 
@@ -280,7 +280,7 @@ def test_discarding_says_first_what_it_means(letters: DeadLetters, plain_browser
     assert fields["hub"] == HUB
     letters.add(READINGS, "0", [NewDeadLetter(10_000_001, "1", 5, "ValueError", "came later")])
     refused = plain_browser.post("/dead-letters/discard", {**fields, "because": " "})
-    assert (refused.status, "Say why" in refused.text) == (400, True)
+    assert (refused.status, "Enter a reason" in refused.text) == (400, True)
     assert letters.count(DeadLetterFilter(event_hub=HUB)) == 4
     done = ended_job(
         plain_browser, plain_browser.post("/dead-letters/discard", {**fields, "because": "test data"})

@@ -100,7 +100,7 @@ def test_a_first_page_keeps_its_events_for_the_download(
         ("count=9999999999999", "1 to 500"),
         ("count=0000010000000", "1 to 500"),
         ("property=%3Dx", "no name"),
-        ("at=garbled", "no place"),
+        ("at=garbled", "Invalid page cursor"),
     ],
 )
 def test_what_cannot_be_meant_is_told_beside_the_form(
@@ -187,7 +187,7 @@ def test_bytes_come_in_parts(service: HubService, hub: str, plain_browser: Plain
     assert "00002000" in following.text
     assert "at=0#" in following.text
     assert "at=16384#" in following.text
-    assert "Bytes behind" not in plain_browser.get(f"{place}&at=24576").text
+    assert "Next bytes" not in plain_browser.get(f"{place}&at=24576").text
 
 
 @pytest.mark.parametrize("place", ["0/0", "0/99999999999999999999", "0/x", "9/0", "x/0"])

@@ -95,7 +95,7 @@ def test_figures_that_stand_still_do_not_look_live(service: HubService, console_
     """While the service is away the page says so; when it is back, it goes on by itself."""
     console_page.goto("/")
     console_page.locator("#events-chart canvas").wait_for()
-    lost = console_page.get_by_text("Live figures stand still.")
+    lost = console_page.get_by_text("Live figures are not updated.")
     assert not lost.is_visible()
     service.stop()
     lost.wait_for()
@@ -168,7 +168,7 @@ def test_notices_tell_what_somebody_should_look_at() -> None:
     notices = list_notices(bad, ProcessingFigures(stalled=2))
     assert [notice.title for notice in notices] == [
         "The disk is nearly full.",
-        "Capture cannot go on.",
+        "Capture is failing.",
         "Partitions are stalled.",
         "Requests are throttled.",
     ]

@@ -98,7 +98,7 @@ def test_a_process_that_says_nothing_is_noticed(files: PipelineFiles, plain_brow
     """Its process is there, but frozen, or without a disk."""
     silent = status_of("silent", HUB)
     files.write(replace(silent, updated_at=silent.updated_at - timedelta(minutes=3)))
-    wait_for(plain_browser, "/pipelines/silent", "has said nothing for 18")
+    wait_for(plain_browser, "/pipelines/silent", "has reported nothing for 18")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_pipeline_is_asked_to_stop_once(files: PipelineFiles, plain_browser: P
         assert process.wait(60) == 0
         assert "stopped" in wait_for(plain_browser, "/pipelines/patient", r">stopped</span>")
         page = plain_browser.follow(plain_browser.post("/pipelines/patient/stop"))
-        assert "does not run" in page.text
+        assert "is not running" in page.text
 
 
 def test_a_browser_sees_it_live_and_stops_it(files: PipelineFiles, console_page: Page) -> None:
@@ -217,4 +217,4 @@ def test_a_browser_sees_it_live_and_stops_it(files: PipelineFiles, console_page:
         console_page.locator(".state", has_text="running").wait_for()
         process.send_signal(signal.SIGKILL)
         console_page.locator(".state", has_text="killed").wait_for()
-        console_page.get_by_text("is gone, and left no word").wait_for()
+        console_page.get_by_text("is gone and reported no end").wait_for()

@@ -57,7 +57,7 @@ def test_publishers_are_revoked_and_restored(service: HubService, plain_browser:
     hub = service.create_hub()
     path, name = f"/hubs/{hub}/publishers", "device <7> & co"
     assert (
-        "device &lt;7&gt; &amp; co may send no more"
+        "device &lt;7&gt; &amp; co can no longer send"
         in plain_browser.follow(plain_browser.post(path, {"publisher": name})).text
     )
     assert plain_browser.post(path, {"publisher": name}).status == 409
@@ -70,7 +70,7 @@ def test_publishers_are_revoked_and_restored(service: HubService, plain_browser:
     assert "device &lt;7&gt; &amp; co" in own
     assert 'action="' + path + '/restore"' in own
     restored = plain_browser.follow(plain_browser.post(f"{path}/restore", {"publisher": name})).text
-    assert "may send again" in restored
+    assert "can send again" in restored
     assert "No publisher is revoked." in plain_browser.get(f"{path}?only=revoked").text
     assert plain_browser.post(f"{path}/restore", {"publisher": name}).status == 404
     assert plain_browser.get(f"/hubs/{hub}/publisher").status == 404
@@ -147,7 +147,7 @@ def test_publishers_are_forgotten_with_the_service(tmp_path: Path) -> None:
         _note_publishers(service, hub, ["device-1"])
         before = PlainBrowser(service.ready.console).get(f"/hubs/{hub}/publishers").text
         assert [row[0] for row in _rows(before)] == ["device-1"]
-        assert "the list begins anew with each start" in before
+        assert "The list starts empty each time the service starts" in before
         service.restart()
         after = PlainBrowser(service.ready.console).get(f"/hubs/{hub}/publishers").text
         assert "No publisher has sent an event since the service started." in after
@@ -207,7 +207,7 @@ def test_publishers_under_load_with_a_browser(service: HubService, console_page:
         console_page.get_by_role("heading", name="device-1").wait_for()
         assert_accessible(console_page)
         console_page.get_by_role("button", name="Revoke device-1").click()
-        console_page.get_by_text("The publisher device-1 may send no more.").wait_for()
+        console_page.get_by_text("The publisher device-1 can no longer send.").wait_for()
         assert refused["device-1"].wait(_DEADLINE_S)
         row.get_by_text("revoked", exact=True).wait_for()
         console_page.get_by_role("link", name="Those revoked (1)").click()

@@ -253,7 +253,7 @@ def test_only_who_may_manage_the_namespace_sees_it(service: HubService) -> None:
     assert KEY not in page
     assert "1 record," in root.get("/audit?action=createEventHub&search=RETENTION").text
     assert "1 record," in root.get("/audit?policy=ann").text
-    assert "No record is like that." in root.get("/audit?search=%3Cnothing%3E").text
+    assert "No record matches." in root.get("/audit?search=%3Cnothing%3E").text
 
 
 @pytest.mark.parametrize("log_format", list(LogFormat))

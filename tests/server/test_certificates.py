@@ -97,7 +97,7 @@ def test_a_name_outside_the_constraints_makes_a_new_authority(
     assert "clients" not in caplog.text
     certificate = ensure_server_certificate(tmp_path, [name], clock=clock)
     assert _ca(certificate) != ca_before
-    assert f"could not speak for {name}: clients have to be given the new" in caplog.text
+    assert f"does not cover {name}: clients need the new" in caplog.text
     _handshake(certificate, "one.example")
     _handshake(certificate, name)
     ca_before = _ca(certificate)

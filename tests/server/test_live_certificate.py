@@ -158,7 +158,7 @@ def test_a_pair_that_cannot_be_used_leaves_the_old_one(
     assert [live.refresh() for _ in range(5)] == [False] * 5
     errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(errors) == 1
-    assert "stays the old one" in errors[0]
+    assert "stays in use" in errors[0]
     assert "mine." in errors[0]
     assert _shown(live.context) == "old.example"
     files.write("new.example")

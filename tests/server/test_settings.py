@@ -27,7 +27,7 @@ def test_port_that_is_none_is_refused_by_name(tmp_path: Path, port: object) -> N
 
 def test_no_amqp_face_is_refused(tmp_path: Path) -> None:
     """A service that no client can reach is a mistake, not a configuration."""
-    with pytest.raises(InvalidArgumentError, match="AMQP faces are off"):
+    with pytest.raises(InvalidArgumentError, match="Neither AMQP port is set"):
         ServerSettings(tmp_path, amqp_port=None)
 
 

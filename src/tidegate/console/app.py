@@ -109,11 +109,11 @@ class ConsoleApp:
         self.application.router.redirect_slashes = False
 
     def route(self) -> BaseRoute:
-        """What the gateway puts behind its own routes."""
+        """The route that the gateway adds after its own."""
         return ConsoleRoute(self.application)
 
     def end_streams(self) -> None:
-        """End what is live, so that the HTTP face can stop; pages are still served. Harmless twice."""
+        """End what is live, so that the HTTP server can stop; pages are still served. Harmless twice."""
         self.console.streams.close()
 
     async def close(self) -> None:
@@ -149,7 +149,7 @@ def page_routes(console: Console, views: Views) -> list[Route]:
 
 
 class ConsoleRoute(BaseRoute):
-    """Takes the requests for the console's addresses that no route before it takes whole."""
+    """Matches the console's addresses that no earlier route fully matches."""
 
     def __init__(self, application: ASGIApp) -> None:
         self._application = application
@@ -195,7 +195,7 @@ class _Headers:
 
 
 class _SignedIn:
-    """Lets only those through who have signed in, but to where they can sign in."""
+    """Requires a session, except where users sign in."""
 
     def __init__(self, app: ASGIApp, console: Console, budget: MemoryBudget) -> None:
         self._app = app
@@ -247,7 +247,7 @@ class _SignedIn:
             return
 
         async def send_with_cookie(message: Message) -> None:
-            # Whoever signed in meanwhile, as somebody else, has that session's cookie.
+            # A user who signed in as another meanwhile has that session's cookie.
             if message["type"] == "http.response.start" and request.state.session is session:
                 carrier = Response()
                 set_cookie(request, carrier, session)
@@ -266,7 +266,7 @@ def _ask_to_sign_in(request: Request) -> Response:
     return error_page(
         request,
         UnauthorizedError(
-            "Nobody is signed in here, or no longer.", next_step="Sign in at /console/sign-in."
+            "You are not signed in, or the session has ended.", next_step="Sign in at /console/sign-in."
         ),
         status_code=401,
     )

@@ -1,10 +1,10 @@
-"""The composition root: builds the broker and its faces from settings, and stops them in reverse.
+"""The composition root: builds the broker and its servers from settings, and stops them in reverse.
 
     start   certificates -> broker (recovers the log) -> capture -> AMQP -> HTTP -> ready file, profile
     stop    ready file -> AMQP (connections get time to finish, WebSockets, too) -> HTTP
             -> retention -> capture (what is not in a file comes after the next start) -> broker (log flushed)
 
-A face that cannot start (its port is taken) stops what was started before it, and the start fails.
+If a server cannot start (its port is in use), what was started before it is stopped, and the start fails.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from tidegate.broker import ROOT_POLICY_NAME, Broker
 from tidegate.capture import CaptureService
@@ -62,10 +62,12 @@ from tidegate.transport.tls import HandshakeFailures
 
 MEMORY_LOOK_INTERVAL_S: Final = 2.0
 MEMORY_FALL_BYTES: Final = 48 * 1024 * 1024
-"""How often the memory held for clients is looked at, and how far it must have fallen since its peak for
-freed memory to be given back (our choice: less than what is kept for reuse anyway)."""
+"""How often the memory held for clients is checked, and how far it must have fallen since its peak before
+freed memory is returned (our choice: less than what is kept for reuse anyway)."""
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class TidegateServer:
@@ -84,34 +86,26 @@ class TidegateServer:
     @property
     def broker(self) -> Broker:
         """The namespace; raises ClosedError while the service does not run."""
-        if self._broker is None:
-            raise ClosedError("The service is not running.")
-        return self._broker
+        return _running(self._broker)
 
     @property
     def capture(self) -> CaptureService:
         """What captures the namespace's hubs; raises ClosedError while the service does not run."""
-        if self._capture is None:
-            raise ClosedError("The service is not running.")
-        return self._capture
+        return _running(self._capture)
 
     def connection_statistics(self) -> AdmissionStatistics:
         """Connections now, and what was refused; raises ClosedError while the service does not run."""
-        if self._amqp is None:
-            raise ClosedError("The service is not running.")
-        return self._amqp.admission.statistics()
+        return _running(self._amqp).admission.statistics()
 
     @property
     def ready(self) -> ReadyInformation:
         """Where it listens; raises ClosedError before ``start`` has returned."""
-        if self._ready is None:
-            raise ClosedError("The service is not running.")
-        return self._ready
+        return _running(self._ready)
 
     async def start(self) -> ReadyInformation:
         """Start everything; returns once clients can connect.
 
-        Raises InvalidArgumentError (a port that is taken, a host that is not ours), DirectoryInUseError,
+        Raises InvalidArgumentError (a port in use, an address of another machine), DirectoryInUseError,
         LogCorruptError, LogFullError, OSError; whatever was started is stopped again.
         """
         try:
@@ -151,7 +145,7 @@ class TidegateServer:
         self._broker.authorizer.set_host_names(self._host_names(certificate))
         self._prepare(self._broker)
         if settings.ready_file is not None:
-            # Left by a service that was killed: whoever waits for the file must not read it.
+            # Left by a killed service: programs that wait for the file must not read it.
             settings.ready_file.unlink(missing_ok=True)
         self._capture = CaptureService(
             self._broker,
@@ -184,7 +178,7 @@ class TidegateServer:
                 console_of(self._broker, self._capture, amqp, settings, self._clock, lambda: self.ready)
             )
         if console is not None:
-            # Behind the HTTP face: a page that it still serves may start something.
+            # After the HTTP server in stopping order: a page that it still serves may start something.
             stack.push_async_callback(console.close)
         http = HttpGateway(
             self._broker,
@@ -199,11 +193,11 @@ class TidegateServer:
         )
         stack.push_async_callback(http.close)
         if console is not None:
-            # Before the HTTP face, which waits for the answers that it streams.
+            # Before the HTTP server, which waits for its streamed answers.
             stack.callback(console.end_streams)
-        # Before the HTTP face, too: it waits for answers that are held back from whoever guesses keys.
+        # Before the HTTP server too: it waits for answers that are delayed for clients that guess keys.
         stack.callback(self._broker.key_guard.release)
-        # Before the HTTP face, whose WebSockets it uses.
+        # Before the HTTP server, whose WebSockets it uses.
         stack.push_async_callback(amqp.close, drain_timeout_s=settings.drain_timeout_s)
         addresses: dict[str, str | None] = {
             "amqp": await _listen(amqp, settings.host, settings.amqp_port, None),
@@ -259,7 +253,7 @@ class TidegateServer:
         return admission
 
     def _renew_ready(self, addresses: dict[str, str | None], certificate: ServerCertificate | None) -> None:
-        """Where the root key has changed, have the files that hold it say the new one."""
+        """After a change of the root key, write it to the files that contain it."""
         old, ready = self._ready, self._describe(addresses, certificate)
         if old is None or ready == old:
             return
@@ -277,8 +271,8 @@ class TidegateServer:
         root = next((policy for policy in broker.policies() if policy.name == ROOT_POLICY_NAME), None)
         if root is not None and EMULATOR_KEY in root.keys and not is_loopback(self.settings.host):
             _log.warning(
-                "the root key is the official emulator's, which everybody knows, and %s is not loopback: "
-                "whoever reaches this service may do everything",
+                "the root key is the official emulator's, which is public, and %s is not loopback: "
+                "anyone who reaches this service has full access",
                 self.settings.host,
             )
 
@@ -317,7 +311,8 @@ class TidegateServer:
     def _console_address(
         self, addresses: dict[str, str | None], certificate: ServerCertificate | None
     ) -> str | None:
-        """For a browser on this machine: the plain face where it is on, since a CA is to be trusted first."""
+        """For a browser on this machine: plain HTTP if served, since HTTPS needs the CA to be trusted
+        first."""
         for scheme in ("http", "https"):
             if self.settings.is_console_served and (address := addresses[scheme]) is not None:
                 host, port = _reachable(address)
@@ -364,7 +359,7 @@ class TidegateServer:
 
 
 async def _give_memory_back(budget: MemoryBudget) -> None:
-    """Have what a flood has left behind given back to the kernel, soon after it is over."""
+    """Return memory freed after a flood to the kernel."""
     peak = budget.statistics().used_bytes
     while True:
         await asyncio.sleep(MEMORY_LOOK_INTERVAL_S)
@@ -397,23 +392,29 @@ async def run_server(
         await server.close()
 
 
-class _Face(Protocol):
+def _running(part: T | None) -> T:
+    if part is None:
+        raise ClosedError("The service is not running.")
+    return part
+
+
+class _Listener(Protocol):
     async def listen(
         self, host: str, port: int, *, ssl_context: ssl.SSLContext | None = None
     ) -> tuple[str, int]: ...
 
 
-async def _listen(face: _Face, host: str, port: int | None, tls: ssl.SSLContext | None) -> str | None:
-    """Start a face; returns ``host:port`` as bound, None where the face is off."""
+async def _listen(server: _Listener, host: str, port: int | None, tls: ssl.SSLContext | None) -> str | None:
+    """Start listening; returns ``host:port`` as bound, None without a port."""
     if port is None:
         return None
     try:
-        bound_host, bound_port = await face.listen(host, port, ssl_context=tls)
+        bound_host, bound_port = await server.listen(host, port, ssl_context=tls)
     except (OSError, BrokenError) as error:
         reason = error.message if isinstance(error, BrokenError) else error.strerror or str(error)
         raise InvalidArgumentError(
             f"Cannot listen on {host}:{port}: {reason.rstrip('.')}.",
-            next_step="Give another port (0 is any free one) or an address of this machine.",
+            next_step="Use another port (0 is any free port) or an address of this machine.",
         ) from error
     return f"[{bound_host}]:{bound_port}" if ":" in bound_host else f"{bound_host}:{bound_port}"
 

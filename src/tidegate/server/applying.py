@@ -1,8 +1,8 @@
-"""Brings a namespace to what a configuration file declares; run at each start, before any client connects.
+"""Applies what a configuration file declares to a namespace; runs at each start, before any client connects.
 
-Conflicts (a partition count, a policy's claims: neither can be changed) are found before anything is
-touched, and told in one error. Where a value is refused later, what was done until then stays: the next
-start, with a corrected file, goes on from there.
+Conflicts (a partition count or a policy's claims, which cannot be changed) are found before anything is
+changed, and reported in one error. If a value is refused later, what was done until then stays: the next
+start, with a corrected file, continues from there.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.server.declared import DeclaredEventHub, DeclaredNamespace, DeclaredPolicy, Switch
 
 Report = Callable[[str], None]
-"""Told each change that was made, as one line without secrets."""
+"""Called with each change, as one line without secrets."""
 
 
 def apply_declared(broker: Broker, declared: DeclaredNamespace, report: Report) -> None:
-    """Make and change what ``declared`` has and the namespace has not; delete nothing.
+    """Create what is missing and change what differs; delete nothing.
 
     Raises InvalidArgumentError (all conflicts at once; a value that the namespace's tier does not allow),
     QuotaExceededError, LogFullError.
@@ -37,8 +37,8 @@ def apply_declared(broker: Broker, declared: DeclaredNamespace, report: Report) 
         conflicts += _policy_conflicts(found.policies, wanted.policies, f"the event hub {found.name!r}")
     if conflicts:
         raise InvalidArgumentError(
-            f"What the configuration declares contradicts what is there: {'; '.join(conflicts)}.",
-            next_step="Neither can be changed. Correct the file, or delete them first.",
+            f"The configuration contradicts the namespace: {'; '.join(conflicts)}.",
+            next_step="These cannot be changed. Correct the file, or delete them first.",
         )
     if declared.tier is not None and declared.tier is not broker.tier:
         broker.set_tier(declared.tier)
@@ -54,9 +54,9 @@ def apply_declared(broker: Broker, declared: DeclaredNamespace, report: Report) 
 
 
 def set_root_key(broker: Broker, key: str) -> None:
-    """Make ``key`` the root policy's primary key; the policy is made where its owner deleted it.
+    """Make ``key`` the root policy's primary key; creates the policy if it was deleted.
 
-    Raises InvalidArgumentError (the key, which is not told), LogFullError.
+    Raises InvalidArgumentError (without the key), LogFullError.
     """
     root = next((policy for policy in broker.policies() if policy.name == ROOT_POLICY_NAME), None)
     if root is None:
@@ -69,7 +69,7 @@ def _apply_event_hub(broker: Broker, wanted: DeclaredEventHub, report: Report) -
     known = {hub.name.lower() for hub in broker.list_event_hubs()}
     if wanted.name.lower() not in known:
         broker.create_event_hub(wanted.name, partition_count=wanted.partition_count, **wanted.settings)
-        report(f"made the event hub {wanted.name} with {wanted.partition_count} partitions")
+        report(f"created the event hub {wanted.name} with {wanted.partition_count} partitions")
     else:
         before = broker.event_hub(wanted.name).description
         broker.update_event_hub(wanted.name, **wanted.settings)
@@ -80,7 +80,7 @@ def _apply_event_hub(broker: Broker, wanted: DeclaredEventHub, report: Report) -
     for group in wanted.consumer_groups:
         if group.lower() not in groups:
             event_hub.create_consumer_group(group)
-            report(f"made the consumer group {group} of {wanted.name}")
+            report(f"created the consumer group {group} of {wanted.name}")
     _apply_policies(broker, wanted.name, wanted.policies, report)
     if wanted.capture is not None:
         capture = None if isinstance(wanted.capture, Switch) else wanted.capture
@@ -97,7 +97,7 @@ def _apply_policies(
         found = _named(broker.policies(event_hub), wanted.name)
         if found is None:
             broker.create_policy(event_hub, wanted.name, wanted.claims, key=wanted.key)
-            report(f"made the policy {wanted.name} of {where}")
+            report(f"created the policy {wanted.name} of {where}")
         elif wanted.key is not None and wanted.key != found.key:
             broker.regenerate_key(event_hub, found.name, key=wanted.key)
             report(f"replaced the primary key of the policy {found.name} of {where}")

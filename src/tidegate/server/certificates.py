@@ -1,11 +1,11 @@
-"""The service's certificate: the user's own files, or one of its own with its own authority.
+"""The service's certificate: the user's files, or a self-signed one with its own authority.
 
 Its own is kept in the data directory, for development and private networks: clients are given ``ca.pem`` and
 verify as usual. The authority stays the same as long as it is valid and may speak for the names that are
 wanted, so that a renewed server certificate needs nothing from the clients. Keys are readable by the owner
 only.
 
-Somebody who trusts ``ca.pem`` trusts it for servers with the names of this service and for nothing else: the
+Clients that trust ``ca.pem`` trust it for servers with the names of this service and nothing else: the
 authority carries the names as constraints (RFC 5280 section 4.2.1.10), and the use (extended key usage: of a
 certificate in a chain it limits those below, CA/Browser Forum Baseline Requirements 7.1.2.10.6). So its key,
 if it is ever stolen, signs no certificate that is good for another host, for mail, code or a client. The key
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-import os
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tidegate.model.clock import Clock
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.transport.private_files import write_private_file
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _AUTHORITY_LIFETIME = timedelta(days=3650)
@@ -55,7 +55,7 @@ class ServerCertificate:
     certificate_file: Path
     """The server's certificate followed by the authority's, PEM."""
     key_file: Path
-    """The server's private key, PEM, without a password; mode 0600 where it was made here."""
+    """The server's private key, PEM, without a password; mode 0600 if created here."""
 
     def ssl_context(self) -> ssl.SSLContext:
         """A server-side TLS context with this certificate: 1.3, and 1.2 with AEAD suites."""
@@ -97,13 +97,13 @@ def given_server_certificate(certificate_file: Path, key_file: Path) -> ServerCe
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise InvalidArgumentError(
             f"The TLS certificate {certificate_file} with the key {key_file} cannot be used: {error}",
-            next_step="Give two PEM files: the certificate with its chain, and its key without a password.",
+            next_step="Use two PEM files: the certificate with its chain, and its key without a password.",
         ) from error
     return given
 
 
 def ensure_server_certificate(directory: Path, names: Sequence[str], *, clock: Clock) -> ServerCertificate:
-    """The certificate in ``directory`` for loopback and ``names``, made or renewed where that is needed.
+    """The certificate in ``directory`` for loopback and ``names``, created or renewed if needed.
 
     Renewed when it runs out within 30 days, or when one of ``names`` is not in it (the names that it has are
     kept). A new authority, which clients have to be given, is made only when there is none, it runs out
@@ -129,11 +129,13 @@ def ensure_server_certificate(directory: Path, names: Sequence[str], *, clock: C
     ):
         return paths
     server = _make_server(authority, list(dict.fromkeys([*wanted, *held])), now)
-    _write(paths.key_file, _key_pem(server.key))
+    write_private_file(paths.key_file, _key_pem(server.key))
     chain = _certificate_pem(server.certificate) + _certificate_pem(authority.certificate)
-    _write(paths.certificate_file, chain, mode=0o644)
+    write_private_file(paths.certificate_file, chain, mode=0o644)
     _log.info(
-        "made a server certificate for %s: %s", ", ".join(_names(server.certificate)), paths.certificate_file
+        "created a server certificate for %s: %s",
+        ", ".join(_names(server.certificate)),
+        paths.certificate_file,
     )
     return paths
 
@@ -147,14 +149,14 @@ def _ensure_authority(
     if authority is not None and not outside and not _is_ending(authority.certificate, now):
         return authority
     made = _make_authority(now, list(dict.fromkeys([*wanted, *held])))
-    _write(key_file, _key_pem(made.key))
-    _write(ca_file, _certificate_pem(made.certificate), mode=0o644)
+    write_private_file(key_file, _key_pem(made.key))
+    write_private_file(ca_file, _certificate_pem(made.certificate), mode=0o644)
     if authority is None:
-        _log.info("made a certificate authority: %s", ca_file)
+        _log.info("created a certificate authority: %s", ca_file)
     else:
-        reason = f"could not speak for {', '.join(outside)}" if outside else "was running out"
+        reason = f"does not cover {', '.join(outside)}" if outside else "was running out"
         _log.warning(
-            "made a new certificate authority, since the old one %s: clients have to be given the new %s",
+            "created a new certificate authority, since the old one %s: clients need the new %s",
             reason,
             ca_file,
         )
@@ -278,7 +280,7 @@ def _general_name(name: str) -> x509.IPAddress | x509.DNSName:
 
 
 def _refuse_password() -> bytes:
-    # Without this, OpenSSL would ask whoever sits at the terminal.
+    # Without this, OpenSSL would prompt at the terminal.
     raise ValueError("the key needs a password.")
 
 
@@ -315,7 +317,7 @@ def _load(certificate_file: Path, key_file: Path) -> _Pair | None:
     except (ValueError, TypeError) as error:
         raise InvalidArgumentError(
             f"{certificate_file} or {key_file} is not a usable PEM file.",
-            next_step="Delete both files: the service then makes new ones.",
+            next_step="Delete both files; the service then creates new ones.",
         ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         return None
@@ -330,13 +332,3 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-
-
-def _write(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Replace ``path`` in one step; a reader sees the old content or the new."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    os.replace(temporary, path)

@@ -44,10 +44,10 @@ from tidegate.server.settings import PATH_NAMES, ServerSettings, settings_from_m
 def load_settings(path: Path, *, data_dir: Path | None = None) -> ServerSettings:
     """The settings in a file, which is JSON where it begins with a brace, and TOML otherwise.
 
-    data_dir: used where the file has none (the emulator's never has); relative paths in the file start at the
-    file's own directory.
+    data_dir: used if the file has none (the emulator's never has); relative paths in the file are relative to
+    the file's directory.
 
-    Raises InvalidArgumentError naming the file when it cannot be read, parsed or meant.
+    Raises InvalidArgumentError naming the file if it cannot be read or parsed, or is invalid.
     """
     document = _read(path)
     try:

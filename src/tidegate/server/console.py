@@ -26,7 +26,7 @@ async def console_of(
     clock: Clock,
     ready: Callable[[], ReadyInformation],
 ) -> AsyncIterator[ConsoleApp]:
-    """The console of a running service; on exit, what it holds is released.
+    """The console of a running service; on exit, its resources are released.
 
     ready: where the service listens; raises ClosedError until it does.
     """

@@ -1,7 +1,7 @@
-"""What a configuration file says there should be: event hubs, policies and capacity, as validated values.
+"""What a configuration file declares: event hubs, policies and capacity, as validated values.
 
-Declared is the least that is there: what is missing is made and what differs is changed (``applying``),
-nothing is deleted, and what a declaration leaves out (None) stays as it is.
+What is missing is created and what differs is changed (``applying``); nothing is deleted, and what a
+declaration leaves out (None) stays as it is.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from tidegate.model.limits import Tier
 
 
 class Switch(Enum):
-    """Said in place of a number or a table, to take a limit or a feature away."""
+    """Used instead of a number or a table to remove a limit or turn a feature off."""
 
     OFF = "off"
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredPolicy:
-    """A policy that should be there."""
+    """A policy that should exist."""
 
     name: str
     claims: frozenset[Claim]
     key: str | None = field(default=None, repr=False)
-    """None: made at random with the policy; the key of a policy that is there stays."""
+    """None: random for a new policy; unchanged for an existing one."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredEventHub:
-    """An event hub that should be there."""
+    """An event hub that should exist."""
 
     name: str
     partition_count: int
-    """Fixed when the hub is made: another number than it has is a conflict."""
+    """Fixed at creation: a number other than that of the existing hub is a conflict."""
     settings: HubChanges = field(default_factory=HubChanges)
-    """What is left out is the default for a new hub, and unchanged for one that is there."""
+    """Settings left out are the default for a new hub, and unchanged for an existing one."""
     consumer_groups: tuple[str, ...] = ()
     """Besides ``$Default``, which every hub has."""
     policies: tuple[DeclaredPolicy, ...] = ()
@@ -55,7 +55,7 @@ class DeclaredEventHub:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredNamespace:
-    """Everything that a configuration file says should be there; empty where it says nothing."""
+    """Everything that a configuration file declares."""
 
     event_hubs: tuple[DeclaredEventHub, ...] = ()
     policies: tuple[DeclaredPolicy, ...] = ()

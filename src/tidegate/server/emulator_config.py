@@ -1,14 +1,13 @@
-"""The official emulator's ``Config.json``, taken as it is: its event hubs and consumer groups.
+"""The official emulator's ``Config.json``, read unchanged: its event hubs and consumer groups.
 
     {"UserConfig": {"NamespaceConfig": [{"Type": "EventHub", "Name": "emulatorNs1", "Entities": [
         {"Name": "eh1", "PartitionCount": "2", "ConsumerGroups": [{"Name": "cg1"}]}]}],
      "LoggingConfig": {"Type": "File"}}}
 
 Its limits (one namespace of 1 to 10 hubs with at most 20 consumer groups each) are not ours, but for the one
-namespace. ``LoggingConfig`` is read past: the service logs to standard error, and its owner decides where
-that goes. Source: Config-schema.json of Azure/azure-event-hubs-emulator-installer, 2026-09; partition counts
-stand there as texts, and are numbers in files that other tools write.
-"""
+namespace. ``LoggingConfig`` is ignored: the service logs to standard error. Source: Config-schema.json of
+Azure/azure-event-hubs-emulator-installer, 2026-09; partition counts are strings there, and numbers in files
+that other tools write."""
 
 from __future__ import annotations
 

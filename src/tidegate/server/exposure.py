@@ -1,4 +1,4 @@
-"""Warns where the service listens without TLS on an address that other machines can reach. Pure."""
+"""Warns if the service listens without TLS on an address that other machines can reach. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _FACES: Final = {
     "amqp": ("AMQP", "amqps_port", "events, tokens and the keys of SASL PLAIN"),
     "http": ("HTTP", "https_port", "events, tokens and what is typed into the console, keys included"),
 }
-"""By the name of a face without TLS: what it is called, the setting of the same with TLS, what it shows."""
+"""By protocol without TLS: its title, the setting for the same with TLS, and what it exposes."""
 
 
 def exposure_warnings(addresses: Mapping[str, str | None]) -> list[str]:
-    """A sentence for each face without TLS that other machines reach.
+    """A sentence for each port without TLS that other machines can reach.
 
-    addresses: ``host:port`` as bound, by the name of the face; None where that face is off.
+    addresses: ``host:port`` as bound, by protocol; None if it is not served.
     """
     found: list[str] = []
     for face, (title, secure, exposed) in _FACES.items():
@@ -32,7 +32,7 @@ def exposure_warnings(addresses: Mapping[str, str | None]) -> list[str]:
 
 
 def _reach(host: str) -> str | None:
-    """Who is on the way to an address; None for loopback."""
+    """Who can read traffic to an address; None for loopback."""
     address = ipaddress.ip_address(host)
     mapped = getattr(address, "ipv4_mapped", None)
     address = mapped if mapped is not None else address

@@ -1,7 +1,7 @@
-"""The certificate of a running service: files that change are taken up without a restart.
+"""The certificate of a running service: changed files are loaded without a restart.
 
 New connections get the new certificate, those that are open keep theirs. Files that cannot be used, as while
-somebody is replacing them one by one, change nothing.
+they are replaced one by one, change nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidegate.model.errors import InvalidArgumentError
 from tidegate.server.certificates import ServerCertificate
 
 CHECK_INTERVAL_S: Final = 5.0
-"""Seconds between two looks at the files (our choice: a look is two calls of stat)."""
+"""Seconds between checks of the files (our choice: a check is two calls of stat)."""
 
 _Signature = tuple[tuple[int, int, int], ...]
 
@@ -38,7 +38,7 @@ class LiveCertificate:
         self._loaded = self._seen = _signature(self.certificate)
         self._complaint: str | None = None
         self.context = self.certificate.ssl_context()
-        """For all listening ports. What it was made with is never shown: each handshake asks for the newest.
+        """For all listening ports. Its initial certificate is never used: each handshake asks for the newest.
 
         A context of its own per certificate: one that is loaded over another keeps the older one of another
         key type, and goes on showing it to some clients.
@@ -46,7 +46,7 @@ class LiveCertificate:
         self.context.sni_callback = self._use_newest
 
     def refresh(self) -> bool:
-        """Look at the files, and take up what has changed; returns True where the certificate is another now.
+        """Check the files, and load changed ones; returns True if the certificate is a new one.
 
         Files count once they have stayed the same for two looks, so that a certificate and its key that are
         replaced one after the other are not met halfway. Never raises for the files: what is wrong with them
@@ -78,7 +78,7 @@ class LiveCertificate:
     def _complain(self, reason: str) -> None:
         if reason != self._complaint:
             self._complaint = reason
-            _log.error("the TLS certificate stays the old one, since the new one cannot be used: %s", reason)
+            _log.error("the old TLS certificate stays in use, since the new one is invalid: %s", reason)
 
 
 def _signature(certificate: ServerCertificate) -> _Signature:

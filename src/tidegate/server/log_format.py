@@ -21,7 +21,7 @@ class LogFormat(Enum):
     """How the lines of the log are written."""
 
     TEXT = "text"
-    """Time, level, where, what. A failure that nobody expected is followed by its traceback."""
+    """Time, level, where, what. An unexpected failure is followed by its traceback."""
     JSON = "json"
     """One JSON object per line, tracebacks included."""
 
@@ -54,7 +54,7 @@ _CHARACTERS_MAX: Final = 2_000
 
 
 def start_logging(log_format: LogFormat, stream: TextIO, *, clock: Clock) -> None:
-    """Have everything that Tidegate logs, and what other libraries warn of, written to ``stream``.
+    """Write Tidegate's log, and other libraries' warnings, to ``stream``.
 
     Ours from INFO up (what a service does and refuses), others' from WARNING up. Replaces what was set up
     before.
@@ -80,11 +80,11 @@ class _Window:
 
 
 class FloodFilter(logging.Filter):
-    """Leaves out lines that clients cause, beyond ``_LINES_MAX`` of one kind in ``_WINDOW_S``, and cuts long
+    """Drops lines that clients cause, beyond ``_LINES_MAX`` of one kind in ``_WINDOW_S``, and cuts long
     ones.
 
-    The next one of the kind that passes says how many. Errors count, too: where a client has found out how to
-    cause one, the first few tell. Changes by administrators, which ``tidegate.audit`` tells, always pass.
+    The next line of the kind reports how many. Errors count too: if a client can cause one, the first few are
+    enough. Changes by administrators, logged by ``tidegate.audit``, always pass.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""What a service that moves megabyte buffers and holds thousands of connections needs of its process."""
+"""Process settings for a service with megabyte buffers and thousands of connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MMAP_BYTES = 32 * 1024 * 1024
 
 _MEMORY_BYTES_DEFAULT_MAX: Final = 512 * 1024 * 1024
 _OPEN_FILES_MAX: Final = 1 << 20
-"""Our choice, where there is no limit, or none that matters."""
+"""Our choice, if there is no limit or a larger one."""
 
 
 def keep_freed_memory() -> bool:
@@ -30,7 +30,7 @@ def keep_freed_memory() -> bool:
 
     Without it each batch of 1 MB costs 256 page faults: serving batches to our client took 2.4 µs of CPU per
     event of 1 KB, and 1.2 µs with it (measured on 2 shared cores). Concerns the whole process, so it is for
-    whoever owns the process. Returns False where there is no glibc; then nothing is changed.
+    the owner of the process. Returns False where there is no glibc; then nothing is changed.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -45,8 +45,8 @@ def start_kept_from_collections() -> Iterator[None]:
 
     A full collection walks every object, and connections that end leave cycles that ask for one: the modules
     and the start's objects alone took 0.1 s of the event loop each time, and take none of it so (measured
-    under connections that come and go, on 2 shared cores). Concerns the whole process, so it is for whoever
-    owns the process.
+    under connections that come and go, on 2 shared cores). Concerns the whole process, so it is for the owner
+    of the process.
     """
     gc.collect()
     gc.freeze()
@@ -57,7 +57,7 @@ def start_kept_from_collections() -> Iterator[None]:
 
 
 def give_back_freed_memory() -> None:
-    """Have glibc give all freed memory back to the kernel, wherever it lies; may take 0.1 s.
+    """Have glibc return all freed memory to the kernel; may take 0.1 s.
 
     Does nothing where there is no glibc.
     """
@@ -66,7 +66,7 @@ def give_back_freed_memory() -> None:
 
 
 def memory_max_bytes_default(*, root: Path = Path("/")) -> int:
-    """What may be held for clients where nobody says how much: a quarter of what this process can have.
+    """The default limit of memory for clients: a quarter of what this process can have.
 
     That is the machine's memory, or what its container, or systemd's MemoryMax=, allows.
     """

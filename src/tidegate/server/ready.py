@@ -6,30 +6,30 @@ Both hold the same JSON object, which contains a key: they are written with mode
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.transport.private_files import write_private_file
 
 _PROFILE_NAME = "profile.json"
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyInformation:
-    """Where a running service is. Addresses read ``host:port``; None where that face is off."""
+    """Where a running service is. Addresses are ``host:port``; None if that protocol is not served."""
 
     amqp: str | None
     amqps: str | None
     http: str | None
     https: str | None
     flight: str | None
-    """Reserved for Arrow Flight; None until there is such a face."""
+    """Reserved for Arrow Flight; always None for now."""
     connection_string: str = field(repr=False)
-    """For the face that SDKs should use: TLS where it is on, else the plain one."""
+    """For SDKs: over TLS if that is served, otherwise plain."""
     connection_string_plain: str | None = field(repr=False)
-    """For plain AMQP, with ``UseDevelopmentEmulator=true``; None where that face is off."""
+    """For plain AMQP, with ``UseDevelopmentEmulator=true``; None if plain AMQP is not served."""
     ca_file: str | None
     """The certificate authority to trust for ``amqps`` and ``https``."""
     data_dir: str
@@ -53,18 +53,7 @@ class ReadyInformation:
 def write_ready_file(path: Path, information: ReadyInformation) -> None:
     """Write ``information`` so that a reader sees either nothing or all of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_private_file(path, information.to_json() + "\n")
-
-
-def write_private_file(path: Path, text: str) -> None:
-    """Write a file that only this user may read; a reader sees the old text or all of the new."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    # Its name can be guessed: a file or link that another user has put there must not get the key.
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(temporary, path)
+    write_private_file(path, f"{information.to_json()}\n".encode())
 
 
 def profile_path(environment: Mapping[str, str]) -> Path:
@@ -77,7 +66,7 @@ def profile_path(environment: Mapping[str, str]) -> Path:
 
 
 def write_profile(information: ReadyInformation, environment: Mapping[str, str]) -> Path:
-    """Leave ``information`` for this user's other commands; returns the file."""
+    """Save ``information`` for this user's other commands; returns the file."""
     path = profile_path(environment)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_ready_file(path, information)
@@ -85,9 +74,9 @@ def write_profile(information: ReadyInformation, environment: Mapping[str, str])
 
 
 def read_profile(environment: Mapping[str, str]) -> ReadyInformation | None:
-    """What the last ``serve`` of this user left; None where there is nothing.
+    """What the last ``serve`` of this user saved; None if nothing.
 
-    Raises InvalidArgumentError naming the file when it is there and not readable as a profile.
+    Raises InvalidArgumentError naming the file if it exists and is not a valid profile.
     """
     path = profile_path(environment)
     try:

@@ -1,4 +1,4 @@
-"""What the service can be told, as one frozen, validated value.
+"""The settings of the service, as one frozen, validated value.
 
 Every setting has its default here and nowhere else. A value that cannot be meant is an
 InvalidArgumentError that names the setting, wherever it came from (arguments or a configuration file).
@@ -48,94 +48,96 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Settings of one service. Ports: 0 is any free one, None switches that face off."""
+    """Settings of one service. A port of 0 is any free port; without a port (None) that protocol is not
+    served."""
 
     data_dir: Path
-    """Where the log, the catalog and the certificates live; made when it does not exist."""
+    """Directory of the log, the catalog and the certificates; created if missing."""
     host: str = "127.0.0.1"
-    """The address to listen on. Beyond loopback use the TLS faces: plain AMQP shows events to anyone."""
+    """The address to listen on. Use TLS beyond loopback: plain AMQP is readable on the network."""
     amqp_port: Port | None = AMQP_PORT_DEFAULT
-    """AMQP without TLS, for clients of this machine."""
+    """Port for AMQP without TLS, for clients on this machine."""
     amqps_port: Port | None = None
-    """AMQP over TLS, for clients anywhere; SDKs look for it at 5671."""
+    """Port for AMQP over TLS, for clients anywhere; SDKs use 5671 by default."""
     http_port: Port | None = HTTP_PORT_DEFAULT
-    """HTTP: health, publishing, administration, metrics, console, and AMQP over WebSocket."""
+    """Port for HTTP: health, publishing, administration, metrics, console, and AMQP over WebSocket."""
     https_port: Port | None = None
-    """The same over TLS."""
+    """Port for HTTP over TLS."""
     tls_names: tuple[str, ...] = ()
-    """Names or addresses that the certificate holds besides those of loopback; the first one goes into the
-    connection string."""
+    """Additional names or addresses in the certificate, besides those of loopback; the connection string uses
+    the first one."""
     tls_certificate: Path | None = None
-    """Your own certificate, PEM, with the chain to its issuer; None: one is made. Read again when the files
+    """Your own certificate with its chain (PEM); None: a self-signed one is created. Reloaded when the files
     change."""
     tls_key: Path | None = None
-    """Its key, PEM, without a password."""
+    """The key of the certificate (PEM, without a password)."""
     host_names: tuple[str, ...] = ()
-    """Further names of this service, such as its name in DNS behind a proxy: a token for ``HOST`` or
-    ``HOST/HUB`` without a scheme is good where HOST is one of them, and no event hub has that name. The names
-    of loopback, ``host``, ``tls_names`` and those of the certificate are known."""
+    """Additional names of this service, such as its DNS name behind a proxy: a token for ``HOST`` or
+    ``HOST/HUB`` without a scheme is valid if HOST is one of them and no event hub has that name. The names of
+    loopback, ``host``, ``tls_names`` and those in the certificate are always included."""
     allowed_origins: tuple[str, ...] = ()
     """Sites (``https://app.example.org``) whose pages may open AMQP over WebSocket from a browser, besides
     this service's own."""
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses and networks (``10.0.0.0/8``) of your own proxies before the HTTP faces: the address of a
-    client is then the last one that they write into ``X-Forwarded-For`` or ``Forwarded``. Each must add the
-    address that it sees, or replace the header, and take the other header out: requests in which the two
-    disagree count for the proxy, and all of them share the limits of one address. Where a proxy says
-    ``X-Forwarded-Proto: https``, the console's cookies are marked as over HTTPS."""
+    """Addresses and networks (``10.0.0.0/8``) of your own proxies in front of HTTP: the address of a client
+    is then the last one in ``X-Forwarded-For`` or ``Forwarded``. Each proxy must append the address that it
+    sees, or replace the header, and remove the other header: requests whose headers disagree count as the
+    proxy's, and share the limits of one address. If a proxy sends ``X-Forwarded-Proto: https``, the console's
+    cookies are marked as secure."""
     hsts_max_age_s: NotNegative | None = None
-    """Seconds for which browsers that have seen an HTTPS answer refuse plain HTTP to this host, on every port
-    (Strict-Transport-Security); None: they are not told to. It cannot be taken back before it has passed."""
+    """Seconds for which browsers that have used HTTPS refuse plain HTTP to this host, on every port
+    (Strict-Transport-Security); None: no such header. It cannot be revoked before it expires."""
     ready_file: Path | None = None
-    """Written once the service serves: one JSON object, see ``ready.ReadyInformation``."""
+    """File to write when the service is ready: one JSON object, see ``ready.ReadyInformation``."""
     is_profile_written: bool = False
-    """True: leave the connection string for this user's other commands (``ready.write_profile``)."""
+    """True: save the connection string for this user's other commands (``ready.write_profile``)."""
     is_lost_position_refused: bool = False
-    """True: a reader whose next event retention has removed is detached, with an error that names the first
-    one held. False: as in Event Hubs it goes on there without a word."""
+    """True: a reader whose next event was removed by retention is detached, with an error that names the
+    first available one. False: it continues there silently, as in Event Hubs."""
     retention_interval_s: Seconds = 60.0
-    """Seconds between two looks for segments that are past their hub's retention."""
+    """Seconds between checks for segments that are older than their hub's retention."""
     drain_timeout_s: Seconds = 5.0
     """Seconds that open connections get to finish when the service stops."""
     connection_unacknowledged_bytes_max: Count = 16 * 1024 * 1024
-    """Bytes taken in from one connection and not yet durable, beyond which its socket is not read.
+    """Bytes received from one connection and not yet durable beyond which its socket is not read.
     Our choice: 16 batches of the largest size keep the disk busy; more would only be memory."""
     authentication_timeout_s: Seconds = 10.0
-    """Seconds from connecting that a client has to be authorized by a first token or key, TLS handshake
-    included; over WebSocket from the request on. Event Hubs allows 60."""
+    """Seconds from connecting within which a client must be authorized by a token or key, including the TLS
+    handshake; over WebSocket, from the request on. Event Hubs allows 60."""
     memory_max_bytes: MemoryBytes | None = None
     """Bytes that may be held in memory for all clients together: unsent and unfinished data, and events not
-    yet durable. From half on less is held for each; from all on new clients are refused, and those that hold
-    most without reading or finishing are ended. None: a quarter of the machine's memory, at most 512 MB."""
+    yet durable. Above half of it, each client may hold less; at the limit, new clients are refused, and those
+    that hold most without reading or finishing are disconnected. None: a quarter of the machine's memory, at
+    most 512 MB."""
     connections_max: Count | None = None
-    """Connections at a time, over all faces. None: 20,000; never more than leave the log its file descriptors
-    (``ulimit -n`` less 416 and two for each partition)."""
+    """Connections at a time, over all protocols. None: 20,000. Always leaves the log its file descriptors
+    (``ulimit -n`` minus 416 and two for each partition)."""
     connections_per_address_max: Count | None = None
-    """Of them, from one address (IPv6: one /64 network); over AMQP a proxy is one address. None: 5,000, at
+    """Connections from one address (IPv6: one /64 network); over AMQP a proxy is one address. None: 5,000, at
     most half of ``connections_max``, and no limit for loopback."""
     connections_without_token_max: Count = WITHOUT_TOKEN_MAX_DEFAULT
-    """Of all connections, those that have not shown a token yet: so many over AMQP, and so many over HTTP."""
+    """Connections that have not sent a token yet, over AMQP and over HTTP each."""
     connections_without_token_per_address_max: Count | None = None
-    """Of them, from one address. None: 100, and no limit for loopback."""
+    """Connections without a token from one address. None: 100, and no limit for loopback."""
     capture_namespace: str = "tidegate"
-    """What ``{Namespace}`` stands for in the names of capture files: tells services apart that share a
+    """Value of ``{Namespace}`` in the names of capture files: distinguishes services that share a
     destination."""
     capture_destinations: tuple[str, ...] = ()
-    """Where event hubs may be captured to, and below: absolute directories, URLs with scheme, host or
+    """Prefixes under which event hubs may be captured: absolute directories, or URLs with scheme, host or
     container, and folder (``abfs://archive@account.dfs.core.windows.net/events``). Empty: ``capture`` in the
-    data directory. Whoever may manage event hubs chooses among them, and the service writes with its own
+    data directory. Users who may manage event hubs choose among them, and the service writes with its own
     rights."""
     root_key: str | None = field(default=None, repr=False)
-    """The primary key of the root policy from this start on; None: the one it has, made at first start."""
+    """The primary key of the root policy; None: its present key, which the first start creates at random."""
     is_console_served: bool = True
-    """Whether the HTTP faces show the console at ``/``."""
+    """Whether HTTP serves the console at ``/``."""
     database: str | None = field(default=None, repr=False)
-    """The SQL database whose leases, checkpoints and dead letters the console shows; None: it shows none."""
+    """SQL database whose leases, checkpoints and dead letters the console shows; None: none are shown."""
     redrive_pipelines: tuple[str, ...] = ()
-    """Pipelines (``module:name`` or ``path/to/file.py:name``) that the console may redrive dead letters with,
-    each in its own process."""
+    """Pipelines (``module:name`` or ``path/to/file.py:name``) that the console may use to redrive dead
+    letters, each in its own process."""
     declared: DeclaredNamespace = field(default_factory=DeclaredNamespace, metadata=NOT_GIVEN)
-    """What should be there once the service serves."""
+    """What the service creates or updates when it starts."""
 
     def __post_init__(self) -> None:
         plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "declared"}
@@ -144,8 +146,8 @@ class ServerSettings:
             raise InvalidArgumentError("The setting host is empty.", next_step="Use 127.0.0.1 for loopback.")
         if self.amqp_port is None and self.amqps_port is None:
             raise InvalidArgumentError(
-                "Both AMQP faces are off, so no client could connect.",
-                next_step="Give amqp_port or amqps_port (0 is any free port).",
+                "Neither AMQP port is set, so no client could connect.",
+                next_step="Set amqp_port or amqps_port (0 is any free port).",
             )
         if _NAMESPACE.fullmatch(self.capture_namespace) is None:
             raise InvalidArgumentError(
@@ -154,16 +156,16 @@ class ServerSettings:
             )
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise InvalidArgumentError(
-                "Of the settings tls_certificate and tls_key there is only one.",
-                next_step="Give both, or neither: then the service makes a certificate.",
+                "Only one of tls_certificate and tls_key is set.",
+                next_step="Set both, or neither for a self-signed certificate.",
             )
         if any(not name.strip() or "/" in name for name in self.tls_names):
-            raise InvalidArgumentError("The setting tls_names holds something that is not a host name.")
+            raise InvalidArgumentError("The setting tls_names has a value that is not a host name.")
         for name in self.host_names:
             if not is_host(name):
                 raise InvalidArgumentError(
                     f"The setting host_names has {name[:80]!r}, which is neither a host name nor an address.",
-                    next_step="Write names without a scheme, a port or a wildcard, and addresses.",
+                    next_step="Use names without a scheme, port or wildcard, or addresses.",
                 )
         AllowedOrigins.parse(self.allowed_origins)
         TrustedProxies.parse(self.trusted_proxies)
@@ -172,12 +174,12 @@ class ServerSettings:
             if _PIPELINE.fullmatch(name) is None:
                 raise InvalidArgumentError(
                     f"The setting redrive_pipelines has {name[:80]!r}.",
-                    next_step="Write MODULE:NAME or FILE.py:NAME, as tidegate dlq redrive takes it.",
+                    next_step="Use MODULE:NAME or FILE.py:NAME, as for tidegate dlq redrive.",
                 )
 
     @property
     def is_tls_used(self) -> bool:
-        """Whether any face needs a certificate."""
+        """Whether any port needs a certificate."""
         return self.amqps_port is not None or self.https_port is not None
 
     def with_ports(
@@ -188,7 +190,7 @@ class ServerSettings:
         http_port: int | None = None,
         https_port: int | None = None,
     ) -> ServerSettings:
-        """The command line's rule: once any port is given, a face without one is off."""
+        """The command line's rule: if any port is given, protocols without a port are not served."""
         given = (amqp_port, amqps_port, http_port, https_port)
         if all(port is None for port in given):
             return self

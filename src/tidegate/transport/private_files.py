@@ -11,6 +11,19 @@ def open_private(path: str | os.PathLike[str], flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
+def write_private_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
+    """Write a file in one step: a reader sees the old content or all of the new.
+
+    mode: the permissions; by default only this user may read it.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    os.replace(temporary, path)
+
+
 def make_private_directory(directory: Path) -> None:
     """Make a directory, and those above it that are missing, each with mode 0700. (``Path.mkdir`` gives it to
     the last one alone.) What is there stays as it is. Raises OSError.

@@ -31,13 +31,13 @@ from tidegate.sql.dead_letters.pages import DeadLetterPages
 from tidegate.sql.stores.group_views import read_group_view, read_group_views
 
 _LOOK_S: Final = 1.0
-"""A look serves all who look within so many seconds."""
+"""Seconds for which one look serves all pages."""
 _UNREAD_LOOKUPS_MAX: Final = 64
 """Reads of the log per look, to find out since when an event has waited; the rest follow with later looks."""
 _UNREAD_KEPT_MAX: Final = 20_000
 _PLANS_MAX: Final = 64
 _PARTITIONS_PER_TURN: Final = 64
-"""Partitions looked at before others on the event loop have their turn."""
+"""Partitions examined before other tasks get their turn."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -111,12 +111,12 @@ class Consumers:
         return plan
 
     def plan(self, plan_id: str) -> KeptPlan:
-        """One that was made before. Raises NotFoundError."""
+        """An earlier dry run. Raises NotFoundError."""
         found = self._plans.get(plan_id)
         if found is None:
             raise NotFoundError(
-                "This dry run is not known any more: it was carried out, or others came after it.",
-                next_step="Make a new one.",
+                "This dry run has expired: it was carried out, or replaced by newer ones.",
+                next_step="Run a new one.",
             )
         return found
 
@@ -130,8 +130,8 @@ class Consumers:
         request, plan = kept.request, kept.plan
         if plan.rewinds and not is_rewind_allowed:
             raise InvalidArgumentError(
-                f"{len(plan.rewinds)} checkpoints would go backwards; nothing was moved.",
-                next_step="Say that events may be processed again.",
+                f"{len(plan.rewinds)} checkpoints would move backwards; nothing was moved.",
+                next_step="Confirm that events may be processed again.",
             )
         consumer = ConsumerKey(request.event_hub, request.consumer_group)
 
@@ -199,7 +199,7 @@ class Consumers:
         )
 
     async def _log_of(self, name: str) -> HubLog | None:
-        """Where the partitions of a hub begin and end; None: there is no such hub here."""
+        """Where the partitions of a hub begin and end; None: this service has no such hub."""
         try:
             hub = self._broker.event_hub(name)
         except NotFoundError:
@@ -228,7 +228,7 @@ class Consumers:
                 partition = self._broker.event_hub(name).partition(partition_id)
                 batches = partition.read_nowait(number, bytes_max=1)
             except TidegateError:
-                continue  # deleted meanwhile, or damaged: whoever reads it is told
+                continue  # deleted meanwhile, or damaged: its readers get the error
             if batches:
                 self._unread[key] = _EPOCH + timedelta(milliseconds=batches[0].enqueued_time_ms)
         while len(self._unread) > _UNREAD_KEPT_MAX:

@@ -117,7 +117,7 @@ class MovePages(Pages):
         try:
             to = MoveTo(fields["to"])
         except ValueError as error:
-            raise InvalidArgumentError(f"{fields['to'][:40]!r} is no place to move to.") from error
+            raise InvalidArgumentError(f"{fields['to'][:40]!r} is not a valid target.") from error
         return MoveRequest(hub, group, fields["partition"] or None, self._position(to, fields["value"]))
 
     def _position(self, to: MoveTo, value: str) -> EventPosition:

@@ -21,7 +21,7 @@ from tidegate.model.errors import NotFoundError, TidegateError
 
 LIVE_EVERY_S = 2.0
 FIRST_PAINT_S = 0.15
-"""Groups that are not read by then come live, or when the page is asked for again."""
+"""Groups not read by then are sent live, or with the next request of the page."""
 LIVE_WAIT_S = 30.0
 
 
@@ -31,7 +31,8 @@ def group_address(hub: str, group: str) -> str:
 
 
 def names_of(request: Request) -> tuple[str, str]:
-    """Event hub and consumer group of an address. Raises NotFoundError for what no database can hold."""
+    """Event hub and consumer group of an address. Raises NotFoundError for names that no database can
+    hold."""
     hub, group = request.path_params["hub"], request.path_params["group"]
     if "\0" in hub + group:
         raise NotFoundError("There is no such consumer group.")
@@ -62,9 +63,7 @@ class ConsumerPages(Pages):
 
         async def render() -> Mapping[str, str]:
             try:
-                context = await self._list(request, view, at_most_s=LIVE_WAIT_S) | {
-                    "now": self._console.clock.now_utc()
-                }
+                context = await self._list(request, view, at_most_s=LIVE_WAIT_S)
             except TidegateError as error:
                 return {"sentence": str(error)}
             return {
@@ -114,7 +113,7 @@ class ConsumerPages(Pages):
 
         async def render() -> Mapping[str, str]:
             try:
-                context = await self._one(request, view) | {"now": self._console.clock.now_utc()}
+                context = await self._one(request, view)
             except TidegateError as error:
                 return {"sentence": str(error)}
             return {
@@ -150,12 +149,12 @@ class ConsumerPages(Pages):
 
 
 def is_trouble(partition: PartitionProgress) -> bool:
-    """Whether a person should look at it."""
+    """Whether it needs attention."""
     return partition.stalled_s is not None or partition.lag.is_beyond_log or bool(partition.lag.lost_events)
 
 
 def _sentence(groups: list[GroupSummary]) -> str:
-    """What is wrong, for those who hear it: changes only when that does."""
+    """The problems, for screen readers: changes only when they do."""
     stalled = [f"{each.event_hub} / {each.consumer_group}" for each in groups if each.stalled_count]
     if not stalled:
         return "No partition is stalled." if groups else ""

@@ -117,7 +117,7 @@ def _stalled_s(
     unread: Unread,
     now: datetime,
 ) -> float | None:
-    """As hosts mean it (``processor.host.pumps``): for so long there was backlog, and no step was made.
+    """By the rule of hosts (``processor.host.pumps``): how long there has been backlog without progress.
 
     There is backlog since the first event that is not processed was enqueued. Where no checkpoint is, nobody
     can tell: a host that began at the end of the log has none.
@@ -135,6 +135,6 @@ def _stalled_s(
 
 
 def _waiting_number(checkpoint: ProcessorCheckpoint, partition: PartitionEnds) -> int | None:
-    """The event that is to be processed next; None: it cannot be told."""
+    """The next event to process; None: unknown."""
     resume_point = checkpoint.resume_point
     return None if resume_point is None else max(resume_point, partition.begin_sequence_number)

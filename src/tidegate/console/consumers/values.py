@@ -23,11 +23,11 @@ class PartitionProgress:
     lease_age_s: float
     """Seconds since it was renewed."""
     is_lease_over: bool
-    """True: the owner has not renewed it for a lease's duration, so others may take it."""
+    """True: the lease has expired, so other hosts may acquire it."""
     checkpoint: ProcessorCheckpoint | None
     lag: Lag
     stalled_s: float | None
-    """For so many seconds it has had events to read and made no step; None: it is not stalled."""
+    """Seconds for which it has had events to read without progress; None: not stalled."""
 
     @property
     def owner(self) -> str | None:
@@ -55,7 +55,7 @@ class GroupSummary:
     owner_count: int
     """Hosts that have any."""
     has_leases: bool
-    """False: nobody ever took a lease: a Spark pipeline, or a program that keeps checkpoints only."""
+    """False: no host has ever held a lease: a Spark pipeline, or a program that keeps checkpoints only."""
     lag: Lag
     """The total of all partitions."""
     stalled_count: int
@@ -63,7 +63,7 @@ class GroupSummary:
     moved_at: datetime | None
     """When a checkpoint was last moved."""
     open_dead_letters: int
-    """Events that were put aside and are neither redriven nor discarded."""
+    """Dead letters that are neither redriven nor discarded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class MoveRequest:
     partition_id: str | None
     """None: all partitions."""
     position: EventPosition
-    """Processing goes on with it: earliest, latest, a sequence number or a time."""
+    """Processing continues with it: earliest, latest, a sequence number or a time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """``/dead-letters/discard`` and ``/dead-letters/redrive``: one dead letter or all that a filter means.
 
-Both say first what they would do. What is meant is fixed when they say so: what fails later is left alone.
+Both first show what they would do. The selection is fixed at that moment: later failures are left alone.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tidegate.model.errors import InvalidArgumentError, TidegateError
 from tidegate.sql import DeadLetterFilter, DeadLetterStatus
 
 COUNT_S = 5.0
-"""For how long a confirmation waits for its numbers."""
+"""Seconds that a confirmation waits for its numbers."""
 ATTEMPTS_MAX_DEFAULT = 10
-"""As ``tidegate dlq redrive`` has it: a dead letter that has failed so often is left alone."""
+"""As for ``tidegate dlq redrive``: skip dead letters that have already failed this often."""
 
 
 class DeadLetterActionPages(Pages):
@@ -53,7 +53,7 @@ class DeadLetterActionPages(Pages):
 
     @post("/dead-letters/discard")
     async def discard(self, request: Request) -> Response:
-        """Close them for good."""
+        """Close them permanently."""
         form = await form_of(request)
         query = LetterQuery.of(form, rights_of(request))
         require_manage(request, query.hub)
@@ -74,7 +74,7 @@ class DeadLetterActionPages(Pages):
 
     @post("/dead-letters/redrive")
     async def redrive(self, request: Request) -> Response:
-        """Run them again: a dry run, unless ``mode`` says otherwise."""
+        """Process them again; a dry run unless ``mode`` is ``earnest``."""
         form = await form_of(request)
         query = LetterQuery.of(form, rights_of(request))
         require_manage(request, query.hub)
@@ -121,7 +121,7 @@ class DeadLetterActionPages(Pages):
         return page(request, template, status_code=status_of(problem), **context)
 
     def _meant(self, query: LetterQuery) -> DeadLetterFilter:
-        """Open ones only, and none that fails from now on."""
+        """Only open dead letters, and none that fails from now on."""
         now = self._clock.now_utc()
         fields = {**query.fields, "state": DeadLetterStatus.OPEN.value}
         return LetterQuery(fields).filter(now_utc=now).until(now)

@@ -1,4 +1,4 @@
-"""Which dead letters an address or a form means, and where a page of them ended."""
+"""The dead letter filter of an address or a form, and the cursor of a page."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _TEXT_CHARACTERS_MAX = 2_000
 
 @dataclass(frozen=True, slots=True)
 class LetterQuery:
-    """The fields of the filter, as text; empty: left open."""
+    """The fields of the filter, as strings; empty: any."""
 
     fields: Mapping[str, str]
 
     @classmethod
     def of(cls, given: Mapping[str, object], rights: Rights) -> Self:
-        """Those of an address or a form. A policy of one hub means that hub, whatever else was left open."""
-        # No name and no reason holds a NUL, which PostgreSQL takes in no text.
+        """Those of an address or a form. With a policy of one hub, the filter is limited to that hub."""
+        # Names and reasons never contain NUL, which PostgreSQL does not allow in text.
         texts = {name: str(given.get(name, "")).replace("\0", "") for name in _FIELDS}
         fields = {name: text.strip()[:_TEXT_CHARACTERS_MAX] for name, text in texts.items()}
         # As it is stored: forms send each end of a line as two characters (WHATWG HTML, form submission).
@@ -52,11 +52,11 @@ class LetterQuery:
 
     @property
     def hub(self) -> str | None:
-        """The hub that is meant; None: all."""
+        """The hub; None: all."""
         return self.fields["hub"] or None
 
     def filter(self, *, now_utc: datetime) -> DeadLetterFilter:
-        """Raises InvalidArgumentError for a time, a number or a state that cannot be meant."""
+        """Raises InvalidArgumentError for an invalid time, number or state."""
         return DeadLetterFilter.from_fields(self.fields, now_utc=now_utc)
 
     def query(self, **changes: str) -> str:
@@ -68,7 +68,7 @@ class LetterQuery:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it leaves everything open but the state."""
+        """Whether no field but the state is set."""
         return not any(value for name, value in self.fields.items() if name != "state")
 
 
@@ -108,5 +108,5 @@ def parse_place(text: str) -> DeadLetterPlace:
         return DeadLetterPlace(at.astimezone(UTC), hub, group, partition_id, number)
     except (ValueError, TypeError, OverflowError, binascii.Error, RecursionError) as error:
         raise InvalidArgumentError(
-            f"{text[:40]!r} is no place to go on from.", next_step="Begin at the first page."
+            f"Invalid page cursor {text[:40]!r}.", next_step="Start again from the first page."
         ) from error

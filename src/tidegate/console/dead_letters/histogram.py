@@ -10,7 +10,7 @@ from typing import Final
 from tidegate.sql.dead_letters.pages import HourCount
 
 HOURS_MAX: Final = 96
-"""A longer time is told by days. Our choice: bars of 7 pixels on a page of 700."""
+"""Longer times are shown by days. Our choice: bars of 7 pixels on a page of 700."""
 DAYS_MAX: Final = 120
 
 _WIDTH: Final = 720
@@ -45,7 +45,7 @@ class Histogram:
 
 
 def histogram_of(hours: Sequence[HourCount]) -> Histogram | None:
-    """None where nothing is counted."""
+    """None if there is nothing to count."""
     if not hours:
         return None
     is_by_hour = hours[-1].start - hours[0].start < timedelta(hours=HOURS_MAX)
@@ -62,7 +62,7 @@ def histogram_of(hours: Sequence[HourCount]) -> Histogram | None:
     bars = []
     for index, start in enumerate(starts):
         count = counts.get(start, 0)
-        # What is there is seen, however much more another hour has.
+        # A bar stays visible however much higher another one is.
         height = max(2.0, _HEIGHT * count / most) if count else 0.0
         x, width = index * slot, slot * 0.85
         bars.append(

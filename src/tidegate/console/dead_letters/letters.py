@@ -1,7 +1,7 @@
 """Dead letters of the console's database, in pages and sums; discards and redrives as jobs.
 
-Sums over a million dead letters take a second, so they are counted once for all who ask for the same, and a
-page does not wait for them.
+Sums over a million dead letters take a second, so they are counted once for all pages that ask for the same,
+and a page does not wait for them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class DeadLetterView:
     ) -> Page[DeadLetterLine] | None:
         """Dead letters, the latest failure first; ``next`` is a place for ``parse_place``.
 
-        None: they are not found within ``at_most_s`` seconds, and are looked for: ask again.
+        None if the search takes longer than ``at_most_s`` seconds: it continues, ask again.
         """
         return await self._pages.ask(
             (filter, behind, limit), lambda: self._page(filter, behind, limit), at_most_s=at_most_s
@@ -89,13 +89,13 @@ class DeadLetterView:
         )
 
     async def sums(self, filter: DeadLetterFilter, *, at_most_s: float) -> LetterSums | None:
-        """Sums; None: they are not there within ``at_most_s`` seconds, and are being counted: ask again."""
+        """Sums; None if counting takes longer than ``at_most_s`` seconds: it continues, ask again."""
         return await self._sums.ask(filter, lambda: self._count(filter), at_most_s=at_most_s)
 
     async def letter(
         self, consumer: ConsumerKey, partition_id: str, sequence_number: int
     ) -> tuple[DeadLetter, Sequence[AuditEntry]]:
-        """One, and what was done to it, the latest first. Raises NotFoundError."""
+        """One, and its history, latest first. Raises NotFoundError."""
 
         def read(database: Database) -> tuple[DeadLetter, Sequence[AuditEntry]]:
             letters = DeadLetters(database)
@@ -105,19 +105,19 @@ class DeadLetterView:
         return await self._database.ask(read)
 
     async def event(self, letter: DeadLetter) -> LetterEvent:
-        """Its event: from the log, else from its copy. Raises NotFoundError where neither has it."""
+        """Its event: from the log, else from its copy. Raises NotFoundError if neither has it."""
         encoded = _encoded_in_log(self._parts.broker, letter)
         if encoded is not None:
             return _event(encoded, is_copy=False)
         if letter.payload is not None:
             return _event(letter.payload, is_copy=True)
         raise NotFoundError(
-            "The log no longer holds this event, and its dead letter has no copy of it.",
+            "The log no longer holds this event, and its dead letter has no copy.",
             next_step="Discard it. Copied payloads would outlive the log.",
         )
 
     async def history(self, event_hub: str | None, *, limit: int) -> Sequence[AuditEntry]:
-        """What was done to dead letters, of one hub or of all, the latest first."""
+        """The history of dead letters, of one hub or of all, latest first."""
 
         def read(database: Database) -> Sequence[AuditEntry]:
             return DeadLetters(database).audit(event_hub=event_hub, limit=limit)
@@ -125,10 +125,11 @@ class DeadLetterView:
         return await self._database.ask(read)
 
     def start_discard(self, filter: DeadLetterFilter, *, because: str, actor: str) -> Job:
-        """Close open ones for good. Raises InvalidArgumentError, QuotaExceededError (too many jobs)."""
+        """Close open dead letters permanently. Raises InvalidArgumentError, QuotaExceededError (too many
+        jobs)."""
         if not because.strip():
             raise InvalidArgumentError(
-                "Discarding needs a reason.", next_step="Say why; the audit trail keeps it."
+                "Discarding needs a reason.", next_step="Enter a reason; the audit trail keeps it."
             )
 
         async def work(running: RunningJob) -> None:
@@ -158,10 +159,10 @@ class DeadLetterView:
         )
 
     def start_redrive(self, request: RedriveRequest) -> Job:
-        """Run open ones again, in a process of its own. Raises as ``start_discard``."""
+        """Process open dead letters again, in a process of its own. Raises as ``start_discard``."""
         if request.pipeline not in self.redrive_pipelines:
             raise InvalidArgumentError(
-                f"{request.pipeline[:80]!r} is not among the pipelines that the console may redrive with.",
+                f"{request.pipeline[:80]!r} is not one of the console's redrive pipelines.",
                 next_step="Add it to the service's setting redrive_pipelines.",
             )
         process = RedriveProcess(self._database.secret_url, self._parts.own_address(), request)
@@ -215,7 +216,7 @@ def _words(filter: DeadLetterFilter) -> str:
 
 
 def _encoded_in_log(broker: Broker, letter: DeadLetter) -> bytes | None:
-    """The event as the log has it; None where it has it no more, or has another in its place."""
+    """The event from the log; None if the log no longer has it, or has another in its place."""
     try:
         partition = broker.event_hub(letter.event_hub).partition(letter.partition_id)
         batches = partition.read_nowait(letter.sequence_number, bytes_max=1)
@@ -225,7 +226,7 @@ def _encoded_in_log(broker: Broker, letter: DeadLetter) -> bytes | None:
         return None
     batch = batches[0]
     index = letter.sequence_number - batch.base_sequence_number
-    # A hub that was made anew has other events with the same numbers.
+    # A hub that was deleted and created again has other events with the same numbers.
     if not 0 <= index < len(batch.lengths) or batch.enqueued_time_ms != letter.enqueued_time_ms:
         return None
     start = sum(batch.lengths[:index])

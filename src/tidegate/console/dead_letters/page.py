@@ -28,11 +28,11 @@ from tidegate.sql.dead_letters.pages import DeadLetterPlace
 
 LIVE_EVERY_S = 2.0
 FIRST_PAINT_S = 0.1
-"""What is not found or counted by then comes live, or when the page is asked for again."""
+"""What is not found or counted by then is sent live, or with the next request of the page."""
 LIVE_WAIT_S = 30.0
 
 BODY_SHOWN_MAX = 256 * 1024
-"""Bytes of a body that a page shows; a download has all."""
+"""Bytes of a body that a page shows; a download has all of it."""
 HEX_SHOWN_MAX = 4 * 1024
 HISTORY_MAX = 100
 
@@ -84,7 +84,7 @@ class DeadLetterPages(Pages):
 
         async def render() -> Mapping[str, str] | None:
             nonlocal is_sought
-            context = self._frame(request, query) | {"now": self._console.clock.now_utc()}
+            context = self._frame(request, query)
             try:
                 if is_sought:
                     rows = await self._rows(view, query, chosen, behind, at_most_s=LIVE_WAIT_S)

@@ -1,7 +1,8 @@
-"""Bodies of events for people: a line in a list; JSON, text or bytes as a whole. Pure: it runs in threads.
+"""Bodies of events as people read them: a line in a list, or whole as JSON, text or bytes. Pure: runs in
+threads.
 
-Nothing that somebody sent breaks a page: what is not text is shown as bytes, characters without a shape as
-pictures of themselves, and what is compressed is opened up to a limit.
+No body breaks a page: what is not text is shown as bytes, control characters as symbols, and compressed
+bodies are decompressed up to a limit.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class BodyView:
 
 
 def preview(contents: EventContents) -> tuple[str, bool]:
-    """A body in a line, and whether that is text; bytes are told in hexadecimal."""
+    """A body in one line, and whether it is text; other bytes are in hexadecimal."""
     if contents.body_value is not None:
         return _one_line(value_text(contents.body_value)[: PREVIEW_CHARACTERS * 2]), True
     start = contents.body[: PREVIEW_CHARACTERS * 4]

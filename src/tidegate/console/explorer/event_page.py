@@ -55,7 +55,7 @@ class EventPages(Pages):
         detail = await self._find(request)
         event = detail.event
         if event.contents is None:
-            raise NotFoundError(f"The event {event.sequence_number} is no message, and has no body.")
+            raise NotFoundError(f"The event {event.sequence_number} is not a message and has no body.")
         body = body_bytes(event.contents)
         name = f"{request.path_params['hub']}-{event.partition_id}-{event.sequence_number}"
         kind = await asyncio.to_thread(_kind, body)

@@ -1,8 +1,8 @@
 """What the console shows of events, read from the broker's partitions beside its receivers.
 
-Nothing here opens a receiver: whoever looks takes none of the five places per consumer group, steals from
-nobody, and is not counted as delivered. The log is read on the event loop, a piece at a time; decoding and
-comparing happen in threads, a few at a time.
+Nothing here opens a receiver: looking uses none of the five readers per consumer group, disconnects nobody,
+and does not count as delivery. The log is read on the event loop, a piece at a time; decoding and comparing
+happen in threads, a few at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tidegate.model.errors import NotFoundError
 
 _EVENTS_PER_TURN: Final = 250
 _BYTES_PER_TURN: Final = 512 * 1024
-"""What is taken and compared before others have their turn."""
+"""What is read and compared before other tasks get their turn."""
 
 _THREADS_MAX: Final = 2
 """Comparing at once: the rest of the processor is the service's."""
@@ -43,14 +43,14 @@ _READERS_MAX: Final = 8
 """Pages read at once, each of which may hold some 50 MB for a moment; others wait."""
 
 _PARTITIONS_PER_TURN: Final = 32
-"""Looked up before others have their turn: about 2 ms of work."""
+"""Looked up before other tasks get their turn: about 2 ms of work."""
 
 _TAIL_EVENTS_MAX: Final = 5_000
-"""What a tail looks at per refresh; what came beyond it is skipped and counted."""
+"""What a tail examines per refresh; events beyond it are skipped and counted."""
 
 
 class BrokerEvents:
-    """Reads events, takes no receiver's place doing so, and counts as nobody's."""
+    """Reads events without a receiver and without counting as delivery."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -59,7 +59,7 @@ class BrokerEvents:
         self._first_times = FirstTimes()
 
     async def read(self, query: EventQuery, cursor: EventCursor | None, *, is_wanted: Wanted) -> EventPage:
-        """A page. is_wanted: asked now and then; once it says False the page ends.
+        """A page. is_wanted: asked now and then; False ends the page.
 
         Raises NotFoundError (hub, partition), PositionOutOfRangeError, InvalidArgumentError (an offset that
         the service never gave), LogCorruptError.
@@ -148,11 +148,11 @@ class _Scan:
 
     @property
     def is_ended(self) -> bool:
-        """Whether it takes no more."""
+        """Whether it is complete."""
         return self.end is not None
 
     def give_up(self) -> None:
-        """Nobody wants the page."""
+        """The client has disconnected."""
         self.end = self.end or PageEnd.UNWANTED
 
     @property
@@ -186,7 +186,7 @@ class _Scan:
             self.end = PageEnd.SCANNED
 
     def page(self, way: Way, cursor: EventCursor | None, *, has_more: bool) -> EventPage:
-        """What was found, and where it goes on both ways."""
+        """What was found, and the cursors in both directions."""
         first, last = self._first, self._last
         if way is Way.OLDER:
             first, last = last, first

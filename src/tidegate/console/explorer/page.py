@@ -129,7 +129,6 @@ class ExplorerPages(Pages):
                 return {}  # the rows that stand there are what there is
             rows = await asyncio.to_thread(event_rows, state.events)
             told = state.seen
-            request.state.now = self._console.clock.now_utc()
             return {
                 "events": fragment(request, "explorer/rows.html", hub=form.hub, rows=rows),
                 "counts": fragment(request, "explorer/counts.html", state=state),

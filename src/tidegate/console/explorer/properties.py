@@ -53,6 +53,8 @@ class _Kind:
 
     name: str
     """The specification's (part 1 section 1.6)."""
+    type: type | None
+    """Of its decoded values; None: ``type_name`` goes by the width."""
     write: Callable[[Any], str]
     """A value of it as text."""
     read: Callable[[str], object]
@@ -66,7 +68,7 @@ def _integer(kind: type[int], bits: int, *, is_signed: bool) -> Callable[[str], 
 
     def read(text: str) -> int:
         if not _INTEGER.fullmatch(text) or not low <= int(text) < end:
-            raise ValueError(f"an integer from {low} to {end - 1} is wanted")
+            raise ValueError(f"expected an integer from {low} to {end - 1}")
         return kind(text)
 
     return read
@@ -74,7 +76,7 @@ def _integer(kind: type[int], bits: int, *, is_signed: bool) -> Callable[[str], 
 
 def _float(text: str) -> float:
     if not text.isascii() or "_" in text:
-        raise ValueError("a number is wanted, as 21.5, 1e-3, inf or nan")
+        raise ValueError("expected a number such as 21.5, 1e-3, inf or nan")
     value = float(text)
     if math.isinf(value) and "inf" not in text.lower():
         raise ValueError("it is too large; inf is infinity")
@@ -87,18 +89,18 @@ def _float32(text: str) -> Float:
 
 def _boolean(text: str) -> bool:
     if text not in ("true", "false"):
-        raise ValueError("true or false is wanted")
+        raise ValueError("expected true or false")
     return text == "true"
 
 
 def _null(text: str) -> None:
     if text not in ("", "null"):
-        raise ValueError("nothing is wanted behind the =")
+        raise ValueError("expected nothing after the =")
 
 
 def _character(text: str) -> Char:
     if len(text) != 1:
-        raise ValueError("one character is wanted")
+        raise ValueError("expected one character")
     return Char(text)
 
 
@@ -106,7 +108,7 @@ def _decimal(width: int) -> Callable[[str], Decimal]:
     def read(text: str) -> Decimal:
         value = Decimal(bytes.fromhex(text))
         if len(value) != width:
-            raise ValueError(f"{width} bytes in hexadecimal are wanted")
+            raise ValueError(f"expected {width} bytes in hexadecimal")
         return value
 
     return read
@@ -125,7 +127,7 @@ def _time(text: str) -> Timestamp:
         return Timestamp(_integer(int, 64, is_signed=True)(text))
     time = datetime.fromisoformat(text)
     if time.tzinfo is None:
-        raise ValueError("it has no time zone; write Z behind it for UTC")
+        raise ValueError("it has no time zone; append Z for UTC")
     return Timestamp((time - _EPOCH) // _MILLISECOND)
 
 
@@ -140,54 +142,33 @@ def _digits(value: int) -> str:
 _KINDS: Final = {
     kind.name: kind
     for kind in (
-        _Kind("null", lambda value: "", _null),
-        _Kind("boolean", lambda value: "true" if value else "false", _boolean),
-        _Kind("ubyte", _digits, _integer(UByte, 8, is_signed=False)),
-        _Kind("ushort", _digits, _integer(UShort, 16, is_signed=False)),
-        _Kind("uint", _digits, _integer(UInt, 32, is_signed=False)),
-        _Kind("ulong", _digits, _integer(ULong, 64, is_signed=False)),
-        _Kind("byte", _digits, _integer(Byte, 8, is_signed=True)),
-        _Kind("short", _digits, _integer(Short, 16, is_signed=True)),
-        _Kind("int", _digits, _integer(Int, 32, is_signed=True)),
-        _Kind("long", _digits, _integer(int, 64, is_signed=True)),
-        _Kind("float", _repr, _float32),
-        _Kind("double", _repr, _float),
-        _Kind("decimal32", bytes.hex, _decimal(4)),
-        _Kind("decimal64", bytes.hex, _decimal(8)),
-        _Kind("decimal128", bytes.hex, _decimal(16)),
-        _Kind("char", str, _character, is_text=True),
-        _Kind("timestamp", _time_text, _time),
-        _Kind("uuid", str, UUID),
-        _Kind("binary", bytes.hex, bytes.fromhex),
-        _Kind("string", str, str, is_text=True),
-        _Kind("symbol", str, Symbol, is_text=True),
+        _Kind("null", type(None), lambda value: "", _null),
+        _Kind("boolean", bool, lambda value: "true" if value else "false", _boolean),
+        _Kind("ubyte", UByte, _digits, _integer(UByte, 8, is_signed=False)),
+        _Kind("ushort", UShort, _digits, _integer(UShort, 16, is_signed=False)),
+        _Kind("uint", UInt, _digits, _integer(UInt, 32, is_signed=False)),
+        _Kind("ulong", ULong, _digits, _integer(ULong, 64, is_signed=False)),
+        _Kind("byte", Byte, _digits, _integer(Byte, 8, is_signed=True)),
+        _Kind("short", Short, _digits, _integer(Short, 16, is_signed=True)),
+        _Kind("int", Int, _digits, _integer(Int, 32, is_signed=True)),
+        _Kind("long", int, _digits, _integer(int, 64, is_signed=True)),
+        _Kind("float", Float, _repr, _float32),
+        _Kind("double", float, _repr, _float),
+        _Kind("decimal32", None, bytes.hex, _decimal(4)),
+        _Kind("decimal64", None, bytes.hex, _decimal(8)),
+        _Kind("decimal128", None, bytes.hex, _decimal(16)),
+        _Kind("char", Char, str, _character, is_text=True),
+        _Kind("timestamp", Timestamp, _time_text, _time),
+        _Kind("uuid", UUID, str, UUID),
+        _Kind("binary", bytes, bytes.hex, bytes.fromhex),
+        _Kind("string", str, str, str, is_text=True),
+        _Kind("symbol", Symbol, str, Symbol, is_text=True),
     )
 }
 
-_NAMES_OF_TYPES: Final[Mapping[type, str]] = {
-    type(None): "null",
-    bool: "boolean",
-    UByte: "ubyte",
-    UShort: "ushort",
-    UInt: "uint",
-    ULong: "ulong",
-    Byte: "byte",
-    Short: "short",
-    Int: "int",
-    int: "long",
-    Float: "float",
-    float: "double",
-    Char: "char",
-    Timestamp: "timestamp",
-    UUID: "uuid",
-    bytes: "binary",
-    str: "string",
-    Symbol: "symbol",
-    list: "list",
-    dict: "map",
-    Array: "array",
-    Described: "described value",
-}
+_TYPE_NAMES: Final[Mapping[type, str]] = {
+    kind.type: kind.name for kind in _KINDS.values() if kind.type is not None
+} | {list: "list", dict: "map", Array: "array", Described: "described value"}
 
 TYPE_NAMES: Final = tuple(_KINDS)
 """The types that a line can name."""
@@ -223,7 +204,7 @@ def type_name(value: object) -> str:
     """AMQP's name for the type of a decoded value."""
     if isinstance(value, Decimal):
         return f"decimal{8 * len(value)}"
-    return _NAMES_OF_TYPES[type(value)]
+    return _TYPE_NAMES[type(value)]
 
 
 def format_properties(properties: Mapping[object, object]) -> tuple[str, list[str]]:
@@ -240,7 +221,7 @@ def format_properties(properties: Mapping[object, object]) -> tuple[str, list[st
 
 
 def typed_properties(properties: Mapping[str, PropertyValue]) -> dict[object, object]:
-    """Plain values, each with a type that holds it: whoever wrote it may have chosen another."""
+    """Plain values, each with a type that can hold it; the producer may have chosen another."""
     return {name: _typed(value) for name, value in properties.items()}
 
 
@@ -262,7 +243,7 @@ def parse_properties(text: str) -> dict[object, object]:
         where = f"Line {number} of the properties"
         name, kind, value = _parts(line, where)
         if name in found:
-            raise InvalidArgumentError(f"{where} names {name[:_SHOWN_CHARACTERS]!r} again.")
+            raise InvalidArgumentError(f"{where} repeats {name[:_SHOWN_CHARACTERS]!r}.")
         found[name] = _value(kind, value, where) if kind is not None else value
     return found
 
@@ -304,14 +285,16 @@ def parse_message(text: str, content_type: str) -> tuple[Properties, Header]:
         types = _MESSAGE_TYPES.get(name)
         if types is None:
             raise InvalidArgumentError(
-                f"{where} is about {name[:_SHOWN_CHARACTERS]!r}, which is none of them.",
-                next_step=f"There are {', '.join(MESSAGE_NAMES)}.",
+                f"{where} is about {name[:_SHOWN_CHARACTERS]!r}, which is not a message property.",
+                next_step=f"Known: {', '.join(MESSAGE_NAMES)}.",
             )
         if kind is not None and kind not in types:
-            raise InvalidArgumentError(f"{where}: {name} is no {kind}.", next_step=f"It is {_either(types)}.")
+            raise InvalidArgumentError(
+                f"{where}: {name} cannot have the type {kind}.", next_step=f"It is {_either(types)}."
+            )
         field = name.replace("-", "_")
         if field in found:
-            raise InvalidArgumentError(f"{where} tells the {name} again.")
+            raise InvalidArgumentError(f"{where} repeats {name}.")
         found[field] = _value(kind or types[0], value, where, is_quotable=kind is not None)
     header = {name: found.pop(name) for name in _HEADER_TYPES if name in found}
     return Properties(**found), Header(**header)
@@ -354,7 +337,7 @@ def _parts(line: str, where: str) -> tuple[str, str | None, str]:
         if colon and kind not in _KINDS:
             raise InvalidArgumentError(
                 f"{where}: AMQP has no type {kind[:_SHOWN_CHARACTERS]!r} for it.",
-                next_step=f"There are {', '.join(TYPE_NAMES)}.",
+                next_step=f"Known: {', '.join(TYPE_NAMES)}.",
             )
         return name, kind if colon else None, value
     name, has_value, value = line.partition("=")
@@ -379,7 +362,7 @@ def _value(kind: str, text: str, where: str, *, is_quotable: bool = True) -> obj
         return _KINDS[kind].read(text.strip())
     except (ValueError, OverflowError) as error:
         shown = text.strip()[:_SHOWN_CHARACTERS]
-        raise InvalidArgumentError(f"{where}: {shown!r} is no {kind}: {error}.") from error
+        raise InvalidArgumentError(f"{where}: {shown!r} is not a valid {kind}: {error}.") from error
 
 
 def _garbled(line: str, where: str) -> InvalidArgumentError:

@@ -1,4 +1,4 @@
-"""What is asked of the explorer: the fields of its form, as its addresses hold them."""
+"""The fields of the explorer's form, as its addresses contain them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ExplorerForm:
         return cls(hub, fields, parameters.get("at", ""))
 
     def query(self, *, now_utc: datetime) -> EventQuery:
-        """Raises InvalidArgumentError for what cannot be meant."""
+        """Raises InvalidArgumentError for invalid fields."""
         fields = self.fields
         name, has_value, value = fields["property"].partition("=")
         if has_value and not name:
@@ -70,7 +70,7 @@ class ExplorerForm:
 
     @property
     def cursor(self) -> EventCursor | None:
-        """Where the page goes on; None: it is a first page. Raises InvalidArgumentError."""
+        """Where the page continues; None: it is a first page. Raises InvalidArgumentError."""
         return EventCursor.parse(self.at) if self.at else None
 
     @property
@@ -83,7 +83,7 @@ class ExplorerForm:
         return f"/hubs/{quote(self.hub, safe='')}/explorer{page}{self.asked(cursor=cursor, **changed)}"
 
     def asked(self, *, cursor: EventCursor | None = None, **changed: str) -> str:
-        """The part of an address behind its path."""
+        """The query of an address."""
         fields = {**self.fields, **changed}
         if cursor is not None:
             fields["at"] = cursor.format()

@@ -40,7 +40,7 @@ Narrow = Callable[[int, int], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """An event as it lies in the log."""
+    """An event as stored in the log."""
 
     place: EventPlace
     section: memoryview
@@ -101,7 +101,7 @@ class Run:
         return StoredEvent(place, batch.payload[at : at + length])
 
     def release(self) -> None:
-        """Keep nothing in memory; what was read is read again."""
+        """Drop what was read; it is read again when needed."""
         self._batches, self.buffered_bytes = [], 0
 
     def _fill(self, bytes_max: int) -> None:
@@ -175,7 +175,7 @@ class Bounds:
 
     @property
     def time_ms(self) -> int | None:
-        """The time that no event that counts lies before, where the position is one."""
+        """The earliest enqueued time to show, if the position is a time."""
         if self.position is None or not isinstance(self.position.value, datetime):
             return None
         return (self.position.value - _EPOCH) // timedelta(milliseconds=1)
@@ -207,21 +207,21 @@ class Bounds:
 
 
 class FirstTimes:
-    """When the first events of partitions were enqueued, where somebody has looked: the oldest page of many
-    partitions needs it of all. It stays so until retention moves their beginning.
+    """When the first events of partitions were enqueued, as far as known: the oldest page of many partitions
+    needs it for all of them. It is valid until retention removes the first event.
     """
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[Partition, EventPlace] = WeakKeyDictionary()
 
     def least_ms(self, partition: Partition) -> int:
-        """A time that none of its events lies before: 0 where nobody has looked."""
+        """A time that is not after any of its events: 0 if not known."""
         place = self._known.get(partition)
         is_first = place is not None and place.sequence_number == partition.begin_sequence_number
         return place.enqueued_time_ms if place is not None and is_first else 0
 
     def note(self, partition: Partition, place: EventPlace) -> None:
-        """Somebody has found an event, perhaps the first."""
+        """Remember the time of an event if it is the first."""
         if place.sequence_number == partition.begin_sequence_number:
             self._known[partition] = place
 
@@ -269,9 +269,9 @@ class Merge:
         nearest_ms: int = 0,
         narrow: Narrow | None = None,
     ) -> None:
-        """Take in a partition's events ``start`` to ``until``, or what ``narrow`` leaves of them.
+        """Add a partition's events ``start`` to ``until``, or what ``narrow`` leaves of them.
 
-        nearest_ms: a time that none of them lies before (NEWER) or behind (OLDER).
+        nearest_ms: a time that none of them is before (NEWER) or after (OLDER).
         """
         if start < until:
             run = Run(partition, self._way, start, until, narrow)
@@ -288,7 +288,7 @@ class Merge:
         return bool(self._heap)
 
     def settle(self) -> bool:
-        """Look whether there is another event; False: others should have their turn before it goes on.
+        """Find out whether there is another event; False: let other tasks run, then call again.
 
         (Or was one: what was read, retention may be removing.)
         """

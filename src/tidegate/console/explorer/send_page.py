@@ -1,7 +1,7 @@
 """``/hubs/NAME/explorer/send``: send one event, or a set of them, repeatedly and at a rate. Needs Send.
 
-What is sent goes the way of every event: its size, the namespace's throughput units and the disk decide, and
-what they refuse is shown with what to do about it.
+Events are stored like those of any producer: limits on size and throughput and the disk may refuse them, and
+the refusal is shown with its next step.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from tidegate.model.json_path import JsonPath
 
 _FORM_BYTES_MAX: Final = SEND_BYTES_MAX + 1024 * 1024
 _PROPERTY_CHARACTERS_PER_BYTE: Final = 6
-"""Of an event: what stands for one byte of a property in JSON's quotes. Longer texts are not even read."""
+"""The most characters of a form for one byte of an event's property. Longer input is refused unread."""
 _LEFT_OUT_MAX: Final = 20
 """Things that a copy lacks which are named one by one. Our choice."""
 _EMPTY: Final[Mapping[str, str]] = {
@@ -83,7 +83,7 @@ class SendPages(Pages):
     async def ask(self, request: Request) -> Response:
         hub = _hub(request)
         if not rights_of(request).may_send(hub):
-            require_listen(request, hub)  # whoever may see events may see the form, and why it is off
+            require_listen(request, hub)  # users who may see events also see the form, and why it is disabled
         copied = request.query_params.get("copy")
         if not copied:
             return self._form(request, _EMPTY)
@@ -226,7 +226,7 @@ def _copy_of(detail: EventDetail) -> tuple[Mapping[str, str], Sequence[str]]:
     """
     contents, known = detail.event.contents, detail.properties
     if contents is None:
-        raise InvalidArgumentError("The event is no message, and cannot be sent again.")
+        raise InvalidArgumentError("The event is not a message and cannot be sent again.")
     body, encoding = body_bytes(contents), "text"
     text = body.decode(errors="replace")
     if text.encode() != body or "\x00" in text or "\r" in text:
@@ -310,7 +310,7 @@ def _target(fields: Mapping[str, str]) -> Target:
     if len(given) > 1:
         raise InvalidArgumentError(
             "The partition, the partition key and the key's path exclude each other.",
-            next_step="Fill in one of them, or none: then the partitions take turns.",
+            next_step="Fill in at most one of them; with none, events go to the partitions in turn.",
         )
     path = given.get("key_path")
     return Target(

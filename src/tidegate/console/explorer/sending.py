@@ -86,7 +86,7 @@ class EventSender:
         """Begin to send a set. may_go_on: asked between batches; False stops it.
 
         Raises NotFoundError, InvalidArgumentError (a number out of range, a line without its key, lines that
-        are too large together), EventTooLargeError (a line), QuotaExceededError (too many at once).
+        together are too large), EventTooLargeError (a line), QuotaExceededError (too many at once).
         """
         event_hub = self._broker.event_hub(plan.hub)
         _check(plan)
@@ -129,8 +129,8 @@ class EventSender:
     def _check_room(self) -> None:
         if sum(run.state is RunState.SENDING for run in self._runs.values()) >= SEND_RUNS_MAX:
             raise QuotaExceededError(
-                f"{SEND_RUNS_MAX} sets are being sent, the most at a time.",
-                next_step="Stop one, or wait until it has ended.",
+                f"{SEND_RUNS_MAX} sets are being sent, the maximum.",
+                next_step="Stop one, or wait until one ends.",
             )
 
     async def _send_set(self, run: SendRun, event_hub: EventHub, may_go_on: Callable[[], bool]) -> None:
@@ -153,10 +153,10 @@ class EventSender:
         due_s = self._clock.monotonic()
         while run.sent < run.total and not run.stop_requested.is_set():
             if not may_go_on():
-                run.error = "Whoever started it may no longer send here."
+                run.error = "The user who started it may no longer send here."
                 return
             if self._broker.event_hub(run.plan.hub) is not event_hub:
-                raise NotFoundError(f"The event hub {event_hub.name!r} was deleted, and made anew.")
+                raise NotFoundError(f"The event hub {event_hub.name!r} was deleted and created again.")
             numbers = range(run.sent, min(run.total, run.sent + step_events))
             await self._broker.wait_uncongested()
             for batch in _batches(event_hub, run, numbers):

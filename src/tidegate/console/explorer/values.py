@@ -28,7 +28,8 @@ PAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 SCANNED_EVENTS_MAX: Final = 25_000
 SCANNED_BYTES_MAX: Final = 128 * 1024 * 1024
-"""What a page with a filter looks at before it offers to go on. Our choice: about half a second of work."""
+"""What a page with a filter examines before it offers to continue. Our choice: about half a second of
+work."""
 
 SEND_RUNS_MAX: Final = 8
 """Sets that are being sent at once. Our choice."""
@@ -41,7 +42,7 @@ SEND_EVENTS_MAX: Final = 10_000_000
 """Events of a run: lines times repeats. Our choice: at 1,000 a second three hours."""
 
 SEND_RATE_MAX: Final = 20_000
-"""Events per second of a run. Our choice: a fraction of what the service takes."""
+"""Events per second of a run. Our choice: a fraction of what the service can store."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PLACE = re.compile(r"([on])\.(\d{1,14})\.(\d{1,4})\.(\d{1,18})", re.ASCII)
@@ -59,12 +60,12 @@ class EventPlace:
 
     @property
     def after(self) -> EventPlace:
-        """The first place behind the event at this one."""
+        """The first place after the event at this one."""
         return EventPlace(self.enqueued_time_ms, self.partition_index, self.sequence_number + 1)
 
 
 class Way(Enum):
-    """Which way to read."""
+    """The direction of reading."""
 
     NEWER = "n"
     OLDER = "o"
@@ -72,11 +73,11 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EventCursor:
-    """Where a page goes on, and which way."""
+    """Where a page continues, and in which direction."""
 
     way: Way
     place: EventPlace
-    """NEWER: the first event is at it or behind it; OLDER: before it."""
+    """NEWER: the first event is at or after it; OLDER: before it."""
 
     def format(self) -> str:
         """As an address holds it."""
@@ -89,7 +90,7 @@ class EventCursor:
         found = _PLACE.fullmatch(text)
         if found is None:
             raise InvalidArgumentError(
-                f"{text[:40]!r} is no place to go on from.", next_step="Begin at the first page."
+                f"Invalid page cursor {text[:40]!r}.", next_step="Start again from the first page."
             )
         time_ms, partition_index, sequence_number = (int(part) for part in found.groups()[1:])
         return cls(Way(found[1]), EventPlace(time_ms, partition_index, sequence_number))
@@ -97,7 +98,7 @@ class EventCursor:
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """Which events are wanted: those that fit all that is not None."""
+    """Which events to show: those that match every field that is not None."""
 
     partition_key: str | None = None
     property_name: str | None = None
@@ -108,11 +109,11 @@ class EventFilter:
 
     @property
     def is_empty(self) -> bool:
-        """Whether every event fits."""
+        """Whether every event matches."""
         return self.partition_key is None and self.property_name is None and self.body_text is None
 
     def matches(self, contents: EventContents) -> bool:
-        """Whether an event fits."""
+        """Whether an event matches."""
         if self.partition_key is not None and contents.partition_key != self.partition_key:
             return False
         if self.property_name is not None:
@@ -166,7 +167,7 @@ class ExploredEvent:
     size_bytes: int
     """As stored, its properties included."""
     contents: EventContents | None
-    """None: the bytes are no message (``problem`` says why)."""
+    """None: the bytes are not a message (``problem`` says why)."""
     problem: str = ""
 
     @property
@@ -181,16 +182,16 @@ class ExploredEvent:
 
 
 class PageEnd(Enum):
-    """Why a page has no more events."""
+    """Why a page ended."""
 
     FULL = "full"
     """As many as were asked for, or as many bytes as a page may have."""
     END = "end"
-    """There are no more that way, now."""
+    """There are no more in that direction now."""
     SCANNED = "scanned"
-    """It has looked at as many as it may: there may be more that fit."""
+    """It has examined as many as allowed: more may match."""
     UNWANTED = "unwanted"
-    """Whoever asked has gone."""
+    """The client has disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ class EventPage:
 
 @dataclass(frozen=True, slots=True)
 class EventProperties:
-    """What an event says about its body and itself, with the types that it has on the wire."""
+    """An event's properties and header, with their types on the wire."""
 
     application: Mapping[object, object] = field(default_factory=dict)
     """Values of the types of ``amqp.types``; names are text."""
@@ -230,7 +231,7 @@ class EventDetail:
 
     event: ExploredEvent
     properties: EventProperties | None
-    """None: it is no message, or part of it is garbled."""
+    """None: not a message, or partly malformed."""
     beside: Sequence[str]
     """What it has that an ``OutgoingEvent`` of its body and properties has not, in words."""
     system: Mapping[str, str]
@@ -247,14 +248,14 @@ class TailState:
     events: Sequence[ExploredEvent]
     """Newest first."""
     seen: int
-    """Events that came since the tail began, those that do not fit included."""
+    """Events that came since the tail began, including those that do not match."""
     skipped: int
-    """Of them, those that came too fast to be looked at."""
+    """Those of them that came too fast to be examined."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where an event is to go; at most one field is set, and with none the partitions take turns."""
+    """The target of an event; at most one field is set, and without any the partitions take turns."""
 
     partition_id: str | None = None
     partition_key: str | None = None
@@ -295,4 +296,4 @@ class RunState(Enum):
 
 
 Wanted = Callable[[], Awaitable[bool]]
-"""Whether somebody still waits for an answer."""
+"""Whether the client still waits for an answer."""

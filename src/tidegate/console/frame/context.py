@@ -1,4 +1,4 @@
-"""What every page is given."""
+"""What every page gets."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class Console:
 def stored(view: T | None) -> T:
     """What the database holds. Raises NotFoundError where the service was given none."""
     if view is None:
-        raise NotFoundError("This service was given no database.", next_step="Start it with --database URL.")
+        raise NotFoundError("This service has no database.", next_step="Start it with --database URL.")
     return view

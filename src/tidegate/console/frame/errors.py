@@ -1,4 +1,4 @@
-"""Errors as pages: what was wrong, and what to do next."""
+"""Error pages: what is wrong, and what to do next."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _STATUS: Final[tuple[tuple[type[TidegateError], int], ...]] = (
 )
 
 _TITLES: Final = {
-    400: "This cannot be done",
+    400: "Not possible",
     401: "Sign in",
     403: "Not allowed",
     404: "Not found",
     405: "Not allowed",
-    409: "This cannot be done",
+    409: "Not possible",
     500: "The service failed",
-    503: "Not now",
+    503: "Unavailable",
 }
 
 
 def status_of(error: TidegateError | None) -> int:
-    """The HTTP status that tells whose fault an error is; None: there is none."""
+    """The HTTP status of an error; 200 for None."""
     if error is None:
         return 200
     for kind, status in _STATUS:
@@ -50,7 +50,7 @@ def status_of(error: TidegateError | None) -> int:
 
 
 def error_page(request: Request, error: TidegateError, *, status_code: int | None = None) -> Response:
-    """The page that tells an error."""
+    """The page that shows an error."""
     status = status_of(error) if status_code is None else status_code
     if error.remote_text:
         return _page(request, status, error.remote_text, "")
@@ -58,18 +58,18 @@ def error_page(request: Request, error: TidegateError, *, status_code: int | Non
 
 
 async def answer_of_exception(request: Request, error: Exception) -> Response:
-    """The page for whatever a page's function raised. Starlette has what is no TidegateError logged."""
+    """The page for any error that a handler raised. Starlette logs those that are not TidegateErrors."""
     if isinstance(error, TidegateError):
         return error_page(request, error)
     status = error.status_code if isinstance(error, HTTPException) else 500
-    message = "The service failed; its log says how."
+    message = "The service failed; see its log."
     if status != 500:
         message = f"There is no page for {request.method} {request.scope['path'][:200]}."
     return _page(request, status, message, "")
 
 
 def _page(request: Request, status: int, message: str, next_step: str) -> Response:
-    title = _TITLES.get(status, "This cannot be done")
+    title = _TITLES.get(status, "Not possible")
     return page(
         request,
         "frame/error.html",

@@ -1,4 +1,4 @@
-"""The database of the console: opened when it is first asked, asked in threads."""
+"""The console's database: opened at first use, queried in threads."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tidegate.transport.threads import Threads
 T = TypeVar("T")
 
 _THREADS: Final = 4
-"""Questions to the database at once: the pages of a few people; others wait their turn (our choice)."""
+"""Queries at once; others wait (our choice: enough for a few users)."""
 
 _COUNTING_THREADS: Final = 2
-"""Sums over all dead letters at once, each of which may take seconds."""
+"""Sums over all dead letters at once; each may take seconds."""
 
 _LOCK_WAIT_S: Final = 20.0
-"""For how long a change waits for other writers before it says so (our choice: somebody is looking)."""
+"""Seconds that a change waits for other writers before it fails (our choice: a user is waiting)."""
 
 
 class LazyDatabase:
-    """The database that the settings name, opened when it is first asked; a failure is tried anew."""
+    """The database in the settings, opened at first use; a failure is retried at the next use."""
 
     def __init__(self, url: str) -> None:
         self._url = absolute_url(url)
@@ -38,7 +38,7 @@ class LazyDatabase:
         self._threads = Threads(_THREADS, name="tidegate-console-sql")
         self._counting_threads = Threads(_COUNTING_THREADS, name="tidegate-console-sums")
         self._closing_thread = Threads(1, name="tidegate-console-close")
-        """Of its own: questions that nobody waits for any more may still have the others."""
+        """Separate, since abandoned queries may still occupy the others."""
 
     @property
     def display_url(self) -> str:
@@ -55,7 +55,7 @@ class LazyDatabase:
         return await self._threads.run(lambda: question(self._open()))
 
     async def count(self, question: Callable[[Database], T]) -> T:
-        """As ``ask``, for what may take long: others do not wait behind it."""
+        """As ``ask``, for slow queries, so that others do not wait for them."""
         return await self._counting_threads.run(lambda: question(self._open()))
 
     async def change(self, deed: Callable[[Database], T]) -> T:

@@ -29,7 +29,7 @@ STREAMS_MAX: Final = 64
 makes room. Our choice: browsers open 6 connections per host."""
 
 KEEP_ALIVE_S: Final = 15.0
-"""Seconds after which a stream without news sends a comment: so a peer that is gone is noticed."""
+"""Seconds after which a stream without changes sends a comment, so that a disconnected peer is noticed."""
 
 END_EVENT: Final = "end"
 """The last event of a stream that is over: ``sse-close="end"`` keeps the browser from asking again."""
@@ -43,7 +43,7 @@ as ``rendering.fragment`` gives it, is text and is escaped here."""
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """One stream: waits and renders until somebody ends it."""
+    """One stream: waits and renders until it is ended."""
 
     session: Session
     is_ended: bool = False
@@ -51,7 +51,7 @@ class _Stream:
     """Around what it waits for now; None: it waits for nothing but its reader."""
 
     def end(self) -> None:
-        """Send nothing more, whatever is being waited for or rendered."""
+        """Stop sending, whatever it is waiting for or rendering."""
         self.is_ended = True
         if self.limit is not None:
             self.limit.reschedule(asyncio.get_running_loop().time())
@@ -81,7 +81,7 @@ class LiveStreams:
         sessions.call_at_end(self._end_those_of)
 
     def close(self) -> None:
-        """End all streams within a moment; browsers ask again by themselves."""
+        """End all streams promptly; browsers reconnect automatically."""
         self._is_closed = True
         for stream in self._streams:
             stream.end()

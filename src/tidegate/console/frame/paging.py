@@ -1,4 +1,4 @@
-"""How lists are told: a page at a time."""
+"""Lists, one page at a time."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Page(Generic[T]):
 
     items: Sequence[T]
     total: int | None
-    """Rows of the whole list; None where counting them would cost too much."""
+    """Rows of the whole list; None if counting would cost too much."""
     next: str | None = None
-    """What to ask the following page with; None: this is the last one."""
+    """The cursor of the next page; None: this is the last one."""
     previous: str | None = None
-    """What to ask the page before with; None: this is the first one, or there is no way back but Back."""
+    """The cursor of the page before; None: this is the first one, or only the browser's Back leads there."""
 
     def map(self, row: Callable[[T], S]) -> Page[S]:
         """The same page, with what becomes of each."""

@@ -36,7 +36,7 @@ NAVIGATION: Final = (
 )
 
 ABSENT: Final = "–"
-"""What stands where there is no value."""
+"""Shown if there is no value."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BYTE_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
@@ -46,7 +46,7 @@ _AGO_STEPS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 def page(
     request: Request, template: str, *, status_code: int = 200, **context: Any
 ) -> HTMLResponse:  # Any: what a template is given is the template's affair
-    """A whole page. Besides ``context`` a template has ``path``, ``rights`` (None: nobody is signed in),
+    """A whole page. Besides ``context`` a template has ``path``, ``rights`` (None: not signed in),
     ``session``, ``flashes``, ``form_token`` (a hidden field for every form) and ``now``.
     """
     text = fragment(request, template, **_frame(request), **context)

@@ -24,7 +24,7 @@ from tidegate.model.errors import ServerBusyError, UnauthorizedError
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What somebody who has signed in may do now."""
+    """What a signed-in user may do now."""
 
     policy_name: str
     can_listen: bool
@@ -51,7 +51,7 @@ class Rights:
 
 
 class Access:
-    """Judges who signs in, by the broker's policies. A ``Grant`` is what proved somebody's rights."""
+    """Checks sign-ins by the broker's policies. A ``Grant`` is the proof of a user's rights."""
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self._broker = broker
@@ -80,7 +80,7 @@ class Access:
         return acting_as(Actor.of([grant], Peer(Door.CONSOLE, address)))
 
     def note_sign_out(self, grant: Grant, address: str) -> None:
-        """Record that somebody has left."""
+        """Record a sign-out."""
         with self.acting(grant, address):
             self._broker.audit.record(Action.SIGN_OUT)
 
@@ -110,7 +110,7 @@ class Access:
         return grant
 
     def rights(self, grant: Grant) -> Rights | None:
-        """What a grant is worth now; None: nothing any more."""
+        """The rights of a grant now; None: it is no longer valid."""
         now_utc = self._clock.now_utc()
         if now_utc.timestamp() >= grant.expiry or not self._broker.authorizer.is_in_force(grant):
             return None

@@ -53,7 +53,7 @@ _FLASHES_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Flash:
-    """What the next page says first."""
+    """A message at the top of the next page."""
 
     kind: str
     """``success``, ``warning`` or ``error``."""
@@ -77,11 +77,11 @@ class Session:
     flashes: list[Flash] = field(default_factory=list)
 
     def flash(self, kind: str, text: str) -> None:
-        """Have the next page say something."""
+        """Show a message on the next page."""
         self.flashes = [*self.flashes, Flash(kind, text)][-_FLASHES_MAX:]
 
     def take_flashes(self) -> list[Flash]:
-        """What the page says, once."""
+        """The messages to show, once."""
         taken, self.flashes = self.flashes, []
         return taken
 
@@ -103,11 +103,11 @@ class Sessions:
         self._on_end = on_end
 
     def close(self) -> None:
-        """Hear no more of changes. Harmless twice."""
+        """Stop listening to changes. Harmless twice."""
         self._remove_listener()
 
     async def sign_in(self, policy_name: str, key: str, hub: str | None, *, address: str) -> Session:
-        """A new session for whoever knows a policy's key. Raises as ``Access.sign_in``."""
+        """A new session, for a policy's name and key. Raises as ``Access.sign_in``."""
         grant = await self._access.sign_in(policy_name, key, hub, address=address)
         return self._start(grant, is_automatic=False)
 
@@ -246,7 +246,7 @@ def session_of(request: HTTPConnection) -> Session:
 
 
 def rights_of(request: HTTPConnection) -> Rights:
-    """What whoever asks may do."""
+    """What the user of the request may do."""
     rights = request.state.rights
     assert isinstance(rights, Rights)
     return rights
@@ -296,7 +296,7 @@ async def form_of(request: Request, *, bytes_max: int = FORM_BYTES_MAX) -> FormD
 
 
 def check_origin(request: HTTPConnection) -> None:
-    """Raise UnauthorizedError for a request that another site's page made, as far as the browser says."""
+    """Raise UnauthorizedError for a request from another site's page, as reported by the browser."""
     origin = request.headers.get("origin")
     if origin is None:
         is_foreign = request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")

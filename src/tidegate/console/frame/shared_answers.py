@@ -1,4 +1,4 @@
-"""Answers that take long: worked out once for all who ask for the same, and kept for a while."""
+"""Slow answers: computed once for all who ask for the same, and kept for a while."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 _ANSWERS_MAX: Final = 64
-"""Answers kept; the one asked for least lately goes first. As many are worked out at once, at most."""
+"""Answers kept, least recently used dropped first; also the most that are computed at once."""
 _WORK_SHARE: Final = 10
-"""An answer is kept for so many times as long as it took: a page that somebody leaves open costs a tenth of a
+"""An answer is kept for so many times as long as it took: a page left open costs a tenth of a
 core at most."""
 
 
@@ -76,11 +76,11 @@ class SharedAnswers(Generic[K, T]):
         return result
 
     def forget(self) -> None:
-        """Keep none of what is known: it has changed."""
+        """Forget all answers, after a change."""
         self._answers.clear()
 
     async def close(self) -> None:
-        """End what is being worked out."""
+        """Cancel what is being computed."""
         await self._tasks.close()
 
     def _note_end(self, answer: _Answer[T]) -> None:
@@ -88,7 +88,7 @@ class SharedAnswers(Generic[K, T]):
 
 
 async def _told(work: Coroutine[Any, Any, T]) -> T | TidegateError:
-    """An error that is on purpose is told to whoever asked, and is no failure of the task."""
+    """Returns an expected error as a value, so that the task does not fail."""
     try:
         return await work
     except TidegateError as error:

@@ -74,13 +74,13 @@ class HubChangePages(Pages):
             if fields.get("name") != hub.name:
                 raise FieldError(
                     "name",
-                    f"The name written was {fields.get('name', '')[:80]!r}.",
-                    next_step=f"Write {hub.name} to delete it.",
+                    f"The name does not match: {fields.get('name', '')[:80]!r}.",
+                    next_step=f"Enter {hub.name} to delete it.",
                 )
             await self._namespace.broker.delete_event_hub(hub.name)
         except TidegateError as error:
             return self._deletion(request, error)
-        session_of(request).flash("success", f"The event hub {hub.name} is gone, with everything in it.")
+        session_of(request).flash("success", f"Deleted the event hub {hub.name} with everything in it.")
         return RedirectResponse("/hubs", status_code=303)
 
     def _deletion(self, request: Request, problem: TidegateError | None) -> Response:

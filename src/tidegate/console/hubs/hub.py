@@ -43,8 +43,9 @@ def change_hub(
     done: str,
     tab: str,
 ) -> Response:
-    """Do ``change``, called with the hub, if whoever asks may, say that it is ``done``, and go back to
-    the tab. What is wrong is told by ``refuse``, beside the form.
+    """Call ``change`` with the hub if the user may manage it, report ``done``, and return to the tab.
+
+    ``refuse`` renders the page for an error.
     """
     hub = hub_to_change(request, namespace)
     try:
@@ -97,7 +98,7 @@ class HubPages(Pages):
             self._namespace,
             lambda hub: hub.create_consumer_group(name),
             lambda error: self._groups(request, {"name": name}, error),
-            f"The consumer group {name} is there.",
+            f"Created the consumer group {name}.",
             "groups",
         )
 
@@ -114,7 +115,7 @@ class HubPages(Pages):
             self._namespace,
             lambda hub: hub.delete_consumer_group(group),
             lambda error: self._deletion_of_group(request, error),
-            f"The consumer group {group} is gone.",
+            f"Deleted the consumer group {group}.",
             "groups",
         )
 

@@ -18,7 +18,6 @@ from tidegate.console.hubs.values import (
     Overview,
     PartitionRow,
     PublisherRow,
-    Publishers,
     Reader,
 )
 from tidegate.model.capture import CapturedFile, CaptureProgress, CaptureStatistics
@@ -28,7 +27,7 @@ from tidegate.transport.tasks import TaskOwner
 class Namespace:
     """The namespace of a running service; enter it to have rates.
 
-    Names of event hubs are taken in any letter case; NotFoundError where there is none.
+    Names of event hubs are case-insensitive. Raises NotFoundError for an unknown hub.
     """
 
     def __init__(self, parts: ConsoleParts) -> None:
@@ -113,27 +112,21 @@ class Namespace:
 
         return page_at(event_hub.partitions, start).map(row)
 
-    def publishers(self, name: str, *, search: str, is_revoked_only: bool, start: int) -> Publishers:
+    def publishers(self, name: str, *, search: str, is_revoked_only: bool, start: int) -> Page[PublisherRow]:
         """Who has published to it since the service started, the last one first; or (is_revoked_only) who may
         not, by name. ``search`` is in the name, in any letter case.
         """
         event_hub, wanted = self.broker.event_hub(name), search.lower()
-        revoked, records = event_hub.revoked_publishers, event_hub.publishers
+        records = event_hub.publishers
         if is_revoked_only:
-            names = sorted((each for each in revoked if wanted in each.lower()), key=str.lower)
-            found = page_at(names, start).map(lambda each: _publisher(event_hub, each, records.find(each)))
-        else:
-            seen = records.newest_first()
-            if wanted:
-                seen = [each for each in seen if wanted in each.name.lower()]
-            found = page_at(seen, start).map(lambda each: _publisher(event_hub, each.name, each))
-        return Publishers(
-            found,
-            len(revoked),
-            records.own_max,
-            records.stated_max,
-            records.own_forgotten + records.stated_forgotten,
-        )
+            names = sorted(
+                (each for each in event_hub.revoked_publishers if wanted in each.lower()), key=str.lower
+            )
+            return page_at(names, start).map(lambda each: _publisher(event_hub, each, records.find(each)))
+        seen = records.newest_first()
+        if wanted:
+            seen = [each for each in seen if wanted in each.name.lower()]
+        return page_at(seen, start).map(lambda each: _publisher(event_hub, each.name, each))
 
     def publisher(self, name: str, publisher: str) -> tuple[PublisherRow, PublisherRow | None, int]:
         """A publisher, seen or not; what events say to be its that came to the hub's own address; and how

@@ -1,4 +1,4 @@
-"""``/hubs``: the event hubs, and making one."""
+"""``/hubs``: the event hubs, and creating one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class HubListPages(Pages):
             )
         except TidegateError as error:
             return self._form(request, _BLANK | fields, error)
-        session_of(request).flash("success", f"The event hub {hub.name} is there.")
+        session_of(request).flash("success", f"Created the event hub {hub.name}.")
         return RedirectResponse(f"/hubs/{hub.name}", status_code=303)
 
     def _form(self, request: Request, fields: Mapping[str, str], problem: TidegateError | None) -> Response:
@@ -83,7 +83,7 @@ class HubListPages(Pages):
         )
 
     def _send_only(self, request: Request) -> Response:
-        """Who may only send is told no names, but may write one."""
+        """Users who may only send see no names, but can enter one."""
         wanted = request.query_params.get("name", "").strip()
         if wanted:
             return RedirectResponse(f"/hubs/{quote(wanted, safe='')}/explorer/send", status_code=303)

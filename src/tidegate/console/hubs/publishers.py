@@ -76,7 +76,7 @@ class PublisherPages(Pages):
             self._namespace,
             lambda hub: hub.revoke_publisher(publisher),
             lambda error: self._list(request, {"publisher": publisher}, error),
-            f"The publisher {publisher} may send no more.",
+            f"The publisher {publisher} can no longer send.",
             "publishers",
         )
 
@@ -88,7 +88,7 @@ class PublisherPages(Pages):
             self._namespace,
             lambda hub: hub.restore_publisher(publisher),
             lambda error: self._list(request, {"publisher": ""}, error),
-            f"The publisher {publisher} may send again.",
+            f"The publisher {publisher} can send again.",
             "publishers",
         )
 
@@ -97,7 +97,8 @@ class PublisherPages(Pages):
         search = query.get("search", "").strip()
         only = _REVOKED if query.get("only") == _REVOKED else ""
         hub = self._namespace.hub(request.path_params["hub"])
-        publishers = self._namespace.publishers(
+        event_hub = self._namespace.broker.event_hub(hub.name)
+        found = self._namespace.publishers(
             hub.name,
             search=search,
             is_revoked_only=bool(only),
@@ -105,12 +106,13 @@ class PublisherPages(Pages):
         )
         return {
             "hub": hub,
-            "publishers": publishers,
-            "found": publishers.page,
+            "records": event_hub.publishers,
+            "revoked": len(event_hub.revoked_publishers),
+            "found": found,
             "search": search,
             "only": only,
             "query": urlencode(query.multi_items()),
-            **pager(f"/hubs/{hub.name}/publishers", publishers.page, search=search, only=only),
+            **pager(f"/hubs/{hub.name}/publishers", found, search=search, only=only),
         }
 
     def _list(self, request: Request, fields: Mapping[str, str], problem: TidegateError | None) -> Response:

@@ -85,7 +85,7 @@ class Sampler:
             samples.watched_until = self._clock.monotonic() + _PARTITIONS_WATCHED_S
 
     def partition_rate(self, event_hub: EventHub, index: int) -> float | None:
-        """Events per second that came into a partition lately; None: nobody has looked for long enough."""
+        """Events per second that came into a partition lately; None: not measured for long enough yet."""
         looks = self.hub(event_hub).partitions
         if len(looks) < 2:
             return None

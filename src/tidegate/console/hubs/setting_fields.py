@@ -1,4 +1,4 @@
-"""The fields of the forms for a hub's settings, made of their declaration."""
+"""The form fields of a hub's settings, generated from their declaration."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from tidegate.broker import (
     EventHubStatistics,
     PublisherActivity,
 )
-from tidegate.console.frame.paging import Page
 from tidegate.model.capture import CaptureStatistics
 from tidegate.model.partition_ends import PartitionEnds
 
@@ -50,7 +49,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """Where the log is, as it was looked at lately; None: not yet, or it cannot be told."""
+    """The disk of the log, as last measured; None: not yet measured, or unknown."""
 
     log_bytes: int | None = None
     free_bytes: int | None = None
@@ -89,7 +88,7 @@ class HubRow:
     receivers: int
     """Open now, in all consumer groups."""
     capture: CaptureStatistics | None
-    """None: it is not captured now."""
+    """None: not captured now."""
 
     @property
     def name(self) -> str:
@@ -116,7 +115,7 @@ class Overview:
     """Whether producers are not read from, because the disk is behind."""
     disk: Disk
     failing_captures: tuple[str, ...]
-    """Names of the hubs whose capture something keeps from going on."""
+    """Names of the hubs whose capture is failing."""
 
     @property
     def rates(self) -> Rates:
@@ -142,7 +141,7 @@ class PartitionRow:
     ends: PartitionEnds
     stored_bytes: int
     incoming_events_per_s: float | None
-    """None: nobody has looked for long enough."""
+    """None: not measured for long enough yet."""
     receivers: int
 
 
@@ -172,21 +171,6 @@ class PublisherRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Publishers:
-    """Publishers of an event hub, and what there are beside those on the page."""
-
-    page: Page[PublisherRow]
-    revoked: int
-    """How many may not send."""
-    own_max: int
-    """How many with addresses of their own the service remembers, at most."""
-    stated_max: int
-    """How many names it remembers that only events say, at most."""
-    forgotten: int
-    """How often one fell out because more were seen."""
-
-
-@dataclass(frozen=True, slots=True)
 class Reader:
     """Who reads an event hub now."""
 
@@ -208,7 +192,7 @@ class Deletion:
     consumer_groups: tuple[str, ...]
     readers: tuple[Reader, ...]
     policies: tuple[str, ...]
-    """Names of its own policies: their keys are worth nothing afterwards."""
+    """Names of its own policies, whose keys stop working."""
     is_captured: bool
     uncaptured_events: int
     """Events that are in no file of Capture; 0 where it is not captured."""

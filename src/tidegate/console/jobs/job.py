@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 JOBS_RUNNING_MAX: Final = 4
-"""Jobs at work at once. Our choice: each redrive is a process of its own."""
+"""Jobs running at once. Our choice: each redrive is a process of its own."""
 
 JOBS_KEPT_MAX: Final = 100
 """Jobs remembered; the oldest that have ended are forgotten. What they did is in the audit trail."""
@@ -37,7 +37,7 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobTable:
-    """Rows that a job tells, for people."""
+    """Rows that a job reports."""
 
     title: str
     columns: Sequence[str]

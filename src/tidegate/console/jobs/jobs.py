@@ -23,7 +23,7 @@ class RunningJob:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.is_cancelled = False
-        """Read by work that goes on in a thread, between two transactions."""
+        """Read by work in a thread, between two transactions."""
 
     def tell(self, **changes: Any) -> None:  # Any: the fields of Job
         """Change what people see of it."""
@@ -56,15 +56,15 @@ class Jobs:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._access = access
         self._started: dict[str, Grant] = {}
-        """What the jobs at work were started with."""
+        """The grants that running jobs were started with."""
         self._remove_listener = access.add_change_listener(self._end_those_without_rights)
 
     def start(self, kind: JobKind, title: str, work: Work, *, event_hub: str | None, actor: str) -> Job:
-        """Begin a job. Raises QuotaExceededError where too many are at work."""
+        """Begin a job. Raises QuotaExceededError if too many are running."""
         if len(self._running) >= JOBS_RUNNING_MAX:
             raise QuotaExceededError(
-                f"{JOBS_RUNNING_MAX} jobs are at work, the most that the console runs at once.",
-                next_step="Wait for one to end, or cancel it.",
+                f"{JOBS_RUNNING_MAX} jobs are running, the maximum of the console.",
+                next_step="Wait for one to end, or cancel one.",
             )
         job_id = secrets.token_hex(6)
         running = RunningJob(Job(job_id, kind, title, event_hub, actor, self._clock.now_utc()))
@@ -84,7 +84,7 @@ class Jobs:
         return [each.job for each in reversed(self._jobs.values())]
 
     def watch(self, job: Job, grant: Grant) -> None:
-        """Cancel the job when whoever started it may no longer manage what it is about."""
+        """Cancel the job when its user loses Manage on its hub."""
         if job.job_id in self._running:
             self._started[job.job_id] = grant
 
@@ -146,9 +146,8 @@ class Jobs:
         running = self._jobs.get(job_id)
         if running is None:
             raise NotFoundError(
-                "There is no such job any more: the console forgets the oldest, and the service all when it "
-                "stops.",
-                next_step="The audit trail of dead letters says what was done.",
+                "There is no such job: the console keeps only the newest, and none after a restart.",
+                next_step="The audit trail of dead letters shows what was done.",
             )
         return running
 

@@ -18,7 +18,7 @@ from tidegate.model.errors import NotFoundError
 
 LIVE_EVERY_S = 0.5
 QUICK_S = 1.0
-"""A job that ends within so many seconds is told as done at once."""
+"""A job that ends within this many seconds is shown as done at once."""
 
 _LOOKS = {
     JobState.DONE: "good",
@@ -34,7 +34,7 @@ def job_address(job_id: str) -> str:
 
 
 async def follow_job(jobs: Jobs, request: Request, job: Job) -> Response:
-    """Lead to a job that the request has started, and end it if the rights of who asks are taken away."""
+    """Redirect to a job that the request has started, and end the job if its user loses the right."""
     jobs.watch(job, session_of(request).grant)
     await jobs.wait_ended(job.job_id, at_most_s=QUICK_S)
     return RedirectResponse(job_address(job.job_id), status_code=303)
@@ -71,7 +71,7 @@ class JobPages(Pages):
             nonlocal is_told
             if is_told:
                 return None
-            context = self._context(request) | {"now": self._console.clock.now_utc()}
+            context = self._context(request)
             job = context["job"]
             is_told = not job.is_running
             return {

@@ -48,7 +48,7 @@ class ProcessingFigures:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that somebody should look at."""
+    """A problem that needs attention."""
 
     kind: str
     """``warning`` or ``error``."""
@@ -90,7 +90,7 @@ class OverviewPages(Pages):
         return self._console.streams.stream(request, lambda: self._fragments(request))
 
     async def _fragments(self, request: Request) -> Mapping[str, str]:
-        """The live parts, drawn once for all who look: they hold nothing of anybody's session."""
+        """The live parts, rendered once for all viewers: they contain nothing of a session."""
         is_manager, now = rights_of(request).may_manage(), self._console.clock.monotonic()
         drawn_at, drawn = self._drawn.get(is_manager, (float("-inf"), {}))
         if now - drawn_at >= _SHARED_S:
@@ -172,7 +172,7 @@ class _Processing:
 
 
 def list_notices(overview: Overview, processing: ProcessingFigures) -> list[Notice]:
-    """What somebody should look at, the worst first."""
+    """The problems that need attention, worst first."""
     notices = []
     if overview.disk.is_scarce:
         free = bytes_text(overview.disk.free_bytes)
@@ -183,14 +183,14 @@ def list_notices(overview: Overview, processing: ProcessingFigures) -> list[Noti
         more = len(overview.failing_captures) - 3
         text = f"{names}{f' and {more} more' if more > 0 else ''}."
         place = f"/hubs/{overview.failing_captures[0]}/capture"
-        notices.append(Notice("error", "Capture cannot go on.", text, place, "Why"))
+        notices.append(Notice("error", "Capture is failing.", text, place, "Why"))
     if processing.stalled:
-        text = f"{number(processing.stalled)} have events to read and make no step."
+        text = f"{number(processing.stalled)} have events to read but make no progress."
         notices.append(Notice("warning", "Partitions are stalled.", text, "/consumers", "Which"))
     if overview.is_congested:
-        notices.append(Notice("warning", "The disk is behind.", "Producers wait until it has caught up."))
+        notices.append(Notice("warning", "The disk is behind.", "Producers wait until it catches up."))
     if overview.rates.throttled_requests:
-        text = "Producers send more than the throughput units let in."
+        text = "Producers send more than the throughput units allow."
         notices.append(Notice("warning", "Requests are throttled.", text))
     return notices
 
@@ -210,7 +210,7 @@ def _chart(
 
 
 def _words(overview: Overview) -> str:
-    """What the charts show, for whoever cannot see them."""
+    """What the charts show, in words for screen readers."""
     history = overview.history
     if not history:
         return "The first figures come in a second."

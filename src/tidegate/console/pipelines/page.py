@@ -57,7 +57,7 @@ class PipelinePages(Pages):
         require_listen(request, rights_of(request).hub)
 
         async def render() -> Mapping[str, str]:
-            context = await self._list_context(request) | {"now": self._clock.now_utc()}
+            context = await self._list_context(request)
             parts = {
                 "notices": "pipelines/notices.html",
                 "pipelines": "pipelines/table.html",
@@ -99,7 +99,7 @@ class PipelinePages(Pages):
         async def render() -> Mapping[str, str] | None:
             nonlocal beats
             try:
-                context = await self._one_context(request) | {"now": self._clock.now_utc()}
+                context = await self._one_context(request)
                 fragments = {
                     "pipeline": fragment(request, "pipelines/pipeline_now.html", **context),
                     "facts": fragment(request, "pipelines/pipeline_facts.html", **context),
@@ -161,9 +161,9 @@ class PipelinePages(Pages):
             session.flash("error", str(error))
         else:
             if is_asked:
-                session.flash("success", f"{entry.name} was asked to stop; its micro-batch comes to an end.")
+                session.flash("success", f"{entry.name} was asked to stop; its micro-batch finishes first.")
             else:
-                session.flash("warning", f"{entry.name} does not run.")
+                session.flash("warning", f"{entry.name} is not running.")
         return RedirectResponse(f"/pipelines/{quote(entry.name, safe='')}", status_code=303)
 
 
@@ -219,29 +219,29 @@ def _rates_label(history: Sequence[PipelineSample]) -> str:
 def _problem(entry: PipelineEntry) -> str | None:
     status = entry.status
     if status.state is PipelineState.KILLED:
-        return f"Its process {status.process.pid} is gone, and left no word."
+        return f"Its process {status.process.pid} is gone and reported no end."
     if status.error is not None:
         return status.error
     if entry.silent_s is not None:
-        return f"Its process is there and has said nothing for {entry.silent_s:,.0f} s."
+        return f"Its process runs but has reported nothing for {entry.silent_s:,.0f} s."
     return None
 
 
 def _next_step(status: PipelineStatus) -> str:
-    """What to do about it, where its error does not say so already."""
+    """What to do next, unless its error already says so."""
     match status.state:
         case PipelineState.KILLED:
-            return "Start it again: what it has committed stays, and it goes on from there."
+            return "Start it again: it continues after what it has committed."
         case PipelineState.FAILED:
-            return "Its log, below, says more. Mended, it goes on where it was."
+            return "See its log below. Once fixed and started, it continues where it stopped."
         case PipelineState.STARTING | PipelineState.RUNNING | PipelineState.STOPPING:
-            return "It may hang, or wait for a disk, or be stopped (SIGSTOP); its log is below."
+            return "It may hang, wait for a disk, or be paused (SIGSTOP); see its log below."
         case _:
             return ""
 
 
 def _sentence(entry: PipelineEntry) -> str:
-    """How it is, for those who hear it: it changes when the state does, not with every micro-batch."""
+    """Its state for screen readers: changes with the state, not with every micro-batch."""
     status = entry.status
     if entry.is_stop_asked and status.state is not PipelineState.STOPPING:
         return f"{entry.name} was asked to stop."
@@ -262,7 +262,7 @@ def _tally(found: PipelineList) -> str:
 
 
 def _chart(history: Sequence[PipelineSample]) -> dict[str, Any] | None:
-    """Two lines over time, as ``console.js`` has them; None: there are no two points yet."""
+    """Two lines over time, in the form of ``console.js``; None: fewer than two points yet."""
     if len(history) < 2:
         return None
     return {

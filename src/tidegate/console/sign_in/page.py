@@ -17,7 +17,7 @@ from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import ConnectionStringError, ServerBusyError, UnauthorizedError
 
 _FORM_BYTES_MAX: Final = 16 * 1024
-"""Whoever sends it is nobody yet: room for a connection string and an address."""
+"""The sender is not signed in yet: enough for a connection string and an address."""
 
 
 def address_of_sign_in(wanted: str) -> str:
