@@ -1,4 +1,4 @@
-"""Audiences: what a token is for, in one comparable form whatever client wrote it.
+"""Audiences: what a token is valid for, in one comparable form for all clients.
 
 Official clients name the same entity as ``sb://host/hub``, ``amqps://host:5671/hub``, ``http://host/hub/``
 in lower case, or with ``ConsumerGroups/…`` and ``Partitions/…`` behind it (observed: azure-eventhub 5.15.1,
@@ -6,9 +6,9 @@ in lower case, or with ``ConsumerGroups/…`` and ``Partitions/…`` behind it (
 are host and path; scheme, port, letter case, slashes at the ends and the encoding of names are not part of
 the identity.
 
-The rule: a text means one entity or is refused. So nothing is cut off (``?``, ``#``) but the one query that
-old SDKs sign with an address, nothing is decoded twice, and an event hub's name, which needs no encoding, has
-none.
+The rule: an audience identifies one entity or is refused. So nothing is removed (``?``, ``#``) but the one
+query that old SDKs sign with an address, nothing is decoded twice, and an event hub's name, which needs no
+encoding, has none.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tidegate.model.errors import UnauthorizedError
 from tidegate.model.hosts import host_of
 
 AUDIENCE_CHARACTERS_MAX: Final = 2048
-"""Our choice: more than the longest names take, each of their bytes percent-encoded."""
+"""Our choice: more than the longest names need with each byte percent-encoded."""
 
 EntityPath = NewType("EntityPath", str)
-"""Where an entity lies in its namespace, made by ``entity_path``: equal for the same entity only."""
+"""The path of an entity in its namespace, made by ``entity_path``: equal only for the same entity."""
 
 NAMESPACE: Final = EntityPath("")
-"""The namespace itself: every entity lies in it."""
+"""The namespace itself, which contains every entity."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*", re.ASCII)
 _FIRST_NAME = re.compile(r"\$?[A-Za-z0-9._-]+", re.ASCII)
@@ -39,19 +39,19 @@ _API_VERSION = re.compile(r"\?api-version=[0-9]{4}-[0-9]{2}\Z")
 """At the end of a URI: azure-servicebus 0.21.1 signs whole addresses (ServiceBusSASAuthentication)."""
 
 _NOT_IN_NAMES: Final = frozenset("/\\%?#")
-"""What would make two paths of one name, or one path of two."""
+"""Characters that would make the path of a name ambiguous."""
 
 
 def entity_path(*names: str) -> EntityPath:
-    """The path of an entity by its names, from the event hub on: ``entity_path("hub", "Partitions", "0")``.
+    """The path of an entity from its names, the event hub first: ``entity_path("hub", "Partitions", "0")``.
 
-    names: plain, not percent-encoded; whatever is in them, they stay within their part of the path.
+    names: plain, not percent-encoded; any delimiter in a name stays within its part of the path.
     """
     return EntityPath("/".join(quote(name.lower(), safe="$") for name in names))
 
 
 def beneath(path: EntityPath, *names: str) -> EntityPath:
-    """The path of what ``names`` name within the entity at ``path``."""
+    """The path of the entity with these names within the entity at ``path``."""
     return EntityPath(f"{path}/{entity_path(*names)}" if path else entity_path(*names))
 
 
@@ -61,7 +61,7 @@ def lies_in(path: EntityPath, ancestor: EntityPath) -> bool:
 
 
 def containing(path: EntityPath) -> list[EntityPath]:
-    """``path`` and all that it lies in, up to the namespace: each ``ancestor`` of ``lies_in``."""
+    """``path`` and every path that contains it, up to the namespace: each ``ancestor`` of ``lies_in``."""
     found = [path]
     while path:
         path = EntityPath(path.rpartition("/")[0])
@@ -76,19 +76,18 @@ def is_name_in_paths(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Audience:
-    """A normalised audience; build it with ``parse``, or of a path that is known."""
+    """A normalised audience; create it with ``parse``, or from a known path."""
 
     host: str
-    """Lower case, without port; empty where the text named only a path."""
+    """Lower case, without port; empty if the text was only a path."""
     path: EntityPath
 
     @classmethod
     def parse(cls, text: str, *, is_own_host: Callable[[str], bool] = lambda host: False) -> Audience:
-        """The audience that ``text`` (percent-decoded, as ``sr`` is) names: a URI, or a path.
+        """The audience in ``text`` (percent-decoded, as ``sr`` is): a URI, or a path.
 
-        is_own_host: whether a text without a scheme begins with a host, which is asked for its first part.
-        Names behind the event hub's may be percent-encoded, once.
-        Raises UnauthorizedError for a text that could be read in two ways, or in none.
+        is_own_host: whether the first part of a text without a scheme is a host. Names after the event hub's
+        may be percent-encoded once. Raises UnauthorizedError for an ambiguous or invalid text.
         """
         if len(text) > AUDIENCE_CHARACTERS_MAX:
             raise _invalid(text, f"has more than {AUDIENCE_CHARACTERS_MAX} characters")
@@ -106,9 +105,9 @@ class Audience:
         return cls(host, _parse_path(path, text))
 
     def covers(self, other: Audience) -> bool:
-        """Whether a token for this audience is good for ``other``: the same entity or one beneath it.
+        """Whether a token for this audience is valid for ``other``: the same entity or one beneath it.
 
-        Where one of the two names no host, only the paths count.
+        If one of the two has no host, only the paths are compared.
         """
         if self.host and other.host and self.host != other.host:
             return False
@@ -120,7 +119,7 @@ def _parse_path(path: str, text: str) -> EntityPath:
     if parts and _FIRST_NAME.fullmatch(parts[0]) is None:
         raise _invalid(text, "has no name of an event hub where one should be")
     try:
-        # Part by part, so that an encoded slash is seen within its name.
+        # Part by part, so that an encoded slash stays within its name.
         names = [*parts[:1], *(unquote(part, errors="strict") for part in parts[1:])]
     except UnicodeDecodeError:
         raise _invalid(text, "has something percent-encoded that is not UTF-8") from None

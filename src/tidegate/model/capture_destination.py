@@ -1,9 +1,9 @@
-"""Which destinations Capture may write to: prefixes that the service's operator names.
+"""Which destinations Capture may write to: prefixes that the service's operator allows.
 
 A policy with Manage on the namespace chooses the destinations of its event hubs, and the service writes there
-with its own rights and credentials. So the operator says where that may be, and addresses that only mean
-something to the machine itself (link-local ones, a cloud's metadata) are refused whatever was said. Pure:
-files are looked at by the function that is passed in.
+with its own rights and credentials. So the operator restricts them, and addresses that are only meaningful on
+the machine itself (link-local addresses, a cloud's metadata) are always refused. Pure: a function that is
+passed in resolves paths.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOCAL_SCHEME: Final = "file"
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _UNCLEAR = re.compile(r"[\x00-\x20\x7f%?#\\]")
-"""What fsspec's libraries and a URL's grammar read differently."""
+"""Characters that fsspec's libraries and the grammar of URLs interpret differently."""
 
 _METADATA_NAMES: Final = frozenset({"metadata.google.internal", "instance-data.ec2.internal"})
 _METADATA_NETWORKS: Final = (
@@ -33,26 +33,26 @@ _METADATA_NETWORKS: Final = (
     ip_network("192.0.0.192"),  # Oracle Cloud Classic
     ip_network("fd00:42::42"),  # Scaleway
 )
-"""Those that are not link-local, as 169.254.169.254 is."""
+"""Metadata addresses that are not link-local, unlike 169.254.169.254."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapturePlace:
-    """A destination, taken apart."""
+    """A parsed destination."""
 
     scheme: str
     """In lower case; ``file`` for a directory of the service's machine."""
     authority: str
-    """What is between ``://`` and the next ``/``, hosts with a dot in lower case (without one it may be a
-    bucket, whose letters count); empty for a directory."""
+    """The part between ``://`` and the next ``/``, hosts with a dot in lower case (without one it may be a
+    bucket, which is case-sensitive); empty for a directory."""
     path: str
-    """A directory as it was given; of a URL without slashes at its ends."""
+    """A directory as given; the path of a URL without slashes at its ends."""
 
     @classmethod
     def parse(cls, destination: str) -> CapturePlace:
-        """Raises InvalidArgumentError for what could be read in two ways: URLs within URLs (``::``), ``..``,
-        empty folders (object stores have names that begin with ``/``), and characters with a meaning in URLs;
-        for a password; and for a host that is not to be written to (``check_host``).
+        """Raises InvalidArgumentError for an ambiguous destination: URLs within URLs (``::``), ``..``, empty
+        folders (object stores have names that begin with ``/``), and characters with a meaning in URLs; for a
+        password; and for a forbidden host (``check_host``).
         """
         scheme, separator, rest = destination.partition("://")
         if not separator:
@@ -87,7 +87,7 @@ class CapturePlace:
 
     @property
     def host(self) -> str:
-        """Of a URL, without user and port; a container's or bucket's name where there is no host."""
+        """The host of a URL, without user and port; the name of a container or bucket if there is no host."""
         host = self.authority.rpartition("@")[2]
         if host.startswith("["):
             return host[1:].partition("]")[0]
@@ -96,7 +96,7 @@ class CapturePlace:
     def is_within(self, prefix: CapturePlace, real_path: Callable[[str], str]) -> bool:
         """Whether it is the prefix itself, or below it.
 
-        real_path: a directory's name without symbolic links and ``..``, as ``os.path.realpath`` gives it.
+        real_path: resolves symbolic links and ``..``, as ``os.path.realpath`` does.
         """
         if (self.scheme, self.authority) != (prefix.scheme, prefix.authority):
             return False
@@ -125,8 +125,9 @@ class CaptureDestinations:
                 ) from error
 
     def check(self, destination: str, *, real_path: Callable[[str], str]) -> None:
-        """Raise InvalidArgumentError, naming what is allowed, for a destination outside. real_path: see
-        ``CapturePlace.is_within``.
+        """Raise InvalidArgumentError, with the allowed prefixes, for a destination outside them.
+
+        real_path: see ``CapturePlace.is_within``.
         """
         place = CapturePlace.parse(destination)
         if any(place.is_within(CapturePlace.parse(prefix), real_path) for prefix in self.prefixes):
@@ -141,8 +142,8 @@ class CaptureDestinations:
 
 
 def check_no_password(user: str) -> None:
-    """Raise InvalidArgumentError where ``user``, what is before the ``@`` of a destination, holds a password:
-    it would be kept, and quoted in logs and refusals. The error does not repeat it.
+    """Raise InvalidArgumentError if ``user``, the part of a destination before ``@``, contains a password: it
+    would be stored, and quoted in logs and errors. The error does not repeat it.
     """
     if ":" in user:
         raise InvalidArgumentError(
@@ -152,10 +153,9 @@ def check_no_password(user: str) -> None:
 
 
 def check_host(host: str) -> None:
-    """Raise InvalidArgumentError for a host, or an address in any form, that is link-local or a cloud's
-    metadata.
+    """Raise InvalidArgumentError for a link-local or cloud metadata host, or an address of one in any form.
 
-    Names are not looked up here; give what they resolve to.
+    Names are not resolved; pass the addresses that they resolve to.
     """
     name = host.strip("[]").rstrip(".").lower()
     address = _address(name)
@@ -170,7 +170,7 @@ def check_host(host: str) -> None:
 
 
 def capture_destinations(prefixes: Iterable[str], *, unset: str) -> CaptureDestinations:
-    """The prefixes; where there are none, the directory ``unset``."""
+    """The prefixes; without any, the directory ``unset``."""
     return CaptureDestinations(tuple(prefixes) or (unset,))
 
 
@@ -182,8 +182,8 @@ def _refused(destination: str, problem: str) -> InvalidArgumentError:
 
 
 def _address(name: str) -> IPv4Address | IPv6Address | None:
-    """An address in any form that resolvers take: IPv4 also in one to four numbers, decimal, octal or
-    hexadecimal, as ``inet_aton`` has it, and within IPv6.
+    """An address in any form that resolvers accept: IPv4 also as one to four numbers, decimal, octal or
+    hexadecimal, as in ``inet_aton``, and within IPv6.
     """
     try:
         address = ip_address(name.partition("%")[0])

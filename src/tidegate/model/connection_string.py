@@ -26,7 +26,7 @@ class ConnectionString:
     shared_access_key: str | None = field(default=None, repr=False)
     shared_access_signature: str | None = field(default=None, repr=False)
     entity_path: str | None = None
-    """The event hub, where the string names one."""
+    """The event hub, if the string names one."""
     use_development_emulator: bool = False
     """True: plain AMQP instead of TLS, as the official SDKs read it."""
 
@@ -39,7 +39,7 @@ class ConnectionString:
 
     @classmethod
     def parse(cls, text: str) -> ConnectionString:
-        """Parse a connection string; keys are matched without regard to case, order is free.
+        """Parse a connection string; keys are case-insensitive, in any order.
 
         Raises ConnectionStringError, whose message names the offending part and never a secret.
         """

@@ -1,4 +1,4 @@
-"""Events as values: what a producer sends and what a consumer is given."""
+"""Events as values: what a producer sends and what a consumer receives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 PropertyValue = None | bool | int | float | str | bytes | datetime | UUID
-"""What an application property may hold (AMQP 1.0 part 3 section 3.2.5: simple types only)."""
+"""The types of an application property (AMQP 1.0 part 3 section 3.2.5: simple types only)."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -39,7 +39,7 @@ class EventContents:
 
 
 class ReceivedEvent:
-    """An event as read from a partition; its contents are decoded when first asked for.
+    """An event as read from a partition; its contents are decoded on first use.
 
     Reading a consumer's position (sequence number, offset, enqueued time) costs nothing. ``body`` alone finds
     the body; the first use of ``properties``, ``partition_key`` or ``contents`` decodes everything, once.
@@ -78,7 +78,7 @@ class ReceivedEvent:
         self.partition_id = partition_id
         self.sequence_number = sequence_number
         self.offset = offset
-        """Opaque; store it and give it back as it is."""
+        """Opaque; store it and pass it back unchanged."""
         self.enqueued_time_ms = enqueued_time_ms
         """When the service accepted it: milliseconds since 1970-01-01 UTC."""
         self._encoded = encoded
@@ -94,7 +94,7 @@ class ReceivedEvent:
 
     @property
     def encoded(self) -> bytes | memoryview | None:
-        """The event as it travelled; None once its contents were decoded, or where only those came."""
+        """The encoded event; None once its contents were decoded, or if it was created from contents."""
         return self._encoded
 
     @property
@@ -125,7 +125,7 @@ class ReceivedEvent:
 
     @property
     def partition_key(self) -> str | None:
-        """The key that chose the partition; None where there was none."""
+        """The key that determined the partition; None if there was none."""
         return self.contents.partition_key
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Names of hosts: how they are compared, and which of them a service knows as its own."""
+"""Host names: how they are compared, and which of them are the service's own."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from dataclasses import dataclass
 from typing import Self
 
 _AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.~-]+))(?::([0-9]{0,5}))?")
-"""An address of IPv6 in brackets, or a name or an address of IPv4, with or without a port; no user name."""
+"""An IPv6 address in brackets, a name or an IPv4 address, with or without a port; no user name."""
 
 _WILDCARDS = frozenset({"0.0.0.0", "::"})
-"""Addresses to listen on that are no host's."""
+"""Wildcard addresses to listen on, which are no host."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostNames:
-    """The names and addresses that a service knows as its own; those of loopback are always among them."""
+    """The service's own names and addresses; loopback is always included."""
 
     names: frozenset[str] = frozenset()
-    """As ``normalise_host`` writes them; build it with ``of``."""
+    """Normalised by ``normalise_host``; create it with ``of``."""
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Self:
-        """From names and addresses in any letter case. Wildcards name no host and are left out."""
+        """From names and addresses in any letter case. Wildcards are ignored."""
         return cls(frozenset(normalise_host(name) for name in names if "*" not in name) - _WILDCARDS)
 
     def __contains__(self, host: str) -> bool:
@@ -32,13 +32,13 @@ class HostNames:
 
 
 def host_of(authority: str) -> str | None:
-    """The host of ``host[:port]``, in lower case and without brackets; None where there is none."""
+    """The host of ``host[:port]``, in lower case and without brackets; None if there is none."""
     found = split_authority(authority)
     return None if found is None else found[0]
 
 
 def split_authority(authority: str) -> tuple[str, int | None] | None:
-    """Host, as ``host_of`` has it, and port of ``host[:port]``; None where ``authority`` is not that."""
+    """Host, as from ``host_of``, and port of ``host[:port]``; None if ``authority`` has another form."""
     found = _AUTHORITY.fullmatch(authority)
     if found is None:
         return None
@@ -51,7 +51,7 @@ def is_host(name: str) -> bool:
 
 
 def normalise_host(host: str) -> str:
-    """One spelling for each host: lower case, and the shortest form of an address."""
+    """The canonical form of a host: lower case, and the shortest form of an address."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
@@ -59,7 +59,7 @@ def normalise_host(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is this machine's own, that no other machine reaches."""
+    """Whether a name or address is loopback, which no other machine can reach."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

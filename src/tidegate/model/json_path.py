@@ -1,4 +1,4 @@
-"""Paths into a JSON value, by which an event's key is found in its body: ``.carrier``, ``.items[0].name``."""
+"""Paths into a JSON value, which find an event's key in its body: ``.carrier``, ``.items[0].name``."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class JsonPath:
         return cls(text, tuple(steps))
 
     def text_in(self, document: bytes) -> str:
-        """The value at this path of a JSON document, as text (numbers as JSON writes them).
+        """The value at this path of a JSON document, as a string (numbers as in JSON).
 
-        Raises InvalidArgumentError where the document is not JSON or holds no text, number or boolean there.
+        Raises InvalidArgumentError if the document is not JSON or has no string, number or boolean there.
         """
         try:
             value: object = orjson.loads(document)

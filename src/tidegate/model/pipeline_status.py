@@ -1,4 +1,4 @@
-"""How a pipeline on Spark is doing: what its process writes to a file, and others read.
+"""The status of a pipeline on Spark, which its process writes to a file and other processes read.
 
 The JSON form is a contract between releases and programs (the commands, the console, a user's own watch): a
 field may be added; a change of meaning takes a new version number. ``docs/reference/pipelines.md`` has it.
@@ -19,26 +19,26 @@ STATUS_VERSION = 1
 
 
 class PipelineState(StrEnum):
-    """What a pipeline's process does."""
+    """The state of a pipeline's process."""
 
     STARTING = "starting"
-    """Spark comes up; nothing was read yet."""
+    """Spark is starting; nothing was read yet."""
     RUNNING = "running"
-    """Its query is started: it processes micro-batches, or waits for events."""
+    """Its query has started: it processes micro-batches, or waits for events."""
     STOPPING = "stopping"
-    """It was asked to stop and lets its micro-batch come to an end."""
+    """It was asked to stop and finishes its micro-batch."""
     STOPPED = "stopped"
     """It stopped because it was asked to."""
     ENDED = "ended"
-    """It has processed what was there when it began, as it was to."""
+    """It has processed all events available at its start, as requested."""
     FAILED = "failed"
-    """An error ended it: ``error`` says which."""
+    """An error ended it; see ``error``."""
     KILLED = "killed"
-    """Its process is gone and left no word. Never written: a reader finds it out."""
+    """Its process exited without reporting why. Never written: readers detect it."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing runs any more."""
+        """Whether the process has ended."""
         return self in _OVER
 
 
@@ -69,24 +69,24 @@ PIPELINE_STEPS: Final[Mapping[tuple[PipelineState, PipelineStep], PipelineState]
     (_S.STOPPING, _P.FINISH): _S.STOPPED,
     (_S.STOPPING, _P.VANISH): _S.KILLED,
 }
-"""The documentation draws it. A state without a step is over."""
+"""The documentation draws it. A state without a step is final."""
 
 _OVER = frozenset(PipelineState) - {state for state, _ in PIPELINE_STEPS}
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process of one machine; its number alone would be given to another one some day."""
+    """One process of one machine; process ids are reused, so the start time identifies it, too."""
 
     host: str
     pid: int
     started: str
-    """When it started, in the words of the operating system: compared, never read. Empty: not known."""
+    """Start time in the operating system's format: only compared, never parsed. Empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatus:
-    """A pipeline at one moment. Counts are since its process started, if nothing else is said."""
+    """A pipeline at one moment. Counts are since its process started, unless noted otherwise."""
 
     name: str
     state: PipelineState
@@ -105,40 +105,40 @@ class PipelineStatus:
     updated_at: datetime
     ended_at: datetime | None = None
     batch_id: int | None = None
-    """Number of the last micro-batch that is done; None: none is, of this process."""
+    """Number of the last finished micro-batch; None: this process has finished none."""
     batches: int = 0
     is_idle: bool = False
-    """True: it has read all there is, and waits."""
+    """True: it has read all events, and waits."""
     events: int = 0
     """Events of the last micro-batch."""
     events_total: int = 0
     input_events_per_s: float | None = None
-    """Events of the last micro-batch by the time since the one before began; None: not known yet."""
+    """Events of the last micro-batch per second since the previous one began; None: not known yet."""
     processed_events_per_s: float | None = None
-    """Events of the last micro-batch by the time that it took."""
+    """Events of the last micro-batch per second of its duration."""
     batch_ms: int | None = None
-    """What the last micro-batch took, in milliseconds."""
+    """Duration of the last micro-batch in milliseconds."""
     lag_events: int | None = None
-    """Events that were not yet read when the last micro-batch was planned; None: not known."""
+    """Events not yet read when the last micro-batch was planned; None: unknown."""
     lag_by_partition: Mapping[str, int] = field(default_factory=dict)
     rows: int | None = None
-    """Rows that the last micro-batch gave to the sink; None: the sink does not tell."""
+    """Rows that the last micro-batch wrote to the sink; None: the sink does not report it."""
     rows_total: int | None = None
     dead_letters_open: int | None = None
     """Dead letters of its hub and consumer group that are open in the database; None: there is no database,
     or it did not answer."""
     watermark: datetime | None = None
-    """Of a query with event time: rows older than this count as late."""
+    """For a query with event time: older rows are late."""
     state_rows: int | None = None
-    """Rows in the state of a query that has one."""
+    """Rows in the state of a stateful query."""
     state_bytes: int | None = None
     metrics_address: str | None = None
-    """``host:port`` where Prometheus finds its numbers."""
+    """``host:port`` that serves Prometheus metrics."""
     error: str | None = None
-    """Why it failed, in a sentence or two."""
+    """The error that it failed with."""
 
     def seen_by_reader(self, *, is_process_there: bool | None) -> PipelineStatus:
-        """This status as true now: ``killed`` where it says that it runs, and its process is gone.
+        """This status, corrected: ``killed`` if it says that it runs but its process has exited.
 
         is_process_there: None: it cannot be told, for it runs on another machine.
         """
@@ -159,7 +159,7 @@ class PipelineStatus:
 
     @classmethod
     def from_json(cls, text: str) -> PipelineStatus:
-        """The inverse of ``to_json``; fields that it does not know are left out.
+        """The inverse of ``to_json``; unknown fields are ignored.
 
         Raises InvalidArgumentError where ``text`` is something else, or of a later version.
         """

@@ -10,7 +10,7 @@ from tidegate.model.errors import InvalidArgumentError
 
 
 class PositionKind(Enum):
-    """What an ``EventPosition`` counts by."""
+    """How an ``EventPosition`` identifies a place."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -21,9 +21,9 @@ class PositionKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EventPosition:
-    """A place in a partition's log, by one of the five ways that Event Hubs knows.
+    """A place in a partition's log, in one of the five ways of Event Hubs.
 
-    Build one with the class methods; the constructor is for decoders.
+    Create it with the class methods; the constructor is for decoders.
     """
 
     kind: PositionKind
@@ -48,7 +48,7 @@ class EventPosition:
 
     @classmethod
     def earliest(cls) -> EventPosition:
-        """The first event that the log still holds."""
+        """The oldest retained event."""
         return cls(PositionKind.EARLIEST, is_inclusive=True)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Shared access signatures: making, parsing and checking the tokens that Event Hubs clients send.
+"""Shared access signatures: creating, parsing and checking the tokens that Event Hubs clients send.
 
 Source: Azure "Authenticate access to Event Hubs resources using shared access signatures" (2026-09) and the
 official clients: the key is used as raw UTF-8 (it is not base64-decoded), and the signature covers ``sr``
@@ -17,7 +17,7 @@ from tidegate.model.errors import UnauthorizedError
 
 SIGNATURE_PREFIX = "SharedAccessSignature "
 _EXPIRY_DIGITS_MAX = 18
-"""Digits of an expiry: far beyond any date, and few enough for every computation with it (our choice)."""
+"""Digits of an expiry: more than any date needs, few enough for all computations (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class SharedAccessSignature:
         )
 
     def is_signed_with(self, key: str) -> bool:
-        """Whether ``key`` made the signature; takes the same time whatever the answer."""
+        """Whether ``key`` made the signature, in constant time."""
         expected = _sign(key, self.encoded_resource, self.encoded_expiry)
         return hmac.compare_digest(expected.encode(), self.signature.encode())
 
@@ -82,7 +82,7 @@ def _sign(key: str, encoded_resource: str, encoded_expiry: str) -> str:
 
 
 def key_name_in(token: str) -> str:
-    """The policy that a token names, before anything of it is checked; empty where it names none."""
+    """The policy named by a token that is not checked yet; empty if it names none."""
     try:
         return SharedAccessSignature.parse(token).key_name
     except UnauthorizedError:

@@ -1,19 +1,19 @@
-"""A rate that may be exceeded for a second: what flows in with time, and is taken."""
+"""A rate limit that allows bursts of one second: tokens accumulate over time and are taken."""
 
 from __future__ import annotations
 
 
 class TokenBucket:
-    """One rate. Times are seconds of a monotonic clock; they never go back."""
+    """One rate. Times are seconds of a monotonic clock."""
 
     def __init__(self, rate: float, *, now: float) -> None:
-        """rate: tokens per second; the bucket holds as many, and begins full."""
+        """rate: tokens per second; the bucket holds one second of them, and starts full."""
         self._rate = rate
         self._tokens = rate  # below 0: debt
         self._filled_at = now
 
     def wait_s(self, cost: float, *, now: float) -> float:
-        """Seconds until ``cost`` tokens may be taken, if nobody takes any meanwhile; 0.0: now.
+        """Seconds until ``cost`` tokens are available, if none are taken meanwhile; 0.0: now.
 
         A cost beyond what the bucket holds waits for a full bucket.
         """
@@ -21,17 +21,17 @@ class TokenBucket:
         return max(0.0, (min(cost, self._rate) - self._tokens) / self._rate)
 
     def take(self, cost: float, *, now: float) -> None:
-        """Take tokens, whether they are there or not: what is missing is owed."""
+        """Take tokens, available or not: missing ones become debt."""
         self._fill(now)
         self._tokens -= cost
 
     def use_up(self, ahead_s: float, *, now: float) -> None:
-        """Owe what flows in within ``ahead_s``."""
+        """Become indebted by the tokens of ``ahead_s`` seconds."""
         self._fill(now)
         self._tokens = min(self._tokens, -self._rate * ahead_s)
 
     def set_rate(self, rate: float, *, now: float) -> None:
-        """Fill at another rate from now on. What is owed stays owed; what is over is lost."""
+        """Change the rate from now on. Debt stays; tokens beyond the new size are lost."""
         self._fill(now)
         self._rate = rate
         self._tokens = min(self._tokens, rate)

@@ -1,11 +1,11 @@
-"""One run of a pipeline in this process: Spark comes up, the query runs, and it ends in order.
+"""One run of a pipeline in this process: Spark starts, the query runs, and it stops in order.
 
     signal          the first SIGINT or SIGTERM            the second
-    what happens    the running micro-batch may end        the process ends at once
+    what happens    the running micro-batch may finish     the process ends at once
                     within STOP_GRACE_S, else it is
                     abandoned; exit code 0                 128 + the signal's number
 
-Abandoning does no harm: what the micro-batch has committed stays, and the next start repeats the rest of it.
+Abandoning is harmless: what the micro-batch has committed stays, and the next start repeats the rest.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
     from tidegate.spark.progress.listener import ProgressListener
 
 STOP_GRACE_S = 5.0
-"""How long a micro-batch may go on after the first signal."""
+"""How long a micro-batch may continue after the first signal."""
 STOP_TIMEOUT_S = 30.0
-"""How long Spark may take to stop a query, before the process ends without waiting for it."""
+"""How long Spark may take to stop a query before the process exits without it."""
 FILE_MODULE_PREFIX = "tidegate_pipeline_"
-"""Begins the name under which ``sql.handlers.pipeline`` imports a file."""
+"""Prefix of the module name under which ``sql.handlers.pipeline`` imports a file."""
 REPORTS_SILENCE_S = 20.0
-"""How long after one report of a query that has ended the next one may take to arrive."""
+"""Longest wait for the next report of a query that has ended."""
 _POLL_S = 0.05
 _POLLS_PER_QUESTION = 40
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineRun:
-    """What is run, and how."""
+    """A pipeline to run, and how."""
 
     pipeline: StreamPipeline
     connection: ServiceConnection
@@ -63,18 +63,18 @@ class PipelineRun:
     master: str | None
     is_available_now: bool
     metrics_at: tuple[str, int] | None
-    """Host and port for Prometheus; None: not served."""
+    """Host and port for Prometheus; None: no metrics."""
     log_level: str
     adopt: str | None
-    """The token of a refusal of the ledger that the user overrules."""
+    """The token of a ledger's refusal that the user overrides."""
     watch: Watch
     capture: Mapping[str, str] | None = field(default=None, repr=False)
-    """Options of the format ``eventhubs-capture``: where what retention has dropped is read from."""
+    """Options of the format ``eventhubs-capture``, which reads what retention has removed from the log."""
 
     def run(self, files: PipelineFiles) -> PipelineStatus:
-        """Run it to its end, or until a signal; its last status.
+        """Run it until it ends or a signal stops it; returns its last status.
 
-        Raises DirectoryInUseError where it runs already, and the TidegateError that it ended with.
+        Raises DirectoryInUseError if it is already running, and the TidegateError that it fails with.
         """
         with ExitStack() as stack:
             stack.enter_context(files.owned(self.pipeline.name))
@@ -122,12 +122,12 @@ class PipelineRun:
         return lambda: dead_letters.count(chosen)
 
     def _run_reported(self, reporter: PipelineReporter, stop: StopSignals, log_file: Path) -> None:
-        """Run it, and let the last state be what became of it."""
+        """Run it, and report the state that it ends in."""
         try:
             self._run_spark(reporter, stop, log_file)
-        except (Exception, KeyboardInterrupt) as exception:  # whatever ends a query or Spark
+        except (Exception, KeyboardInterrupt) as exception:  # anything that ends a query or Spark
             if stop.is_requested or isinstance(exception, KeyboardInterrupt):
-                # A signal that reaches Java, too, makes it end in the middle of what it does.
+                # A signal that also reaches Java can end it at any point.
                 reporter.report_state(PipelineState.STOPPED)
                 return
             error = self._error_of(exception, log_file)
@@ -149,7 +149,7 @@ class PipelineRun:
     def _run_spark(self, reporter: PipelineReporter, stop: StopSignals, log_file: Path) -> None:
         from tidegate.spark.pipelines.identity import claim_checkpoint, identity_of
 
-        # Before Spark, which takes seconds: a service that does not answer, a directory of somebody else's.
+        # Before Spark starts, which takes seconds: an unreachable service, another pipeline's directory.
         identity = identity_of(
             self.pipeline,
             connection_string=self.connection.connection_string,
@@ -159,7 +159,7 @@ class PipelineRun:
         from tidegate.spark.runtime.session import spark_session
 
         _let_files_travel()
-        # Java and its Python workers inherit standard error for good.
+        # Java and its Python workers inherit standard error permanently.
         with _standard_error_to(log_file):
             spark = spark_session(
                 f"tidegate pipeline {self.pipeline.name}",
@@ -167,14 +167,14 @@ class PipelineRun:
                 configuration=self.pipeline.spark_settings,
                 log_level=self.log_level,
             )
-        # Spark's context has set a handler of its own for SIGINT, which ends the program.
+        # Spark's context has installed its own handler for SIGINT, which ends the program.
         stop.install()
         with _errors_until_stop(log_file, stop):
             try:
                 if not stop.is_requested:
                     self._run_query(spark, reporter, stop)
             finally:
-                # Where Java is gone there is nothing to stop, and what has happened is told already.
+                # If Java has exited there is nothing to stop, and the cause is already reported.
                 with contextlib.suppress(Exception):
                     spark.stop()
 
@@ -200,11 +200,11 @@ class PipelineRun:
             for poll in itertools.count(1):
                 if stop.wait(_POLL_S):
                     break
-                # Now and then Spark itself is asked, too: who listens to a Java that has died hears nothing.
+                # Now and then ask Spark itself: a Java that has died reports nothing to listeners.
                 if listener.is_over.is_set() or (poll % _POLLS_PER_QUESTION == 0 and not query.isActive):
-                    # Spark tells its listeners later than it does: what it did last may be still to come.
+                    # Spark informs its listeners late: the last report may be outstanding.
                     listener.wait_over(silence_s=REPORTS_SILENCE_S)
-                    query.awaitTermination()  # raises what it ended with
+                    query.awaitTermination()  # raises its error
                     return
             reporter.report_state(PipelineState.STOPPING)
             _end_micro_batch(query, listener, reporter)
@@ -212,7 +212,7 @@ class PipelineRun:
 
 
 def _end_micro_batch(query: StreamingQuery, listener: ProgressListener, reporter: PipelineReporter) -> None:
-    """Wait until no micro-batch runs, one is done, or the time is up."""
+    """Wait until no micro-batch runs, one has finished, or the time is up."""
     batches = reporter.status.batches
     clock = SystemClock()
     deadline = clock.monotonic() + STOP_GRACE_S
@@ -222,12 +222,11 @@ def _end_micro_batch(query: StreamingQuery, listener: ProgressListener, reporter
 
 
 def _stop_query(query: StreamingQuery, listener: ProgressListener) -> None:
-    """Stop the query and hear it out; where Spark does not come to an end with it, leave it to itself."""
-
+    """Stop the query and wait for its last reports; if Spark does not stop it in time, give up."""
     has_stopped = threading.Event()
 
     def stop() -> None:
-        # Where the signal has reached Java, too, there may be nothing left to stop.
+        # If the signal also reached Java, there may be nothing left to stop.
         with contextlib.suppress(Exception):
             query.stop()
             has_stopped.set()
@@ -243,7 +242,7 @@ def _stop_query(query: StreamingQuery, listener: ProgressListener) -> None:
 
 
 def _let_files_travel() -> None:
-    """No worker could import a file of pipelines by the name that it has here: its functions go whole."""
+    """Pickle the functions of pipeline files by value: workers cannot import them by their module names."""
     from pyspark import cloudpickle
 
     for name, module in list(sys.modules.items()):
@@ -253,7 +252,7 @@ def _let_files_travel() -> None:
 
 @contextmanager
 def _standard_error_to(path: Path) -> Iterator[None]:
-    """Let file descriptor 2 be a file for a while; processes that are started meanwhile keep that."""
+    """Redirect file descriptor 2 to a file for the block; processes started in it keep the file."""
     sys.stderr.flush()
     saved = os.dup(2)
     try:
@@ -267,8 +266,8 @@ def _standard_error_to(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _errors_until_stop(log_file: Path, stop: StopSignals) -> Iterator[None]:
-    """Have ``sys.stderr`` go into Spark's log once a stop is asked for, and then for the rest of the process:
-    its other threads notice late that Java is gone."""
+    """Send ``sys.stderr`` to Spark's log once a stop is requested, then for the rest of the process, whose
+    other threads notice late that Java has exited."""
     seen = sys.stderr
     with log_file.open("a", encoding="utf-8") as log:
         sys.stderr = _StandardErrorUntilStop(seen, log, stop)
@@ -280,35 +279,35 @@ def _errors_until_stop(log_file: Path, stop: StopSignals) -> Iterator[None]:
 
 
 class _StandardErrorUntilStop(io.TextIOBase):
-    """What this process prints as errors: to be seen, but once a stop is asked for, into Spark's log.
+    """Standard error, until a stop is requested; then Spark's log.
 
-    A signal that reaches Java, too, makes whatever waits for Java in this process (py4j's logging, the server
-    of PySpark's accumulators) print tracebacks, each in its own way.
+    A signal that also reaches Java makes everything that waits for Java in this process (py4j's logging, the
+    server of PySpark's accumulators) print tracebacks, each in its own way.
     """
 
     def __init__(self, seen: TextIO, log: TextIO, stop: StopSignals) -> None:
         self._seen, self._log, self._stop = seen, log, stop
 
     def write(self, text: str) -> int:
-        """Write to where it belongs now; once the log is closed, nowhere: logging may keep this for good."""
+        """Write to the current destination; to none once the log is closed: logging may keep this object."""
         if not self._stop.is_requested:
             return self._seen.write(text)
         return len(text) if self._log.closed else self._log.write(text)
 
     def flush(self) -> None:
-        """Flush where it belongs now."""
+        """Flush the current destination."""
         if not self._stop.is_requested:
             self._seen.flush()
         elif not self._log.closed:
             self._log.flush()
 
     def fileno(self) -> int:
-        """Of the one that is seen."""
+        """The descriptor of standard error."""
         return self._seen.fileno()
 
 
 class StopSignals:
-    """SIGINT and SIGTERM as a wish to stop; the second one ends the process."""
+    """SIGINT and SIGTERM as a request to stop; the second signal ends the process."""
 
     def __init__(self) -> None:
         self._requested = threading.Event()
@@ -324,17 +323,17 @@ class StopSignals:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def install(self) -> None:
-        """Take both signals; again, where somebody else has taken one."""
+        """Install the handlers; again, if other code has replaced one."""
         for number in self._earlier:
             signal.signal(number, self._on_signal)
 
     @property
     def is_requested(self) -> bool:
-        """Whether one came."""
+        """Whether a signal has arrived."""
         return self._requested.is_set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for one; whether it came."""
+        """Wait for a signal; returns whether one arrived."""
         return self._requested.wait(timeout_s)
 
     def _on_signal(self, number: int, _: object) -> None:

@@ -1,40 +1,41 @@
-"""What is seen of a running pipeline: a line that is redrawn, a line per batch, or records."""
+"""Shows a running pipeline: one line that is updated, a line per micro-batch, or records."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from typing import TextIO
+from typing import Final, TextIO
 
-from tidegate.cli.shell.render import Output, RecordStream
+from tidegate.cli.shell.render import Output, RecordStream, attributes
 from tidegate.model.pipeline_status import PipelineState, PipelineStatus
 
-BATCH_COLUMNS = (
-    "pipeline",
-    "at",
-    "batch",
-    "events",
-    "input_events_per_s",
-    "processed_events_per_s",
-    "batch_ms",
-    "lag_events",
-    "rows",
-    "dead_letters_open",
-)
+_ATTRIBUTES: Final = {
+    "pipeline": "name",
+    "at": "updated_at",
+    "batch": "batch_id",
+    "events": "events",
+    "input_events_per_s": "input_events_per_s",
+    "processed_events_per_s": "processed_events_per_s",
+    "batch_ms": "batch_ms",
+    "lag_events": "lag_events",
+    "rows": "rows",
+    "dead_letters_open": "dead_letters_open",
+}
+"""Columns, and the attributes of a status that fill them."""
 _CLEAR_LINE = "\r\x1b[2K"
 
 
 class PipelineScreen:
-    """Watches a pipeline. ``watch`` is called in a thread of the reporter's."""
+    """Shows a pipeline's progress. ``watch`` is called in a thread of the reporter."""
 
     def __init__(self, output: Output, *, errors: TextIO | None = None) -> None:
-        """errors: where people look; None: standard error, wherever file descriptor 2 leads afterwards."""
+        """errors: the stream for people; None: the current standard error, even if it is redirected later."""
         self._is_closed_here = errors is None
         self._errors = errors or os.fdopen(os.dup(sys.stderr.fileno()), "w")
         self._records: RecordStream | None = None
         if not output.is_table:
-            self._records = output.record_stream(BATCH_COLUMNS)
+            self._records = output.record_stream(tuple(_ATTRIBUTES))
             self._records.flush()
         self._is_redrawn = self._errors.isatty()
         self._lock = threading.Lock()
@@ -52,7 +53,7 @@ class PipelineScreen:
             self._errors.flush()
 
     def close(self, status: PipelineStatus | None) -> None:
-        """Complete what was written, and say how it ended; None: it did not come that far."""
+        """Complete the output, and report how the pipeline ended; None: it did not start."""
         with self._lock:
             if self._is_redrawn:
                 self._errors.write(_CLEAR_LINE)
@@ -66,19 +67,9 @@ class PipelineScreen:
 
 
 def batch_record(status: PipelineStatus) -> dict[str, object]:
-    """The last micro-batch, for programs."""
-    return {
-        "pipeline": status.name,
-        "at": status.updated_at,
-        "batch": status.batch_id,
-        "events": status.events,
-        "input_events_per_s": _rounded(status.input_events_per_s),
-        "processed_events_per_s": _rounded(status.processed_events_per_s),
-        "batch_ms": status.batch_ms,
-        "lag_events": status.lag_events,
-        "rows": status.rows,
-        "dead_letters_open": status.dead_letters_open,
-    }
+    """The last micro-batch, for programs; rates with one decimal."""
+    record = attributes(status, _ATTRIBUTES)
+    return {name: round(value, 1) if isinstance(value, float) else value for name, value in record.items()}
 
 
 def progress_line(status: PipelineStatus) -> str:
@@ -121,7 +112,3 @@ def ending(status: PipelineStatus) -> str:
 def _counted(count: int, noun: str, ending: str = "s") -> str:
     """``1 row``, ``1,024 rows``; ending: what makes the noun a plural."""
     return f"{count:,} {noun}{'' if count == 1 else ending}"
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 1)

@@ -1,6 +1,6 @@
-"""The two ends of a pipe: lines that come from one, and whether anybody still reads the other.
+"""The two ends of a pipe: lines read from one, and whether the other still has a reader.
 
-Neither makes the event loop wait for whoever types, pipes or reads.
+Neither blocks the event loop.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from typing import TextIO
 _CHUNK_BYTES = 1 << 20
 _CHUNKS_QUEUED_MAX = 4
 _READER_LOOK_S = 0.25
-"""How long nobody reads a pipe before its writer notices without writing."""
+"""Seconds between checks of whether a pipe still has a reader."""
 
 
 async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
-    """The lines that lie ready, as lists, without their line ends; a last line needs none.
+    """Lists of the lines available so far, without line ends; the last line needs none.
 
-    Works for files, pipes and terminals alike. Cancellation: a read that waits for input is left to its
-    thread, which does not keep the process from ending; bytes it reads afterwards are lost to this process.
+    Works for files, pipes and terminals. Cancellation: a read that waits for input is left to its thread,
+    which does not keep the process from exiting; bytes that it reads afterwards are lost to this process.
     """
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(_CHUNKS_QUEUED_MAX)
-    # os.read instead of a buffered file: a thread that holds a buffer's lock would abort the interpreter's
-    # exit.
+    # os.read, not a buffered file: a thread that holds a buffer's lock would abort the interpreter's exit.
     threading.Thread(target=_pump, args=(descriptor, chunks, loop), daemon=True, name="read-lines").start()
     rest = b""
     while True:
@@ -49,10 +48,9 @@ async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
 
 @asynccontextmanager
 async def until_reader_goes(stream: TextIO) -> AsyncIterator[None]:
-    """Run the body until whoever reads ``stream`` has gone; then BrokenPipeError, as a write would raise it.
+    """Run the body until the reader of ``stream`` has gone; then raise BrokenPipeError, as a write does.
 
-    Without this, ``receive … | head -1`` would stay until the next event. Files and terminals have no reader
-    that could go.
+    Without this, ``receive … | head -1`` would wait for the next event. Files and terminals have no reader.
     """
     if not stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
         yield
@@ -69,8 +67,8 @@ async def until_reader_goes(stream: TextIO) -> AsyncIterator[None]:
 
 
 async def _watch_reader(descriptor: int) -> None:
-    # Asked now and then: an event loop that watches a descriptor makes it non-blocking, and the stream is to
-    # go on waiting for a slow reader.
+    # Polled: an event loop that watches a descriptor makes it non-blocking, but writes to the stream must
+    # wait for a slow reader.
     poll = select.poll()
     poll.register(descriptor, 0)
     while not poll.poll(0):  # noqa: ASYNC110 - nobody would set an event
@@ -87,5 +85,5 @@ def _pump(descriptor: int, chunks: asyncio.Queue[bytes | OSError], loop: asyncio
             chunk = error
         try:
             asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
-        except (RuntimeError, CancelledError):  # the loop has ended: nobody reads any more
+        except (RuntimeError, CancelledError):  # the loop has ended: there is no reader
             return
